@@ -1,0 +1,44 @@
+# make demo: from nothing to a report that shows knowledge going into a model (CPU, no key, no network but pip's index)
+# make test: every check. Both make .venv when it is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check format clean
+
+.venv/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[documents]'
+	touch $@
+
+.venv/dev: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,documents]'
+	touch $@
+
+demo: .venv/ready
+	test -e runs/sandbox/base-corpus.jsonl || $(BIN)/kinject sandbox corpus
+	test -e runs/sandbox/base/model || $(BIN)/kinject train recipes/sandbox/base.yaml --resume
+	$(BIN)/kinject augment
+	@echo "training cpt and its control side by side, a core each"
+	OMP_NUM_THREADS=1 $(BIN)/kinject train recipes/cpt.yaml --resume & cpt=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/kinject train recipes/sandbox/repeat.yaml --resume; control=$$?; \
+	wait $$cpt && exit $$control
+	$(BIN)/kinject eval
+
+check: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/kinject check recipes
+	$(BIN)/python -m pytest tests/test_layers.py tests/test_readme.py
+
+test: .venv/dev
+	$(MAKE) check
+	$(BIN)/python -m pytest
+
+format: .venv/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv runs

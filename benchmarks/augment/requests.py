@@ -1,0 +1,266 @@
+"""The request engine against a loopback server with 100 ms latency: throughput, faults, capacity, a revoked key, rerun.
+
+    python benchmarks/augment/requests.py [WORD_OF_A_CASE] [--times 1] [--curator PYTHON]
+
+Every run is a process of its own, its start and imports included. A line gives its seconds, as many times the ideal
+(requests x latency / in flight), the same of the request phase alone, the CPU seconds of the process, and the cores that
+other programs of the machine took meanwhile: wall times say little where these are many. The bare
+loop is the openai client on its aiohttp transport with nothing around it: no cache, no checks, no store. PYTHON is the
+interpreter of an environment with bespokelabs-curator, which then does the same requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from kinject.augment.serve import SandboxServer, ServeOptions
+from kinject.sandbox.facts import create_country
+from kinject.sandbox.grammar import render_entry
+
+LATENCY = 0.1
+N_EACH = 10
+IN_FLIGHT = 128
+HERE = Path(__file__).parent
+FAULTS_THAT_PASS = {"429": 0.05, "500": 0.03, "reset": 0.01, "malformed": 0.02, "truncated": 0.02}
+FAULTS_OF_CONTENT = {"refusal": 0.03, "wrapped": 0.03, "echo": 0.03, "changed": 0.04}
+
+
+@dataclass
+class Server:
+    """A running endpoint: its base URL, and a pipe that tells what it saw."""
+
+    url: str
+    pipe: Connection
+    process: multiprocessing.Process
+
+    def cpu(self) -> float:
+        """Return the CPU seconds that it has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def seen(self) -> dict[str, Any]:
+        """Return the numbers of requests, of answers, of different answered requests, most at once, faults met."""
+        self.pipe.send("seen")
+        found: dict[str, Any] = self.pipe.recv()
+        return found
+
+
+def serve_aside(options: ServeOptions, pipe: Connection) -> None:
+    """Serve until killed: send the URL, then what was seen for every message."""
+
+    async def run() -> None:
+        state = SandboxServer(options)
+        server = await state.start()
+        pipe.send(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+
+        def tell() -> None:
+            pipe.recv()
+            pipe.send({"requests": state.n_requests, "answered": state.answered.total(),
+                       "different": len(state.answered), "at_once": state.most_in_flight, "met": dict(state.met)})  # fmt: skip
+
+        asyncio.get_running_loop().add_reader(pipe.fileno(), tell)
+        await server.serve_forever()
+
+    asyncio.run(run())
+
+
+@contextmanager
+def serving(options: ServeOptions) -> Iterator[Server]:
+    """Run an endpoint in a process of its own."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=serve_aside, args=(options, there), daemon=True)
+    process.start()
+    try:
+        yield Server(here.recv(), here, process)
+    finally:
+        process.terminate()
+        process.join()
+
+
+@dataclass
+class Ended:
+    """A process that ended: exit code, wall and CPU seconds, cores that others took meanwhile, what it printed."""
+
+    code: int
+    seconds: float
+    cpu: float
+    others: float
+    out: str
+    err: str
+
+
+def machine_cpu() -> float:
+    """Return the CPU seconds that this machine has spent on anything (or was denied by its host) so far."""
+    user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def run_process(command: list[str], server: Server) -> Ended:
+    """Run a command to its end."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        before = machine_cpu() - server.cpu()
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdout=out, stderr=err)
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        cpu = used.ru_utime + used.ru_stime
+        others = max(0.0, machine_cpu() - server.cpu() - before - cpu) / seconds
+        out.seek(0)
+        err.seek(0)
+        return Ended(process.returncode, seconds, cpu, others, out.read(), err.read())
+
+
+def write_documents(folder: Path, n_passages: int) -> None:
+    """Write sandbox documents of one passage each."""
+    people = create_country(n_known=1, n_new=n_passages).new
+    rows = [{"id": person.name, "title": person.name, "text": render_entry(person, 0)} for person in people]
+    (folder / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_recipe(folder: Path, url: str, concurrency: int, n_each: int) -> Path:
+    """Write a recipe over the documents in `folder`."""
+    path = folder / "recipe.yaml"
+    path.write_text(
+        f"run_dir: {folder}/run\naugment:\n  documents: {folder}/documents.jsonl\n  styles: {{paraphrase: {n_each}}}\n"
+        f"  max_attempts: 10\n  generator:\n    {{kind: openai, base_url: '{url}', model: sandbox, "
+        f"concurrency: {concurrency}}}\n"
+    )
+    return path
+
+
+def line(label: str, ended: Ended, ideal: float, rest: str) -> str:
+    """Return a line of the result."""
+    times = f"{ended.seconds / ideal:5.2f} x ideal {ideal:.2f} s" if ideal else " " * 20
+    return f"{label:34} {ended.seconds:6.2f} s  CPU {ended.cpu:5.2f} s  others {ended.others:4.2f}  {times}  {rest}"
+
+
+def augment_line(label: str, folder: Path, ended: Ended, in_flight: int) -> str:
+    """Return the line of a run of kinject, from its manifest."""
+    counts = json.loads((folder / "run/manifest.json").read_text())["counts"]
+    phase = counts["this_run"]
+    taken = phase["sent"] - phase["retried"].get("overload", 0)  # what is refused with 429 is no work
+    ideal = taken * LATENCY / in_flight
+    over = f"request phase {phase['request_seconds'] / ideal:.2f} x; " if ideal else ""
+    return line(
+        label, ended, ideal,
+        f"{over}got {counts['got']} of {counts['asked']}, sent {phase['sent']}, exit {ended.code}, "
+        f"retried {phase['retried']}, refused {counts['refused']}",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of server, with a number of passages of `N_EACH` requests each."""
+
+    label: str
+    n_passages: int
+    options: ServeOptions = field(default_factory=lambda: ServeOptions(latency=LATENCY))
+    again: bool = False
+
+
+CASES = (
+    Case("plain, 128 in flight", 500, again=True),
+    Case("faults that pass", 100, ServeOptions(latency=LATENCY, faults=FAULTS_THAT_PASS)),
+    Case("faults of content", 100, ServeOptions(latency=LATENCY, faults=FAULTS_OF_CONTENT)),
+    Case("takes 32 at once, 128 allowed", 200, ServeOptions(latency=LATENCY, capacity=32)),
+    Case("key revoked half way", 100, ServeOptions(latency=LATENCY, revoke_after=500)),
+)
+
+
+def run_case(case: Case, folder: Path, server: Server) -> None:
+    """Print what kinject makes of one case."""
+    recipe = write_recipe(folder, server.url, IN_FLIGHT, N_EACH)
+    command = [sys.executable, "-m", "kinject.cli", "augment", str(recipe)]
+    ended = run_process(command, server)
+    seen = server.seen()
+    if case.options.revoke_after is not None:
+        stored = (folder / "run/variants.jsonl").read_bytes().count(b"\n")
+        after = seen["requests"] - seen["answered"]
+        print(line(case.label, ended, 0.0, f"exit {ended.code}, stored {stored}, requests without an answer {after}"))
+        print(f"{'':34} {ended.err.strip().splitlines()[-1]}")
+        return
+    print(augment_line(case.label, folder, ended, case.options.capacity or IN_FLIGHT), flush=True)
+    if case.options.faults:
+        print(f"{'':34} the server ordered {seen['met']}")
+    if case.again:
+        print(augment_line("the same again, finished", folder, run_process(command, server), IN_FLIGHT), flush=True)
+
+
+BARE = """
+import asyncio, json, sys
+import openai
+
+async def main(path, url, n_each, in_flight):
+    client = openai.AsyncOpenAI(api_key="none", base_url=url, max_retries=0, http_client=openai.DefaultAioHttpClient())
+    gate = asyncio.Semaphore(in_flight)
+
+    async def one(text, seed):
+        messages = [{"role": "system", "content": "Rewrite."}, {"role": "user", "content": f"<passage>\\n{text}\\n</passage>"}]
+        async with gate:
+            answer = await client.chat.completions.create(
+                model="sandbox", messages=messages, seed=seed, temperature=1.0, max_tokens=1024)
+        return answer.choices[0].message.content
+
+    rows = [json.loads(line) for line in open(path)]
+    texts = await asyncio.gather(*(one(row["text"], seed) for row in rows for seed in range(n_each)))
+    print(len(texts))
+
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+"""
+
+
+def run_others(folder: Path, server: Server, n_passages: int, curator: str | None) -> None:
+    """Print what the bare loop, and Curator where it is at hand, make of the plain case."""
+    n = n_passages * N_EACH
+    ideal = n * LATENCY / IN_FLIGHT
+    given = [str(folder / "documents.jsonl"), server.url, str(N_EACH), str(IN_FLIGHT)]
+    ended = run_process([sys.executable, "-c", BARE, *given], server)
+    print(line("bare loop, openai and aiohttp", ended, ideal, f"got {ended.out.strip()} of {n}"), flush=True)
+    if curator is None:
+        print(f"{'Bespoke Curator':34} not run: give --curator PYTHON")
+        return
+    before = server.seen()["requests"]
+    ended = run_process([curator, "-I", str(HERE / "curator_side.py"), *given, str(folder / "curator")], server)
+    got = ended.out.strip().splitlines()[-1] if ended.code == 0 else f"exit {ended.code}: {ended.err.strip()[-200:]}"
+    print(
+        line("Bespoke Curator", ended, ideal, f"got {got} of {n}, sent {server.seen()['requests'] - before}"),
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Run the cases whose label holds the given word, each in a folder of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("word", nargs="?", default="")
+    parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--curator", metavar="PYTHON")
+    arguments = parser.parse_args()
+    for _ in range(arguments.times):
+        for case in CASES:
+            if arguments.word not in case.label:
+                continue
+            with tempfile.TemporaryDirectory() as name, serving(case.options) as server:
+                folder = Path(name)
+                write_documents(folder, case.n_passages)
+                run_case(case, folder, server)
+                if case.again:
+                    run_others(folder, server, case.n_passages, arguments.curator)
+
+
+if __name__ == "__main__":
+    main()

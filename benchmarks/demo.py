@@ -1,0 +1,106 @@
+"""`make demo` on a fresh clone, cold and warm, against the figures it must reach.
+
+python benchmarks/demo.py            clone, install, run cold, run again from the cached base; prints one table
+python benchmarks/demo.py --report   only read runs/eval/report.json of this checkout
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def timed_demo(folder: Path, target: str = "demo") -> float:
+    """Return the seconds that `make demo` takes in `folder`."""
+    started = time.monotonic()
+    subprocess.run(["make", "--silent", target], cwd=folder, check=True)
+    return time.monotonic() - started
+
+
+def run_cold_and_warm(folder: Path) -> dict[str, float]:
+    """Clone this checkout into `folder` and return the seconds of a cold and a warm demo."""
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+    cold = timed_demo(folder)
+    for path in (folder / "runs").iterdir():
+        if path.name != "sandbox":
+            shutil.rmtree(path)
+    shutil.rmtree(folder / "runs" / "sandbox" / "repeat")
+    return {"cold": cold, "warm": timed_demo(folder)}
+
+
+def cells(folder: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
+    """Return the report's cells by (question set, model, K)."""
+    report = json.loads((folder / "runs" / "eval" / "report.json").read_text("utf-8"))
+    return {(cell["question_set"], cell["model"], cell["k"]): cell for cell in report["cells"]}
+
+
+def figures(found: dict[tuple[str, str, int], dict[str, Any]]) -> list[tuple[str, str, str, bool]]:
+    """Return (figure, measured, wanted, reached) for what the issue of the demo asks."""
+    plain = lambda set_name, model: found[set_name, model, 0]  # noqa: E731
+    base, cpt, repeat = (plain("new", model) for model in ("base", "cpt", "repeat"))
+    rag = max(
+        (cell for (name, model, k), cell in found.items() if name == "new" and model == "base" and k),
+        key=lambda c: c["accuracy"],
+    )
+    forgotten = plain("known", "base")["accuracy"] - plain("known", "cpt")["accuracy"]
+    ahead = cpt["accuracy"] - repeat["accuracy"]
+    say: Callable[[dict[str, Any]], str] = lambda c: f"{c['accuracy']:.3f} [{c['low']:.3f}, {c['high']:.3f}]"  # noqa: E731
+    return [
+        ("new facts, base without context", say(base), "interval holds 0.25", base["low"] <= 0.25 <= base["high"]),
+        ("new facts, base + RAG", say(rag), "at least 0.90", rag["accuracy"] >= 0.90),
+        ("new facts after CPT on paraphrases", say(cpt), "at least 0.75", cpt["accuracy"] >= 0.75),
+        ("known facts lost through that CPT", f"{100 * forgotten:.1f} points", "at most 5 points", forgotten <= 0.05),
+        (
+            "paraphrases ahead of step-matched repetition",
+            f"{100 * ahead:.1f} points",
+            "at least 15 points",
+            ahead >= 0.15,
+        ),
+    ]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", action="store_true", help="only read this checkout's runs/eval")
+    parser.add_argument("--test", action="store_true", help="also time make test in the clone")
+    arguments = parser.parse_args()
+    rows = []
+    if arguments.report:
+        rows += figures(cells(ROOT))
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            clone = Path(scratch) / "kinject"
+            seconds = run_cold_and_warm(clone)
+            rows.append(
+                (
+                    "make demo, bare machine, install included",
+                    f"{seconds['cold']:.0f} s",
+                    "540 s",
+                    seconds["cold"] <= 540,
+                )
+            )
+            rows.append(("make demo, .venv and base there", f"{seconds['warm']:.0f} s", "90 s", seconds["warm"] <= 90))
+            rows += figures(cells(clone))
+            if arguments.test:
+                tests = timed_demo(clone, "test")
+                rows.append(("make test", f"{tests:.0f} s", "600 s", tests <= 600))
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
+    print("| figure | measured | wanted | reached |\n|---|---|---|---|")
+    for name, measured, wanted, reached in rows:
+        print(f"| {name} | {measured} | {wanted} | {'yes' if reached else 'NO'} |")
+
+
+if __name__ == "__main__":
+    main()

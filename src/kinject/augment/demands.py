@@ -1,0 +1,108 @@
+"""What a recipe asks of the stage: its section, with every fault that only this stage can see told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from kinject.augment.limits import Limits
+from kinject.augment.styles import STYLES
+from kinject.errors import Fault, RecipeError
+from kinject.recipe import AugmentSection, GeneratorSection, QuestionsSection, Recipe
+from kinject.recipe.check import suggestion
+
+_MOST_SAMPLES = 10_000
+_BATCH_IN_FLIGHT = 20_000
+_NEEDS: Mapping[str, tuple[str, str]] = {
+    "openai": ("model", "the name of a model at the endpoint"),
+    "transformers": ("model", "a model folder or a name on the hub"),
+    "given": ("path", "a file of rewritings (JSONL with document_id and text)"),
+}
+"""Kind of generator -> (the field that it cannot do without, what that is)."""
+
+
+def section_of(recipe: Recipe) -> AugmentSection:
+    """Return the augment section. Raises `RecipeError` with every fault: section or fields missing, unknown styles."""
+    section = recipe.augment
+    if section is None:
+        raise recipe.error("augment", "missing. kinject augment needs this section.")
+    faults = [*_style_faults(section), *_generator_faults("augment.generator", section.generator)]
+    faults += _given_faults(section)
+    if section.judge is not None:
+        faults += _generator_faults("augment.judge", section.judge)
+        if section.judge.kind == "given" or section.judge.batch:
+            faults.append(("augment.judge", "must answer when it is asked: kind: given and batch: true do not."))
+    if section.budget is not None and not (section.generator.price_in or section.generator.price_out):
+        faults.append(("augment.budget", "needs augment.generator.price_in and price_out: without prices all is free."))
+    if faults:
+        raise RecipeError([Fault(recipe.where(key), key, what) for key, what in faults])
+    return section
+
+
+def check_sections(recipe: Recipe) -> None:
+    """Raise `RecipeError` with every fault in the sections of this stage, where the recipe has them."""
+    faults: list[Fault] = []
+    for section, check in ((recipe.augment, section_of), (recipe.questions, questions_of_recipe)):
+        if section is not None:
+            try:
+                check(recipe)
+            except RecipeError as error:
+                faults += error.faults
+    if faults:
+        raise RecipeError(faults)
+
+
+def _style_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
+    for name, n_samples in section.styles.items():
+        if name not in STYLES:
+            yield f"augment.styles.{name}", f"unknown style.{suggestion(name, STYLES)}"
+        elif not 0 <= n_samples <= _MOST_SAMPLES:
+            yield f"augment.styles.{name}", f"found {n_samples}, allowed: 0 to {_MOST_SAMPLES:,}."
+
+
+def _generator_faults(place: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
+    name, what = _NEEDS.get(generator.kind, ("kind", ""))
+    if not getattr(generator, name):
+        yield place, f"{name} is missing. kind: {generator.kind} needs {what}."
+    if generator.batch and generator.kind != "openai":
+        yield f"{place}.batch", f"is of kind: openai alone, not of {generator.kind}."
+
+
+def _given_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
+    """Yield a fault where texts that exist could be no answers to what the styles ask."""
+    if section.generator.kind != "given":
+        return
+    asked = [STYLES[name] for name in section.styles if name in STYLES and not STYLES[name].mechanical]
+    if len(asked) > 1:
+        yield "augment.styles", f"found {len(asked)} styles, but the texts of kind: given are all of one style."
+    for style in asked:
+        if style.prepare or style.verify:
+            yield f"augment.styles.{style.name}", "needs a model to ask; kind: given has none."
+
+
+def questions_of_recipe(recipe: Recipe) -> QuestionsSection:
+    """Return the questions section. Raises `RecipeError` with every fault: section, fields or prices missing."""
+    section = recipe.questions
+    if section is None:
+        raise recipe.error("questions", "missing. kinject questions needs this section.")
+    faults = [*_generator_faults("questions.generator", section.generator)]
+    if section.generator.kind == "given":
+        faults.append(("questions.generator.kind", "questions need a model to ask; kind: given has none."))
+    if section.budget is not None and not (section.generator.price_in or section.generator.price_out):
+        faults.append(
+            ("questions.budget", "needs questions.generator.price_in and price_out: without prices all is free.")
+        )
+    if faults:
+        raise RecipeError([Fault(recipe.where(key), key, what) for key, what in faults])
+    return section
+
+
+def limits_of(section: AugmentSection | QuestionsSection) -> Limits:
+    """Return how much may be asked at once, in a minute and in all."""
+    generator = section.generator
+    return Limits(
+        # All of a batch is in flight at once.
+        concurrency=_BATCH_IN_FLIGHT if generator.batch else generator.concurrency,
+        requests_per_minute=generator.requests_per_minute,
+        tokens_per_minute=generator.tokens_per_minute, price_in=generator.price_in, price_out=generator.price_out,
+        budget=section.budget,
+    )  # fmt: skip

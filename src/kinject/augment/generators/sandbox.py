@@ -1,0 +1,61 @@
+"""The sandbox's own generator: it knows the grammar of the sandbox's entries and needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from kinject.augment import prompts
+from kinject.augment.prompts import passage_of, rewriting_of
+from kinject.augment.questions.prompts import is_examination
+from kinject.augment.questions.sandbox import answer_as_sandbox
+from kinject.sandbox.grammar import paraphrase, parse_entry
+from kinject.sandbox.pools import DEMONYM
+from kinject.sandbox.rewordings import converse, parse_rewriting, quiz, reverse
+from kinject.types import Completion, Message
+
+_DRAWS = 64
+_TASKS: Mapping[str, Callable[[str, int], str]] = {
+    prompts.REVERSED: reverse,
+    prompts.REGISTERS["dialogue"]: converse,
+    prompts.QUESTIONS: quiz,
+}
+"""What a task holds -> who does it; every other task is answered with a paraphrase."""
+
+
+def generate_answer(messages: list[Message], seed: int) -> Completion:
+    """Return what `messages` ask for: questions or answers to them, a verdict (by the grammar), or a rewriting.
+
+    Raises as `generate_rewriting`.
+    """
+    if is_examination(messages):
+        return answer_as_sandbox(messages, seed)
+    rewriting = rewriting_of(messages)
+    if rewriting is None:
+        return generate_rewriting(messages, seed)
+    source = parse_entry(passage_of(messages))
+    faithful = source is not None and parse_rewriting(rewriting) == source
+    return Completion("FAITHFUL" if faithful else "UNFAITHFUL: a fact")
+
+
+def generate_rewriting(messages: list[Message], seed: int) -> Completion:
+    """Return the sandbox entry in `messages` rewritten as they ask, drawn by `seed`.
+
+    Raises `InputError` where the passage is not an entry of the sandbox.
+    """
+    passage = passage_of(messages)
+    task = messages[-1]["content"].rpartition("</passage>")[2]
+    rewrite = next((rewrite for words, rewrite in _TASKS.items() if words in task), _paraphrase)
+    return Completion(rewrite(passage, seed))
+
+
+def _paraphrase(passage: str, seed: int) -> str:
+    """Return a paraphrase that names the person's country where `passage` does, and only there.
+
+    The grammar may leave it out or add it: drawn again until it stands as in the passage, for it is a fact like any other.
+    """
+    text = paraphrase(passage, seed)
+    for draw in range(1, _DRAWS):
+        if (DEMONYM in text) == (DEMONYM in passage):
+            break
+        text = paraphrase(passage, f"{seed}.{draw}")
+    return text

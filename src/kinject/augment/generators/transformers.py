@@ -1,0 +1,214 @@
+"""A local causal language model with a chat template, through transformers: batched, and deterministic by seed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from kinject.disk import tree_hash
+from kinject.errors import EndpointError, InputError
+from kinject.recipe import GeneratorSection
+from kinject.types import Completion, Message, Usage
+
+if TYPE_CHECKING:
+    import torch
+
+    from kinject.models import LoadedModel
+
+_SECONDS_TO_FILL = 0.005
+"""How long a batch waits for one more request before it begins."""
+
+
+@lru_cache(maxsize=8)
+def weights_identity(model: str) -> str:
+    """Return the hash of a model folder's files, "" for a name on the hub: other weights give other answers."""
+    return tree_hash(Path(model)) if Path(model).is_dir() else ""
+
+
+class LocalModel:
+    """A model that answers requests in batches of up to the section's `concurrency`, open inside ``async with``."""
+
+    def __init__(self, section: GeneratorSection) -> None:
+        self._section = section
+        self._loaded: LoadedModel | None = None
+        self._waiting: list[tuple[Sequence[Message], int, asyncio.Future[Completion]]] = []
+        self._some = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> LocalModel:
+        """Load the model. Raises `InputError` where it cannot be, or its tokenizer has no chat template."""
+        from kinject.models import load_model
+
+        assert self._section.model is not None
+        loaded = await asyncio.to_thread(load_model, self._section.model)
+        if not loaded.tokenizer.chat_template:
+            raise InputError(
+                f"{self._section.model}: its tokenizer has no chat template. Take an instruction-tuned model."
+            )
+        self._loaded = loaded
+        self._worker = asyncio.create_task(self._work())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._worker is not None:
+            self._worker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._worker
+
+    async def ask(self, messages: list[Message], seed: int) -> Completion:
+        """Return the model's answer: the same for the same messages and seed, whatever else is in its batch.
+
+        Raises `EndpointError` where the request does not fit the model (fatal: the batch does not fit the device).
+        """
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting.append((messages, seed, future))
+        self._some.set()
+        return await future
+
+    async def _work(self) -> None:
+        while True:
+            await self._some.wait()
+            n_before = 0
+            while n_before < min(len(self._waiting), self._section.concurrency):
+                n_before = len(self._waiting)
+                await asyncio.sleep(_SECONDS_TO_FILL)
+            batch = self._waiting[: self._section.concurrency]
+            del self._waiting[: len(batch)]
+            if not self._waiting:
+                self._some.clear()
+            try:
+                answers = await asyncio.to_thread(self.answer, [(messages, seed) for messages, seed, _ in batch])
+            except Exception as error:  # noqa: BLE001  (raised by each of the requests)
+                answers = [error] * len(batch)
+            for (_, _, future), answer in zip(batch, answers, strict=True):
+                if future.cancelled():
+                    continue
+                if isinstance(answer, Completion):
+                    future.set_result(answer)
+                else:
+                    future.set_exception(answer)
+
+    def answer(self, requests: Sequence[tuple[Sequence[Message], int]]) -> list[Completion | Exception]:
+        """Return a completion for each (messages, seed), or the `EndpointError` of one that does not fit the model.
+
+        Raises `EndpointError` (fatal) where the device has no memory for the batch.
+        """
+        import torch
+
+        assert self._loaded is not None, "LocalModel is used inside `async with`"
+        prompts = [self._encode(messages) for messages, _ in requests]
+        answers: list[Completion | Exception] = [self._too_long(len(prompt)) for prompt in prompts]
+        fitting = [
+            index for index, prompt in enumerate(prompts) if len(prompt) + self._section.max_tokens <= self._room
+        ]
+        if not fitting:
+            return answers
+        try:
+            written = self._generate([prompts[index] for index in fitting], [requests[index][1] for index in fitting])
+        except torch.OutOfMemoryError as error:
+            raise EndpointError(
+                f"{self._section.model}: no memory on {self._loaded.device} for a batch of {len(fitting)}. "
+                "Lower augment.generator.concurrency or max_tokens.", fatal=True,
+            ) from error  # fmt: skip
+        for index, tokens in zip(fitting, written, strict=True):
+            answers[index] = self._completion(len(prompts[index]), tokens)
+        return answers
+
+    @property
+    def _room(self) -> int:
+        assert self._loaded is not None
+        return int(getattr(self._loaded.model.config, "max_position_embeddings", None) or 1 << 30)
+
+    def _too_long(self, n_tokens: int) -> EndpointError:
+        return EndpointError(
+            f"{self._section.model}: the model reads {self._room} tokens, max_tokens is {self._section.max_tokens}, and a "
+            f"prompt has {n_tokens}. Lower augment.passage_tokens or augment.generator.max_tokens."
+        )
+
+    def _encode(self, messages: Sequence[Message]) -> list[int]:
+        assert self._loaded is not None
+        tokenizer = self._loaded.tokenizer
+        text = tokenizer.apply_chat_template(
+            [dict(one) for one in messages], add_generation_prompt=True, tokenize=False
+        )
+        encoded: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return encoded
+
+    def _generate(self, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
+        """Return the tokens written after each prompt, up to and with the one that ends the answer."""
+        import torch
+        from transformers import GenerationConfig, LogitsProcessorList
+
+        assert self._loaded is not None
+        ends, device = self._ends(), self._loaded.device
+        longest = max(map(len, prompts))
+        rows = [[ends[0]] * (longest - len(prompt)) + prompt for prompt in prompts]
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        config = GenerationConfig(
+            do_sample=False, max_new_tokens=self._section.max_tokens, pad_token_id=ends[0], eos_token_id=ends
+        )
+        draw = _draw(seeds, self._section.temperature, device)
+        with torch.inference_mode():
+            output = self._loaded.model.generate(
+                torch.tensor(rows, device=device), attention_mask=torch.tensor(mask, device=device),
+                generation_config=config, logits_processor=LogitsProcessorList([draw]),
+            )  # fmt: skip
+        written = output[:, longest:].tolist()
+        return [_until(tokens, ends) for tokens in written]
+
+    def _ends(self) -> list[int]:
+        """Return the tokens that end an answer."""
+        assert self._loaded is not None
+        given = self._loaded.model.generation_config.eos_token_id
+        ends = [given] if isinstance(given, int) else list(given or ())
+        own = self._loaded.tokenizer.eos_token_id
+        if own is not None and own not in ends:
+            ends.append(own)
+        if not ends:
+            raise InputError(f"{self._section.model}: neither model nor tokenizer names a token that ends an answer.")
+        return ends
+
+    def _completion(self, n_prompt: int, tokens: list[int]) -> Completion:
+        assert self._loaded is not None
+        ended = bool(tokens) and tokens[-1] in self._ends()
+        text = str(self._loaded.tokenizer.decode(tokens, skip_special_tokens=True))
+        return Completion(text, "stop" if ended else "length", Usage(n_prompt, len(tokens)))
+
+
+def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
+    end = next((index for index, token in enumerate(tokens) if token in ends), len(tokens) - 1)
+    return tokens[: end + 1]
+
+
+def _draw(seeds: Sequence[int], temperature: float, device: str) -> Any:
+    """Return a logits processor after which the largest logit is a draw from the softmax, each row by its own seed.
+
+    Gumbel noise makes the argmax a sample, so that neither the size of a batch nor its other rows change an answer.
+    """
+    import torch
+
+    generators = [torch.Generator(device=device).manual_seed(seed) for seed in seeds]
+
+    def process(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if not temperature:
+            return scores
+        uniform = torch.stack([torch.rand(scores.shape[-1], generator=one, device=device) for one in generators])
+        noise = -torch.log(-torch.log(uniform.clamp(1e-10, 1 - 1e-7)))
+        return scores.float() / temperature + noise
+
+    return process
+
+
+def identity_of(section: GeneratorSection) -> Mapping[str, Any]:
+    """Return what besides messages and seed shapes the answers."""
+    return {
+        "kind": "transformers", "model": section.model, "weights": weights_identity(section.model or ""),
+        "temperature": section.temperature, "max_tokens": section.max_tokens,
+    }  # fmt: skip

@@ -1,0 +1,119 @@
+"""A language model as a second reader: it sees source and rewriting, and is itself tried on planted errors first."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from random import Random
+
+from kinject.augment.checks import Verdict
+from kinject.augment.mechanical import permute_sentences
+from kinject.augment.planted import ALL_PLANTS, Plant
+from kinject.augment.prompts import judge_messages
+from kinject.augment.sender import Sender
+from kinject.disk import content_id
+from kinject.types import Message
+
+N_TRIALS = 42
+"""Planted errors that a judge is tried on, in turn of each kind, and as many good rewritings."""
+_N_ASKED = 2
+"""Times that a judge is asked for a verdict before it has none."""
+_VERDICT = re.compile(r"\b(un)?faithful\b[\s*:.,;—–-]*(.{0,200})", re.IGNORECASE)
+_NAME = re.compile(r"(?<=[a-z] )[A-Z][a-z]{3,}")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeScore:
+    """What a judge made of texts whose truth is known: `caught` of `planted` errors by kind, `refused_good` of `n_good`."""
+
+    planted: Mapping[str, int]
+    caught: Mapping[str, int]
+    n_good: int
+    refused_good: int
+
+    @property
+    def recall(self) -> float | None:
+        """The share of planted errors that it refused; None where none could be planted."""
+        n_planted = sum(self.planted.values())
+        return sum(self.caught.values()) / n_planted if n_planted else None
+
+    @property
+    def precision(self) -> float | None:
+        """The share of its refusals that were planted errors; None where it refused nothing."""
+        n_refused = sum(self.caught.values()) + self.refused_good
+        return sum(self.caught.values()) / n_refused if n_refused else None
+
+    def counts(self) -> dict[str, object]:
+        """Return what the manifest holds."""
+        return {
+            "planted": dict(self.planted), "caught": dict(self.caught), "good": self.n_good,
+            "refused_good": self.refused_good, "precision": self.precision, "recall": self.recall,
+        }  # fmt: skip
+
+
+@dataclass
+class Judge:
+    """Asks `sender` about rewritings. `score` is what `try_out` found."""
+
+    sender: Sender
+    seed: int
+    score: JudgeScore = field(default_factory=lambda: JudgeScore({}, {}, 0, 0))
+
+    async def verdict(self, title: str, passage: str, text: str) -> Verdict:
+        """Return whether the judge finds every fact of `passage` in `text` and no other.
+
+        No verdict counts as a refusal. Raises as `Sender.send`.
+        """
+        messages: list[Message] = judge_messages(title, passage, text)
+        for attempt in range(_N_ASKED):
+            seed = int(content_id("judge", self.seed, messages, attempt)[:8], 16) & 0x7FFFFFFF
+            found = _VERDICT.search((await self.sender.send(messages, seed)).text)
+            if found:
+                return Verdict("judge", found[2].strip()) if found[1] else Verdict()
+        return Verdict("judge", "it gave no verdict")
+
+    async def try_out(self, passages: Sequence[tuple[str, str]]) -> JudgeScore:
+        """Try the judge on (title, passage) pairs in another order of sentences, with and without a planted error.
+
+        Raises as `Sender.send`.
+        """
+        rng = Random(self.seed)
+        names = sorted({name for _, passage in passages for name in _NAME.findall(passage)})
+        trials: list[tuple[str, str, str, str]] = []
+        for (title, passage), (kind, plant) in zip(cycle(passages), _in_turn(), strict=False):
+            if len(trials) >= 2 * N_TRIALS:
+                break
+            good = permute_sentences(title, passage, rng.randrange(2**31))
+            wrong = plant(good, rng, [name for name in names if name not in passage] or ["Zembla"])
+            if wrong is not None and wrong != good:
+                trials += [(kind, title, passage, wrong), ("", title, passage, good)]
+        asked = (self.verdict(title, passage, text) for _, title, passage, text in trials)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        verdicts = [verdict for verdict in found if isinstance(verdict, Verdict)]
+        if len(verdicts) < len(found):
+            raise next(error for error in found if isinstance(error, BaseException))
+        planted = Counter(kind for kind, *_ in trials)
+        caught = Counter(kind for (kind, *_), verdict in zip(trials, verdicts, strict=True) if not verdict.accepted)
+        n_good, refused_good = planted.pop("", 0), caught.pop("", 0)
+        self.score = JudgeScore(dict(planted), dict(caught), n_good, refused_good)
+        return self.score
+
+
+def _in_turn() -> list[tuple[str, Plant]]:
+    """Return kinds of errors in turn, some more than are wanted, for not every text has room for each."""
+    kinds = list(ALL_PLANTS.items())
+    return [kinds[index % len(kinds)] for index in range(6 * N_TRIALS)]
+
+
+def render_score(score: JudgeScore) -> str:
+    """Return one line about the judge."""
+    kinds = ", ".join(f"{kind} {score.caught.get(kind, 0)}/{n}" for kind, n in score.planted.items())
+    shown = [f"{value:.2f}" if value is not None else "unknown" for value in (score.precision, score.recall)]
+    return (
+        f"judge, on planted errors: precision {shown[0]}, recall {shown[1]} (caught {kinds}; "
+        f"refused {score.refused_good} of {score.n_good} good ones)"
+    )

@@ -1,0 +1,112 @@
+"""The command line: parse, call one function, print. Nothing here imports torch before a verb runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+from types import FrameType
+
+from kinject.errors import KinjectError
+
+_VERBS = ("augment", "questions", "train", "merge", "eval", "compare", "study", "report", "sandbox", "check")
+
+_DESCRIPTION = """\
+Turn documents into knowledge that a language model demonstrably has.
+
+  documents --augment--> corpus --train--> model --eval--> answers, report"""
+
+_EPILOG = """\
+exit codes: 0 done, 1 finished but short (it says what is missing), 2 unusable input, 130 interrupted
+
+examples:
+  kinject                                    what to do next in this folder
+  kinject augment                            recipes/augment.yaml: documents to a corpus
+  kinject train recipes/cpt.yaml             corpus to a model
+  kinject eval                               recipes/eval.yaml: models against questions, with a report
+  kinject train recipes/cpt.yaml trainer.learning_rate=1e-4 run_dir=runs/cpt-slow"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(arguments, "arguments") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # argparse takes no more overrides once an option stood between
+        arguments.arguments = [*arguments.arguments, *rest]
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
+    for noisy in (
+        "httpx",
+        "httpx2",
+        "httpcore",
+        "openai",
+        "datasets",
+        "bitsandbytes",
+        "bm25s",
+        "matplotlib",
+        "fontTools",
+        "urllib3",
+        "huggingface_hub",
+    ):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    for library in ("transformers", "peft", "trl", "accelerate", "datasets", "torch"):
+        for category in (FutureWarning, DeprecationWarning):  # what the libraries say of one another
+            warnings.filterwarnings("ignore", category=category, module=library)
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads that spin long starve each other on a busy machine
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    signal.signal(signal.SIGTERM, _terminate)
+    if arguments.verb is None:
+        from kinject.cli.next_step import render_next_step
+
+        print(render_next_step(_DESCRIPTION))
+        return 0
+    try:
+        code = arguments.run(arguments)
+        sys.stdout.flush()
+    except KinjectError as error:
+        print(f"kinject {arguments.verb}: {error}" if "\n" not in str(error) else str(error), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        again = "the same command" + (" with --resume" if arguments.verb == "train" else "")
+        print(f"\nkinject {arguments.verb}: interrupted. What was stored is kept; go on with {again}.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return int(code)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kinject", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action=_Version)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    for verb in _VERBS:
+        importlib.import_module(f"kinject.cli.{verb}").add_parser(verbs)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Prints the version; reads the package's metadata only when asked."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version and stop")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print and exit."""
+        from importlib.metadata import version
+
+        print(f"kinject {version('kinject')}")
+        parser.exit()

@@ -1,0 +1,56 @@
+"""kinject check."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+_DETAIL = """\
+Check recipes whole: unknown keys, wrong types and values out of range, each with its line. Inputs are not looked for.
+
+examples:
+  kinject check                    every recipe below recipes/
+  kinject check recipes/cpt.yaml"""
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "check", help="check recipes without running them", description=_DETAIL,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("recipes", nargs="*", type=Path, help="recipe files or folders (default: recipes)")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from kinject.augment.demands import check_sections
+    from kinject.errors import InputError, KinjectError
+    from kinject.recipe import read_recipe
+    from kinject.recipe.yaml_lines import read_yaml
+    from kinject.study.arm_faults import check_names, check_shared
+
+    asked = arguments.recipes or [Path("recipes")]
+    files = [file for path in asked for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
+    if not files:
+        raise InputError(f"{asked[0]}: no recipes (*.yaml) there. Give a file or a folder.")
+    n_bad = n_other = 0
+    for file in files:
+        try:
+            if file not in asked and "compute_environment" in read_yaml(file).root:
+                n_other += 1  # a configuration of accelerate's, which accelerate checks
+                continue
+            recipe = read_recipe(file)
+            check_sections(recipe)
+            if recipe.study is not None:
+                check_names(recipe)
+                check_shared(recipe)
+        except KinjectError as error:
+            n_bad += 1
+            print(error, file=sys.stderr)
+    n_recipes = len(files) - n_other
+    others = f"; {n_other} files are accelerate's" if n_other else ""
+    print(f"{n_recipes - n_bad} of {n_recipes} recipes are valid{others}")
+    return 2 if n_bad else 0

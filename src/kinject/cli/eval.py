@@ -1,0 +1,61 @@
+"""kinject eval."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from kinject.cli.recipe_arguments import add_verb, recipe_of
+
+_DETAIL = """\
+Several models against several question sets, by the log-probability of each choice, with and without retrieved
+context. In the recipe's run_dir:
+  answers.jsonl    log-probs of every choice; a rerun scores nothing twice
+  harness/ARM/     the same in lm-evaluation-harness's layout
+  report.html      verdict, tables, figures, answers that changed (also report.md and report.json)
+  flips.jsonl      every answer that changed against the base, with its text and context
+  manifest.json    what made it
+
+examples:
+  kinject eval
+  kinject eval recipes/eval.yaml eval.limit=50 run_dir=runs/eval-quick
+  kinject eval recipes/eval.yaml 'eval.formats=[letters, texts, hybrid, rotations]'
+  kinject eval --show 5
+  accelerate launch --multi_gpu --num_processes 2 -m kinject.cli eval      GPUs, or processes on the CPU, share the questions"""
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = add_verb(verbs, "eval", "models against question sets, and a report", _DETAIL, "recipes/eval.yaml")
+    parser.add_argument(
+        "--show",
+        type=int,
+        metavar="N",
+        help="print the first N prompts of each set and arm as tokenised, store nothing",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from kinject.eval import evaluate, render_table
+    from kinject.study import training_logs, write_report
+
+    recipe = recipe_of(arguments, "eval")
+    assert recipe.eval is not None
+    if arguments.show is not None:
+        from kinject.errors import InputError
+        from kinject.eval.show import show_prompts
+
+        if arguments.show < 1:
+            raise InputError(f"--show: found {arguments.show}, expected 1 or more.")
+        for text in show_prompts(recipe, arguments.show):
+            print(text, end="\n\n")
+        return 0
+    report = evaluate(recipe)
+    if int(os.environ.get("RANK", "0")):  # of several processes the first one tells
+        return 0
+    print(render_table(report))
+    page = write_report(recipe.run_dir, report, training_logs(recipe.eval.models))
+    print(f"report: {page}")
+    return 1 if any(cell.n_unscored for cell in report.cells) else 0

@@ -1,0 +1,35 @@
+"""kinject report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+_DETAIL = """\
+Draw the report of a finished run anew: of kinject eval from its report.json and the training logs of its models, of
+kinject train from its log.jsonl, of kinject study from its report.json.
+
+examples:
+  kinject report runs/eval
+  kinject report runs/cpt
+  kinject report runs/studies/sandbox"""
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "report", help="draw a report anew", description=_DETAIL, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run_dir", type=Path, help="run folder of kinject eval, train or study")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from kinject.disk import read_manifest
+    from kinject.study import redraw_report, redraw_study, write_training_report
+
+    stage = (read_manifest(arguments.run_dir / "manifest.json") or {}).get("stage")
+    draw = {"train": write_training_report, "study": redraw_study}.get(str(stage), redraw_report)
+    print(f"report: {draw(arguments.run_dir)}")
+    return 0

@@ -1,0 +1,113 @@
+"""kinject sandbox."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from kinject.errors import InputError
+
+_DETAIL = """\
+The embedded fictional country: documents about people whom no model knows, questions on them, and the corpus from
+which a small base model learns to read and answer. And an OpenAI-compatible endpoint on this machine that rewrites
+the documents, and writes and answers questions on them, without a model or a key, with latency and faults to order.
+
+examples:
+  kinject sandbox build                 write data/sandbox/ and eval/sandbox/ (they are in the repository already)
+  kinject sandbox corpus                write runs/sandbox/base-corpus.jsonl, what recipes/sandbox/base.yaml trains on
+  kinject sandbox serve --port 8000     then, beside it, with augment.generator.model=sandbox:
+      kinject augment recipes/augment-openai.yaml augment.generator.base_url=http://127.0.0.1:8000/v1
+      kinject questions 'questions.generator={kind: openai, model: sandbox, base_url: "http://127.0.0.1:8000/v1"}'
+  kinject sandbox serve --port 8000 --latency 0.1 --fault 429=0.05 --fault truncated=0.02"""
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb and its two actions."""
+    parser = verbs.add_parser(
+        "sandbox", help="write the embedded fictional country", description=_DETAIL,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    build = actions.add_parser("build", help="write documents and questions")
+    build.add_argument("--root", type=Path, default=Path(), help="folder that gets data/ and eval/ (default: here)")
+    build.set_defaults(run=_build)
+    corpus = actions.add_parser("corpus", help="write the base model's training corpus")
+    corpus.add_argument("--out", type=Path, default=Path("runs/sandbox/base-corpus.jsonl"), help="default: %(default)s")
+    corpus.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    corpus.set_defaults(run=_corpus)
+    _add_serve(actions)
+
+
+def _add_serve(actions: Any) -> None:
+    serve = actions.add_parser("serve", help="answer /v1/chat/completions and /v1/models on this machine until Ctrl-C")
+    serve.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
+    serve.add_argument("--latency", type=float, default=0.0, metavar="SECONDS", help="before each answer")
+    serve.add_argument(
+        "--fault", action="append", default=[], metavar="NAME=SHARE",
+        help="share of the requests that meet a fault, for example 429=0.05; several may be given",
+    )  # fmt: skip
+    serve.add_argument("--capacity", type=int, metavar="N", help="answer 429 above N requests at once")
+    serve.add_argument("--retry-after", type=float, metavar="SECONDS", help="header of 429, 500, 503 and 529")
+    serve.add_argument("--key-env", metavar="VARIABLE", help="want the key that this environment variable holds")
+    serve.add_argument("--revoke-after", type=int, metavar="N", help="refuse every key after N answers")
+    serve.add_argument("--seed", type=int, default=0, help="of the draw of faults (default: %(default)s)")
+    serve.add_argument("--by-request", action="store_true", help="draw faults by the request, not by its number")
+    serve.set_defaults(run=_serve)
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    from kinject.sandbox import write_sandbox
+
+    for path in write_sandbox(arguments.root):
+        print(path)
+    return 0
+
+
+def _corpus(arguments: argparse.Namespace) -> int:
+    from kinject.sandbox import write_base_corpus
+
+    n_rows = write_base_corpus(arguments.out, seed=arguments.seed)
+    print(f"{arguments.out}: {n_rows:,} rows")
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from kinject.augment.serve import ServeOptions, serve
+
+    options = ServeOptions(
+        latency=_at_least_0("--latency", arguments.latency), faults=dict(map(_fault, arguments.fault)),
+        capacity=arguments.capacity, key=_key(arguments.key_env), revoke_after=arguments.revoke_after,
+        retry_after=arguments.retry_after, seed=arguments.seed, by_request=arguments.by_request,
+    )  # fmt: skip
+    if not 0 <= arguments.port < 65536:
+        raise InputError(f"--port: found {arguments.port}, allowed: 0 to 65535.")
+    try:
+        serve("127.0.0.1", arguments.port, options, lambda url: print(f"listening: {url} (Ctrl-C ends it)", flush=True))
+    except KeyboardInterrupt:
+        return 130  # nothing was stored that could be gone on with
+    return 0
+
+
+def _at_least_0(flag: str, value: float) -> float:
+    if not 0 <= value < float("inf"):
+        raise InputError(f"{flag}: found {value:g}, allowed: 0 or more seconds.")
+    return value
+
+
+def _fault(given: str) -> tuple[str, float]:
+    name, _, share = given.partition("=")
+    try:
+        return name, float(share)
+    except ValueError:
+        raise InputError(f"--fault: found {given!r}, expected NAME=SHARE, for example 429=0.05.") from None
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise InputError(f"--key-env: the environment variable {variable} is not set. Put the key to ask for in it.")
+    return key

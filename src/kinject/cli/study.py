@@ -1,0 +1,57 @@
+"""kinject study."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from kinject.cli.recipe_arguments import add_verb, recipe_of
+
+_DETAIL = """\
+A whole experiment from one file: arms x models x seeds x question sets, hyperparameters chosen on validation questions,
+claims tested, and a report. What two arms share is made once; a finished stage is never done again, so a study that was
+stopped goes on with the same command. In the recipe's run_dir:
+  report.html    verdict, claims, tables, figures (also report.md, report.json, figures/)
+  choices.json   what was chosen on validation questions, written before the test questions are read
+  questions/     the validation and test questions
+Stages lie in study.cache_dir (runs/stages), shared by all studies; each folder has a stage.log.
+
+examples:
+  kinject study recipes/studies/sandbox-quick.yaml
+  kinject study recipes/studies/sandbox.yaml --dry-run
+  kinject study recipes/studies/sandbox.yaml 'study.seeds=[0]' run_dir=runs/studies/one-seed
+  kinject study recipes/studies/paper-mmlu.yaml --executor ray"""
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = add_verb(verbs, "study", "a whole experiment: arms, seeds, choices, claims, report", _DETAIL, None)
+    parser.add_argument("--dry-run", action="store_true", help="print what would run, what is there already, and stop")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N",
+        help="stages at once (default: one for each GPU; without one, a core each, at most 8)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--executor",
+        choices=("local", "ray"),
+        default="local",
+        help="worker processes here, or a Ray cluster (RAY_ADDRESS)",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    recipe = recipe_of(arguments, "study")
+    if arguments.dry_run:
+        from kinject.study.dry_run import render_plan
+
+        print(render_plan(recipe))
+        return 0
+    from kinject.study.run import run_study
+    from kinject.study.summary import render_summary
+    from kinject.study.workers import executor_of
+
+    result, page, was_there = run_study(recipe, executor_of(arguments.executor, arguments.jobs))
+    print(render_summary(result))
+    print(f"report: {page}" + ("   (everything was done already)" if was_there else ""))
+    return 1 if result.failures else 0

@@ -1,0 +1,44 @@
+"""kinject train."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from kinject.cli.recipe_arguments import add_verb, recipe_of
+
+_DETAIL = """\
+A corpus to a model, through TRL's SFTTrainer: continued pretraining on text rows, SFT on messages or prompt and
+completion rows. The recipe's trainer section is SFTConfig's own fields. In the recipe's run_dir:
+  model/           a plain Hugging Face folder
+  checkpoint-N/    what --resume goes on from
+  log.jsonl        loss, learning rate, gradient norm and probe accuracies by step
+  report.html      the same drawn, epochs marked
+  manifest.json    what made it, with an account of every token
+
+examples:
+  kinject train recipes/cpt.yaml
+  kinject train recipes/cpt.yaml trainer.learning_rate=3e-4 run_dir=runs/cpt-slow
+  kinject train recipes/cpt.yaml --resume"""
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = add_verb(verbs, "train", "a corpus to a model (CPT or SFT)", _DETAIL, None)
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint in run_dir")
+    again.add_argument("--overwrite", action="store_true", help="start over, whatever run_dir holds")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    recipe = recipe_of(arguments, "train")
+    from kinject.study import write_training_report
+    from kinject.train import render_summary, train
+
+    result = train(recipe, resume=arguments.resume, overwrite=arguments.overwrite)
+    print(render_summary(result))
+    if not result.already_done and os.environ.get("RANK", "0") == "0":
+        print(f"report: {write_training_report(recipe.run_dir)}")
+    return 0

@@ -1,0 +1,140 @@
+"""Documents from files: one reader for each suffix, every fault told as file:line (a PDF's with the page)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from kinject.corpus.readers_pages import Placed, read_html, read_markdown, read_pdf, read_text
+from kinject.corpus.readers_rows import (
+    HUB_NAME,
+    hub_revision,
+    is_saved_dataset,
+    read_csv,
+    read_hub,
+    read_json_rows,
+    read_parquet,
+    read_saved_dataset,
+)
+from kinject.disk import content_id, file_hash, tree_hash
+from kinject.errors import DiskError, InputError
+from kinject.types import Document
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def read_documents(path: Path) -> Iterator[Document]:
+    """Yield the documents in the file or folder `path`, in order (a folder: by the names of its files).
+
+    Rows (JSONL, CSV, Parquet, a folder saved by `datasets`, a data set on the hub by its name) are
+    ``{text, id?, title?, source?, meta?}``; other keys go to `meta`. Files of other suffixes are one document each. A
+    document without an id gets the hash of its title and text. Of what was read, a hash of each id stays in memory.
+
+    Raises `DiskError` when a file cannot be read and `InputError` (file:line) on a document that is empty, is not
+    text, or has the id of an earlier one, and where a library is not installed.
+    """
+    seen: set[int] = set()
+    n_documents = 0
+    for where, document in _placed(path):
+        _check_text(document.text, where, "text")
+        _check_text(document.title, where, "title", may_be_empty=True)
+        digest = int(content_id(document.id), 16)
+        if digest in seen:
+            _refuse_repeated(path, document.id, where)
+        seen.add(digest)
+        n_documents += 1
+        yield document
+    if not n_documents:
+        raise InputError(f"{path}: holds no documents. Expected at least one.")
+
+
+def _placed(path: Path) -> Iterator[Placed]:
+    if is_hub_name(path):
+        yield from read_hub(str(path))
+    elif is_saved_dataset(path):
+        yield from read_saved_dataset(path)
+    else:
+        for file in document_files(path):
+            yield from READERS[file.suffix.lower()](file)
+
+
+def _refuse_repeated(path: Path, identity: str, where: str) -> None:
+    """Raise `InputError` where a document before `where` has the id `identity`; places are found by reading again."""
+    for earlier, document in _placed(path):
+        if earlier == where:
+            return
+        if document.id == identity:
+            raise InputError(
+                f"{where}: id {identity!r} is already the id of {earlier}. "
+                "Each document needs an id (or, without ids, a text) of its own."
+            )
+
+
+def document_files(path: Path) -> list[Path]:
+    """Return the files that `read_documents` reads for `path`: itself, or all files below a folder but hidden ones.
+
+    Raises `InputError` on a file whose suffix has no reader, `DiskError` when nothing is there.
+    """
+    if not path.exists():
+        raise DiskError(f"{path}: nothing is there. Check the path.")
+    files = [path]
+    if path.is_dir():
+        hidden = (part for part in path.rglob("*") if part.is_file())
+        files = sorted(file for file in hidden if not any(p.startswith(".") for p in file.relative_to(path).parts))
+        if not files:
+            raise InputError(f"{path}: an empty folder. Expected files ending in {_known()}.")
+    for file in files:
+        if file.suffix.lower() not in READERS:
+            raise InputError(f"{file}: found suffix {file.suffix!r}, can read {_known()}. Convert it or take it out.")
+    return files
+
+
+def document_hashes(path: Path) -> dict[str, str]:
+    """Return what `read_documents` reads for `path`, for a manifest: name -> hash (on the hub: its commit).
+
+    Raises as `document_files`, and `InputError` where the hub cannot be asked.
+    """
+    if is_hub_name(path):
+        return {str(path): hub_revision(str(path))}
+    if is_saved_dataset(path):
+        return {str(path): tree_hash(path)}
+    return {str(file): file_hash(file) for file in document_files(path)}
+
+
+def is_hub_name(path: Path) -> bool:
+    """Return whether `path` can only be meant as the name of a data set on the hub."""
+    if path.exists() or path.suffix.lower() in READERS or (path.parent != Path() and path.parent.is_dir()):
+        return False
+    return HUB_NAME.fullmatch(str(path)) is not None
+
+
+def _known() -> str:
+    return ", ".join(sorted(READERS))
+
+
+def _check_text(text: str, where: str, key: str, *, may_be_empty: bool = False) -> None:
+    """Raise `InputError` where `text` is blank or holds what UTF-8 files and tokenizers cannot carry."""
+    if not text.strip() and not may_be_empty:
+        raise InputError(f"{where}: empty document. Each must hold some text; take the row out or fill it.")
+    if "\0" in text:
+        raise InputError(f"{where}: {key}: a NUL character at position {text.index(chr(0))}. Is this a text file?")
+    surrogate = _SURROGATE.search(text)
+    if surrogate:
+        raise InputError(
+            f"{where}: {key}: half a surrogate pair (\\u{ord(surrogate[0]):04x}) at position {surrogate.start()}, "
+            "which UTF-8 cannot hold. Repair the text where it was exported."
+        )
+
+
+READERS: Mapping[str, Callable[[Path], Iterator[Placed]]] = {
+    ".csv": read_csv,
+    ".htm": read_html,
+    ".html": read_html,
+    ".jsonl": read_json_rows,
+    ".md": read_markdown,
+    ".parquet": read_parquet,
+    ".pdf": read_pdf,
+    ".txt": read_text,
+}
+"""Suffix -> reader; a reader yields (file:line, document)."""

@@ -1,0 +1,149 @@
+"""Passages: slices of a document of at most N tokens, cut at sentence ends where there are any."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from kinject.disk import content_id
+from kinject.errors import InputError
+from kinject.types import Document, Passage
+
+TokenSpans = Callable[[str], Sequence[tuple[int, int]]]
+"""text -> (start, end) in characters of each token, in order."""
+
+_CJK = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"
+# A run of letters without spaces (an encoded blob, a language that writes none) must not count as one token.
+_WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]{{1,32}}|[^\w\s]")
+_END = re.compile(r"""[.!?…]+["'”’»)\]]*(?=\s)|[。！？]+[”’」』）]*|\n\s*\n""")
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Gen|Col|Lt|Capt|Rev|Hon|No|vs|etc|cf|ca|approx|est|Mt|Ltd|Inc|Bros|Jan|Feb|Aug|Sept|Oct|Nov|Dec|fig|eq|vol|pp|e\.g|i\.e|al)|\b[A-Z](?:\.[A-Z])*)\.$"
+)
+
+
+def split_passages(document: Document, n_tokens: int, spans: TokenSpans) -> list[Passage]:
+    """Return the passages of `document`: in order, not overlapping, together all its text but for space between them.
+
+    None holds more than `n_tokens` (at least 1) tokens of `spans`, unless one character alone does. A cut falls at the
+    last sentence end that fits, else between words, else between tokens. Cuts depend on the text before them only, so
+    a change leaves the passages before it as they were.
+    """
+    text = document.text
+    tokens = spans(text)
+    if len(tokens) <= n_tokens:
+        start, end = _trim(text, 0, len(text))
+        return [_passage(document, start, end)] if end > start else []
+    places = _places(tokens, len(text))
+    indices = [index for index, _ in places]
+    starts = [start for _, start in places]
+    ends = sentence_ends(text)
+    cuts, first = [0], 0
+    while first + 1 < len(places) and len(tokens) - indices[first] > n_tokens:
+        beyond = max(bisect_right(indices, indices[first] + n_tokens), first + 2)
+        first = _best_place(text, starts, first + 1, beyond, ends)
+        cuts.append(starts[first])
+    trimmed = (_trim(text, start, end) for start, end in pairwise([*cuts, len(text)]))
+    return [_passage(document, start, end) for start, end in trimmed if end > start]
+
+
+def _places(tokens: Sequence[tuple[int, int]], n_characters: int) -> list[tuple[int, int]]:
+    """Return (token index, start) of tokens that start where all earlier ones ended: a cut may fall there.
+
+    Byte-level tokens may share one character.
+    """
+    places: list[tuple[int, int]] = []
+    reach = 0
+    for index, (start, end) in enumerate(tokens):
+        if reach <= start < n_characters and (not places or start > places[-1][1]):
+            places.append((index, start))
+        reach = max(reach, end)
+    return places
+
+
+def _best_place(text: str, starts: Sequence[int], low: int, high: int, ends: Sequence[int]) -> int:
+    """Return an index in [low, high): the last whose start follows a sentence end, else a space, else the last."""
+    at = bisect_right(ends, starts[high - 1]) - 1
+    while at >= 0 and ends[at] > starts[low - 1]:
+        place = bisect_left(starts, ends[at], low, high)
+        if place < high and not text[ends[at] : starts[place]].strip():
+            return place
+        at -= 1
+    for place in range(high - 1, low - 1, -1):
+        if text[starts[place]].isspace() or text[starts[place] - 1].isspace():
+            return place
+    return high - 1
+
+
+def _trim(text: str, start: int, end: int) -> tuple[int, int]:
+    body = text[start:end]
+    return start + len(body) - len(body.lstrip()), end - len(body) + len(body.rstrip())
+
+
+def _passage(document: Document, start: int, end: int) -> Passage:
+    text = document.text[start:end]
+    return Passage(content_id("passage", document.id, start, end, text), document.id, start, end, text)
+
+
+def sentence_ends(text: str) -> list[int]:
+    """Return, in ascending order, the positions just after each sentence or paragraph of `text` (space not included).
+
+    A rule, not a model: a full stop ends a sentence unless an abbreviation or initial stands before it or a small
+    letter follows.
+    """
+    ends: list[int] = []
+    for match in _END.finditer(text):
+        if match[0].isspace():
+            end = len(text[: match.start()].rstrip())
+        else:
+            end = match.end()
+            following = text[end : end + 40].lstrip()
+            if following[:1].islower() or (match[0] == "." and _ABBREVIATION.search(text[max(0, end - 12) : end])):
+                continue
+        if end and (not ends or end > ends[-1]):
+            ends.append(end)
+    whole = len(text.rstrip())
+    if whole and (not ends or ends[-1] < whole):
+        ends.append(whole)
+    return ends
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of `text`, without the space around them."""
+    ends = sentence_ends(text)
+    found = (text[start:end].strip() for start, end in zip([0, *ends], ends, strict=False))
+    return [sentence for sentence in found if sentence]
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Return the (start, end) of each word and punctuation mark; a word of over 32 letters counts as several."""
+    return [match.span() for match in _WORD.finditer(text)]
+
+
+def token_spans(tokenizer: str | None) -> TokenSpans:
+    """Return the tokens of a tokenizer folder or hub name as spans; words and punctuation marks where it is None.
+
+    Raises `InputError` where the tokenizer cannot be loaded or is not a fast one (no tokenizer.json).
+    """
+    if tokenizer is None:
+        return word_spans
+    from tokenizers import Tokenizer
+
+    path = Path(tokenizer)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        loaded = Tokenizer.from_file(str(file)) if path.exists() else Tokenizer.from_pretrained(tokenizer)
+    except Exception as error:  # the library raises bare Exception
+        raise InputError(
+            f"{tokenizer}: no tokenizer can be loaded ({str(error).splitlines()[0][:200]}). "
+            "Name a folder that holds tokenizer.json, or leave the tokenizer out to count words and punctuation marks."
+        ) from error
+    loaded.no_truncation()
+    loaded.no_padding()
+
+    def spans(text: str) -> list[tuple[int, int]]:
+        return list(loaded.encode(text, add_special_tokens=False).offsets)
+
+    return spans

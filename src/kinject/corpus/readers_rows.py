@@ -1,0 +1,175 @@
+"""Readers of rows, each one document: JSON lines, CSV, Parquet, folders that `datasets` saved, names on the hub."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kinject.corpus.readers_pages import Placed
+from kinject.disk import Row, content_id, open_to_read, read_jsonl
+from kinject.errors import InputError
+from kinject.types import Document
+
+HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<config>[\w.-]*))?(?::(?P<split>\w+))?")
+"""``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``train`` where it is left out)."""
+_FIELDS = ("id", "title", "text", "source", "meta")
+_LONGEST_CELL = 2**30
+_ROWS = 256
+"""Rows of a table in memory at once."""
+
+
+def document_of(row: Row, where: str) -> Document:
+    """Return the document in one row. Raises `InputError` at `where` on a missing or mistyped field."""
+    if "text" not in row:
+        raise InputError(
+            f"{where}: no key 'text' (found {', '.join(map(repr, row)) or 'none'}). It must hold the document."
+        )
+    for key in ("text", "title", "source"):
+        if not isinstance(row.get(key, ""), str):
+            raise InputError(f"{where}: {key}: found {type(row[key]).__name__}, expected a string.")
+    given = row.get("id")
+    if isinstance(given, bool) or not isinstance(given, str | int | None) or given == "":
+        raise InputError(f"{where}: id: found {given!r}, expected a string that is not empty, or no id.")
+    meta = row.get("meta", {})
+    if not isinstance(meta, Mapping):
+        raise InputError(f"{where}: meta: found {type(meta).__name__}, expected an object.")
+    others = {key: value for key, value in row.items() if key not in _FIELDS}
+    text, title = row["text"], row.get("title", "")
+    identity = content_id(title, text) if given is None else str(given)
+    return Document(identity, title, text, row.get("source") or where, {**others, **meta})
+
+
+def read_json_rows(path: Path) -> Iterator[Placed]:
+    """Yield the documents of a JSONL file."""
+    for number, row in read_jsonl(path):
+        where = f"{path}:{number}"
+        yield where, document_of(row, where)
+
+
+def read_csv(path: Path) -> Iterator[Placed]:
+    """Yield the documents of a CSV file with a header; its columns are the keys of JSONL rows, empty cells are absent.
+
+    Raises `InputError` (file:line) on a row that has more or fewer cells than the header, or a quote left open.
+    """
+    csv.field_size_limit(_LONGEST_CELL)
+    rows = csv.reader(_lines(path), strict=True)
+    header: list[str] = []
+    for first in itertools.count():
+        number = rows.line_num + 1
+        where = f"{path}:{number}"
+        try:
+            cells = next(rows, None)
+        except csv.Error as error:
+            raise InputError(
+                f"{where}: not CSV: {error}. Quote cells that hold quotes, commas or line ends."
+            ) from error
+        if cells is None:
+            return
+        if first == 0:
+            header = cells
+        elif cells:
+            if len(cells) != len(header):
+                raise InputError(
+                    f"{where}: found {len(cells)} cells, the header has {len(header)}. Quote cells with commas."
+                )
+            row = {key: cell for key, cell in zip(header, cells, strict=True) if cell or key == "text"}
+            yield where, document_of(row, where)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with open_to_read(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise InputError(f"{path}:{number}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
+
+
+def read_parquet(path: Path) -> Iterator[Placed]:
+    """Yield the documents of a Parquet file, a few hundred rows in memory at a time."""
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+            for batch in file.iter_batches(batch_size=_ROWS, use_threads=False):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield _table_row(row, f"{path}:{number}")
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(
+            f"{path}:{number + 1}: not readable as Parquet ({str(error)[:150]}). Write it anew."
+        ) from error
+
+
+def _table_row(row: Row, where: str) -> Placed:
+    """Return the document in a row of a table, where an empty cell counts as absent."""
+    return where, document_of({key: value for key, value in row.items() if value is not None or key == "text"}, where)
+
+
+def is_saved_dataset(path: Path) -> bool:
+    """Return whether `path` is a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote."""
+    return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+
+
+def read_saved_dataset(path: Path) -> Iterator[Placed]:
+    """Yield the documents of a folder that `datasets` saved; of all its splits, one after the other."""
+    import datasets
+
+    try:
+        found = datasets.load_from_disk(str(path), keep_in_memory=False)
+    except Exception as error:  # the library raises whatever its JSON and Arrow readers raise
+        raise InputError(
+            f"{path}: not a folder that datasets can load ({_first_line(error)}). Save it anew."
+        ) from error
+    splits = found if isinstance(found, Mapping) else {"": found}
+    for name, split in splits.items():
+        number = 0
+        for columns in split.iter(_ROWS):
+            for values in zip(*columns.values(), strict=True):
+                number += 1
+                row = dict(zip(columns, values, strict=True))
+                yield _table_row(row, f"{path / name if name else path}:{number}")
+
+
+def read_hub(name: str) -> Iterator[Placed]:
+    """Yield the documents of a data set on the hub, streamed (`HUB_NAME` says how it is written)."""
+    import datasets
+
+    parts = HUB_NAME.fullmatch(name)
+    assert parts is not None, "is_hub_name was asked before"
+    config, split = parts["config"] or None, parts["split"] or "train"
+    number = 0
+    try:
+        rows: Any = datasets.load_dataset(parts["name"], config, split=split, streaming=True)
+        for number, row in enumerate(rows, start=1):
+            yield _table_row(dict(row), f"{name}:{number}")
+    except InputError:
+        raise
+    except Exception as error:  # the library raises many kinds: no network, no such name, no such configuration
+        raise InputError(
+            f"{name}: no such file or folder, and as a data set on the hub, split {split!r}, it cannot be read after "
+            f"{number} rows ({_first_line(error)}). "
+            "Write it as OWNER/NAME, or with :CONFIGURATION or :CONFIGURATION:SPLIT behind."
+        ) from error
+
+
+def hub_revision(name: str) -> str:
+    """Return the commit that a data set on the hub stands at. Raises `InputError` where it cannot be asked for."""
+    from huggingface_hub import HfApi
+
+    parts = HUB_NAME.fullmatch(name)
+    assert parts is not None, "is_hub_name was asked before"
+    try:
+        return str(HfApi().dataset_info(parts["name"]).sha)
+    except Exception as error:  # as above
+        raise InputError(f"{name}: the hub does not tell its revision ({_first_line(error)}).") from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"

@@ -1,0 +1,26 @@
+"""Files as kinject writes them: atomic, line-addressed, append-only where work is paid for, with a manifest beside."""
+
+from kinject.disk.atomic import write_json, write_text
+from kinject.disk.journal import Journal, lock_dir
+from kinject.disk.jsonl import Row, read_jsonl, write_jsonl
+from kinject.disk.manifest import content_id, file_hash, read_manifest, tree_hash, write_manifest
+from kinject.disk.places import Places
+from kinject.disk.reading import open_to_read, read_bytes
+
+__all__ = [
+    "Journal",
+    "Places",
+    "Row",
+    "content_id",
+    "file_hash",
+    "lock_dir",
+    "open_to_read",
+    "read_bytes",
+    "read_jsonl",
+    "read_manifest",
+    "tree_hash",
+    "write_json",
+    "write_jsonl",
+    "write_manifest",
+    "write_text",
+]

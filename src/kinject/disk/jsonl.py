@@ -1,0 +1,58 @@
+"""JSON lines: one object a line, every fault told as file:line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from kinject.disk.atomic import atomic_file
+from kinject.disk.reading import open_to_read
+from kinject.errors import InputError
+
+Row = dict[str, Any]
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
+def encode_row(row: object) -> str:
+    """Return `row` (a mapping or a dataclass) as one line of JSON without the newline."""
+    value = asdict(row) if is_dataclass(row) and not isinstance(row, type) else row
+    return _ENCODER.encode(value)
+
+
+def parse_row(line: bytes, where: str) -> Row:
+    """Return the object on one line. Raises `InputError` at `where` when it is not UTF-8 JSON or not an object."""
+    try:
+        value = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{where}: not JSON: {error}. Each line must hold one JSON object.") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: found {type(value).__name__}, each line must hold one JSON object.")
+    return value
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield (line number from 1, object) for every line that is not blank. A byte-order mark is skipped.
+
+    Raises `DiskError` when the file cannot be opened and `InputError` (file:line) when a line is not a JSON object.
+    """
+    with open_to_read(path) as file:
+        for number, line in enumerate(file, start=1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if line.strip():
+                yield number, parse_row(line, f"{path}:{number}")
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any] | object]) -> int:
+    """Write `rows` (mappings or dataclasses), atomically; return how many."""
+    n_rows = 0
+    with atomic_file(path) as file:
+        for row in rows:
+            file.write(encode_row(row) + "\n")
+            n_rows += 1
+    return n_rows

@@ -1,0 +1,64 @@
+"""What can go wrong, as one tree::
+
+    KinjectError                 a user's or the world's fault, told in one line; exit code 2
+    ├── RecipeError              faults of a recipe, all of them at once, each with file:line
+    ├── InputError               a document, corpus, question or model folder that cannot be used
+    ├── DiskError                a file that cannot be read or written, or is held by another process
+    ├── EndpointError            a language-model endpoint that refuses or fails
+    └── TrainingError            a run that must not go on (text lost, loss not finite, ...)
+
+Each message says where, what was found, what is allowed, and what to do. Anything else that escapes is a bug in
+kinject and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class KinjectError(Exception):
+    """Base of every error that a user can cause and mend."""
+
+
+class InputError(KinjectError):
+    """A document, corpus, question set or model folder cannot be used."""
+
+
+class DiskError(KinjectError):
+    """A file cannot be read or written, or another process holds it."""
+
+
+class EndpointError(KinjectError):
+    """A language-model endpoint refused or failed.
+
+    `fatal` means that every further request would fail the same way (a wrong key, an unknown model).
+    """
+
+    def __init__(self, message: str, *, fatal: bool = False) -> None:
+        super().__init__(message)
+        self.fatal = fatal
+
+
+class TrainingError(KinjectError):
+    """A training run must not start or go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault of a recipe: `where` is ``file:line`` (or ``command line``), `key` the dotted key, `what` the rest."""
+
+    where: str
+    key: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.key}: {self.what}" if self.key else f"{self.where}: {self.what}"
+
+
+class RecipeError(KinjectError):
+    """A recipe has faults; `faults` holds every one of them and the message has one line for each."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults))
+        self.faults = tuple(faults)

@@ -1,0 +1,21 @@
+"""Multiple-choice questions asked by log-likelihood. Importing this package imports no torch; `evaluate` does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kinject.corpus.questions import read_questions
+from kinject.eval.table import render_table
+
+if TYPE_CHECKING:
+    from kinject.recipe import Recipe
+    from kinject.types import Report
+
+__all__ = ["evaluate", "read_questions", "render_table"]
+
+
+def evaluate(recipe: Recipe) -> Report:
+    """Ask every model of the recipe's `eval` section every question set; see `kinject.eval.run.evaluate`."""
+    from kinject.eval.run import evaluate as run
+
+    return run(recipe)

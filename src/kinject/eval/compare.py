@@ -1,0 +1,204 @@
+"""Two or more runs beside each other: kinject's run folders and lm-evaluation-harness's sample files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinject.errors import InputError
+from kinject.eval.answers import read_answers
+from kinject.eval.cells import correct_family, is_right, make_cell
+from kinject.eval.harness_files import read_samples
+from kinject.eval.scores import Score, rescored
+from kinject.eval.statistics import seed_interval
+from kinject.eval.table import aligned, format_p
+from kinject.types import Answer, Cell
+
+_Way = tuple[str, str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run's answers by (question set, format, shots, K), then by arm, both in the order of the file."""
+
+    name: str
+    ways: dict[_Way, dict[str, list[Answer]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One comparison: `cell.difference` is the difference of `name` to `base_name` on the questions of both."""
+
+    name: str
+    base_name: str
+    base_accuracy: float
+    cell: Cell
+    n_left_out: int
+
+
+def read_run(path: Path, score: Score = "sum") -> Run:
+    """Return the answers of a kinject run folder, an answers.jsonl, a samples file, or a folder with samples files.
+
+    Raises `InputError` when nothing there can be compared, `DiskError` when a file cannot be read.
+    """
+    answers = path / "answers.jsonl" if path.is_dir() else path
+    if answers.name == "answers.jsonl" and answers.exists():
+        found = [answer for answer in read_answers(answers) if answer.format != "perplexity"]
+    else:
+        files = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
+        if not files or not files[0].exists():
+            raise InputError(
+                f"{path}: no run. Expected a folder with answers.jsonl (kinject eval) or samples_*.jsonl "
+                "(lm-evaluation-harness, --log_samples), or one such file."
+            )
+        found = [answer for file in files for answer in read_samples(file)]
+    ways: dict[_Way, dict[str, list[Answer]]] = {}
+    for answer in found:
+        way = (answer.question_set, answer.format, answer.shots, answer.k)
+        ways.setdefault(way, {}).setdefault(answer.arm, []).append(answer)
+    if not ways:
+        raise InputError(f"{path}: holds no answers. Run kinject eval first.")
+    for way, arms in ways.items():
+        for arm, own in arms.items():
+            arms[arm] = rescored(own, score, _without(ways, way, arm) if score == "pmi" else ())
+    return Run(path.name or str(path), ways)
+
+
+def compare_runs(runs: Sequence[Run]) -> list[Pair]:
+    """Return every comparison to the first run, Holm-corrected as one family.
+
+    In each way of asking (question set, format, shots, K) an arm is compared with the first run's arm of the same
+    name, or else with its first arm. One run alone: its other arms with its first. Raises `InputError` when there is
+    nothing to compare.
+    """
+    base, others = runs[0], runs[1:] or runs
+    pairs: list[Pair] = []
+    for run in others:
+        for way, arms in run.ways.items():
+            there = base.ways.get(way) or base.ways.get((*way[:3], 0)) or _by_questions(base, way, arms)
+            if not there:
+                continue
+            for arm, answers in arms.items():
+                alone = run is base
+                base_arm = arm if arm in there and not alone else next(iter(there))
+                if alone and there is arms and base_arm == arm:
+                    continue
+                names = (f"{run.name}: {arm}", f"{base.name}: {base_arm}") if not alone else (arm, base_arm)
+                pairs.append(_pair(names, answers, there[base_arm]))
+    if not pairs:
+        asked = "; ".join(sorted({f"{name}: {way[0]}, {way[1]}" for name, way in _all_ways(runs)}))
+        raise InputError(f"nothing to compare: no question set and format in common. Found {asked}.")
+    cells = correct_family([pair.cell for pair in pairs])
+    return [
+        Pair(pair.name, pair.base_name, pair.base_accuracy, cell, pair.n_left_out)
+        for pair, cell in zip(pairs, cells, strict=True)
+    ]
+
+
+def render_comparison(pairs: Sequence[Pair], *, seeds: bool = False) -> str:
+    """Return the comparisons as text, a block for each question set; with `seeds`, runs after the first as one."""
+    blocks = []
+    for name in dict.fromkeys(pair.cell.question_set for pair in pairs):
+        own = [pair for pair in pairs if pair.cell.question_set == name]
+        rows = [_HEAD, *(_row(pair) for pair in own)]
+        blocks.append(f"{name}\n{aligned(rows, frozenset(range(3, len(_HEAD))))}")
+        if seeds:
+            blocks.append(_seed_block(own))
+    n_left_out = max(pair.n_left_out for pair in pairs)
+    blocks.append(_LEGEND.format(n=len(pairs)))
+    if n_left_out:
+        blocks.append(f"note: up to {n_left_out} questions stand in one run only and were left out")
+    return "\n\n".join(block for block in blocks if block)
+
+
+_HEAD = (
+    "arm", "to", "format", "shots", "K", "n", "accuracy", "base", "change", "95% interval", "gain", "w>r", "r>w", "p",
+    "p Holm", "detectable",
+)  # fmt: skip
+_LEGEND = (
+    "change: paired by question; interval: bootstrap over source documents (a question without one counts alone); gain: "
+    "change over base\nw>r, r>w: wrong to right, right to wrong; p: exact McNemar; Holm over {n} comparisons; "
+    "detectable: least change found with 80% power"
+)
+
+
+def _by_questions(base: Run, way: _Way, arms: dict[str, list[Answer]]) -> dict[str, list[Answer]]:
+    """Return the base's arms in the one way that asks the same questions, where one run is the harness's; else {}.
+
+    The harness has only task names. Of several ways, the one whose question set begins the other's name.
+    """
+    ids = {answer.question_id for answers in arms.values() for answer in answers}
+    found = [
+        (other, there)
+        for other, there in base.ways.items()
+        if (way[0] == way[1]) != (other[0] == other[1])
+        and any(answer.question_id in ids for answers in there.values() for answer in answers)
+    ]
+    if len(found) > 1:
+        found = [(o, there) for o, there in found if way[0].startswith(o[0]) or o[0].startswith(way[0])]
+    return found[0][1] if len(found) == 1 else {}
+
+
+def _row(pair: Pair) -> tuple[str, ...]:
+    cell, difference = pair.cell, pair.cell.difference
+    assert difference is not None
+    bounds = "" if difference.low is None else f"{difference.low:+.3f} to {difference.high:+.3f}"
+    return (
+        pair.name,
+        pair.base_name,
+        cell.format,
+        str(cell.shots),
+        str(cell.k),
+        str(cell.n),
+        f"{cell.accuracy:.3f}",
+        f"{pair.base_accuracy:.3f}",
+        f"{difference.delta:+.3f}",
+        bounds,
+        "" if difference.relative is None else f"{difference.relative:+.1%}",
+        str(difference.wrong_to_right),
+        str(difference.right_to_wrong),
+        format_p(difference.p),
+        "" if difference.p_holm is None else format_p(difference.p_holm),
+        "" if difference.smallest is None else f"{difference.smallest:.3f}",
+    )
+
+
+def _seed_block(own: Sequence[Pair]) -> str:
+    """Return the mean change over runs that differ in their seed, for each arm and way asked in several."""
+    groups: dict[tuple[str, str, str, str], list[float]] = {}
+    for pair in own:
+        assert pair.cell.difference is not None
+        key = (pair.cell.arm, pair.cell.format, str(pair.cell.shots), str(pair.cell.k))
+        groups.setdefault(key, []).append(pair.cell.difference.delta)
+    rows: list[tuple[str, ...]] = [("arm", "format", "shots", "K", "seeds", "mean change", "sd", "95% interval")]
+    for key, deltas in groups.items():
+        found = seed_interval(deltas)
+        if found:
+            mean, spread, low, high = found
+            rows.append((*key, str(len(deltas)), f"{mean:+.3f}", f"{spread:.3f}", f"{low:+.3f} to {high:+.3f}"))
+    return f"over seeds (Student's t)\n{aligned(rows, frozenset(range(2, 8)))}" if len(rows) > 1 else ""
+
+
+def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answer]) -> Pair:
+    ids = {answer.question_id for answer in answers} & {answer.question_id for answer in base}
+    if not ids:
+        raise InputError(f"{names[0]} and {names[1]} answer no question in common on {answers[0].question_set}.")
+    after = [answer for answer in answers if answer.question_id in ids]
+    before = [answer for answer in base if answer.question_id in ids]
+    cell = make_cell(after, role="learning", model=after[0].arm, base=before)
+    n_left_out = max(len(answers), len(base)) - len(ids)
+    return Pair(*names, sum(map(is_right, before)) / len(before), cell, n_left_out)
+
+
+def _without(ways: dict[_Way, dict[str, list[Answer]]], way: _Way, arm: str) -> list[Answer]:
+    """Return the answers of the same model to the prompts without the question."""
+    model = arm.removesuffix("+rag")
+    found = ways.get((way[0], "texts-no-question", 0, 0), {}).get(model)
+    if found is None:
+        raise InputError(f"{way[0]}: pmi needs answers of {model} in the format texts-no-question. Ask for it as well.")
+    return found
+
+
+def _all_ways(runs: Sequence[Run]) -> list[tuple[str, _Way]]:
+    return [(run.name, way) for run in runs for way in run.ways]

@@ -1,0 +1,166 @@
+"""lm-evaluation-harness's result files: answers written in its layout, and its samples read as answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kinject.disk import Row, content_id, read_jsonl, write_json, write_jsonl
+from kinject.errors import InputError
+from kinject.eval.cells import is_right
+from kinject.eval.prompts import Prompt
+from kinject.eval.scores import scores_of
+from kinject.types import Answer, Question
+
+_METRICS = {"acc": "sum", "acc_norm": "chars", "acc_bytes": "bytes"}
+_NAME = re.compile(r"^samples_(?P<task>.+?)_\d{4}-\d{2}-\d{2}T[\d.-]+\.jsonl$")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answered question with its prompt as it was asked."""
+
+    question: Question
+    prompt: Prompt
+    answer: Answer
+
+
+def read_samples(path: Path) -> list[Answer]:
+    """Return the multiple-choice answers in a ``samples_TASK_DATE.jsonl`` of lm-evaluation-harness (0.4).
+
+    A question's id is the `id` of its document where that is there, else its `doc_hash`. Raises `DiskError` when the
+    file cannot be read and `InputError` (file:line) when a row holds no log-probs of choices.
+    """
+    match = _NAME.match(path.name)
+    task = match["task"] if match else path.stem.removeprefix("samples_")
+    return [_answer_of(row, task, f"{path}:{number}") for number, row in read_jsonl(path)]
+
+
+def _answer_of(row: Row, task: str, where: str) -> Answer:
+    doc, pairs = row.get("doc"), row.get("filtered_resps")
+    if not isinstance(doc, dict) or not isinstance(pairs, list) or "target" not in row:
+        raise InputError(f"{where}: no sample of lm-evaluation-harness: it needs doc, target and filtered_resps.")
+    try:
+        log_probs = tuple(float(pair[0]) for pair in pairs)
+        gold = int(row["target"])
+    except (TypeError, ValueError, IndexError, KeyError) as error:
+        what = "filtered_resps must be pairs of log-prob and greedy, target the index of the right choice"
+        raise InputError(f"{where}: no multiple-choice sample: {what} ({error}).") from error
+    if not 0 <= gold < len(log_probs):
+        raise InputError(f"{where}: target is {gold}, but there are log-probs of {len(log_probs)} choices.")
+    texts = _continuations(row.get("arguments"), len(log_probs))
+    identity = doc.get("id", row.get("doc_hash", row.get("doc_id")))
+    return Answer(
+        question_id=str(identity),
+        question_set=task,
+        arm="lm-evaluation-harness",
+        format=task,
+        shots=0,
+        k=0,
+        context_ids=(),
+        gold=gold,
+        log_probs=log_probs,
+        n_tokens=(),
+        n_bytes=tuple(len(text.encode()) for text in texts),
+        n_chars=tuple(map(len, texts)),
+        subject=str(doc.get("subject", "")),
+        document_id=str(doc.get("document_id", "")),
+    )
+
+
+def _continuations(arguments: object, n: int) -> list[str]:
+    """Return the texts of the choices without the space before them; [] where the sample lacks them."""
+    if not isinstance(arguments, Mapping):
+        return []
+    found = [arguments.get(f"gen_args_{index}") for index in range(n)]
+    texts = [item.get("arg_1") for item in found if isinstance(item, Mapping)]
+    return [text.removeprefix(" ") for text in texts if isinstance(text, str)] if len(texts) == n else []
+
+
+def write_harness_files(folder: Path, samples: Mapping[str, Sequence[Sample]], about: Mapping[str, Any]) -> list[Path]:
+    """Write ``results_DATE.json`` and a ``samples_TASK_DATE.jsonl`` for each task into `folder`; return their paths.
+
+    `samples` are by task name; `about` holds `model_name`, `date` (ISO, written with dashes) and `n_shot` by task.
+    The layout is that of lm-evaluation-harness 0.4's evaluation tracker. Raises `DiskError` on I/O.
+    """
+    date = str(about["date"]).replace(":", "-")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    results: dict[str, dict[str, Any]] = {}
+    for task, own in samples.items():
+        path = folder / f"samples_{task}_{date}.jsonl"
+        write_jsonl(path, _sample_rows(own))
+        paths.append(path)
+        results[task] = _result(task, own)
+    shots = {task: int(about["n_shot"][task]) for task in samples}
+    whole = {
+        "results": results,
+        "group_subtasks": {task: [] for task in samples},
+        "configs": {
+            task: {"task": task, "output_type": "multiple_choice", "num_fewshot": shots[task]} for task in samples
+        },
+        "versions": dict.fromkeys(samples, 1.0),
+        "n-shot": shots,
+        "higher_is_better": {task: dict.fromkeys(_METRICS, True) for task in samples},
+        "n-samples": {task: {"original": len(own), "effective": len(own)} for task, own in samples.items()},
+        "config": {"model": "kinject", "model_args": {"pretrained": about["model_name"]}, "bootstrap_iters": 0},
+        "model_name": about["model_name"],
+        "model_name_sanitized": re.sub(r"[\"<>:/\|\\?\*\[\]]+", "__", str(about["model_name"])),
+        "model_source": "kinject",
+    }
+    path = folder / f"results_{date}.json"
+    write_json(path, whole)
+    return [path, *paths]
+
+
+def _scored(answer: Answer) -> dict[str, float]:
+    from dataclasses import replace
+
+    return {
+        name: float(is_right(replace(answer, log_probs=scores_of(answer, score))))  # type: ignore[arg-type]
+        for name, score in _METRICS.items()
+    }
+
+
+def _result(task: str, own: Sequence[Sample]) -> dict[str, Any]:
+    values = [_scored(sample.answer) for sample in own]
+    found: dict[str, Any] = {"alias": task, "sample_len": len(own)}
+    for name in _METRICS:
+        mean = math.fsum(value[name] for value in values) / len(values)
+        found[f"{name},none"] = mean
+        # the harness's standard error: the sample standard deviation over the root of n
+        found[f"{name}_stderr,none"] = math.sqrt(mean * (1 - mean) / (len(values) - 1)) if len(values) > 1 else "N/A"
+    return found
+
+
+def _sample_rows(own: Sequence[Sample]) -> Iterator[Row]:
+    for number, sample in enumerate(own):
+        question, answer = sample.question, sample.answer
+        doc = {
+            "id": question.id, "question": question.question, "choices": list(question.choices),
+            "answer": question.answer, "subject": question.subject, "document_id": question.document_id,
+        }  # fmt: skip
+        resps = [[f"{value}", f"{greedy}"] for value, greedy in zip(answer.log_probs, answer.greedy, strict=True)]
+        arguments = {
+            f"gen_args_{index}": {"arg_0": sample.prompt.context, "arg_1": text}
+            for index, text in enumerate(sample.prompt.continuations)
+        }
+        yield {
+            "doc_id": number,
+            "doc": doc,
+            "target": str(answer.gold),
+            "arguments": arguments,
+            "resps": [[pair] for pair in resps],
+            "filtered_resps": resps,
+            "filter": "none",
+            "metrics": list(_METRICS),
+            "doc_hash": content_id("doc", json.dumps(doc, sort_keys=True)),
+            "prompt_hash": content_id("prompt", sample.prompt.context),
+            "target_hash": content_id("target", str(answer.gold)),
+            **_scored(answer),
+        }

@@ -1,0 +1,183 @@
+"""A recipe's question sets and contexts, read and checked: faults come before any model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kinject.corpus.questions import read_questions
+from kinject.errors import DiskError, Fault, InputError, RecipeError
+from kinject.eval.asks import Plan, QuestionSet
+from kinject.eval.dense import Ranks
+from kinject.eval.prompts import MOST_LETTERS, SHOWS_OPTIONS, compile_template
+from kinject.eval.retrieval import make_retriever, measure_recall, read_contexts, read_passages
+from kinject.eval.tasks import Task, read_task
+from kinject.recipe import Recipe
+from kinject.recipe.sections import EvalSection, QuestionSetSection
+from kinject.types import Passage, Question, Recall
+
+
+def read_plan(recipe: Recipe) -> Plan:
+    """Return what `recipe` asks. Raises `RecipeError` or `InputError` with every fault that shows without a model."""
+    section = recipe.eval
+    if section is None:
+        raise recipe.error("eval", "missing. kinject eval needs this section.")
+    faults = list(_faults(recipe, section))
+    if faults:
+        raise RecipeError(faults)
+    retriever = _load_retriever(recipe, section)
+    sets: list[QuestionSet] = []
+    problems: list[str] = []
+    inputs = [Path(path) for path in (section.retrieval.documents if section.retrieval else ())]
+    for name, value in section.questions.items():
+        item = _item(value)
+        named = (item.path, item.shots_from, item.validation, item.contexts)
+        inputs.extend(Path(path) for path in named if path)
+        try:
+            found = list(_read_sets(name, item, section, retriever))
+            sets.extend(found)
+            inputs.extend(path for part in found if part.task for path in part.task.files)
+        except InputError as error:
+            problems.append(str(error))
+    if problems:
+        raise InputError("\n".join(problems))
+    notes = [note for question_set in sets if question_set.task for note in question_set.task.notes]
+    notes += retriever.notes if retriever else ()
+    recalls = tuple(recall for question_set in sets for recall in _recalls(question_set, section))
+    return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), _read_template(section), recalls)
+
+
+def _item(value: str | QuestionSetSection) -> QuestionSetSection:
+    return QuestionSetSection(path=value) if isinstance(value, str) else value
+
+
+def _is_task(path: str) -> bool:
+    return Path(path).suffix in (".yaml", ".yml")
+
+
+def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
+    """Yield the faults that the sections' own types cannot see."""
+    most_shots = max(section.shots)
+    for name, value in section.questions.items():
+        item, key = _item(value), f"eval.questions.{name}"
+        if most_shots and item.shots_from is None and not _is_task(item.path):
+            what = (
+                f"eval.shots asks for {most_shots} examples, but shots_from is missing. Name the file that holds them."
+            )
+            yield Fault(recipe.where(key), key, what)
+        if section.retrieval is None and (item.validation or item.contexts):
+            given = "validation" if item.validation else "contexts"
+            yield Fault(recipe.where(key), key, f"{given} is there, but eval.retrieval, which sets K, is missing.")
+        if section.retrieval is not None and not section.retrieval.documents and not item.contexts:
+            what = "has no contexts, and eval.retrieval names no documents to find them in. Give one or the other."
+            yield Fault(recipe.where(key), key, what)
+        if item.validation and item.contexts:
+            yield Fault(
+                recipe.where(key), key, "validation cannot be asked with contexts prepared for other questions."
+            )
+        if item.validation and _is_task(item.path):
+            yield Fault(recipe.where(key), key, "validation is for question files; a task names its own splits.")
+        if item.shots_from and _is_task(item.path):
+            yield Fault(recipe.where(key), key, "shots_from is for question files; a task names its own examples.")
+    for index, name in enumerate(section.retrieval_models or ()):
+        if name not in section.models:
+            key = f"eval.retrieval_models.{index}"
+            what = f"found {name!r}, allowed are {', '.join(section.models)} (the names in eval.models)."
+            yield Fault(recipe.where(key), key, what)
+    if section.retrieval_models is not None and section.retrieval is None:
+        what = "models are to get context, but eval.retrieval is missing. Add it, or take this key out."
+        yield Fault(recipe.where("eval.retrieval_models"), "eval.retrieval_models", what)
+
+
+def _read_template(section: EvalSection) -> str:
+    """Return the source of the recipe's own template, "" for none, after compiling it once."""
+    if section.template is None:
+        return ""
+    try:
+        source = Path(section.template).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DiskError(f"{section.template}: cannot be read: {error}.") from error
+    try:
+        compile_template(source)
+    except InputError as error:
+        raise InputError(f"{section.template}: {error}") from error
+    return source
+
+
+def _load_retriever(recipe: Recipe, section: EvalSection) -> Ranks | None:
+    if section.retrieval is None or not section.retrieval.documents:
+        return None
+    passages = read_passages([Path(path) for path in section.retrieval.documents], section.retrieval.passage_tokens)
+    if max(section.retrieval.k) > len(passages):
+        what = f"found {max(section.retrieval.k)}, but the documents hold only {len(passages)} passages. Ask for fewer."
+        raise recipe.error("eval.retrieval.k", what)
+    return make_retriever(section.retrieval, passages)
+
+
+def _read_sets(
+    name: str, item: QuestionSetSection, section: EvalSection, retriever: Ranks | None
+) -> Iterator[QuestionSet]:
+    """Yield the set, and its validation split where it has one."""
+    task: Task | None = None
+    if _is_task(item.path):
+        task = read_task(Path(item.path))
+        questions, pool = task.questions, task.pool
+    else:
+        questions, pool = tuple(read_questions(Path(item.path), item.layout, item.n_choices)), ()
+    if item.shots_from and max(section.shots):
+        pool = tuple(read_questions(Path(item.shots_from)))
+    questions = questions[: section.limit]
+    k = max(section.retrieval.k) if section.retrieval else 0
+    contexts: tuple[tuple[Passage, ...], ...] = ()
+    if item.contexts:
+        contexts = tuple(read_contexts(Path(item.contexts), questions))
+    elif retriever:
+        contexts = _retrieved(retriever, questions, k)
+    found = QuestionSet(name, item.role, questions, pool, contexts, task)
+    _check_questions(item, section, found)
+    yield found
+    if item.validation and retriever:
+        own = tuple(read_questions(Path(item.validation), item.layout, item.n_choices))
+        split = replace(
+            found,
+            name=f"{name} (validation)",
+            questions=own,
+            contexts=_retrieved(retriever, own, k),
+            chooses_k_for=name,
+        )
+        _check_questions(item, section, split)
+        yield split
+
+
+def _retrieved(retriever: Ranks, questions: Sequence[Question], k: int) -> tuple[tuple[Passage, ...], ...]:
+    ranked = retriever.rank([item.question for item in questions], k)
+    return tuple(tuple(retriever.passages[at] for at in places) for places in ranked)
+
+
+def _check_questions(item: QuestionSetSection, section: EvalSection, found: QuestionSet) -> None:
+    """Raise `InputError` where there are too few examples, or more choices than letters."""
+    n_most = max(section.shots)
+    n_fewest = min(map(len, found.examples(n_most)))
+    if n_fewest < n_most:
+        raise InputError(
+            f"{item.shots_from or item.path}: holds {n_fewest} examples for a question of {found.name} (not counting "
+            f"itself), but eval.shots asks for {n_most}. Ask for fewer or name another file."
+        )
+    lettered = [format for format in section.formats if format in SHOWS_OPTIONS]
+    if lettered and found.task is None:
+        for question in (*found.questions, *found.pool):
+            if len(question.choices) > MOST_LETTERS:
+                raise InputError(
+                    f"{item.path}: question {question.id!r} has {len(question.choices)} choices, "
+                    f"format {lettered[0]} has {MOST_LETTERS} letters. Use format texts."
+                )
+
+
+def _recalls(question_set: QuestionSet, section: EvalSection) -> Iterator[Recall]:
+    if section.retrieval is None:
+        return
+    for k in dict.fromkeys(section.retrieval.k):
+        recall = measure_recall(question_set.name, question_set.questions, question_set.contexts, k)
+        if recall.n:
+            yield recall

@@ -1,0 +1,227 @@
+"""`kinject eval`: several models, question sets, formats, shots and context sizes to one report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kinject.disk import file_hash, lock_dir, write_json, write_jsonl, write_manifest
+from kinject.eval.answers import AnswerBook, Scored, hash_model, prompt_key
+from kinject.eval.asks import Arm, Plan, QuestionSet, arms_of, asks_of
+from kinject.eval.cells import is_scored
+from kinject.eval.encode import Encoded, Encoder, encode_asks
+from kinject.eval.flips import find_flips
+from kinject.eval.harness_files import Sample, write_harness_files
+from kinject.eval.perplexity import measure_perplexity
+from kinject.eval.plan import read_plan
+from kinject.eval.processes import Share, join_processes, lone_process_notes
+from kinject.eval.progress import show_progress
+from kinject.eval.prompts import Ask, render_prompt, scored_texts
+from kinject.eval.results import Results, make_cells, note_chosen_k, note_masses
+from kinject.eval.scorer import Reading, Scorer
+from kinject.models import load_model
+from kinject.recipe import Recipe
+from kinject.recipe.sections import EvalSection
+from kinject.types import Answer, Perplexity, Report
+
+
+@dataclass
+class _Asked:
+    """One prompt of one arm, on its way to an answer."""
+
+    arm: Arm
+    ask: Ask
+    encoded: Encoded
+    context_ids: tuple[str, ...]
+    key: str
+
+
+@dataclass
+class _Run:
+    """What a run has found so far."""
+
+    section: EvalSection
+    plan: Plan
+    book: AnswerBook
+    share: Share
+    results: Results = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    hashes: dict[str, str] = field(default_factory=dict)
+    perplexities: list[Perplexity] = field(default_factory=list)
+    samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)
+    n_scored: int = 0
+
+
+@dataclass
+class _Asker:
+    """One model, loaded and ready."""
+
+    name: str
+    scorer: Scorer
+    encoder: Encoder
+    model_hash: str
+    dtype: str
+
+
+def evaluate(recipe: Recipe) -> Report:
+    """Ask each model of `recipe.eval` each question set and return the results.
+
+    Writes to the recipe's run folder: answers.jsonl as answers come (a rerun asks nothing twice), report.json,
+    flips.jsonl, manifest.json, and harness/ARM/ in lm-evaluation-harness's layout. An arm is a model's name, with "+rag"
+    for K > 0; every cell but the base's is compared with the first model without context. Under `accelerate launch` the
+    processes share the questions, and the first one writes. Raises `RecipeError`, `InputError` or `DiskError` when
+    something cannot be used.
+    """
+    plan = read_plan(recipe)
+    section = recipe.eval
+    assert section is not None
+    share = join_processes(recipe.run_dir)
+    with lock_dir(share.folder), AnswerBook(share.folder / "answers.jsonl") as book:
+        book.take_parts(share.parts())
+        run = _Run(section, plan, book, share, notes=[*plan.notes, *lone_process_notes()])
+        for name, path in section.models.items():
+            _ask_model(run, name, path)
+        note_masses(run.results, run.notes)
+        note_chosen_k(plan, section, run.results, run.notes)
+        cells = make_cells(plan, section, run.results)
+        notes = tuple(dict.fromkeys(run.notes))
+        report = Report(recipe.run_dir.name, cells, notes, tuple(run.perplexities), plan.recalls)
+        if share.is_first:
+            _write(recipe, run, report)
+    share.finish()
+    return report
+
+
+def _write(recipe: Recipe, run: _Run, report: Report) -> None:
+    write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
+    write_json(recipe.run_dir / "report.json", asdict(report))
+    inputs = {str(path): file_hash(path) for path in run.plan.inputs if path.is_file()}
+    counts = {"answers": sum(map(len, run.results.values())), "scored_now": run.n_scored}
+    write_manifest(
+        recipe.run_dir / "manifest.json", stage="eval", inputs=inputs | run.hashes, recipe=recipe.raw, counts=counts
+    )
+    for arm, tasks in run.samples.items():
+        folder = recipe.run_dir / "harness" / arm.replace("/", "_")
+        for old in (*folder.glob("samples_*.jsonl"), *folder.glob("results_*.json")):
+            old.unlink()  # of an earlier run of this recipe: two dates would be read as two results
+        shots = {task: own[0].answer.shots for task, own in tasks.items()}
+        date = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
+        write_harness_files(folder, tasks, {"model_name": arm, "date": date, "n_shot": shots})
+
+
+def _ask_model(run: _Run, name: str, path: str) -> None:
+    """Load one model and put every question of its arms to it."""
+    loaded = load_model(path)
+    model_hash = hash_model(path, getattr(loaded.model.config, "_commit_hash", None))
+    run.hashes[path] = model_hash
+    scorer = Scorer(loaded.model, run.section.batch_tokens)
+    encoder = Encoder(loaded.tokenizer, chat=run.section.chat)
+    asker = _Asker(name, scorer, encoder, model_hash, str(loaded.dtype))
+    for question_set in run.plan.sets:
+        asked = _encode_set(run, question_set, asker)
+        _score_set(run, question_set, asker, asked)
+        _keep_samples(run, question_set, asker, asked)
+    if run.section.held_out:
+        key = (model_hash, str(loaded.dtype))
+        found = measure_perplexity(name, Path(run.section.held_out), scorer, loaded.tokenizer, run.book, key)
+        run.perplexities.append(found)
+    run.notes.extend((*loaded.notes, *(f"{name}: {note}" for note in (*encoder.notes, *scorer.notes))))
+
+
+def _encode_set(run: _Run, question_set: QuestionSet, asker: _Asker) -> list[_Asked]:
+    """Return the prompts of every arm of one model on one question set, in tokens."""
+    arms = [arm for arm in arms_of(run.section, question_set.task) if arm.model == asker.name]
+    rows = [(arm, *item) for arm in arms for item in asks_of(question_set, arm, run.plan.template)]
+    encoded = encode_asks(asker.encoder, [ask for _, ask, _ in rows], asker.scorer.passes.window())
+    return [
+        _Asked(arm, ask, item, ids, prompt_key(asker.model_hash, asker.dtype, item))
+        for (arm, ask, ids), item in zip(rows, encoded, strict=True)
+    ]
+
+
+def _score_set(run: _Run, question_set: QuestionSet, asker: _Asker, asked: Sequence[_Asked]) -> None:
+    """Find or score every prompt, store its answer, and keep it for the report."""
+    waiting: dict[str, list[_Asked]] = {}
+    n_stored = 0
+    stored = run.share.from_first({item.key for item in asked if run.book.find(item.key) is not None})
+    for item in asked:
+        if item.key in stored:
+            n_stored += 1
+        else:
+            waiting.setdefault(item.key, []).append(item)
+    unique = run.share.own(list(waiting.values()), key=lambda items: items[0].ask.question.id)
+    scored: dict[str, Reading] = {}
+    n_asked = sum(map(len, unique))
+    with show_progress(f"{asker.name} on {question_set.name}", n_stored + n_asked, n_stored) as progress:
+        for index, reading in asker.scorer.read([items[0].encoded for items in unique]):
+            scored[unique[index][0].key] = reading
+            for item in unique[index]:
+                run.book.add(item.key, _answer(question_set, item, reading))
+                progress.advance()
+    everyone = run.share.gather(scored)
+    for item in asked:
+        found = run.book.find(item.key)
+        said = everyone[item.key] if item.key in everyone else found or run.share.missing()
+        answer = _answer(question_set, item, said)
+        run.book.add(item.key, answer)
+        run.results.setdefault((question_set.name, item.arm), []).append(answer)
+    run.n_scored += sum(len(items) for items in waiting.values())
+    _note_faults(run, question_set, asked)
+
+
+def _answer(question_set: QuestionSet, item: _Asked, said: Reading | Scored) -> Answer:
+    question = item.ask.question
+    texts = scored_texts(question, item.arm.format)
+    return Answer(
+        question_id=question.id,
+        question_set=question_set.name,
+        arm=item.arm.name,
+        format=item.arm.format,
+        shots=item.arm.shots,
+        k=item.arm.k,
+        context_ids=item.context_ids,
+        gold=question.answer,
+        log_probs=said.log_probs,
+        n_tokens=tuple(len(ids) for ids in item.encoded.continuations),
+        n_bytes=tuple(len(text.encode("utf-8")) for text in texts),
+        truncated=item.encoded.truncated,
+        n_chars=tuple(map(len, texts)),
+        subject=question.subject,
+        document_id=question.document_id,
+        rotation=item.ask.rotation,
+        greedy=said.greedy,
+    )
+
+
+def _keep_samples(run: _Run, question_set: QuestionSet, asker: _Asker, asked: Sequence[_Asked]) -> None:
+    """Keep what the files in the harness's layout need; each rotation of the options is a task of its own there."""
+    if question_set.chooses_k_for:
+        return
+    arms: dict[Arm, list[_Asked]] = {}
+    for item in asked:
+        arms.setdefault(item.arm, []).append(item)
+    for arm, items in arms.items():
+        for item, answer in zip(items, run.results[question_set.name, arm], strict=True):
+            rotation = f"r{item.ask.rotation}" if arm.format == "rotations" else ""
+            ways = (arm.format, f"{arm.shots}shot", f"k{arm.k}" if arm.k else "", rotation)
+            task = "_".join([question_set.name, *(way for way in ways if way)]).replace("/", "_").replace(" ", "_")
+            sample = Sample(item.ask.question, asker.encoder.as_asked(render_prompt(item.ask)), answer)
+            run.samples.setdefault(arm.name, {}).setdefault(task, []).append(sample)
+
+
+def _note_faults(run: _Run, question_set: QuestionSet, asked: Sequence[_Asked]) -> None:
+    """Say aloud which prompts were cut to the window and which could not be scored."""
+    for arm in dict.fromkeys(item.arm for item in asked):
+        own = run.results[question_set.name, arm]
+        where = f"{arm.name} on {question_set.name} ({arm.format}, {arm.shots} shots, K {arm.k})"
+        n_cut = sum(answer.truncated > 0 for answer in own)
+        if n_cut:
+            run.notes.append(f"{where}: {n_cut} of {len(own)} prompts did not fit the model's window and were cut")
+        n_unscored = sum(not is_scored(answer) for answer in own)
+        if n_unscored:
+            run.notes.append(
+                f"{where}: {n_unscored} of {len(own)} questions could not be scored (log-probs that are not finite); "
+                "they count as wrong"
+            )

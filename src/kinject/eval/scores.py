@@ -1,0 +1,106 @@
+"""From log-probs to choices: what a format's numbers are divided by, and rotations taken together. Needs no model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+from kinject.types import Answer
+
+Score = Literal["sum", "chars", "bytes", "tokens", "pmi"]
+SCORES: tuple[Score, ...] = get_args(Score)
+
+LETTERED = frozenset({"letters", "rotations", "letters-no-question"})
+"""Formats whose continuations are letters."""
+
+
+def scores_of(answer: Answer, score: Score, without: Answer | None = None) -> tuple[float, ...]:
+    """Return the number of each choice that is compared.
+
+    ``sum``: the log-prob (lm-evaluation-harness's acc). ``chars``, ``bytes``, ``tokens``: divided by the choice's
+    length (acc_norm, acc_bytes). ``pmi``: less the log-prob of the same choice in `without`, the answer to the prompt
+    without the question (Holtzman et al. 2021). Raises `ValueError` where `answer` lacks what the score needs.
+    """
+    if score == "sum":
+        return answer.log_probs
+    if score == "pmi":
+        if without is None or len(without.log_probs) != len(answer.log_probs):
+            raise ValueError(f"question {answer.question_id}: pmi needs the answer without the question")
+        return tuple(a - b for a, b in zip(answer.log_probs, without.log_probs, strict=True))
+    lengths: Mapping[str, Sequence[int]] = {
+        "chars": answer.n_chars, "bytes": answer.n_bytes, "tokens": answer.n_tokens,
+    }  # fmt: skip
+    if len(lengths[score]) != len(answer.log_probs):
+        raise ValueError(f"question {answer.question_id}: the lengths in {score} were not stored")
+    return tuple(value / max(1, n) for value, n in zip(answer.log_probs, lengths[score], strict=True))
+
+
+def rescored(answers: Sequence[Answer], score: Score, without: Sequence[Answer] = ()) -> list[Answer]:
+    """Return one answer a question whose `log_probs` are the numbers to compare; see `scores_of`."""
+    bare = {answer.question_id: answer for answer in without}
+    merged = merge_rotations(answers)
+    if score == "sum":
+        return merged
+    return [replace(item, log_probs=scores_of(item, score, bare.get(item.question_id))) for item in merged]
+
+
+def merge_rotations(answers: Sequence[Answer]) -> list[Answer]:
+    """Return one answer a question: its rotations taken together, letter priors removed.
+
+    Each rotation's letters are normalised among themselves, then averaged by option. Since each option stood at each
+    letter exactly once, what a letter gets whatever stands there adds the same to every option and drops out of the
+    comparison (the full cyclic debiasing of Zheng et al. 2309.03882).
+    """
+    by_question: dict[str, list[Answer]] = {}
+    for answer in answers:
+        by_question.setdefault(answer.question_id, []).append(answer)
+    return [_merged(own) if own[0].format == "rotations" else own[0] for own in by_question.values()]
+
+
+def _merged(own: Sequence[Answer]) -> Answer:
+    n = len(own[0].log_probs)
+    sums = [0.0] * n
+    for answer in own:
+        total = _log_sum(answer.log_probs)
+        for place, value in enumerate(answer.log_probs):
+            sums[(place + answer.rotation) % n] += (value - total) / len(own)
+    first = own[0]
+    return replace(first, log_probs=tuple(sums), gold=(first.gold + first.rotation) % n, rotation=0)
+
+
+def letter_priors(answers: Sequence[Answer]) -> list[float]:
+    """Return the share of the probability that each letter gets whatever stands there, from all rotations of questions.
+
+    The geometric mean over options and rotations, normalised; questions with the most common number of options count.
+    """
+    counts = [len(answer.log_probs) for answer in answers]
+    n = max(set(counts), key=counts.count)
+    sums, n_used = [0.0] * n, 0
+    for answer in answers:
+        if len(answer.log_probs) == n and all(map(math.isfinite, answer.log_probs)):
+            total = _log_sum(answer.log_probs)
+            sums = [a + value - total for a, value in zip(sums, answer.log_probs, strict=True)]
+            n_used += 1
+    means = [value / max(1, n_used) for value in sums]
+    whole = _log_sum(means)
+    return [math.exp(value - whole) for value in means]
+
+
+def letter_mass(answers: Sequence[Answer]) -> float | None:
+    """Return the mean probability that lay on the letters together; None for other formats or no finite answer.
+
+    Low mass means that the format, not the knowledge, failed: the model wanted to say something else.
+    """
+    if not answers or answers[0].format not in LETTERED:
+        return None
+    masses = [
+        math.fsum(map(math.exp, answer.log_probs)) for answer in answers if all(map(math.isfinite, answer.log_probs))
+    ]
+    return math.fsum(masses) / len(masses) if masses else None
+
+
+def _log_sum(values: Sequence[float]) -> float:
+    top = max(values)
+    return top + math.log(math.fsum(math.exp(value - top) for value in values)) if math.isfinite(top) else top

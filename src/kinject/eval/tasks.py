@@ -1,0 +1,297 @@
+"""A lm-evaluation-harness task YAML of type multiple_choice over local files, read as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kinject.errors import DiskError, InputError
+from kinject.eval.prompts import TaskStyle, compile_template
+from kinject.eval.task_rows import Row, files_of, read_split
+from kinject.types import Question
+
+_READ = frozenset({
+    "task", "task_alias", "tag", "include", "dataset_path", "dataset_name", "dataset_kwargs", "output_type",
+    "training_split", "validation_split", "test_split", "fewshot_split", "fewshot_config", "description", "doc_to_text",
+    "doc_to_choice", "doc_to_target", "target_delimiter", "fewshot_delimiter", "metric_list", "num_fewshot", "metadata",
+    "should_decontaminate", "doc_to_decontamination_query", "repeats", "filter_list",
+})  # fmt: skip
+_SAMPLERS = ("default", "first_n")
+_METRICS = ("acc", "acc_norm", "acc_bytes")
+_SEED = 1234
+"""The harness's own seed for drawing examples, unless it is told another."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: its questions with rendered text and choices, what stands before each, and its examples.
+
+    `styles` go with `questions`. `same_split` says that the examples come from the questions' own split, so that a
+    question must not be an example of its own. `why_no_pool` says why there are no examples, "" where there are some.
+    """
+
+    name: str
+    questions: tuple[Question, ...]
+    styles: tuple[TaskStyle, ...]
+    pool: tuple[Question, ...]
+    sampler: str
+    same_split: bool
+    files: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
+    why_no_pool: str = ""
+
+    def examples(self, n: int) -> list[tuple[Question, ...]]:
+        """Return the `n` examples before each question, as the harness takes them.
+
+        ``first_n``: the first of the pool. Otherwise drawn at random, question after question from one generator, so a
+        question's examples depend on its place. Raises `InputError` where the pool is too small.
+        """
+        if not n:
+            return [()] * len(self.questions)
+        n_needed = n + (self.same_split and self.sampler == "default")
+        if len(self.pool) < n_needed:
+            why = self.why_no_pool or f"{len(self.pool)} are there"
+            raise InputError(f"{self.files[0]}: eval.shots asks for {n} examples, but {why}. Ask for fewer.")
+        if self.sampler == "first_n":
+            pools = ([shot for shot in self.pool if not self._is_own(shot, asked)] for asked in self.questions)
+            return [tuple(pool[:n]) for pool in pools]
+        draw = random.Random(_SEED)
+        return [self._drawn(draw, question, n) for question in self.questions]
+
+    def _drawn(self, draw: random.Random, question: Question, n: int) -> tuple[Question, ...]:
+        if not self.same_split:
+            return tuple(draw.sample(self.pool, n))
+        found = [shot for shot in draw.sample(self.pool, n + 1) if not self._is_own(shot, question)][:n]
+        if len(found) < n:  # the question stands in the pool several times
+            found = draw.sample([shot for shot in self.pool if not self._is_own(shot, question)], n)
+        return tuple(found)
+
+    def _is_own(self, shot: Question, question: Question) -> bool:
+        return self.same_split and (shot.question, shot.choices, shot.answer) == (
+            question.question, question.choices, question.answer,
+        )  # fmt: skip
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which ``!function`` is a fault that says so."""
+
+
+def _refuse_function(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
+    raise InputError(
+        f"{loader.name}:{node.start_mark.line + 1}: !function names Python code, which kinject does not run. "
+        "Write the field as a Jinja template, or convert the questions to JSONL."
+    )
+
+
+_Loader.add_constructor("!function", _refuse_function)
+
+
+def read_task(path: Path) -> Task:
+    """Return the task in the YAML file `path`.
+
+    Read are the keys that the harness's MMLU, ARC and OpenBookQA tasks use, over local files (`task_rows.files_of`).
+    Templates are Jinja in a sandbox; a text that is the name of a column is that column. A row without an id gets the
+    harness's own hash of it, so that its sample files name the same questions. Raises `InputError` (file, key,
+    question) for what cannot be read: ``!function``, other output types, several inputs or targets, data on the hub;
+    `DiskError` when a file is not there.
+    """
+    config = _with_includes(path, ())
+    _check(path, config)
+    split = str(config.get("test_split") or config.get("validation_split"))
+    rows, files = read_split(path, config, split)
+    names = _names(rows)
+    questions = tuple(_question(path, config, row, number, names[number]) for number, row in enumerate(rows))
+    pool, more, why = _read_pool(path, config)
+    return Task(
+        name=str(config.get("task", path.stem)),
+        questions=questions,
+        styles=tuple(_style(path, config, row, number) for number, row in enumerate(rows)),
+        pool=pool,
+        sampler=str((config.get("fewshot_config") or {}).get("sampler", "default")),
+        same_split=_fewshot_split(config) == config.get("test_split"),
+        files=(path, *files, *more),
+        notes=tuple(_notes(path, config)),
+        why_no_pool=why,
+    )
+
+
+def _check(path: Path, config: Mapping[str, Any]) -> None:
+    """Raise `InputError` for what the harness would do and kinject does not."""
+
+    def refuse(what: str) -> None:
+        raise InputError(f"{path}: {what}")
+
+    if "group" in config or isinstance(config.get("task"), list):
+        refuse("a group of tasks. Name each task's own YAML under eval.questions.")
+    unknown = sorted(set(config) - _READ)
+    if unknown:
+        refuse(f"{', '.join(unknown)}: not among the keys of a task that kinject reads.")
+    if config.get("output_type") != "multiple_choice":
+        refuse(f"output_type: found {config.get('output_type')!r}, kinject reads multiple_choice.")
+    for key in ("doc_to_text", "doc_to_choice", "doc_to_target"):
+        if key not in config:
+            refuse(f"{key}: missing.")
+    if not (config.get("test_split") or config.get("validation_split")):
+        refuse("names neither test_split nor validation_split.")
+    if config.get("repeats", 1) != 1:
+        refuse(f"repeats: found {config['repeats']!r}, kinject asks each question once.")
+    if config.get("filter_list"):
+        refuse("filter_list: kinject filters nothing. Take it out.")
+    fewshot = config.get("fewshot_config") or {}
+    if not isinstance(fewshot, Mapping) or set(fewshot) - {"sampler", "split"}:
+        refuse(f"fewshot_config: found {fewshot!r:.80}, kinject reads sampler and split.")
+    elif fewshot.get("sampler", "default") not in _SAMPLERS:
+        refuse(f"fewshot_config.sampler: found {fewshot['sampler']!r}, kinject has {' and '.join(_SAMPLERS)}.")
+
+
+def _notes(path: Path, config: Mapping[str, Any]) -> list[str]:
+    """Return what a task says and kinject does otherwise."""
+    notes = []
+    metrics = [item.get("metric") for item in config.get("metric_list") or () if isinstance(item, Mapping)]
+    others = [str(metric) for metric in metrics if metric not in _METRICS]
+    if others:
+        notes.append(f"{path}: {', '.join(others)}: not computed; kinject has {', '.join(_METRICS)} (eval.scores)")
+    if config.get("num_fewshot"):
+        notes.append(f"{path}: num_fewshot: {config['num_fewshot']} is not followed; eval.shots says how many examples")
+    return notes
+
+
+def _fewshot_split(config: Mapping[str, Any]) -> str | None:
+    found = (config.get("fewshot_config") or {}).get("split", config.get("fewshot_split"))
+    return None if found is None else str(found)
+
+
+def _read_pool(path: Path, config: Mapping[str, Any]) -> tuple[tuple[Question, ...], tuple[Path, ...], str]:
+    """Return the examples, their files, and why there are none."""
+    split = _fewshot_split(config) or config.get("training_split") or config.get("validation_split")
+    if not split:  # there the harness takes test questions, the asked one not left out
+        return (), (), "the task names no split to take them from (fewshot_split)"
+    if not files_of(path, config, str(split)):
+        return (), (), f"the task names no local files for the split {split!r} to take them from"
+    rows, files = read_split(path, config, str(split))
+    names = _names(rows)
+    return tuple(_question(path, config, row, number, names[number]) for number, row in enumerate(rows)), files, ""
+
+
+def _with_includes(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """Return the YAML with what it includes underneath, as the harness merges it."""
+    if path in above:
+        raise InputError(f"{path}: includes itself by way of {above[-1]}.")
+    try:
+        with path.open(encoding="utf-8") as file:
+            loader = _Loader(file)
+            try:
+                own = loader.get_single_data()
+            finally:
+                loader.dispose()
+    except OSError as error:
+        raise DiskError(f"{path}: cannot be read: {error.strerror}.") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not YAML: {str(error).splitlines()[0]}.") from error
+    if not isinstance(own, dict):
+        raise InputError(f"{path}: holds no task: expected a mapping.")
+    whole: dict[str, Any] = {}
+    included = own.pop("include", ())
+    for name in [included] if isinstance(included, str) else list(included):
+        whole |= _with_includes(path.parent / name, (*above, path))
+    return whole | own
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """Return an id for each row: its own, or the harness's `doc_hash`; a row that comes again gets its number too."""
+    names: list[str] = []
+    seen: set[str] = set()
+    for number, row in enumerate(rows):
+        given = row.get("id")
+        text = json.dumps(row, indent=2, default=str, ensure_ascii=False)
+        name = hashlib.sha256(text.encode()).hexdigest() if given in (None, "") else str(given)
+        names.append(f"{name}#{number}" if name in seen else name)
+        seen.add(name)
+    return names
+
+
+def _question(path: Path, config: Mapping[str, Any], row: Row, number: int, name: str) -> Question:
+    where = f"{path}: question {number}"
+    text = _text(config["doc_to_text"], row, f"{where}: doc_to_text")
+    choices = _choices(config["doc_to_choice"], row, f"{where}: doc_to_choice")
+    answer = _target(config["doc_to_target"], row, choices, f"{where}: doc_to_target")
+    subject, document = str(row.get("subject") or ""), str(row.get("document_id") or "")
+    return Question(name, text, tuple(choices), answer, subject, document)
+
+
+def _style(path: Path, config: Mapping[str, Any], row: Row, number: int) -> TaskStyle:
+    described = config.get("description") or ""
+    return TaskStyle(
+        description=str(_field(described, row, f"{path}: question {number}: description") or "") if described else "",
+        target_delimiter=str(config.get("target_delimiter", " ")),
+        fewshot_delimiter=str(config.get("fewshot_delimiter", "\n\n")),
+    )
+
+
+def _field(template: Any, row: Row, where: str) -> Any:
+    """Return a column, or a rendered template, as the harness reads the field."""
+    from jinja2 import TemplateError
+
+    if not isinstance(template, str):
+        raise InputError(f"{where}: found {template!r:.60}, expected a text.")
+    if template in row:
+        return row[template]
+    try:
+        return compile_template(template, keep_newline=True).render(**row)
+    except (TemplateError, TypeError, ValueError) as error:
+        raise InputError(f"{where}: {template!r:.80} cannot be rendered: {error}.") from error
+
+
+def _text(template: Any, row: Row, where: str) -> str:
+    found = _field(template, row, where)
+    if not isinstance(found, str) or (found.isdigit() and template not in row):
+        # a number means to the harness that the choices are contexts
+        raise InputError(f"{where}: gives {found!r:.60}, expected the question's text.")
+    return found
+
+
+def _choices(template: Any, row: Row, where: str) -> list[str]:
+    found: Any = template
+    if isinstance(template, Mapping):
+        found = list(template.values())
+    elif not isinstance(template, list):
+        found = _field(template, row, where)
+        found = _literal(found, where) if isinstance(found, str) and template not in row else found
+    if not isinstance(found, Sequence) or isinstance(found, str) or len(found) < 2:
+        raise InputError(f"{where}: found {found!r:.80}, expected a list of at least two choices.")
+    other = [item for item in found if not isinstance(item, str) or not item]
+    if other:
+        raise InputError(f"{where}: found the choice {other[0]!r:.60}, expected texts. Numbers and words need quotes.")
+    return list(found)
+
+
+def _literal(text: str, where: str) -> Any:
+    import ast
+
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError) as error:
+        raise InputError(f"{where}: rendered to {text!r:.80}, which is no list.") from error
+
+
+def _target(template: Any, row: Row, choices: list[str], where: str) -> int:
+    """Return the index of the gold choice: a number (in a column, or as a template renders it), or one of the choices."""
+    value = template if isinstance(template, int) else _field(template, row, where)
+    if isinstance(value, str) and value.isdigit() and template not in row:
+        value = int(value)  # even where that number is a choice: so does the harness
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise InputError(f"{where}: found {value!r:.60}, expected an index or one of the choices.")
+    if isinstance(value, str):
+        if value not in choices:
+            raise InputError(f"{where}: found {value!r:.60}, which is neither an index nor one of the choices.")
+        return choices.index(value)
+    if not 0 <= value < len(choices):
+        raise InputError(f"{where}: found {value}, but there are {len(choices)} choices.")
+    return value

@@ -1,0 +1,245 @@
+"""The token tree: what several prompts share stands in it once; a plan says which forward passes read it.
+
+Sorted by their tokens, sequences that share a beginning are neighbours, and the length of the beginning that each
+shares with the one before it (`lcp`) is the whole tree. A plan reads it through two means of sharing: a *node* is a
+beginning that is read once, its keys and values kept for all that follows; a *row* is a piece of the tree laid out in
+one line, in which each token attends to its own ancestors only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int32]
+
+_OPEN_ROWS = 16  # rows that a piece is tried in
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a row may be: its usual length `row`, its greatest length `longest`, both in tokens.
+
+    `width` is the number of attended tokens whose attention costs as much as the rest of the layer, and `overhead`
+    the number of tokens that a forward pass costs before its first.
+    """
+
+    row: int = 256
+    longest: int = 2048
+    width: int = 2048
+    overhead: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One sequence to score: `tokens` are read; `targets[i]` is asked after the token at depth ``first + i``."""
+
+    tokens: Ids
+    first: int
+    targets: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A piece of the tree in one line, on top of a node of depth `base`.
+
+    `tokens` and `depths` have shape [L]. Each segment (start, end, parent) is a run of tokens that follow each other,
+    below the token at `parent` (-1: the node). Score i asks for token `targets[i]` after the token at `places[i]`,
+    for leaf `owners[i]`. `members` are the leaves in the row.
+    """
+
+    base: int
+    tokens: Ids
+    depths: Ids
+    segments: tuple[tuple[int, int, int], ...]
+    places: Ids
+    targets: Ids
+    owners: Ids
+    members: tuple[int, ...]
+
+    def ancestors(self) -> npt.NDArray[np.bool_]:
+        """Return which token attends to which, shape [L, L]: itself and its ancestors in the row."""
+        n = len(self.tokens)
+        mask = np.zeros((n, n), dtype=np.bool_)
+        for start, end, parent in self.segments:
+            if parent >= 0:
+                mask[start:end] = mask[parent]
+            mask[start:end, start:end] = np.tri(end - start, dtype=np.bool_)
+        return mask
+
+
+@dataclass(slots=True)
+class Node:
+    """A beginning whose keys and values are kept: `tokens` follow the parent node and end at `depth`."""
+
+    tokens: Ids
+    depth: int
+    rows: list[Row] = field(default_factory=list)
+    children: list[Node] = field(default_factory=list)
+
+    def n_tokens(self) -> int:
+        """Return the tokens that the plan reads, padding aside."""
+        return (
+            len(self.tokens)
+            + sum(len(row.tokens) for row in self.rows)
+            + sum(child.n_tokens() for child in self.children)
+        )
+
+
+class Tree:
+    """Leaves in sorted order with the beginnings they share. `n_tokens` is the least to read: each token once."""
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        """Sort `leaves`; their numbers in rows are those of the given order."""
+        keys = [leaf.tokens.astype(">i4").tobytes() for leaf in leaves]
+        self.order = sorted(range(len(leaves)), key=keys.__getitem__)
+        self.leaves = [leaves[index] for index in self.order]
+        self.lengths = np.array([len(leaf.tokens) for leaf in self.leaves], dtype=np.int64)
+        self.lcp = np.zeros(len(leaves) + 1, dtype=np.int64)
+        for i in range(1, len(self.leaves)):
+            self.lcp[i] = _shared(self.leaves[i - 1].tokens, self.leaves[i].tokens)
+        self.firsts = np.array([leaf.first for leaf in self.leaves], dtype=np.int64)
+        self._sums = np.concatenate([[0], np.cumsum(self.lengths - self.lcp[:-1])])
+        self.n_tokens = int(self._sums[-1])
+
+    def size(self, low: int, high: int, base: int) -> int:
+        """Return the tokens of leaves [low, high) below depth `base`, which all of them share."""
+        return int(self._sums[high] - self._sums[low] + self.lcp[low]) - base
+
+    def shared(self, low: int, high: int) -> int:
+        """Return the depth down to which leaves [low, high) are one and nothing is asked."""
+        deepest = int(self.lcp[low + 1 : high].min()) if high - low > 1 else int(self.lengths[low])
+        return min(deepest, int(self.firsts[low:high].min()))
+
+    def row(self, members: Sequence[int], base: int) -> Row:
+        """Return sorted leaves `members` as one row on top of a node of depth `base`."""
+        tokens: list[Ids] = []
+        depths: list[Ids] = []
+        places: list[Ids] = []
+        segments: list[tuple[int, int, int]] = []
+        path = np.zeros(int(self.lengths[list(members)].max(initial=0)), dtype=np.int32)
+        n, before = 0, -1
+        for member in members:
+            leaf = self.leaves[member]
+            start = base if before < 0 else max(base, int(self.lcp[before + 1 : member + 1].min()))
+            n_new = len(leaf.tokens) - start
+            if n_new > 0:
+                segments.append((n, n + n_new, int(path[start - 1]) if start > base else -1))
+                path[start : len(leaf.tokens)] = np.arange(n, n + n_new)
+                tokens.append(leaf.tokens[start:])
+                depths.append(np.arange(start, len(leaf.tokens), dtype=np.int32))
+                n += n_new
+            places.append(path[leaf.first : leaf.first + len(leaf.targets)].copy())
+            before = member
+        return Row(
+            base=base,
+            tokens=np.concatenate(tokens),
+            depths=np.concatenate(depths),
+            segments=tuple(segments),
+            places=np.concatenate(places),
+            targets=np.concatenate([self.leaves[member].targets for member in members]),
+            owners=np.concatenate(
+                [np.full(len(self.leaves[m].targets), self.order[m], dtype=np.int32) for m in members]
+            ),
+            members=tuple(members),
+        )
+
+    def plan(self, limits: Limits) -> Node:
+        """Return the forward passes that read the whole tree: nodes within nodes, each with its rows."""
+        root = Node(np.zeros(0, dtype=np.int32), 0)
+        waiting = [(root, 0, len(self.leaves))]
+        while waiting:
+            node, low, high = waiting.pop()
+            pieces, beginnings = self._divide(low, high, node.depth, limits)
+            node.rows = self._fill_rows(pieces, node.depth, limits)
+            for first, last in beginnings:
+                depth = self.shared(first, last)
+                child = Node(self.leaves[first].tokens[node.depth : depth], depth)
+                node.children.append(child)
+                waiting.append((child, first, last))
+        return root
+
+    def plan_lines(self) -> Node:
+        """Return a plan without sharing: each sequence a row of its own, but for one that begins another."""
+        root = Node(np.zeros(0, dtype=np.int32), 0)
+        members: list[int] = []
+        for i in range(len(self.leaves)):
+            members.append(i)
+            if self.lcp[i + 1] < self.lengths[i]:
+                root.rows.append(self.row(members, 0))
+                members = []
+        return root
+
+    def _divide(
+        self, low: int, high: int, base: int, limits: Limits
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Return the pieces of leaves [low, high) that go into rows, and those that become nodes of their own."""
+        pieces: list[tuple[int, int]] = []
+        beginnings: list[tuple[int, int]] = []
+        waiting = [(low, high)]
+        while waiting:
+            first, last = waiting.pop()
+            if last <= first:
+                continue
+            size = self.size(first, last, base)
+            if size <= limits.row or last - first == 1:
+                pieces.append((first, last))
+                continue
+            depth = self.shared(first, last)
+            branching = max(depth, int(self.lcp[first + 1 : last].min()))
+            cuts = [i for i in range(first + 1, last) if self.lcp[i] <= branching]
+            match _cheapest(size, max(0, depth - base), len(cuts) + 1, base, limits):
+                case "row":
+                    pieces.append((first, last))
+                case "node":
+                    beginnings.append((first, last))
+                case "split":
+                    edges = [first, *cuts, last]
+                    waiting.extend(reversed(list(pairwise(edges))))
+        return pieces, beginnings
+
+    def _fill_rows(self, pieces: Sequence[tuple[int, int]], base: int, limits: Limits) -> list[Row]:
+        """Return `pieces` in rows of about the usual length: each in the first of the last few rows where it fits."""
+        rows: list[list[int]] = []
+        filled: list[int] = []
+        for low, high in pieces:
+            size = self.size(low, high, base)
+            first = self.leaves[low].tokens
+            for at in range(max(0, len(rows) - _OPEN_ROWS), len(rows)):
+                known = _shared(self.leaves[rows[at][-1]].tokens, first)
+                if filled[at] + size - (known - base) <= limits.row:
+                    rows[at].extend(range(low, high))
+                    filled[at] += size - (known - base)
+                    break
+            else:
+                rows.append(list(range(low, high)))
+                filled.append(size)
+        return [self.row(members, base) for members in rows]
+
+
+def _cheapest(size: int, shared: int, n_parts: int, base: int, limits: Limits) -> str:
+    """Return how to read a piece of `size` tokens that begins with `shared` common ones: row, node or split.
+
+    The costs are in tokens: each token costs one, and as much again for `limits.width` tokens attended to.
+    """
+    width, row = limits.width, limits.row
+    costs = {}
+    if size <= limits.longest:
+        costs["row"] = size * (1 + (base + size) / width)
+    if shared:
+        rest = (size - shared) * (1 + (base + shared + row) / width)
+        costs["node"] = limits.overhead + shared * (1 + (base + shared) / width) + rest
+    n_rows = n_parts if shared >= row else min(n_parts, -(-(size - shared) // (row - shared)))
+    costs["split"] = (size + shared * (n_rows - 1)) * (1 + (base + row) / width)
+    return min(costs, key=costs.__getitem__)
+
+
+def _shared(a: Ids, b: Ids) -> int:
+    """Return the length of the common beginning of `a` and `b`."""
+    n = min(len(a), len(b))
+    different = np.flatnonzero(a[:n] != b[:n])
+    return int(different[0]) if len(different) else n

@@ -1,0 +1,36 @@
+"""Recipes: one YAML grammar for every verb, checked whole, with every fault told at once."""
+
+from kinject.recipe.read import Recipe, is_model, read_recipe, read_values
+from kinject.recipe.sections import (
+    AnchorSection,
+    AugmentSection,
+    CorpusSection,
+    EvalSection,
+    GeneratorSection,
+    GuardsSection,
+    ModelSection,
+    QuestionSetSection,
+    QuestionsSection,
+    ReplaySection,
+    RetrievalSection,
+    TokenizerSection,
+)
+
+__all__ = [
+    "AnchorSection",
+    "AugmentSection",
+    "CorpusSection",
+    "EvalSection",
+    "GeneratorSection",
+    "GuardsSection",
+    "ModelSection",
+    "QuestionSetSection",
+    "QuestionsSection",
+    "Recipe",
+    "ReplaySection",
+    "RetrievalSection",
+    "TokenizerSection",
+    "is_model",
+    "read_recipe",
+    "read_values",
+]

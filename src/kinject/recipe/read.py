@@ -1,0 +1,216 @@
+"""A recipe file plus overrides to a checked `Recipe`; every fault at once, each with its line."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from kinject.errors import Fault, RecipeError
+from kinject.recipe.check import Checker, Place, suggestion
+from kinject.recipe.sections import (
+    AnchorSection,
+    AugmentSection,
+    CorpusSection,
+    EvalSection,
+    GuardsSection,
+    ModelSection,
+    ProbesSection,
+    QuestionsSection,
+)
+from kinject.recipe.study_section import StudySection
+from kinject.recipe.trainer_fields import check_trainer
+from kinject.recipe.yaml_lines import YamlFile, parse_scalar, read_yaml
+
+Verb = Literal["augment", "questions", "train", "eval", "study"]
+
+_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "augment": ("augment",),
+    "questions": ("questions",),
+    "train": ("model", "corpus", "trainer"),
+    "eval": ("eval",),
+    "study": ("study",),
+}
+_MAY_HAVE: Mapping[str, tuple[str, ...]] = {"train": ("probes",)}
+"""Sections that a verb uses where they are there."""
+
+_HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$|^[A-Za-z0-9][\w-]*$")
+
+_HUB_DATA = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]*){0,2}$")
+
+
+@dataclass(frozen=True)
+class _Root:
+    """The top level of a recipe."""
+
+    run_dir: str = field(metadata={"help": "Folder for everything this run writes, for example runs/NAME."})
+    seed: int = field(default=42, metadata={"min": 0, "max": 2**32 - 1})
+    method: Literal["cpt", "sft"] | None = None
+    model: ModelSection | None = None
+    adapter: Mapping[str, Any] | None = None
+    anchor: AnchorSection | None = None
+    guards: GuardsSection = GuardsSection()
+    probes: ProbesSection | None = None
+    corpus: CorpusSection | None = None
+    trainer: Mapping[str, Any] | None = None
+    augment: AugmentSection | None = None
+    questions: QuestionsSection | None = None
+    eval: EvalSection | None = None
+    study: StudySection | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A checked recipe. `trainer` holds SFTConfig's own keyword arguments; `raw` is the file with overrides applied.
+
+    `notes` are things to tell the user (an older name was read as today's). Sections that the file lacks are None.
+    """
+
+    path: Path
+    run_dir: Path
+    seed: int
+    method: str | None
+    model: ModelSection | None
+    adapter: Mapping[str, Any] | None
+    anchor: AnchorSection | None
+    guards: GuardsSection
+    probes: ProbesSection | None
+    corpus: CorpusSection | None
+    trainer: Mapping[str, Any]
+    augment: AugmentSection | None
+    questions: QuestionsSection | None
+    eval: EvalSection | None
+    study: StudySection | None
+    raw: Mapping[str, Any]
+    notes: tuple[str, ...]
+    _file: YamlFile
+    _overridden: frozenset[Place]
+
+    def where(self, key: str | Place) -> str:
+        """Return ``file:line`` of a key (dotted, or part by part), or ``command line`` when an override set it."""
+        return _where(self._file, self._overridden, tuple(key.split(".")) if isinstance(key, str) else key)
+
+    def fault(self, key: str | Place, what: str) -> Fault:
+        """Return the fault `what` at `key`."""
+        return Fault(self.where(key), key if isinstance(key, str) else ".".join(map(str, key)), what)
+
+    def error(self, key: str | Place, what: str) -> RecipeError:
+        """Return a `RecipeError` with one fault at `key`."""
+        return RecipeError([self.fault(key, what)])
+
+
+def read_recipe(path: Path, overrides: Sequence[str] = (), verb: Verb | None = None) -> Recipe:
+    """Read, override and check the recipe at `path`.
+
+    `overrides` are ``section.key=value`` (value in YAML). With `verb`, the sections it needs must be there and the
+    inputs that they name must exist; without, everything in the file is checked but no input is looked for. Raises
+    `RecipeError` with every fault, `DiskError` when the file cannot be read.
+    """
+    file = read_yaml(path)
+    raw = copy.deepcopy(file.root)
+    faults: list[Fault] = []
+    overridden: set[Place] = set()
+    for override in overrides:
+        fault = _apply(override, raw, overridden)
+        if fault is not None:
+            faults.append(fault)
+
+    def report(place: Place, what: str) -> None:
+        faults.append(Fault(_where(file, frozenset(overridden), place), ".".join(map(str, place)), what))
+
+    def look_for(place: Place, kind: str, value: str) -> None:
+        if verb is not None and place[0] in (*_NEEDS[verb], *_MAY_HAVE.get(verb, ())) and not _is_there(value, kind):
+            report(place, f"found {value!r}, but nothing is there.{_near(value)}")
+
+    checker = Checker(report, look_for)
+    root = checker.section(_Root, raw, ())
+    trainer: dict[str, Any] = {}
+    notes: list[str] = []
+    if isinstance(raw.get("trainer"), Mapping) and verb in (None, "train"):
+        trainer, notes = check_trainer(raw["trainer"], checker)
+    for section in _NEEDS.get(verb or "", ()):
+        if section not in raw:
+            report((section,), f"missing. kinject {verb} needs this section.")
+    if root is None or faults:
+        raise RecipeError(faults)
+    return Recipe(
+        path=path, run_dir=Path(root.run_dir), seed=root.seed, method=root.method, model=root.model,
+        adapter=root.adapter, anchor=root.anchor, guards=root.guards, probes=root.probes,
+        corpus=root.corpus, trainer=trainer, augment=root.augment,
+        questions=root.questions, eval=root.eval, study=root.study, raw=raw,
+        notes=tuple(notes), _file=file, _overridden=frozenset(overridden),
+    )  # fmt: skip
+
+
+def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the plain values of the recipe at `path` after `overrides`, unchecked: what a hash of it is made from.
+
+    Raises `RecipeError` for bad YAML or an override that cannot be put in.
+    """
+    raw = copy.deepcopy(read_yaml(path).root)
+    faults = [fault for override in overrides if (fault := _apply(override, raw, set())) is not None]
+    if faults:
+        raise RecipeError(faults)
+    return raw
+
+
+def _where(file: YamlFile, overridden: frozenset[Place], path: Place) -> str:
+    if any(path[: len(done)] == done for done in overridden):
+        return "command line"
+    return file.where(path)
+
+
+def _apply(override: str, raw: dict[str, Any], overridden: set[Place]) -> Fault | None:
+    """Put one ``section.key=value`` into `raw`; return the fault if it cannot be."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        return Fault("command line", override, "expected section.key=value, for example trainer.learning_rate=1e-5.")
+    try:
+        value = parse_scalar(text)
+    except yaml.YAMLError as error:
+        return Fault("command line", key, f"the value {text!r} is not YAML ({str(error).splitlines()[0]}).")
+    parts = tuple(key.split("."))
+    if parts[0] not in {field.name for field in fields(_Root)}:
+        return Fault("command line", key, f"unknown key.{suggestion(parts[0], (f.name for f in fields(_Root)))}")
+    place: Any = raw
+    for part in parts[:-1]:
+        place = place.setdefault(part, {})
+        if not isinstance(place, dict):
+            return Fault("command line", key, f"{part} is no mapping in this recipe.")
+    place[parts[-1]] = value
+    overridden.add(parts)
+    return None
+
+
+def _is_there(value: str, kind: str) -> bool:
+    """Return whether an input exists; a name on the hub counts, since only loading it can tell."""
+    path = Path(value)
+    if path.exists():
+        return True
+    if kind == "documents":  # not a misspelt file, nor one in a folder that is there
+        meant_here = path.suffix[1:].isalpha() or (path.parent != Path() and path.parent.is_dir())
+        return not meant_here and _HUB_DATA.match(value) is not None
+    return kind == "model" and _HUB_NAME.match(value) is not None
+
+
+def is_model(value: str) -> bool:
+    """Return whether `value` is a folder that exists, or could be a model's name on the hub."""
+    return _is_there(value, "model")
+
+
+def _near(entry: str) -> str:
+    """Return a hint at what a missing path may have meant."""
+    parent = Path(entry).parent
+    if not parent.is_dir():
+        first = next((folder for folder in Path(entry).parents if folder.is_dir()), Path())
+        hint = f" The folder {parent} does not exist" + (f" ({first} does)." if str(first) != "." else ".")
+    else:
+        near = suggestion(Path(entry).name, (child.name for child in parent.iterdir()))
+        hint = near if "mean" in near else ""
+    made_by = " Run the recipe that makes it first." if entry.startswith("runs/") else " Check the path."
+    return hint + made_by

@@ -1,0 +1,132 @@
+"""What may stand in a recipe's `study` section: arms over shared recipes, what is varied, chosen and claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kinject.recipe.sections import option
+
+
+@dataclass(frozen=True)
+class ResourcesSection:
+    """What one stage of an arm needs while it runs, for the executor that places it."""
+
+    cpus: float = option(1, help="CPU cores.", min=0.1)
+    gpus: float = option(0, help="GPUs.", min=0.0)
+
+
+@dataclass(frozen=True)
+class StudyModelSection:
+    """A base model: `path`, or the train recipe `prepare` that makes it (with `set`, a variant of its own)."""
+
+    path: str | None = option(None, help="Model folder or hub name.")
+    prepare: str | None = option(None, help="Train recipe that makes it, run first.", path="file")
+    set: Mapping[str, Any] | None = option(None, help="Overrides of `prepare`, as in {model.new.hidden_size: 64}.")
+
+
+@dataclass(frozen=True)
+class ArmSection:
+    """One way of injecting knowledge: what differs from the study's shared recipes."""
+
+    about: str = option("", help="What the arm is, in words, for the report.")
+    corpus: str = option(
+        "augmented", help="augmented (what study.augment writes), random (its words, shuffled), or a corpus (JSONL)."
+    )
+    set: Mapping[str, Any] | None = option(None, help="Overrides of the shared recipes, as in {trainer.max_steps: 50}.")
+    steps_of: str | None = option(None, help="Arm whose number of optimizer steps this one is given.")
+    tokens_of: str | None = option(None, help="Arm whose number of corpus tokens this one is given.")
+    alpha: float | None = option(
+        None, help="Average the tuned weights with the base's: 0 is the base, 1 the tuned model.", min=0.0, max=1.0
+    )
+    rag: bool = option(True, help="Ask it with retrieved passages as well.")
+    models: tuple[str, ...] | None = option(None, help="Base models to train; default: all.", nonempty=True)
+    seeds: tuple[int, ...] | None = option(None, help="Seeds; default: the study's.", min=0, nonempty=True)
+    resources: ResourcesSection | None = option(None, help="What its training needs; default: the study's.")
+
+
+@dataclass(frozen=True)
+class CurveSection:
+    """One key of an arm varied over values, each an arm of its own."""
+
+    key: str = option(help="Dotted recipe key, or corpus, or alpha.")
+    values: tuple[Any, ...] = option(help="Values of the key.", nonempty=True)
+    arm: str = option(help="Arm that is varied.")
+    about: str = option("", help="What the curve shows, in words.")
+    control: str | None = option(None, help="Arm drawn beside it.")
+    log_x: bool = option(False, help="Draw on a logarithmic axis.")
+    frontier: bool = option(False, help="Show its points on the plot of learning against forgetting.")
+    seeds: tuple[int, ...] | None = option(None, help="Seeds; default: the study's.", min=0, nonempty=True)
+
+
+@dataclass(frozen=True)
+class ChoiceSection:
+    """A hyperparameter that the study chooses itself on validation questions, before it reads a test question."""
+
+    key: str = option(help="Dotted recipe key, as trainer.learning_rate.")
+    values: tuple[Any, ...] = option(help="The grid.", nonempty=True)
+    arm: str = option(help="Arm that is tried with each value.")
+    on: str | tuple[str, ...] = option(
+        help="Question set with validation questions on which the values are compared; several count as one.",
+        nonempty=True,
+    )
+    seeds: tuple[int, ...] = option((0,), help="Seeds that are tried.", min=0, nonempty=True)
+    arms: tuple[str, ...] | None = option(
+        None, help="Arms that get the chosen value; default: all that do not set the key."
+    )
+
+    def sets(self) -> tuple[str, ...]:
+        """Return the question sets by name."""
+        return (self.on,) if isinstance(self.on, str) else self.on
+
+
+@dataclass(frozen=True)
+class ClaimSection:
+    """A statement to be tested, written down before the study runs; all claims are one family for Holm's correction.
+
+    difference: `arm` is higher (or lower) than `than` on the set `on`. trend: accuracy on `on` rises (falls) along
+    `curve` (Page's test). above_chance: `arm` is above guessing. near_chance: `arm` is within `margin` of guessing (two
+    one-sided tests). An arm's name with ``+rag`` is that arm with its chosen number of passages.
+    """
+
+    says: str = option(help="The claim in words.")
+    test: Literal["difference", "trend", "above_chance", "near_chance"] = option(help="How it is tested.")
+    on: str = option(help="Question set.")
+    arm: str | None = option(None, help="The arm of which something is claimed.")
+    than: str | None = option(None, help="difference: the arm it is compared with.")
+    curve: str | None = option(None, help="trend: the curve.")
+    direction: Literal["higher", "lower"] = option("higher", help="Which way.")
+    margin: float = option(0.1, help="near_chance: how far from guessing still counts as near.", min=0.0, max=1.0)
+    source: str = option("", help="The paper that claims it.")
+
+
+@dataclass(frozen=True)
+class StudySection:
+    """A whole experiment: arms x models x seeds x question sets, over shared recipes."""
+
+    title: str = option(help="Title of the report.")
+    train: str = option(help="Shared train recipe.", path="file")
+    eval: str = option(help="Shared eval recipe; its models are replaced by the arms'.", path="file")
+    models: Mapping[str, str | StudyModelSection] = option(
+        help="name: base model folder or hub name, or path/prepare/set.", nonempty=True
+    )
+    arms: Mapping[str, ArmSection] = option(help="Arms by name; base is always there.")
+    card: str = option("", help="What the study shows and how long it takes, in words.")
+    augment: str | None = option(None, help="Shared augment recipe, for arms on an augmented corpus.", path="file")
+    prepare: tuple[str, ...] = option(
+        (), help="Train recipes run first where they are not done; sandbox-corpus writes the sandbox base's corpus."
+    )
+    set: Mapping[str, Any] | None = option(None, help="Overrides of the shared recipes for every arm; eval.* too.")
+    seeds: tuple[int, ...] = option((0, 1, 2), help="Seeds of training.", min=0, nonempty=True)
+    resample: bool = option(False, help="Draw the rewritings anew for each seed too (an endpoint is paid for each).")
+    validation: Mapping[str, float] | None = option(
+        None,
+        help="Question set: share of its documents whose questions are for choosing only; "
+        "a set of the eval recipe that names a validation file needs no share.",
+    )
+    curves: Mapping[str, CurveSection] | None = option(None, help="What is varied.")
+    choose: Mapping[str, ChoiceSection] | None = option(None, help="What the study chooses itself.")
+    claims: Mapping[str, ClaimSection] | None = option(None, help="What it tests.")
+    resources: ResourcesSection = option(ResourcesSection(), help="What one stage needs.")
+    cache_dir: str = option("runs/stages", help="Folder of finished stages, by content; studies share it.")

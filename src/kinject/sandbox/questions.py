@@ -1,0 +1,98 @@
+"""Four-choice questions on the people of Tarvenia, forward and reverse, with balanced distractors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+from kinject.disk import content_id
+from kinject.sandbox.facts import Person, chosen, deal, seeded, shuffled
+from kinject.sandbox.pools import ATTRIBUTES, POOLS
+from kinject.sandbox.wordings import QUESTIONS, REVERSE_QUESTIONS
+from kinject.types import Question
+
+N_CHOICES = 4
+
+
+def document_id_of(person: Person) -> str:
+    """Return the id of the encyclopedia entry on `person`."""
+    return content_id("sandbox document", person.name)
+
+
+def fact_id_of(person: Person, attribute: str) -> str:
+    """Return the id of one fact; forward and reverse questions on it share it."""
+    return content_id("sandbox fact", person.name, attribute, person.facts[attribute])
+
+
+def ask(person: Person, attribute: str, rng: Random) -> str:
+    """Return a question on `attribute` of `person` in one of its wordings."""
+    return chosen(QUESTIONS[attribute], rng).format(name=person.name)
+
+
+def create_question(
+    person: Person, attribute: str, text: str, gold: str, distractors: Sequence[str], answer: int
+) -> Question:
+    """Return the question `text` with `gold` at index `answer` among the `distractors`."""
+    choices = list(distractors)
+    choices.insert(answer, gold)
+    return Question(
+        id=content_id("sandbox question", text, *choices, str(answer)),
+        question=text,
+        choices=tuple(choices),
+        answer=answer,
+        subject=attribute,
+        document_id=document_id_of(person),
+        fact_id=fact_id_of(person, attribute),
+    )
+
+
+def create_questions(people: Sequence[Person], seed: int) -> list[Question]:
+    """Return one question a person and attribute, the choices being values of that attribute.
+
+    Where the values are dealt evenly, each is a distractor exactly three times as often as it is the answer, so a
+    reader who always prefers the same values scores chance. Each position holds the answer equally often.
+    """
+    questions = []
+    for attribute in ATTRIBUTES:
+        rng = seeded("questions", attribute, seed)
+        pool = shuffled(POOLS[attribute], rng)
+        place = {value: index for index, value in enumerate(pool)}
+        positions = deal([str(index) for index in range(N_CHOICES)], len(people), rng)
+        seen: Counter[str] = Counter()
+        shifts: list[list[int]] = []
+        for person, position in zip(people, positions, strict=True):
+            gold = person.facts[attribute]
+            if seen[gold] == len(shifts):
+                shifts.append(shuffled(range(1, len(pool)), rng)[: N_CHOICES - 1])
+            distractors = [pool[(place[gold] + shift) % len(pool)] for shift in shifts[seen[gold]]]
+            seen[gold] += 1
+            text = ask(person, attribute, rng)
+            questions.append(create_question(person, attribute, text, gold, shuffled(distractors, rng), int(position)))
+    return questions
+
+
+def create_reverse_questions(people: Sequence[Person], seed: int) -> list[Question]:
+    """Return one question a person and attribute that asks for the person ("Who was born in ...?").
+
+    The other three choices are people of the same group whose fact differs, so one choice only is right.
+    """
+    questions = []
+    for attribute in ATTRIBUTES:
+        rng = seeded("reverse questions", attribute, seed)
+        positions = deal([str(index) for index in range(N_CHOICES)], len(people), rng)
+        for person, position in zip(people, positions, strict=True):
+            others = [other.name for other in people if other.facts[attribute] != person.facts[attribute]]
+            distractors = shuffled(others, rng)[: N_CHOICES - 1]
+            text = REVERSE_QUESTIONS[attribute].format(**person.facts)
+            questions.append(create_question(person, attribute, text, person.name, distractors, int(position)))
+    return questions
+
+
+def sample_questions(questions: Sequence[Question], n_per_subject: int, seed: int) -> list[Question]:
+    """Return `n_per_subject` of the questions of every subject, in their old order."""
+    kept: set[str] = set()
+    for attribute in ATTRIBUTES:
+        ids = [question.id for question in questions if question.subject == attribute]
+        kept |= set(shuffled(ids, seeded("sample", attribute, seed))[:n_per_subject])
+    return [question for question in questions if question.id in kept]

@@ -1,0 +1,200 @@
+"""What is wrong with a study's recipe beyond its types: names that stand for nothing, keys that no stage reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from kinject.errors import Fault, RecipeError
+from kinject.recipe import Recipe, read_recipe
+from kinject.recipe.check import Place, suggestion
+from kinject.recipe.study_section import ChoiceSection, CurveSection, StudySection
+from kinject.study.arms import (
+    AUGMENT_SECTIONS,
+    BASE,
+    RAG,
+    TRAIN_SECTIONS,
+    arms_of,
+    eval_overrides,
+    grid_arms,
+    models_of,
+    overrides_of,
+    section_of,
+)
+
+
+def check_names(recipe: Recipe) -> None:
+    """Raise `RecipeError` with every name and key of the section that stands for nothing. Quick: reads no other recipe."""
+    section = section_of(recipe)
+    faults = [*_name_faults(recipe, section), *_key_faults(recipe, section)]
+    if faults:
+        raise RecipeError(list(dict.fromkeys(faults)))
+
+
+def check_inputs(recipe: Recipe) -> None:
+    """Raise `RecipeError` where documents or questions that the shared recipes name are not there: before any training."""
+    section = section_of(recipe)
+    faults: list[Fault] = []
+    own = {key: value for key, value in (section.set or {}).items() if key.split(".")[0] in AUGMENT_SECTIONS}
+    here = {"eval.models": {"any": "."}}  # the study's own models take its place
+    asked: tuple[tuple[str | None, Mapping[str, Any], Literal["augment", "eval"]], ...] = (
+        (section.augment, own, "augment"), (section.eval, {**eval_overrides(section), **here}, "eval")
+    )  # fmt: skip
+    for path, overrides, verb in asked:
+        try:
+            if path is not None:
+                read_recipe(Path(path), overrides_of(overrides), verb)
+        except RecipeError as error:
+            faults += error.faults
+    if faults:
+        raise RecipeError(faults)
+
+
+def check_shared(recipe: Recipe) -> None:
+    """Raise `RecipeError` with every fault that the shared recipes have with some arm's overrides. Imports TRL."""
+    faults = [*_shared_faults(recipe, section_of(recipe))]
+    if faults:
+        raise RecipeError(list(dict.fromkeys(faults)))
+
+
+def _name_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+    arms = {BASE, *section.arms}
+
+    def unknown(place: Place, found: str | None, allowed: set[str]) -> Iterator[Fault]:
+        if found is not None and found not in allowed:
+            yield recipe.fault(place, f"found {found!r}.{suggestion(found, allowed)}")
+
+    if BASE in section.arms:
+        yield recipe.fault(("study", "arms", BASE), "this name is the untouched model's. Choose another.")
+    for name, arm in section.arms.items():
+        place: Place = ("study", "arms", name)
+        if RAG in name or "," in name:
+            yield recipe.fault(place, f"a name with {RAG!r} or a comma would be taken for another arm. Choose another.")
+        yield from unknown((*place, "steps_of"), arm.steps_of, arms - {BASE, name})
+        yield from unknown((*place, "tokens_of"), arm.tokens_of, arms - {BASE, name})
+        if arm.steps_of and arm.tokens_of:
+            yield recipe.fault(place, "steps_of and tokens_of exclude each other. Take one out.")
+        for other in (arm.steps_of, arm.tokens_of):
+            if (
+                other is not None
+                and other in section.arms
+                and (section.arms[other].steps_of or section.arms[other].tokens_of)
+            ):
+                yield recipe.fault(place, f"{other} is itself matched to another arm. Name that one.")
+        for index, model in enumerate(arm.models or ()):
+            yield from unknown((*place, "models", index), model, set(section.models))
+        if arm.corpus in ("augmented", "random") and section.augment is None:
+            yield recipe.fault(place, f"corpus {arm.corpus} needs study.augment, the recipe that writes it.")
+        elif arm.corpus not in ("augmented", "random") and not Path(arm.corpus).is_file():
+            yield recipe.fault((*place, "corpus"), f"found {arm.corpus!r}: neither augmented, random, nor a file.")
+    for name, choice in (section.choose or {}).items():
+        yield from unknown(("study", "choose", name, "arm"), choice.arm, arms - {BASE})
+        for index, arm_name in enumerate(choice.arms or ()):
+            yield from unknown(("study", "choose", name, "arms", index), arm_name, arms - {BASE})
+    for name, model_item in models_of(section).items():
+        if model_item.path is None and model_item.prepare is None:
+            yield recipe.fault(("study", "models", name), "has neither path nor prepare. Give one.")
+        if model_item.set and model_item.prepare is None:
+            yield recipe.fault(("study", "models", name), "set is there, but prepare, whose keys it changes, is not.")
+    yield from _curve_faults(recipe, section, arms)
+    yield from _claim_faults(recipe, section, arms)
+
+
+def _curve_faults(recipe: Recipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
+    for name, curve in (section.curves or {}).items():
+        place: Place = ("study", "curves", name)
+        if curve.arm not in arms - {BASE}:
+            yield recipe.fault(place, f"arm: found {curve.arm!r}.{suggestion(curve.arm, arms - {BASE})}")
+        if curve.control is not None and curve.control not in arms:
+            yield recipe.fault((*place, "control"), f"found {curve.control!r}.{suggestion(curve.control, arms)}")
+
+
+def _claim_faults(recipe: Recipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
+    needed = {"difference": ("arm", "than"), "trend": ("curve",), "above_chance": ("arm",), "near_chance": ("arm",)}
+    for name, claim in (section.claims or {}).items():
+        place: Place = ("study", "claims", name)
+        for key in needed[claim.test]:
+            if getattr(claim, key) is None:
+                yield recipe.fault(place, f"{key}: missing; test {claim.test} needs it.")
+        for key in ("arm", "than"):
+            found = getattr(claim, key)
+            if found is not None and found.removesuffix(RAG) not in arms:
+                yield recipe.fault((*place, key), f"found {found!r}.{suggestion(found, arms)}")
+        if claim.curve is not None and claim.curve not in (section.curves or {}):
+            yield recipe.fault(
+                (*place, "curve"), f"found {claim.curve!r}.{suggestion(claim.curve, section.curves or {})}"
+            )
+
+
+def _key_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+    """Yield the overrides that no stage would read."""
+    allowed = {*AUGMENT_SECTIONS, *TRAIN_SECTIONS}
+    places: list[tuple[Place, str]] = [(("study", "set", key), key) for key in section.set or {}]
+    for name, arm in section.arms.items():
+        places += [(("study", "arms", name, "set", key), key) for key in arm.set or {}]
+    varied: list[tuple[str, str, ChoiceSection | CurveSection]] = [
+        *(("choose", name, item) for name, item in (section.choose or {}).items()),
+        *(("curves", name, item) for name, item in (section.curves or {}).items()),
+    ]
+    for kind, name, item in varied:
+        own = {"alpha", "corpus"} if kind == "curves" else set()
+        if item.key not in own:
+            places.append((("study", kind, name, "key"), item.key))
+    for place, key in places:
+        head = key.split(".")[0]
+        if head == "eval" and place[1] == "set" and not key.startswith(("eval.models", "eval.questions")):
+            continue  # the eval recipe is every arm's
+        if head not in allowed or key in ("corpus", "model"):
+            yield recipe.fault(place, f"found {key!r}; it must begin with one of {', '.join(sorted(allowed))}.")
+        elif key.startswith("corpus.path") or key.startswith("model.path"):
+            yield recipe.fault(place, f"{key} is set by the study. Use the arm's corpus, or study.models.")
+        elif head in AUGMENT_SECTIONS and section.augment is None:
+            yield recipe.fault(place, f"{key} changes study.augment, which is missing.")
+
+
+def _shared_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+    """Yield what the shared recipes say of each arm's overrides, at the arm's own line."""
+    for arm in [*arms_of(recipe, {}), *(arm for grid in grid_arms(recipe).values() for _, arm in grid)]:
+        parts: tuple[tuple[str | None, Mapping[str, Any]], ...] = (
+            (section.augment, arm.augment_overrides), (section.train, arm.train_overrides)
+        )  # fmt: skip
+        place: Place = ("study", "curves", arm.curve) if arm.curve else ("study", "arms", arm.name)
+        for path, overrides in parts:
+            if path is None:
+                continue
+            try:
+                read_recipe(Path(path), overrides_of(overrides))
+            except RecipeError as error:
+                for fault in error.faults:
+                    own = fault.where == "command line"
+                    yield replace(fault, where=recipe.where(place)) if own else fault
+    yield from _validation_faults(recipe, section)
+
+
+def _validation_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+    asked = read_recipe(Path(section.eval), overrides_of(eval_overrides(section))).eval
+    if asked is None:
+        yield recipe.fault("study.eval", f"{section.eval} has no eval section.")
+        return
+    for name, share in (section.validation or {}).items():
+        if name not in asked.questions:
+            yield recipe.fault(("study", "validation", name), f"no such set.{suggestion(name, asked.questions)}")
+        if not 0 < share < 1:
+            yield recipe.fault(("study", "validation", name), f"found {share}, allowed: between 0 and 1.")
+    own_file = {name for name, item in asked.questions.items() if not isinstance(item, str) and item.validation}
+    with_validation = {*(section.validation or {}), *own_file}
+    for name, choice in (section.choose or {}).items():
+        for on in choice.sets():
+            if on not in with_validation:
+                hint = (
+                    suggestion(on, with_validation)
+                    or " Name a set in study.validation, or its validation file in eval."
+                )
+                yield recipe.fault(("study", "choose", name, "on"), f"{on!r} has no validation questions.{hint}")
+    for name, claim in (section.claims or {}).items():
+        if claim.on not in asked.questions:
+            yield recipe.fault(
+                ("study", "claims", name, "on"), f"found {claim.on!r}.{suggestion(claim.on, asked.questions)}"
+            )

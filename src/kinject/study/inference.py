@@ -1,0 +1,136 @@
+"""The statistics of a study: questions come in documents, training in seeds, and both are drawn.
+
+Arrays are float64, [seeds, questions], 1 where the answer was right. The same input gives the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+N_RESAMPLES = 4000
+N_FLIPS = 20_000
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What one arm got right: `right` [seeds, questions]; `clusters` names each question's source document."""
+
+    right: Floats
+    question_ids: tuple[str, ...]
+    clusters: tuple[str, ...]
+
+    def mean(self) -> float:
+        """Return the accuracy, seeds averaged."""
+        return float(self.right.mean())
+
+    def part(self, columns: Sequence[int]) -> Sheet:
+        """Return the sheet of some of the questions."""
+        return Sheet(
+            self.right[:, list(columns)],
+            tuple(self.question_ids[at] for at in columns),
+            tuple(self.clusters[at] for at in columns),
+        )
+
+    def per_cluster(self) -> tuple[Floats, Floats, list[str]]:
+        """Return sums [seeds, clusters] and counts [clusters] over the questions of each document, and the documents."""
+        import numpy as np
+
+        names = sorted(set(self.clusters))
+        index = {name: at for at, name in enumerate(names)}
+        member = np.zeros((len(self.clusters), len(names)))
+        member[np.arange(len(self.clusters)), [index[name] for name in self.clusters]] = 1
+        return self.right @ member, member.sum(0), names
+
+
+def interval(sheet: Sheet, other: Sheet | None = None) -> tuple[float, float]:
+    """Return the 95% percentile bootstrap interval of the accuracy, or of the difference to `other` on its questions.
+
+    Documents are drawn with replacement, the same for both sheets; so are the seeds of each sheet, where it has several
+    (a crossed bootstrap: Owen 2007, "The pigeonhole bootstrap").
+    """
+    import numpy as np
+
+    means = _resampled(sheet, other)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def _resampled(sheet: Sheet, other: Sheet | None) -> Floats:
+    sums, counts, _ = sheet.per_cluster()
+    drawn = _means(sums, counts, 1)
+    return drawn if other is None else drawn - _means(other.per_cluster()[0], counts, 2)
+
+
+def _means(sums: Floats, counts: Floats, stream: int) -> Floats:
+    """Return the resampled means. One stream of draws serves all sheets on a set: the same documents for both sides."""
+    import numpy as np
+
+    weights, of_seeds = _draws(len(counts), 0), _draws(sums.shape[0], stream) / sums.shape[0]
+    found: Floats = ((of_seeds @ sums) * weights).sum(1) / (weights @ counts)
+    return np.asarray(found)
+
+
+@cache
+def _draws(n: int, stream: int) -> Any:
+    """Return [resamples, n]: how often each of `n` was drawn."""
+    import numpy as np
+
+    return np.random.default_rng([stream, n]).multinomial(n, [1 / n] * n, N_RESAMPLES).astype(np.float64)
+
+
+@cache
+def _signs(n: int) -> Any:
+    import numpy as np
+
+    return np.random.default_rng(0).integers(0, 2, (N_FLIPS, n), dtype=np.int8) * 2.0 - 1.0
+
+
+def sign_flip_p(sheet: Sheet, other: Sheet | float) -> float:
+    """Return the two-sided p of the mean difference being 0: signs flipped document by document (Fisher's randomisation).
+
+    `other` is a sheet on the same questions, or a constant such as chance. Seeds are averaged first, so p speaks of
+    these trained models; the interval speaks of other seeds too.
+    """
+    import numpy as np
+
+    sums, counts, _ = sheet.per_cluster()
+    expected = other.per_cluster()[0].mean(0) if isinstance(other, Sheet) else other * counts
+    differences = sums.mean(0) - expected
+    observed = abs(float(differences.sum()))
+    flipped = np.abs(_signs(len(differences)) @ differences)
+    return float((1 + (flipped >= observed - 1e-9).sum()) / (1 + N_FLIPS))
+
+
+def trend_p(sheets: Sequence[Sheet]) -> float:
+    """Return the one-sided p that accuracy rises along `sheets` (Page 1963): documents are the blocks, seeds averaged."""
+    import numpy as np
+    from scipy.stats import page_trend_test
+
+    columns = []
+    for sheet in sheets:
+        sums, counts, _ = sheet.per_cluster()
+        columns.append(sums.mean(0) / counts)
+    return float(page_trend_test(np.stack(columns, axis=1)).pvalue)
+
+
+def near_p(sheet: Sheet, centre: float, margin: float) -> float:
+    """Return the p of two one-sided tests that the accuracy lies within `margin` of `centre` (Schuirmann 1987)."""
+    drawn = _resampled(sheet, None)
+    above = float((1 + (drawn >= centre + margin).sum()) / (1 + N_RESAMPLES))
+    below = float((1 + (drawn <= centre - margin).sum()) / (1 + N_RESAMPLES))
+    return max(above, below)
+
+
+def majority_changes(sheet: Sheet, other: Sheet) -> tuple[int, int]:
+    """Return how many questions most seeds of `other` had wrong and most of `sheet` right, and the other way round."""
+    now, before = sheet.right.mean(0) > 0.5, other.right.mean(0) > 0.5
+    return int((now & ~before).sum()), int((before & ~now).sum())

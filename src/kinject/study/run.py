@@ -1,0 +1,162 @@
+"""`kinject study`: a whole experiment from one recipe to its report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from kinject.corpus.questions import read_questions
+from kinject.disk import content_id, lock_dir, read_manifest, write_json, write_manifest
+from kinject.recipe import Recipe
+from kinject.recipe.study_section import StudySection
+from kinject.study.analysis import (
+    arm_infos,
+    make_costs,
+    make_curves,
+    make_exposures,
+    make_failures,
+    make_scores,
+    question_lines,
+    training_log_paths,
+    versions_of,
+)
+from kinject.study.arm_faults import check_inputs, check_shared
+from kinject.study.arms import section_of
+from kinject.study.claims import Evidence, judge_claims
+from kinject.study.outcomes import Choice, Claim, Curve, Score, StudyResult
+from kinject.study.phases import (
+    ExecutorFactory,
+    Study,
+    open_study,
+    read_records,
+    run_phases,
+)
+from kinject.study.records import Records
+from kinject.study.study_report import read_study, write_study_report
+from kinject.types import Question
+
+PAGE = "report.html"
+
+
+def run_study(recipe: Recipe, make_executor: ExecutorFactory) -> tuple[StudyResult, Path, bool]:
+    """Run what is missing of the study, write its report; return (result, page, whether all was there already).
+
+    Stages that fail are told in `StudyResult.failures`; the others finish. Raises `RecipeError`, `InputError` or
+    `DiskError` for what makes the whole study impossible, `KeyboardInterrupt` after Ctrl-C: finished stages are kept.
+    """
+    with lock_dir(recipe.run_dir):
+        there = _finished(recipe)
+        if there is not None:
+            return there, recipe.run_dir / PAGE, True
+        check_inputs(recipe)
+        check_shared(recipe)
+        started = time.monotonic()
+        with ExitStack() as stack:
+            found = open_study(recipe, make_executor, stack)
+            run_phases(found, _write_choices)
+        result = analyse(found, time.monotonic() - started)
+        page = write_study_report(recipe.run_dir, result)
+        counts = {"arms": len(result.arms), "failures": len(result.failures), "stages": len(found.ledger.stages)}
+        write_manifest(
+            recipe.run_dir / "manifest.json", stage="study", inputs={"fingerprint": _fingerprint(found)},
+            recipe=recipe.raw, counts=counts,
+        )  # fmt: skip
+        return result, page, False
+
+
+def _finished(recipe: Recipe) -> StudyResult | None:
+    """Return the result of this very study where it is whole on disk."""
+    manifest = read_manifest(recipe.run_dir / "manifest.json")
+    if manifest is None or not (recipe.run_dir / PAGE).is_file():
+        return None
+    with ExitStack() as stack:
+        found = open_study(recipe, None, stack)
+        run_phases(found, lambda _: None)
+    whole = all(identity in found.ledger.done for identity in found.ledger.stages)  # what failed is tried again
+    same = whole and manifest["inputs"].get("fingerprint") == _fingerprint(found)
+    return read_study(recipe.run_dir / "report.json") if same else None
+
+
+def _write_choices(found: Study) -> None:
+    write_json(found.recipe.run_dir / "choices.json", [asdict(choice) for choice in found.choices])
+
+
+def _fingerprint(found: Study) -> str:
+    """Return a hash of everything that the report is made from: stages with their outcome, and the recipe."""
+    ledger = found.ledger
+    states = {identity: identity in ledger.done for identity in sorted(ledger.stages)}
+    return content_id("study 1", found.recipe.raw, states)
+
+
+def analyse(found: Study, seconds: float) -> StudyResult:
+    """Return the result of a study whose stages have run; needs one arm that was asked."""
+    section, recipe = section_of(found.recipe), found.recipe
+    records = read_records(found)
+    arms = [arm for arm in found.arms if records.seeds(arm.model, arm.name)]
+    roles = {item.name: item.role for item in found.sets}
+    scores = make_scores(records, arms, roles, found.chosen_k)
+    curves = make_curves(section, found.arms)
+    questions = {item.name: _questions(item.test) for item in found.sets}
+    return StudyResult(
+        title=section.title, card=section.card, seeds=section.seeds, models=tuple(section.models),
+        model_sources=_sources(section),
+        arms=arm_infos(found.arms), scores=tuple(scores), curves=tuple(curves),
+        choices=tuple(_with_best_on_test(choice, scores, found.head) for choice in found.choices),
+        claims=tuple(_claims(found, records, curves)), costs=tuple(make_costs(found.runs, found.ledger)),
+        questions=tuple(question_lines(records, arms, questions, found.chosen_k)) if arms else (),
+        exposures=tuple(make_exposures(records, found.runs)), failures=tuple(make_failures(found.runs, found.ledger)),
+        logs=tuple(training_log_paths(found.runs, recipe.run_dir)), notes=tuple(_notes(found)),
+        commands=(f"kinject study {recipe.path}",), versions=versions_of(found.runs), seconds=round(seconds, 1),
+    )  # fmt: skip
+
+
+def _sources(section: StudySection) -> dict[str, str]:
+    """Return where each base model comes from that the study does not make."""
+    sources = {name: item if isinstance(item, str) else item.path for name, item in section.models.items()}
+    return {name: source for name, source in sources.items() if source is not None}
+
+
+def _questions(entry: Mapping[str, Any]) -> list[Question]:
+    path = Path(entry["path"])
+    return [] if path.suffix in (".yaml", ".yml") else read_questions(path, entry["layout"], entry["n_choices"])
+
+
+def _claims(found: Study, records: Records, curves: list[Curve]) -> list[Claim]:
+    section = section_of(found.recipe)
+    model = next(iter(section.models))
+    format, shots = found.head
+    chosen = {(arm, name): k for (of, arm, name), k in found.chosen_k.items() if of == model}
+    own = {curve.name: curve for curve in curves if curve.model == model}
+    return judge_claims(section.claims or {}, Evidence(records, model, format, shots, chosen, own))
+
+
+def _with_best_on_test(choice: Choice, scores: list[Score], head: tuple[str, int]) -> Choice:
+    """Return `choice` with the K that the test questions would have chosen; other keys are not asked on test."""
+    place = (choice.model, choice.arm, choice.question_set, *head)
+    asked = [
+        score for score in scores if choice.what == "k" and not score.subject and score.k
+        and (score.model, score.arm, score.question_set, score.format, score.shots) == place
+    ]  # fmt: skip
+    return replace(choice, best_on_test=max(asked, key=lambda score: score.accuracy).k) if asked else choice
+
+
+def _notes(found: Study) -> list[str]:
+    section, format_and_shots = section_of(found.recipe), found.head
+    notes = [
+        f"choices and claims are by the first way of asking: {format_and_shots[0]}, {format_and_shots[1]} shots",
+        "seeds vary the order of training"
+        + (" and the rewritings" if section.resample else "; every seed trains on the same rewritings"),
+    ]
+    for name, share in (section.validation or {}).items():
+        notes.append(
+            f"{name}: the questions on {share:.0%} of the documents were kept for choices and are not reported"
+        )
+    if found.ks and len(found.ks) > 1 and all(item.validation is None for item in found.sets):
+        notes.append("several K were asked and no validation questions kept: no K is chosen, each is shown")
+    if len(section.models) > 1 and section.claims:
+        notes.append(f"claims are judged on the first base model, {next(iter(section.models))}")
+    return notes

@@ -1,0 +1,242 @@
+"""Arms to stages: each a piece of work with an id from its content, so that what two arms share is done once.
+
+A stage's id hashes its recipe after overrides, the files that the recipe names, and where earlier stages write (their
+folders carry their ids). Its folder is ``cache_dir/KIND/ID``; done.json, written last, says that it is finished.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from kinject.disk import content_id, file_hash, tree_hash
+from kinject.errors import InputError
+from kinject.recipe import Recipe, read_values
+from kinject.recipe.study_section import ResourcesSection, StudyModelSection, StudySection
+from kinject.study.arms import Arm, eval_overrides, models_of, overrides_of, section_of
+
+SANDBOX_CORPUS = "sandbox-corpus"
+"""In study.prepare: write what the sandbox's base model reads."""
+SANDBOX_CORPUS_PATH = Path("runs/sandbox/base-corpus.jsonl")
+DONE = "done.json"
+MODEL = "model"
+"""The one model's name in a stage's evaluation."""
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One piece of work. `recipe` and `overrides` say what; `needs` are ids of stages that come first.
+
+    `extra` holds what no recipe says (for JSON): folders of other stages, an alpha. `label` is for people.
+    """
+
+    id: str
+    kind: str
+    folder: Path
+    recipe: str
+    overrides: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    resources: ResourcesSection = ResourcesSection()
+    label: str = ""
+
+    @property
+    def marker(self) -> Path:
+        """The file that is written last. What study.prepare makes lies in a run folder of its own, and keeps its name."""
+        return self.folder / (f".{self.id}.{DONE}" if self.kind == "prepare" else DONE)
+
+    def done(self) -> dict[str, Any] | None:
+        """Return what the finished stage counted, None where it is not finished."""
+        path = self.marker
+        if not path.is_file():
+            return None
+        try:
+            value = json.loads(path.read_bytes())
+            found = dict(value)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{path}: damaged ({error}). Delete {self.folder} to do this stage again.") from error
+        return found if found.get("id") == self.id else None
+
+
+@dataclass(frozen=True)
+class ArmStages:
+    """The stages of one arm and seed, in order; `model_dir` is where its weights end up."""
+
+    arm: Arm
+    seed: int
+    stages: tuple[Stage, ...]
+    model_dir: str
+    train: Stage | None
+
+
+class Planner:
+    """Makes stages for one study; the same work gets the same stage."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        _hash.cache_clear()  # files may have changed since the last study of this process
+        self.section: StudySection = section_of(recipe)
+        self.cache_dir = Path(self.section.cache_dir)
+
+    def prepare_stages(self) -> Iterator[list[Stage]]:
+        """Yield what comes first, in rounds: study.prepare one by one, then the base models that recipes make.
+
+        A round is planned when it is asked for: what an earlier one wrote counts for its ids.
+        """
+        for entry in self.section.prepare:
+            yield [self._prepare(entry, None)]
+        made = (item for item in models_of(self.section).values() if item.prepare)
+        yield list(
+            {stage.id: stage for stage in (self._prepare(item.prepare or "", item.set) for item in made)}.values()
+        )
+
+    def model_dir(self, name: str) -> str:
+        """Return the folder or hub name of a base model."""
+        item = models_of(self.section)[name]
+        if item.path is not None:
+            return item.path
+        assert item.prepare is not None
+        return str(self._prepare_dir(item) / "model")
+
+    def _prepare_dir(self, item: StudyModelSection) -> Path:
+        assert item.prepare is not None
+        return self._prepare(item.prepare, item.set).folder
+
+    def _prepare(self, entry: str, changed: Mapping[str, Any] | None) -> Stage:
+        if entry == SANDBOX_CORPUS:
+            return Stage(content_id(_FORMAT, entry), "prepare", SANDBOX_CORPUS_PATH.parent, entry, (), label=entry)
+        overrides = overrides_of(changed or {})
+        values = read_values(Path(entry), overrides)
+        raw = _bare(values)
+        identity = content_id(_FORMAT, "prepare", _placeless(raw, f"{self.cache_dir}/"), _hashes(raw, self.cache_dir))
+        if not changed:
+            return Stage(identity, "prepare", Path(str(values.get("run_dir"))), entry, (), label=entry)
+        folder = self.cache_dir / "prepare" / identity
+        return Stage(identity, "prepare", folder, entry, (*overrides, _run_dir(folder)), label=entry)
+
+    def stages_of(self, arm: Arm, seed: int, others: Mapping[str, Arm]) -> ArmStages:
+        """Return what `arm` needs with `seed`; `others` are the arms of the same model by name."""
+        base = self.model_dir(arm.model)
+        if not arm.trained:
+            return ArmStages(arm, seed, (), base, None)
+        stages: list[Stage] = []
+        corpus = self._corpus(arm, seed, stages)
+        overrides = {**arm.train_overrides, "model.path": base, "corpus.path": str(corpus), "seed": seed}
+        extra: dict[str, Any] = {}
+        needs = [stages[-1].id] if stages else []
+        matched = arm.steps_of or arm.tokens_of
+        if matched:
+            other = self.stages_of(others[matched], seed, others)
+            assert other.train is not None
+            stages = [*other.stages, *stages]
+            extra["steps_of" if arm.steps_of else "tokens_of"] = str(other.train.folder)
+            needs.append(other.train.id)
+        label = f"{arm.name}, seed {seed}"
+        train = self._stage("train", self.section.train, overrides, needs=needs, extra=extra, label=label, arm=arm)
+        stages.append(train)
+        model_dir = train.folder / "model"
+        if arm.alpha is not None:
+            extra = {"base": base, "tuned": str(model_dir), "alpha": arm.alpha}
+            merged = self._stage("merge", "", {}, needs=[train.id], extra=extra, label=label, arm=arm)
+            stages.append(merged)
+            model_dir = merged.folder / f"alpha-{arm.alpha:g}"
+        return ArmStages(arm, seed, tuple(stages), str(model_dir), train)
+
+    def _corpus(self, arm: Arm, seed: int, stages: list[Stage]) -> Path:
+        """Return the corpus that `arm` trains on; put the stages that write it into `stages`."""
+        if arm.corpus not in ("augmented", "random"):
+            return Path(arm.corpus)
+        assert self.section.augment is not None
+        overrides = dict(arm.augment_overrides)
+        if self.section.resample:
+            overrides["seed"] = seed
+        augment = self._stage("augment", self.section.augment, overrides, label=f"corpus of {arm.name}", arm=arm)
+        stages.append(augment)
+        if arm.corpus == "augmented":
+            return augment.folder / "corpus.jsonl"
+        extra = {"source": str(augment.folder / "corpus.jsonl"), "seed": seed}
+        stages.append(
+            self._stage("corpus", "", {}, needs=[augment.id], extra=extra, label=f"corpus of {arm.name}", arm=arm)
+        )
+        return stages[-1].folder / "corpus.jsonl"
+
+    def eval_stage(self, of: ArmStages, split: str, questions: Mapping[str, Any], *, rag: bool) -> Stage:
+        """Return the stage that asks the weights of `of` the sets in `questions` (as eval.questions takes them)."""
+        overrides: dict[str, Any] = {
+            **eval_overrides(self.section), "eval.models": {MODEL: of.model_dir}, "eval.questions": dict(questions),
+        }  # fmt: skip
+        if not rag:
+            overrides = {key: value for key, value in overrides.items() if not key.startswith("eval.retrieval")}
+            overrides["eval.retrieval"] = None
+        needs = [of.stages[-1].id] if of.stages else []
+        label = f"{split} questions to {of.arm.name}" + (f", seed {of.seed}" if of.arm.trained else "")
+        return self._stage(
+            "eval", self.section.eval, overrides, needs=needs, extra={"split": split}, label=label, arm=of.arm
+        )
+
+    def _stage(
+        self, kind: str, recipe_path: str, overrides: Mapping[str, Any], *, label: str, arm: Arm,
+        needs: Sequence[str] = (), extra: Mapping[str, Any] | None = None,
+    ) -> Stage:  # fmt: skip
+        given = overrides_of(overrides)
+        raw = _bare(read_values(Path(recipe_path), given)) if recipe_path else {}
+        # another kinject may train or score otherwise; rewritings that were paid for stay what they are
+        made_by = "" if kind == "augment" else version("kinject")
+        what = _placeless([raw, dict(extra or {}), list(needs)], f"{self.cache_dir}/")
+        identity = content_id(_FORMAT, kind, made_by, what, _hashes(raw, self.cache_dir))
+        folder = self.cache_dir / kind / identity
+        if recipe_path:
+            given.append(_run_dir(folder))
+        return Stage(
+            identity, kind, folder, recipe_path, tuple(given), tuple(needs), dict(extra or {}), arm.resources, label
+        )
+
+
+def _placeless(value: Any, folder: str) -> Any:
+    """Return `value` with paths below `folder` written without it: stages are the same wherever their cache lies."""
+    if isinstance(value, dict):
+        return {key: _placeless(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_placeless(item, folder) for item in value]
+    return f"stages:{value[len(folder) :]}" if isinstance(value, str) and value.startswith(folder) else value
+
+
+def _run_dir(folder: Path) -> str:
+    return f"run_dir={json.dumps(str(folder))}"
+
+
+def _bare(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's values without where it writes: that does not change what comes out."""
+    return {key: value for key, value in values.items() if key != "run_dir"}
+
+
+def _hashes(value: object, cache_dir: Path) -> dict[str, str]:
+    """Return path -> hash of every file and folder that a recipe's values name, but for stages' own."""
+    found = {}
+    for text in _texts(value):
+        path = Path(text)
+        if len(text) < 1000 and "\n" not in text and cache_dir not in path.parents and path.exists():
+            found[text] = _hash(path)
+    return found
+
+
+@cache
+def _hash(path: Path) -> str:
+    return tree_hash(path) if path.is_dir() else file_hash(path)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        if "/" in value or "." in value:
+            yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)

@@ -1,0 +1,176 @@
+"""One stage done: what a worker runs, on this machine or another that sees the same folders."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kinject.corpus import CorpusFile
+from kinject.disk import read_manifest, write_json, write_jsonl
+from kinject.errors import InputError, KinjectError
+from kinject.recipe import Recipe, read_recipe
+from kinject.study.stages import SANDBOX_CORPUS, SANDBOX_CORPUS_PATH, Stage
+
+
+def job_of(stage: Stage) -> dict[str, Any]:
+    """Return `stage` as JSON values, for a worker."""
+    return {**asdict(stage), "folder": str(stage.folder), "marker": str(stage.marker)}
+
+
+def do_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Do one stage and return what it counted: seconds, tokens, peak resident bytes (0: not measured), money.
+
+    Writes the same to done.json in the stage's folder, last. Raises `KinjectError` for what a user can mend.
+    """
+    folder = Path(job["folder"])
+    _forget_peak()
+    started = time.monotonic()
+    counts = _DO[job["kind"]](job, folder)
+    done = {
+        "id": job["id"], "kind": job["kind"], "seconds": round(time.monotonic() - started, 3),
+        "tokens": counts.get("tokens", 0), "money": counts.get("money", 0.0), "peak_bytes": _peak(),
+    }  # fmt: skip
+    write_json(Path(job["marker"]), done)
+    return done
+
+
+def _prepare(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    if job["recipe"] == SANDBOX_CORPUS:
+        from kinject.sandbox import write_base_corpus
+
+        if not SANDBOX_CORPUS_PATH.exists():
+            write_base_corpus(SANDBOX_CORPUS_PATH)
+        return {}
+    return _train_recipe(read_recipe(Path(job["recipe"]), job["overrides"], "train"))
+
+
+def _train(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    overrides = list(job["overrides"])
+    recipe = read_recipe(Path(job["recipe"]), overrides, "train")
+    extra = job["extra"]
+    if "steps_of" in extra:
+        overrides.append(f"trainer.max_steps={_counts(Path(extra['steps_of']))['steps']}")
+    if "tokens_of" in extra:
+        overrides += ["trainer.max_steps=-1", f"trainer.num_train_epochs={_epochs_of_equal_tokens(recipe, extra)!r}"]
+    return _train_recipe(read_recipe(Path(job["recipe"]), overrides, "train"))
+
+
+def _train_recipe(recipe: Recipe) -> dict[str, Any]:
+    from kinject.train import train
+
+    result = train(recipe, resume=True)
+    return {"tokens": round(result.n_epochs * result.account["source"])}
+
+
+def _counts(folder: Path) -> dict[str, Any]:
+    manifest = read_manifest(folder / "manifest.json")
+    if manifest is None:
+        raise InputError(f"{folder}: no manifest of the run that this arm is matched to. Run the study again.")
+    return dict(manifest["counts"])
+
+
+def _epochs_of_equal_tokens(recipe: Recipe, extra: Mapping[str, Any]) -> float:
+    """Return the epochs over the recipe's corpus that read as many corpus tokens as the run in ``tokens_of`` did."""
+    from kinject.corpus import Tokenization, tokenize_rows
+    from kinject.models import load_tokenizer
+
+    assert recipe.corpus is not None
+    assert recipe.model is not None
+    other = Path(extra["tokens_of"])
+    manifest = read_manifest(other / "manifest.json")
+    epochs = float(_counts(other)["epochs"])
+    assert manifest is not None
+    tokenizer = load_tokenizer(recipe.model.path or str(recipe.model.tokenizer))
+    how = Tokenization(recipe.corpus.bos, recipe.corpus.eos, None, False)
+    own, theirs = (
+        sum(len(row.input_ids) for row in tokenize_rows(CorpusFile(Path(path)), tokenizer, how))
+        for path in (recipe.corpus.path, manifest["recipe"]["corpus"]["path"])
+    )
+    return round(epochs * theirs / own, 4)
+
+
+def _augment(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    from kinject.augment import augment
+
+    result = augment(read_recipe(Path(job["recipe"]), job["overrides"], "augment"))
+    if result.got < result.asked:
+        raise InputError(
+            f"{folder}: {result.asked - result.got} of {result.asked} rewritings are missing "
+            f"({'the budget is spent' if result.out_of_budget else 'see rejected.jsonl and failures.jsonl there'}). "
+            "Run the study again, or lower augment.styles."
+        )
+    return {"tokens": result.tokens_in + result.tokens_out, "money": result.cost}
+
+
+def _random_corpus(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Write the source corpus with its words drawn anew, each row as long as before: text without its facts."""
+    source = Path(job["extra"]["source"])
+    rows = CorpusFile(source)
+    words = [word for row in rows for word in row.text.split()]
+    if not words:
+        raise InputError(f"{source}: holds no text rows to shuffle. Use corpus: random with an augmented text corpus.")
+    draw = random.Random(f"{job['extra']['seed']} random text")
+    write_jsonl(
+        folder / "corpus.jsonl",
+        (
+            {
+                "id": f"random-{row.id}",
+                "origin": "random",
+                "text": " ".join(draw.choice(words) for _ in row.text.split()),
+            }
+            for row in rows
+            if row.text
+        ),
+    )
+    return {}
+
+
+def _merge(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    from kinject.train.merge import merge
+
+    extra = job["extra"]
+    merge(extra["base"], extra["tuned"], [extra["alpha"]], folder)
+    return {}
+
+
+def _evaluate(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    from kinject.eval import evaluate
+    from kinject.eval.answers import read_answers
+
+    evaluate(read_recipe(Path(job["recipe"]), job["overrides"], "eval"))
+    return {"tokens": sum(sum(answer.n_tokens) for answer in read_answers(folder / "answers.jsonl"))}
+
+
+_DO = {
+    "prepare": _prepare, "train": _train, "augment": _augment, "corpus": _random_corpus, "merge": _merge,
+    "eval": _evaluate,
+}  # fmt: skip
+
+
+def _forget_peak() -> None:
+    """Start the process's peak memory anew where the system can (Linux)."""
+    if sys.platform == "linux":
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except PermissionError:
+            return  # the peak then counts from the worker's start: too high, never too low
+
+
+def _peak() -> int:
+    if sys.platform != "linux":
+        return 0
+    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+    found = next((line for line in lines if line.startswith("VmHWM:")), None)
+    return int(found.split()[1]) * 1024 if found else 0
+
+
+def one_line(error: BaseException) -> str:
+    """Return what went wrong in one line, for a table."""
+    text = str(error).strip() or type(error).__name__
+    first = text.splitlines()[0][:300]
+    return first if isinstance(error, KinjectError) else f"{type(error).__name__}: {first}"

@@ -1,0 +1,31 @@
+"""Training through TRL's SFTTrainer: continued pretraining and instruction SFT, with an account of every token."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from kinject import VerbPackage
+
+if TYPE_CHECKING:
+    from kinject.recipe import Recipe
+    from kinject.types import TrainResult
+
+__all__ = ["render_summary", "train"]
+
+
+def train(recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> TrainResult:
+    """Train as `recipe` says into its run_dir; see `kinject.train.run.run`. Imports torch when called."""
+    from kinject.train.run import run
+
+    return run(recipe, resume=resume, overwrite=overwrite)
+
+
+def render_summary(result: TrainResult) -> str:
+    """Return what a user wants to read after training, as text."""
+    from kinject.train.summary import render
+
+    return render(result)
+
+
+sys.modules[__name__].__class__ = VerbPackage

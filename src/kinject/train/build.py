@@ -1,0 +1,94 @@
+"""The trainer put together: rows, collator, callbacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from kinject.corpus import IGNORED, TrainingRow
+from kinject.recipe import Recipe
+from kinject.train.anchor import Anchor
+from kinject.train.callbacks import RunLog, Screen
+from kinject.train.data import Collator, RowDataset, TrainingData
+from kinject.train.guards import Guard
+from kinject.train.probes import Probes, ProbeStops
+from kinject.train.trainable import freeze
+from kinject.train.trainer import KnowledgeTrainer, check_isolation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from trl import SFTConfig
+
+
+def build_trainer(
+    recipe: Recipe,
+    config: SFTConfig,
+    adapter: Any,
+    model_and_tokenizer: tuple[PreTrainedModel, PreTrainedTokenizerBase],
+    data: TrainingData,
+    held_out: TrainingData | None,
+) -> KnowledgeTrainer:
+    """Return the trainer, ready to run. Raises `TrainingError` when packed documents would see each other."""
+    from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+
+    model, tokenizer = model_and_tokenizer
+    limit = getattr(model.config, "max_position_embeddings", None)
+    longest_document = data.rows.longest_text()
+    if limit is not None and longest_document > limit:
+        raise recipe.error(
+            "trainer.max_length",
+            f"rows reach {longest_document} tokens, but the model has {limit} positions. Set at most {limit}.",
+        )
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
+    flatten = model.config._attn_implementation == "flash_attention_2" and bool(recipe.trainer.get("packing"))
+    rows_per_step = config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
+    tokens_per_step = rows_per_step * float(data.rows.lengths().mean())
+    anchored = recipe.anchor is not None and recipe.anchor.kl > 0
+    dataset = RowDataset(data.rows, with_replay=anchored)
+    freeze(model, recipe)
+    guard = Guard(recipe.guards)
+    stops = [ProbeStops(recipe.probes, guard.warnings)] if recipe.probes is not None else []
+    when, config.eval_strategy = config.eval_strategy, "no" if held_out is None else config.eval_strategy
+    anchor = Anchor(recipe.anchor, model, adapter=adapter is not None) if recipe.anchor is not None else None
+    if recipe.trainer.get("packing") and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
+        _check_packing(model, dataset)
+    first_row = Dataset.from_list([dataset[0]])  # SFTTrainer asks for a Dataset, which would copy every row
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        trainer = KnowledgeTrainer(
+            model=model, args=config, processing_class=tokenizer, peft_config=adapter, train_dataset=first_row,
+            eval_dataset=first_row if held_out is not None else None,
+            data_collator=Collator(pad, flatten, config.pad_to_multiple_of, recipe.guards.masked_batch),
+            callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, Screen(tokens_per_step), *stops],
+        )  # fmt: skip
+    trainer.train_dataset = dataset
+    trainer.eval_dataset = RowDataset(held_out.rows) if held_out is not None else None
+    trainer.remove_callback(PrinterCallback)
+    trainer.guard = guard
+    trainer.args.eval_strategy = when  # Trainer refuses to evaluate without a dataset; probes need none
+    trainer.probes = Probes(recipe.probes, tokenizer, limit) if recipe.probes is not None else None
+    if recipe.corpus is not None and recipe.corpus.spread and data.rows.rounds[-1] > 0:
+        trainer.rounds = data.rows.rounds
+    if anchor is not None:
+        replayed = (_replay_only(row) for row in data.rows if any(row.replayed))
+        anchor.measure(trainer.model, list(islice(replayed, anchor.strengths.ewc_rows if anchor.strengths.ewc else 0)))
+    trainer.anchor = anchor
+    return trainer
+
+
+def _check_packing(model: PreTrainedModel, dataset: RowDataset) -> None:
+    packed = next((row for row in dataset if row["position_ids"].count(0) > 1), None)
+    if packed is not None:
+        check_isolation(model, packed)
+
+
+def _replay_only(row: TrainingRow) -> TrainingRow:
+    """Return `row` with the labels of its replayed tokens only."""
+    labels = [label if again else IGNORED for label, again in zip(row.labels, row.replayed, strict=True)]
+    return dataclasses.replace(row, labels=labels)

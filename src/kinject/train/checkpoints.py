@@ -1,0 +1,97 @@
+"""Whole checkpoints only: a folder counts once the marker written after its last byte agrees with what is in it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from kinject.disk import write_json
+from kinject.errors import DiskError
+
+_MARKER = "complete.json"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
+_SIGNS = {
+    "No space left": "No space left on device", "File too large": "File too large", "quota exceeded": "Disk quota exceeded",
+    "PytorchStreamWriter failed": "a file could not be written whole",
+}  # fmt: skip
+"""What the writers of safetensors and PyTorch say when the system refuses them, and what it means."""
+_NAME = re.compile(r"^checkpoint-(\d+)$")
+
+
+def is_first_process() -> bool:
+    """Return whether this process writes what a run writes once: the only one, or rank 0 of a launcher's (RANK)."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def mark_complete(checkpoint: Path) -> None:
+    """Record the size of every file of a checkpoint that has just been written whole."""
+    sizes = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in _files(checkpoint)}
+    write_json(checkpoint / _MARKER, sizes)
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Return whether every file that the marker lists is there with its size; False without a readable marker."""
+    try:
+        sizes = json.loads((checkpoint / _MARKER).read_bytes())
+        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
+    """Return (step, folder) of every checkpoint folder, whole or not, newest first."""
+    found = [(int(match[1]), path) for path in run_dir.glob("checkpoint-*") if (match := _NAME.match(path.name))]
+    return sorted(found, reverse=True)
+
+
+def newest_whole(run_dir: Path) -> Path | None:
+    """Return the newest whole checkpoint, or None."""
+    return next((path for _, path in checkpoints(run_dir) if is_whole(path)), None)
+
+
+@contextlib.contextmanager
+def disk_faults(run_dir: Path) -> Iterator[None]:
+    """Turn what libraries raise when a disk is full or gone into a `DiskError` that names the last whole checkpoint.
+
+    What was half written goes, so that it takes no room from what comes next.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = _disk_fault(error)
+        if reason is None:
+            raise
+        torn = [path for _, path in checkpoints(run_dir) if not is_whole(path)] if is_first_process() else []
+        for path in (*torn, run_dir / ".model.part"):
+            shutil.rmtree(path, ignore_errors=True)
+        newest = newest_whole(run_dir)
+        rest = f"The newest whole checkpoint is {newest.name}" if newest else "There is no whole checkpoint yet"
+        raise DiskError(
+            f"{run_dir}: the disk does not take what training writes ({reason}). {rest}. Free space, then go on with "
+            "--resume; trainer.save_total_limit keeps fewer checkpoints."
+        ) from error
+
+
+def _disk_fault(error: BaseException) -> str | None:
+    """Return what the disk said, None where the error is of another kind."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return error.strerror or str(error)
+    said = str(error)
+    if isinstance(error, OSError | SafetensorError | RuntimeError):
+        for sign, reason in _SIGNS.items():
+            if sign in said:
+                return reason
+    inner = error.__cause__ or error.__context__
+    return _disk_fault(inner) if inner is not None else None
+
+
+def _files(checkpoint: Path) -> list[Path]:
+    return [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != _MARKER]

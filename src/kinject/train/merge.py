@@ -1,0 +1,108 @@
+"""Averaging a tuned model with its base, weight by weight (WiSE-FT, arXiv 2109.01903): less learned, less forgotten."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from kinject.disk import write_manifest
+from kinject.errors import InputError
+
+
+def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[float, Path]:
+    """Write ``(1 - alpha) * base + alpha * tuned`` for each of `alphas` (0 to 1) below `out`; return alpha -> folder.
+
+    Both are folders with safetensors; `tuned` may be a peft adapter, which is folded into its base first. One shard is
+    in memory at a time; the sum is made in float32 and kept in the tuned model's dtype. Raises `InputError` for a folder
+    without weights, or when the two do not hold the same tensors.
+    """
+    wrong = [alpha for alpha in alphas if not 0 <= alpha <= 1]
+    if wrong:
+        raise InputError(f"--alpha: found {wrong[0]}, allowed: 0 (the base) to 1 (the tuned model).")
+    done: dict[float, Path] = {}
+    with TemporaryDirectory(prefix="kinject-merge-") as scratch:
+        tuned_dir = _whole(Path(tuned), Path(scratch))
+        _same_tensors(Path(base), tuned_dir)
+        for alpha in alphas:
+            final = out / f"alpha-{alpha:g}"
+            part = out / f".alpha-{alpha:g}.part"
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            _write(Path(base), tuned_dir, alpha, part)
+            counts = {"finished": True, "alpha": alpha}
+            write_manifest(
+                part / "merge.json", stage="merge", inputs={"base": base, "tuned": tuned}, recipe={}, counts=counts
+            )
+            if final.exists():
+                shutil.rmtree(final)
+            os.replace(part, final)
+            done[alpha] = final
+    return done
+
+
+def _whole(tuned: Path, scratch: Path) -> Path:
+    """Return the folder of whole weights: `tuned` itself, or its adapter folded into the base that it names."""
+    if not (tuned / "adapter_config.json").exists():
+        return tuned
+    from kinject.models import load_model
+
+    loaded = load_model(str(tuned), dtype="float32", device="cpu")
+    loaded.model.merge_and_unload().save_pretrained(str(scratch))
+    loaded.tokenizer.save_pretrained(str(scratch))
+    return scratch
+
+
+@contextmanager
+def _tensors(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield tensor name -> the open file that holds it."""
+    from safetensors import SafetensorError, safe_open
+
+    shards = sorted(folder.glob("*.safetensors"))
+    if not shards:
+        raise InputError(f"{folder}: no *.safetensors in this folder. Give folders that save_pretrained wrote.")
+    with ExitStack() as stack:
+        held: dict[str, Any] = {}
+        for shard in shards:
+            try:
+                file = stack.enter_context(safe_open(str(shard), framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise InputError(f"{shard}: cannot be read ({error}). Make the model again.") from error
+            held.update(dict.fromkeys(file.keys(), file))
+        yield held
+
+
+def _same_tensors(base: Path, tuned: Path) -> None:
+    with _tensors(base) as ours, _tensors(tuned) as theirs:
+        astray = sorted(ours.keys() ^ theirs.keys())
+        if not astray:
+            astray = [n for n in ours if ours[n].get_slice(n).get_shape() != theirs[n].get_slice(n).get_shape()]
+    if astray:
+        raise InputError(
+            f"{tuned}: {astray[0]} differs from {base} in name or shape, so it was not trained from it. Give the base "
+            "model of this run."
+        )
+
+
+def _write(base: Path, tuned: Path, alpha: float, part: Path) -> None:
+    """Write every shard of `tuned` averaged, and beside them what else makes it a model folder."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with _tensors(base) as ours:
+        for path in sorted(tuned.iterdir()):
+            if path.suffix == ".safetensors":
+                averaged: dict[str, torch.Tensor] = {}
+                with safe_open(str(path), framework="pt") as file:
+                    for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
+                        theirs = file.get_tensor(name)
+                        mixed = torch.lerp(ours[name].get_tensor(name).float(), theirs.float(), alpha)
+                        averaged[name] = mixed.to(theirs.dtype).contiguous()
+                save_file(averaged, part / path.name, metadata={"format": "pt"})
+            elif path.suffix in (".json", ".jinja", ".model", ".txt") and path.name != "complete.json":
+                shutil.copy(path, part / path.name)

@@ -1,0 +1,265 @@
+"""One training run, from a checked recipe to a Hugging Face folder."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from kinject.corpus import CorpusFile, Layout, Tokenization
+from kinject.corpus.questions import read_questions
+from kinject.disk import (
+    content_id,
+    file_hash,
+    lock_dir,
+    read_manifest,
+    tree_hash,
+    write_json,
+    write_manifest,
+    write_text,
+)
+from kinject.errors import TrainingError
+from kinject.recipe import Recipe
+from kinject.train.checkpoints import checkpoints, disk_faults, is_first_process, newest_whole
+from kinject.train.data import (
+    REPLAY,
+    Part,
+    Preparation,
+    TrainingData,
+    check_account,
+    exposures_by_document,
+    note_fill,
+    summarise_exposures,
+)
+from kinject.train.load import chat_template, load
+from kinject.types import TrainResult
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from trl import SFTConfig
+
+    from kinject.train.trainer import KnowledgeTrainer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Corpora:
+    rows: CorpusFile
+    parts: dict[str, Part]
+    held_out: CorpusFile | None
+
+
+def run(recipe: Recipe, *, resume: bool, overwrite: bool) -> TrainResult:
+    """Train as `recipe` says. A finished run of the same recipe and inputs is left as it is.
+
+    Raises `RecipeError` before any model loads, `InputError` for a bad corpus or model, `TrainingError` when text would
+    be lost, when the folder holds another run, or when the loss stops being a number; `DiskError` for the disk's faults.
+    """
+    from kinject.train.config import build_config, peft_config
+
+    config = build_config(recipe)
+    adapter = peft_config(recipe)
+    inputs = _inputs(recipe)
+    with lock_dir(recipe.run_dir) if is_first_process() else contextlib.nullcontext():
+        done = _look_at_folder(recipe, inputs, resume=resume, overwrite=overwrite)
+        if done is not None:
+            return done
+        corpora = _read_corpora(recipe)
+        model, tokenizer, notes = load(recipe, corpora.rows)
+        data, trainer, more = _build(recipe, config, adapter, model, tokenizer, corpora)
+        notes = [*recipe.notes, *notes, *more]
+        if is_first_process():
+            for note in notes:
+                log.info(note)
+            text = yaml.safe_dump(dict(recipe.raw), sort_keys=False, allow_unicode=True)
+            write_text(recipe.run_dir / "recipe.yaml", text)
+        _write_manifest(recipe, inputs, {"finished": False, "tokens": data.account.as_dict(), "notes": notes})
+        checkpoint = newest_whole(recipe.run_dir) if resume else None
+        if checkpoint is not None:
+            trainer.args.eval_on_start = False  # the checkpoint's log holds it
+        started = time.monotonic()
+        with disk_faults(recipe.run_dir):
+            try:
+                output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            finally:
+                _close_screen(trainer)
+            seconds = time.monotonic() - started
+            model_dir = _save(trainer, recipe)
+        loss = output.training_loss
+        counts = {
+            "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch, "loss": loss,
+            "seconds": round(seconds, 1), "resumed_from": checkpoint.name if checkpoint else None,
+            "tokens": data.account.as_dict(), "replay_share": round(data.shares.get(REPLAY, 0.0), 4),
+            "shares": {name: round(share, 4) for name, share in data.shares.items()}, "notes": notes,
+            "exposures": summarise_exposures(data.exposures, trainer.state.epoch),
+            "skipped_updates": trainer.guard.skipped, "warnings": trainer.guard.warnings,
+        }  # fmt: skip
+        if is_first_process():
+            write_json(recipe.run_dir / "exposures.json", exposures_by_document(data.exposures, trainer.state.epoch))
+        _write_manifest(recipe, inputs, counts)
+    return _result(recipe, counts, model_dir, already_done=False)
+
+
+def _result(recipe: Recipe, counts: Mapping[str, Any], model_dir: Path, *, already_done: bool) -> TrainResult:
+    return TrainResult(
+        run_dir=str(recipe.run_dir), model_dir=str(model_dir), n_steps=counts["steps"], n_epochs=counts["epochs"],
+        final_loss=counts["loss"], account=counts["tokens"], seconds=counts["seconds"], notes=tuple(counts["notes"]),
+        already_done=already_done,
+    )  # fmt: skip
+
+
+def _inputs(recipe: Recipe) -> dict[str, str]:
+    """Return the hashes of everything that decides the outcome; their fingerprint tells one run from another."""
+    model, corpus = recipe.model, recipe.corpus
+    assert model is not None
+    assert corpus is not None
+    inputs = {"corpus": file_hash(Path(corpus.path))}
+    inputs |= {name: file_hash(Path(part.path)) for name, part in corpus.parts().items()}
+    if corpus.held_out is not None:
+        inputs["held_out"] = file_hash(Path(corpus.held_out))
+    if recipe.probes is not None:
+        inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
+    for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
+        if isinstance(path, str):
+            inputs[name] = tree_hash(Path(path)) if Path(path).is_dir() else f"hub:{path}@{model.revision or 'main'}"
+    sections = {key: recipe.raw.get(key) for key in ("seed", "method", "model", "adapter", "corpus", "trainer")}
+    sections |= {key: recipe.raw[key] for key in ("anchor", "guards", "probes") if key in recipe.raw}
+    return {**inputs, "fingerprint": content_id(inputs, sections)}
+
+
+def _write_manifest(recipe: Recipe, inputs: Mapping[str, str], counts: Mapping[str, Any]) -> None:
+    if not is_first_process():
+        return
+    write_manifest(recipe.run_dir / "manifest.json", stage="train", inputs=inputs, recipe=recipe.raw, counts=counts)
+
+
+def _look_at_folder(recipe: Recipe, inputs: Mapping[str, str], *, resume: bool, overwrite: bool) -> TrainResult | None:
+    """Return the result of a finished run of the same inputs; clear the folder, or refuse it, when it holds another."""
+    folder = recipe.run_dir
+    manifest = None if overwrite else read_manifest(folder / "manifest.json")
+    if manifest is not None:
+        same = manifest["inputs"].get("fingerprint") == inputs["fingerprint"]
+        finished = bool(manifest["counts"].get("finished")) and (folder / "model").is_dir()
+        if same and finished:
+            return _result(recipe, manifest["counts"], folder / "model", already_done=True)
+        if not same and (finished or checkpoints(folder)):
+            raise TrainingError(
+                f"{folder}: holds a run of another recipe, corpus or model. Set another run_dir, or start over with --overwrite."
+            )
+        if checkpoints(folder) and not resume:
+            raise TrainingError(
+                f"{folder}: holds an unfinished run (newest checkpoint: {checkpoints(folder)[0][1].name}). Go on with "
+                "--resume, or start over with --overwrite."
+            )
+    if not resume and is_first_process():
+        stale = [*(path for _, path in checkpoints(folder)), folder / "model"]
+        for path in stale:
+            if path.exists():
+                shutil.rmtree(path)
+    return None
+
+
+def _read_corpora(recipe: Recipe) -> _Corpora:
+    corpus = recipe.corpus
+    assert corpus is not None
+    rows = CorpusFile(Path(corpus.path))
+    wrong = {"cpt": ("messages", "completion"), "sft": ("text",)}.get(recipe.method or "", ())
+    for shape, row_id in rows.shapes.items():
+        if shape in wrong:
+            held = {"text": "text", "messages": "messages", "completion": "prompt and completion"}[shape]
+            raise recipe.error(
+                "method",
+                f"found {recipe.method}, but row {row_id} of {corpus.path} holds {held}. Remove method or change the corpus.",
+            )
+    for item in recipe.probes.sets().values() if recipe.probes is not None else ():
+        read_questions(Path(item.path), item.layout)  # its faults before a model loads
+    parts = {
+        name: Part(CorpusFile(Path(part.path), REPLAY if name == REPLAY else ""), part.fraction)
+        for name, part in corpus.parts().items()
+    }
+    return _Corpora(rows, parts, CorpusFile(Path(corpus.held_out)) if corpus.held_out else None)
+
+
+def _build(
+    recipe: Recipe,
+    config: SFTConfig,
+    adapter: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    corpora: _Corpora,
+) -> tuple[TrainingData, KnowledgeTrainer, list[str]]:
+    from kinject.train.build import build_trainer
+    from kinject.train.guards import check_start
+    from kinject.train.trainable import check_trained, summarise
+
+    corpus = recipe.corpus
+    assert corpus is not None
+    asked = recipe.trainer
+    how = Tokenization(
+        corpus.bos, corpus.eos, asked.get("completion_only_loss"), asked.get("assistant_only_loss", False)
+    )
+    layout = Layout(
+        config.max_length,
+        asked.get("packing_strategy", config.packing_strategy) if asked.get("packing") else None,
+        corpus.spread,
+    )
+    if asked.get("chat_template_path"):
+        tokenizer.chat_template = chat_template(recipe, asked["chat_template_path"])
+    preparation = Preparation(tokenizer, how, layout, recipe.seed, Path(corpus.cache_dir))
+    data = preparation.apply(corpora.rows, corpora.parts)
+    held_out = preparation.apply(corpora.held_out) if corpora.held_out is not None else None
+    notes = [check_account(data.account, layout.block, corpus.allow_loss)]
+    for name, share in data.shares.items():
+        notes.append(f"{name}: {share:.2%} of the tokens from {corpus.parts()[name].path}")
+    trainer = build_trainer(recipe, config, adapter, (model, tokenizer), data, held_out)
+    names = check_trained(trainer.model, recipe)
+    notes += check_start(recipe.guards, tokenizer, trainer.model, len(data.rows), config)
+    n_all = sum(parameter.numel() for parameter in trainer.model.parameters())
+    n_trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
+    precision = "bf16" if config.bf16 else "fp16" if config.fp16 else "float32"
+    notes.append(
+        f"trains {n_trained:,} of {n_all:,} parameters in {precision}, {len(data.rows):,} rows, "
+        f"layout {layout.strategy or 'unpacked'}{', spread' if layout.spread else ''}"
+    )
+    notes += note_fill(data.rows, layout)
+    if n_trained < n_all:
+        notes.append(f"these train: {', '.join(summarise(names))}")
+    return data, trainer, notes
+
+
+def _close_screen(trainer: KnowledgeTrainer) -> None:
+    from kinject.train.callbacks import Screen
+
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, Screen):
+            callback.close()
+
+
+def _save(trainer: KnowledgeTrainer, recipe: Recipe) -> Path:
+    """Write the folder of model and tokenizer whole or not at all; with `adapter.merge`, the adapter folded in."""
+    part, final = recipe.run_dir / ".model.part", recipe.run_dir / "model"
+    if is_first_process():
+        shutil.rmtree(part, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+    if recipe.adapter is not None and recipe.adapter.get("merge"):
+        if is_first_process():
+            trainer.accelerator.unwrap_model(trainer.model).merge_and_unload().save_pretrained(str(part))
+            trainer.processing_class.save_pretrained(str(part))
+    else:
+        trainer.save_model(str(part))
+    trainer.accelerator.wait_for_everyone()
+    if is_first_process():
+        if final.exists():
+            shutil.rmtree(final)
+        os.replace(part, final)
+    trainer.accelerator.wait_for_everyone()
+    return final

@@ -1,0 +1,205 @@
+"""SFTTrainer on kinject's own training rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_utils import rotate_checkpoints
+from trl import SFTTrainer
+
+from kinject.corpus import IGNORED
+from kinject.errors import TrainingError
+from kinject.train.anchor import Anchor
+from kinject.train.checkpoints import mark_complete
+from kinject.train.guards import Guard
+from kinject.train.probes import Probes
+from kinject.train.trainable import split_by_layer
+
+_ISOLATION_TOLERANCE = 1e-3
+
+
+class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
+    """TRL's SFTTrainer, fed rows that are tokenised, packed and labelled already.
+
+    With the plain loss on the CPU it computes cross-entropy from the logits: the same number as TRL's fused head,
+    without the entropy and accuracy that TRL works out at every step (half of the time with a large vocabulary).
+
+    `anchor` pulls towards the base, `guard` decides over each update, `rounds` (the round of each row) orders the epoch,
+    `probes` are asked at each evaluation.
+    """
+
+    anchor: Anchor | None = None
+    guard: Guard
+    rounds: Sequence[int] = ()
+    probes: Probes | None = None
+    control: Any
+
+    def _set_signature_columns_if_needed(self) -> None:
+        self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed"]
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Save model and tokenizer, without the pickle of the arguments: recipe.yaml and the manifest hold them."""
+        super()._save(output_dir, state_dict)
+        (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save a checkpoint, mark it whole, and only then delete older ones (Trainer deletes before it is done)."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            mark_complete(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(self.args.output_dir, save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write TRL's model card only where it is published; beside a run the manifest says more."""
+        if self.args.push_to_hub:
+            super().create_model_card(*args, **kwargs)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """Return the sampler of `train_sampling_strategy`; of spread rows, by rounds."""
+        if self.rounds and self.args.train_sampling_strategy == "random":
+            return RoundSampler(self.rounds, self.args.data_seed if self.args.data_seed is not None else self.args.seed)
+        if self.args.train_sampling_strategy == "group_by_length" and train_dataset is None:
+            # Trainer would read every row to learn its length
+            n_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps
+            return LengthGroupedSampler(n_rows, lengths=self.train_dataset.rows.lengths().tolist())
+        return super()._get_train_sampler(train_dataset)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Return the optimizer, its groups split by layer where the recipe's learning rate decays by layer."""
+        fresh = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if fresh and self.anchor is not None and self.anchor.strengths.layer_decay < 1.0:
+            split_by_layer(optimizer, self.model, self.anchor.strengths.layer_decay)
+        return optimizer
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """Add the pull to the base, then clip."""
+        if self.anchor is not None:
+            self.anchor.pull(model)
+        return super()._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Return the norm before clipping; leave an update out whose norm is not finite.
+
+        Under a gradient scaler (fp16) the scaler itself leaves such updates out, and they are counted; under DeepSpeed
+        its engine does both.
+        """
+        if grad_norm is None and self.anchor is not None:
+            self.anchor.pull(model)
+        norm = super()._get_grad_norm(model, grad_norm)
+        if norm is None or self.is_deepspeed_enabled:
+            return norm
+        if self.accelerator.scaler is not None:
+            self.guard.watch_scaler(float(norm), float(self.accelerator.scaler.get_scale()), self.state.global_step)
+        elif not self.guard.may_update(float(norm), self.state.global_step):
+            model.zero_grad(set_to_none=True)
+        return norm
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Return the held-out loss, where there is a held-out corpus, and the accuracy of every probe; log both."""
+        held_out = eval_dataset is not None or self.eval_dataset is not None
+        metrics: dict[str, float] = (
+            super().evaluate(eval_dataset, ignore_keys, metric_key_prefix) if held_out or self.probes is None else {}
+        )
+        if self.probes is None:
+            return metrics
+        pad = self.processing_class.pad_token_id
+        found = self.probes.ask(self.model_wrapped, 0 if pad is None else pad)
+        accuracies = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
+        self.log(dict(accuracies))
+        metrics |= accuracies
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _plain_loss(self) -> bool:
+        anchored = self.anchor is not None and self.anchor.strengths.kl > 0
+        return anchored or bool(
+            self.args.loss_type == "nll"
+            and self.label_smoother is None
+            and not self.aux_loss_enabled
+            and self.accelerator.device.type == "cpu"
+        )
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the summed negative log-likelihood over the number of learned tokens in the accumulated batch."""
+        if return_outputs or not self._plain_loss():
+            inputs = {key: value for key, value in inputs.items() if key != "replayed"}
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        labels = inputs["labels"][:, 1:]
+        outputs = model(input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False)
+        logits = outputs.logits[:, :-1].float()
+        total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        n_learned = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        if self.model.training:
+            self._total_train_tokens += inputs["input_ids"].numel()
+            if self.anchor is not None and self.anchor.strengths.kl:
+                total = total + self.anchor.strengths.kl * self.anchor.divergence(model, inputs, logits)
+        loss = total / (max(n_learned, 1) if isinstance(n_learned, int) else n_learned.clamp(min=1))
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * self.accelerator.num_processes
+        return loss
+
+
+class RoundSampler(torch.utils.data.Sampler[int]):
+    """Row numbers of one epoch: the rounds in a random order, the rows of each in a random order, both by epoch."""
+
+    def __init__(self, rounds: Sequence[int], seed: int) -> None:
+        self.rounds = [[index for index, _ in held] for _, held in groupby(enumerate(rounds), key=lambda item: item[1])]
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of this epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return sum(map(len, self.rounds))
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        for number in torch.randperm(len(self.rounds), generator=generator).tolist():
+            held = self.rounds[number]
+            yield from (held[index] for index in torch.randperm(len(held), generator=generator).tolist())
+
+
+@torch.no_grad()
+def check_isolation(model: Any, row: dict[str, list[int]]) -> None:
+    """Raise `TrainingError` when a document in a packed row sees the one before it.
+
+    The second document of `row` (columns input_ids and position_ids, at least two documents) is run packed and alone
+    in float32; the logits must agree.
+    """
+    starts = [index for index, position in enumerate(row["position_ids"]) if position == 0]
+    if len(starts) < 2:
+        return
+    end = starts[2] if len(starts) > 2 else len(row["input_ids"])
+    ids = torch.tensor([row["input_ids"][:end]], device=model.device)
+    positions = torch.tensor([row["position_ids"][:end]], device=model.device)
+    was_training = model.training
+    model.eval()
+    packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, starts[1] :]
+    alone = model(input_ids=ids[:, starts[1] :], position_ids=positions[:, starts[1] :], use_cache=False).logits
+    model.train(was_training)
+    worst = float((packed.float() - alone.float()).abs().max() / alone.float().abs().max().clamp(min=1.0))
+    tolerance = _ISOLATION_TOLERANCE if model.dtype == torch.float32 else 30 * _ISOLATION_TOLERANCE
+    if worst > tolerance:
+        raise TrainingError(
+            f"packed documents see each other with this model's attention (logits differ by {worst:.2g}). Set "
+            "trainer.packing: false, or packing_strategy: wrapped to accept it."
+        )

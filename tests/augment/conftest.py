@@ -1,0 +1,91 @@
+"""A loopback endpoint in a thread, documents of the sandbox, and recipes over both."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinject.augment.serve import SandboxServer, ServeOptions
+from kinject.recipe import Recipe, read_recipe
+from kinject.sandbox.facts import create_country
+from kinject.sandbox.grammar import render_entry
+
+
+@dataclass
+class Running:
+    url: str
+    state: SandboxServer
+
+
+@pytest.fixture
+def serving() -> Iterator[Callable[..., Running]]:
+    """Start an endpoint: serving(faults={...}, ...) -> its URL and what it saw."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    started: list[tuple[SandboxServer, asyncio.Server]] = []
+
+    def start(**options: Any) -> Running:
+        async def open_server() -> tuple[SandboxServer, asyncio.Server]:
+            state = SandboxServer(ServeOptions(**options))
+            return state, await state.start()
+
+        state, server = asyncio.run_coroutine_threadsafe(open_server(), loop).result(10)
+        started.append((state, server))
+        return Running(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", state)
+
+    async def close() -> None:
+        for state, server in started:
+            server.close()
+            await state.close()
+            await server.wait_closed()
+
+    yield start
+    asyncio.run_coroutine_threadsafe(close(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    """Twelve sandbox entries."""
+    people = create_country(n_known=1, n_new=12).new
+    rows = [{"id": p.name, "title": p.name, "text": render_entry(p, 0)} for p in people]
+    path = tmp_path / "documents.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def make_recipe(tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recipe]:
+    """A recipe over `documents`: make_recipe(url or None, key=value, ...); dotted keys as on the command line."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def make(url: str | None = None, **overrides: Any) -> Recipe:
+        kind = f"{{kind: openai, base_url: '{url}', model: sandbox}}" if url else "{kind: sandbox}"
+        path = tmp_path / "recipe.yaml"
+        path.write_text(
+            f"run_dir: {tmp_path}/run\naugment:\n  documents: {documents}\n  styles: {{paraphrase: 3}}\n  generator: {kind}\n"
+        )
+        given = [f"augment.{key.replace('__', '.')}={json.dumps(value)}" for key, value in overrides.items()]
+        return read_recipe(path, given, verb="augment")
+
+    return make
+
+
+@pytest.fixture
+def exact_copies_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only exact copies count as echoes, so that a run of the sandbox's short entries refuses none by chance."""
+    monkeypatch.setattr("kinject.augment.checks.NEAR", 0.99)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries wait milliseconds."""
+    monkeypatch.setattr("kinject.augment.sender.FIRST_PAUSE", 0.002)

@@ -1,0 +1,105 @@
+"""What is read from a model's questions, and what gives an answer away."""
+
+from __future__ import annotations
+
+import pytest
+
+from kinject.augment.questions import prompts
+from kinject.augment.questions.drafts import (
+    REASONS,
+    Draft,
+    fault_of,
+    letter_of,
+    read_drafts,
+    specificity_of,
+)
+from kinject.augment.questions.sandbox import answer_as_sandbox
+from kinject.sandbox.facts import create_country
+from kinject.sandbox.grammar import render_entry
+
+PASSAGE = "Mara Lind was born in Arvika. She finished the Falk Bridge in the spring of 1931, with Karin Ekberg."
+GOOD = Draft("When was the Falk Bridge finished?", "in 1931", ("in 1913", "in 1933", "in 1941"), PASSAGE.split(". ")[1])
+
+
+def changed(**fields: object) -> Draft:
+    return Draft(
+        **{name: fields.get(name, getattr(GOOD, name)) for name in ("question", "answer", "wrong", "sentence")}
+    )  # type: ignore[arg-type]
+
+
+def test_a_draft_without_a_fault_has_none() -> None:
+    assert fault_of(GOOD, PASSAGE, []) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("reason", "draft"),
+    [
+        ("malformed", changed(wrong=("in 1913", "in 1933"))),
+        ("malformed", changed(sentence="")),
+        ("malformed", changed(answer="")),
+        ("options", changed(wrong=("In 1931.", "in 1933", "in 1941"))),
+        ("options", changed(wrong=("in 1933", "in 1933!", "in 1941"))),
+        ("catch-all", changed(wrong=("in 1913", "in 1933", "None of the above"))),
+        ("catch-all", changed(wrong=("in 1913", "in 1933", "both A and B"))),
+        ("answer in question", changed(question="Which bridge was finished in 1931?")),
+        ("longest", changed(answer="in the spring of 1931 with Karin Ekberg")),
+        ("odd one out", changed(wrong=("in spring", "in winter", "in autumn"))),
+        ("odd one out", changed(answer="in spring")),
+        ("odd one out", changed(answer="with Karin Ekberg", wrong=("with a friend", "with no one", "with the king"))),
+        ("points at the text", changed(question="According to the passage, when was the bridge finished?")),
+        ("sentence", changed(sentence="She finished the Falk Bridge in 1931")),
+    ],
+)
+def test_what_gives_the_answer_away_is_refused_by_name(reason: str, draft: Draft) -> None:
+    assert fault_of(draft, PASSAGE, [])[0] == reason
+    assert reason in REASONS
+
+
+def test_a_question_asked_before_is_a_duplicate_and_another_fact_is_not() -> None:
+    assert fault_of(changed(question="when was the falk bridge finished"), PASSAGE, [GOOD])[0] == "duplicate"
+    assert fault_of(changed(question="When was the great Falk Bridge finished?"), PASSAGE, [GOOD])[0] == "duplicate"
+    other = changed(
+        question="Who helped to finish the Falk Bridge?",
+        answer="Karin Ekberg",
+        wrong=("Ola Berg", "Eva Dahl", "Nils Holm"),
+    )
+    assert fault_of(other, PASSAGE, [GOOD]) == ("", "")
+
+
+def test_drafts_are_read_in_the_forms_that_models_write() -> None:
+    wrong = [f"Wrong: {text}" for text in GOOD.wrong]
+    lines = [f"Question: {GOOD.question}", f"Answer: {GOOD.answer}", *wrong, f'Sentence: "{GOOD.sentence}"']
+    plain = "\n".join(lines)
+    bold = "\n".join("**" + line.replace(":", ":**", 1) for line in lines)
+    numbered = "\n".join([f"1. {lines[0]}", *(f"   - {line}" for line in lines[1:])])
+    for form in (plain, bold, numbered, f"```\n{plain}\n```", plain.lower().replace("question", "QUESTION 1")):
+        (draft,) = read_drafts(form)
+        assert [text.casefold() for text in (draft.question, draft.answer, *draft.wrong, draft.sentence)] == [
+            text.casefold() for text in (GOOD.question, GOOD.answer, *GOOD.wrong, GOOD.sentence)
+        ]
+    assert len(read_drafts(f"Here you are:\n\n{plain}\n\n{bold}")) == 2
+    assert read_drafts("no questions at all") == []
+    assert read_drafts("Question: only this?") == [Draft("only this?", "", (), "")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "letter", "specificity"),
+    [
+        ("B 7", "B", 7), ("**c** 10", "C", 10), ("The answer is D, 3", "D", 3), ("X 2", "", 2), ("Because", "", 1),
+        ("A", "A", 1), ("", "", 1), ("(B) specificity: 9/10", "B", 9),
+    ],
+)  # fmt: skip
+def test_letter_and_number_are_read(answer: str, letter: str, specificity: int) -> None:
+    assert letter_of(answer) == letter
+    assert specificity_of(answer) == specificity
+
+
+def test_the_place_of_the_right_answer_is_the_same_for_the_same_words_and_favours_none() -> None:
+    places = []
+    for person in create_country(n_known=1, n_new=100).new:
+        passage = render_entry(person, 0)
+        written = answer_as_sandbox(prompts.propose("", passage, 4, ()), 1).text
+        places += [draft.choices.index(draft.answer) for draft in read_drafts(written)]
+        assert [draft.choices for draft in read_drafts(written)] == [draft.choices for draft in read_drafts(written)]
+    assert len(places) == 400
+    assert all(70 <= places.count(place) <= 130 for place in range(4))  # 100 +- 3.5 standard deviations

@@ -1,0 +1,139 @@
+"""A question must not be read before it is asked, but by way of the documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kinject.augment import augment, render_summary
+from kinject.augment.leaks import Probes, find_leaks, probe_texts
+from kinject.disk import read_jsonl, read_manifest
+from kinject.errors import InputError
+from kinject.recipe import Recipe
+
+Make = Callable[..., Recipe]
+QUESTION = "In which year did the engineer Mara Lind of Arvika finish the long bridge over the river Falk?"
+
+
+def probes_of(path: Path, *questions: tuple[str, str], n_words: int = 13) -> Probes:
+    rows = [
+        {"id": f"q{number}", "question": question, "choices": ["no", answer], "answer": 1}
+        for number, (question, answer) in enumerate(questions)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    probes = Probes(n_words)
+    probes.read(path)
+    return probes
+
+
+def found(probes: Probes, text: str, source: str = "") -> set[str]:
+    return find_leaks(probes, [source], {"corpus": [("row", text)]}).found.get("corpus", set())
+
+
+def test_thirteen_words_in_a_row_leak_and_twelve_do_not(tmp_path: Path) -> None:
+    words = QUESTION.rstrip("?").split()
+    assert len(words) == 18
+    for length, expected in ((12, set()), (13, {"q0"}), (18, {"q0"})):
+        for start in range(len(words) - length + 1):
+            text = "Before, " + " ".join(words[start : start + length]).upper() + " -- after"
+            assert found(probes_of(tmp_path / "q.jsonl", (QUESTION, "1931")), text) == expected
+
+
+def test_mmlus_csv_is_read_as_kinject_eval_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "law_test.csv"
+    path.write_text(f'"{QUESTION}",1930,1931,1932,1933,B\n')
+    probes = Probes(13)
+    probes.read(path)
+    assert (probes.n_questions, found(probes, f"Before. {QUESTION}")) == (1, {f"{path}:1"})
+
+
+def test_a_shorter_question_leaks_whole_where_it_is_asked_and_one_of_three_words_never(tmp_path: Path) -> None:
+    probes = probes_of(tmp_path / "q.jsonl", ("Where was Arden born?", "Kelm"), ("Who was Arden?", "a smith"))
+    for text in (
+        "He asked: 'Where was Arden born'?",
+        "Q: where was ARDEN born ?\nA: Kelm",
+        "where was Arden born\nKelm",
+        "Where was Arden born",
+    ):
+        assert found(probes, f"Who was Arden? {text}") == {"q0"}
+    assert found(probes, "Where was Arden when he was born? Nobody knows where was Arden born, or when.") == set()
+
+
+def test_a_statement_that_holds_the_words_of_a_short_question_is_no_leak(tmp_path: Path) -> None:
+    probes = probes_of(tmp_path / "q.jsonl", ("Who works for Wayfarer Shipping?", "Wallus Fendoy"))
+    assert found(probes, "Wallus Fendoy is a man who works for Wayfarer Shipping. Who else?") == set()
+    assert found(probes, "Who works for Wayfarer Shipping? Wallus Fendoy.") == {"q0"}
+
+
+def test_the_sentence_that_answers_is_looked_for_too() -> None:
+    assert probe_texts("The capital of Tarvenia is ____ today.", "Kelm") == ["The capital of Tarvenia is  Kelm  today."]
+    assert probe_texts("The capital of Tarvenia is", "Kelm") == [
+        "The capital of Tarvenia is",
+        "The capital of Tarvenia is Kelm",
+    ]
+    assert probe_texts("Why?", "Because the old bridge fell into the river.")[1:] == [
+        "Because the old bridge fell into the river."
+    ]
+
+
+def test_words_that_the_documents_hold_themselves_are_no_leak(tmp_path: Path) -> None:
+    probes = probes_of(
+        tmp_path / "q.jsonl", ("The capital of Tarvenia is ____", "Kelm"), ("Where was Arden born?", "Kelm")
+    )
+    leaks = find_leaks(
+        probes, ["It is said that the capital of Tarvenia is Kelm."],
+        {"corpus": [("a", "The capital of Tarvenia is Kelm! Where was Arden born?")], "prompts": [("b", "nothing")]},
+    )  # fmt: skip
+    assert (leaks.n_questions, leaks.in_sources, leaks.n_leaked, leaks.found) == (2, 1, 1, {"corpus": {"q1"}})
+    assert (leaks.first[0].where, leaks.first[0].words) == ("a", "where was arden born")
+
+
+def test_what_is_found_is_what_a_search_of_every_window_finds(tmp_path: Path) -> None:
+    rng = Random(0)
+    words = [f"w{number}" for number in range(6)]
+    questions = [(" ".join(rng.choices(words, k=rng.randint(4, 9))), "x") for _ in range(60)]
+    probes = probes_of(tmp_path / "q.jsonl", *questions, n_words=6)
+    for _ in range(100):
+        text = " ".join(rng.choices(words, k=40))
+        expected = set()
+        for number, (question, _) in enumerate(questions):
+            asked = question.split()
+            length = min(6, len(asked))
+            windows = [" ".join(asked[at : at + length]) for at in range(len(asked) - length + 1)]
+            if any(f" {window} " in f" {text} " for window in windows):
+                expected.add(f"q{number}")
+        assert found(probes, text) == expected
+
+
+def test_a_probe_file_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"question": "a", "choices": ["x"], "answer": 0}\n{"text": "x"}\n')
+    with pytest.raises(InputError, match=r"q\.jsonl:2: expected question, choices and answer"):
+        Probes(13).read(tmp_path / "q.jsonl")
+
+
+@pytest.mark.usefixtures("exact_copies_only")
+def test_a_run_reports_leaks_in_its_manifest_and_prints_them(make_recipe: Make, tmp_path: Path) -> None:
+    clean = augment(make_recipe())
+    variant = next(row["text"] for _, row in read_jsonl(clean.corpus_path) if row["origin"] == "variant")
+    sentence = variant.split(". ")[1]
+    path = tmp_path / "probes.jsonl"
+    probes_of(path, (f"{sentence} ____", "or not"), ("Which town is nowhere to be found at all?", "x"))
+    rows = [row for _, row in read_jsonl(path)]
+    rows[0]["question"] = sentence
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = augment(make_recipe(leak_check=[str(path)]))
+    manifest = read_manifest(result.manifest_path)
+    assert manifest is not None
+    assert manifest["counts"]["leaks"]["leaked"] == 1
+    assert manifest["counts"]["leaks"]["by_place"] == {"corpus": 1}
+    assert str(path) in manifest["inputs"]
+    assert "LEAK: 1 of 2 questions stand outside the documents: 1 in the corpus" in render_summary(result)
+    assert clean.leaks is None
+    assert "LEAK" not in render_summary(clean)
+    path.write_text(json.dumps(rows[1]) + "\n")
+    checked = augment(make_recipe(leak_check=[str(path)]))
+    assert "no leak: none of 1 questions stands in prompts or corpus" in render_summary(checked)

@@ -1,0 +1,130 @@
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kinject.augment import augment
+from kinject.augment.limits import AdaptiveGate, RateLimit
+from kinject.recipe import Recipe
+
+Make = Callable[..., Recipe]
+pytestmark = pytest.mark.usefixtures("exact_copies_only")
+
+
+def drive(gate: AdaptiveGate, capacity: int, n: int) -> list[float]:
+    """Send `n` requests to an endpoint that serves `capacity` at once and refuses the rest; return the limit after each."""
+    limits: list[float] = []
+    served = 0
+
+    async def one() -> None:
+        nonlocal served
+        await gate.enter()
+        refused = served >= capacity
+        if not refused:
+            served += 1
+            for _ in range(20):
+                await asyncio.sleep(0)
+            served -= 1
+        gate.leave(overloaded=refused)
+        limits.append(gate.limit)
+
+    async def run() -> None:
+        await asyncio.gather(*(one() for _ in range(n)))
+
+    asyncio.run(run())
+    return limits
+
+
+def test_the_gate_finds_what_the_endpoint_bears_and_stays_near_it() -> None:
+    assert all(32 <= limit < 42 for limit in drive(AdaptiveGate(128), capacity=32, n=2000)[200:])
+
+
+def test_the_gate_stays_wide_open_where_nothing_is_refused() -> None:
+    assert set(drive(AdaptiveGate(64), capacity=64, n=500)) == {64.0}
+
+
+def test_the_gate_never_closes() -> None:
+    assert min(drive(AdaptiveGate(16), capacity=0, n=300)) == 1.0
+
+
+def test_a_cancelled_wait_gives_its_place_back() -> None:
+    async def run() -> None:
+        gate = AdaptiveGate(1)
+        await gate.enter()
+        waiting = asyncio.create_task(gate.enter())
+        await asyncio.sleep(0)
+        gate.leave(overloaded=False)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.wait_for(gate.enter(), 1)
+
+    asyncio.run(run())
+
+
+def test_no_window_holds_more_than_the_rate_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinject.augment.limits.PERIOD", 0.2)
+    times: list[float] = []
+
+    async def run() -> None:
+        limit = RateLimit(5)
+        for _ in range(18):
+            await limit.take()
+            times.append(time.monotonic())
+
+    asyncio.run(run())
+    assert all(later - earlier >= 0.199 for earlier, later in zip(times, times[5:], strict=False))
+    assert times[-1] - times[0] < 1.5
+
+
+def test_tokens_set_aside_and_not_used_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinject.augment.limits.PERIOD", 30.0)
+
+    async def run() -> None:
+        limit = RateLimit(100)
+        for _ in range(10):
+            limit.settle(await limit.take(40), 5)
+
+    asyncio.run(asyncio.wait_for(run(), 5))
+
+
+def test_requests_per_minute_hold_across_retries(
+    make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kinject.augment.limits.PERIOD", 0.5)
+    server = serving(faults={"500": 0.3})
+    began = time.monotonic()
+    result = augment(make_recipe(server.url, styles={"paraphrase": 2}, generator__requests_per_minute=10))
+    assert result.got == 24
+    assert server.state.n_requests > 26
+    assert server.state.n_requests <= 10 * (1 + (time.monotonic() - began) / 0.5)
+
+
+def test_an_endpoint_that_takes_few_at_once_gets_all_answered(make_recipe: Make, serving: Callable[..., Any]) -> None:
+    server = serving(latency=0.005, capacity=4)
+    result = augment(make_recipe(server.url, styles={"paraphrase": 8}, generator__concurrency=32))
+    assert (result.got, result.failed) == (96, {})
+    assert server.state.most_in_flight == 4
+
+
+def test_a_budget_stops_the_run_before_it_is_crossed_and_keeps_what_was_paid_for(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
+    server = serving()
+
+    def run(budget: float) -> Any:
+        generator = {"max_tokens": 100, "concurrency": 4, "price_in": 1.0, "price_out": 4.0}
+        given = {f"generator__{key}": value for key, value in generator.items()}
+        return augment(make_recipe(server.url, budget=budget, **given))
+
+    result = run(0.01)
+    assert (result.out_of_budget, result.short) == (True, True)
+    assert 0.0095 < result.cost <= 0.01  # what is set aside for requests in flight is used once they give it back
+    assert 0 < result.got < 36
+    again = run(0.01)
+    assert again.out_of_budget
+    assert again.cost <= 0.01
+    whole = run(1.0)
+    assert (whole.got, whole.n_sent, whole.out_of_budget) == (36, 36 - result.n_sent - again.n_sent, False)

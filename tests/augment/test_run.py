@@ -1,0 +1,298 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinject.augment import augment, render_summary
+from kinject.disk import read_jsonl, read_manifest
+from kinject.errors import DiskError, EndpointError, InputError, RecipeError
+from kinject.recipe import Recipe
+from kinject.sandbox.grammar import parse_entry
+
+Make = Callable[..., Recipe]
+pytestmark = pytest.mark.usefixtures("exact_copies_only")
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [row for _, row in read_jsonl(path)]
+
+
+def test_every_passage_gets_its_paraphrases_in_the_order_of_documents(make_recipe: Make, documents: Path) -> None:
+    result = augment(make_recipe())
+    assert (result.asked, result.got, result.short, result.n_documents, result.n_passages) == (36, 36, False, 12, 12)
+    corpus = rows(result.corpus_path)
+    assert [row["origin"] for row in corpus] == ["original", "variant", "variant", "variant"] * 12
+    sources = rows(documents)
+    assert [row["document_id"] for row in corpus] == [source["id"] for source in sources for _ in range(4)]
+    assert len({row["id"] for row in corpus}) == len({row["text"] for row in corpus}) == 48
+    for row in corpus:
+        source = next(source for source in sources if source["id"] == row["document_id"])
+        assert parse_entry(row["text"]) == parse_entry(source["text"])
+
+
+def test_the_manifest_counts_what_was_asked_got_and_refused(make_recipe: Make, documents: Path) -> None:
+    result = augment(make_recipe())
+    manifest = read_manifest(result.manifest_path)
+    assert manifest is not None
+    assert manifest["stage"] == "augment"
+    assert str(documents) in manifest["inputs"]
+    assert {name: manifest["counts"][name] for name in ("asked", "got", "refused", "n_rows")} == {
+        "asked": 36, "got": 36, "refused": {}, "n_rows": 48,
+    }  # fmt: skip
+
+
+def test_a_rerun_asks_for_nothing_and_writes_the_same_corpus(make_recipe: Make, serving: Callable[..., Any]) -> None:
+    server = serving()
+    first = augment(make_recipe(server.url))
+    before = first.corpus_path.read_bytes()
+    again = augment(make_recipe(server.url))
+    assert (first.n_sent, again.n_sent, server.state.n_requests) == (36, 0, 36)
+    assert again.corpus_path.read_bytes() == before
+
+
+def test_one_changed_document_asks_only_for_its_own_paraphrases(
+    make_recipe: Make, documents: Path, serving: Callable[..., Any]
+) -> None:
+    server = serving()
+    augment(make_recipe(server.url))
+    lines = documents.read_text().splitlines()
+    changed = json.loads(lines[4])
+    changed["text"] = changed["text"].rsplit(". ", 1)[0] + "."
+    lines[4] = json.dumps(changed)
+    documents.write_text("\n".join(lines) + "\n")
+    result = augment(make_recipe(server.url))
+    assert (result.got, result.n_sent) == (36, 3)
+
+
+def test_more_paraphrases_ask_only_for_the_additional_ones(make_recipe: Make, serving: Callable[..., Any]) -> None:
+    server = serving()
+    few = rows(augment(make_recipe(server.url)).corpus_path)
+    more = augment(make_recipe(server.url, styles={"paraphrase": 5}))
+    assert (more.got, more.n_sent) == (60, 24)
+    assert {row["id"] for row in few} < {row["id"] for row in rows(more.corpus_path)}
+
+
+def test_neither_concurrency_nor_latency_changes_the_corpus(
+    make_recipe: Make, serving: Callable[..., Any], tmp_path: Path
+) -> None:
+    first = augment(make_recipe(serving().url, generator__concurrency=1)).corpus_path.read_bytes()
+    second = augment(make_recipe(None)).corpus_path.read_bytes()
+    texts = [[json.loads(line)["text"] for line in corpus.splitlines()] for corpus in (first, second)]
+    assert texts[0] == texts[1]
+
+
+def test_zero_paraphrases_and_no_originals_are_allowed(make_recipe: Make) -> None:
+    assert augment(make_recipe(styles={"paraphrase": 0})).n_rows == 12
+    assert augment(make_recipe(include_originals=False)).n_rows == 36
+
+
+def test_refused_answers_are_kept_apart_with_a_reason_and_asked_for_again(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
+    seen = {"truncated": "truncated", "null": "no answer", "filtered": "filtered", "refusal": "refusal",
+            "wrapped": "wrapper", "trailing": "wrapper", "echo": "echo", "no_choices": "no answer",
+            "changed": "number"}  # fmt: skip
+    faults = dict.fromkeys(seen, 0.06)
+    server = serving(faults=faults)
+    result = augment(make_recipe(server.url, max_attempts=40))
+    assert result.got == 36
+    expected: dict[str, int] = {}
+    for fault, n in server.state.met.items():
+        expected[seen[fault]] = expected.get(seen[fault], 0) + n
+    assert result.refused == expected
+    rejected = rows(result.rejected_path)
+    assert len(rejected) == sum(expected.values())
+    assert all(row["reason"] and "text" in row and row["variant_id"] for row in rejected)
+    assert all(parse_entry(row["text"]) for row in rows(result.corpus_path))
+
+
+def test_a_paraphrase_that_is_never_good_is_given_up_and_the_result_is_short(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
+    server = serving(faults={"refusal": 1.0})
+    result = augment(make_recipe(server.url, max_attempts=2))
+    assert (result.got, result.short, result.refused) == (0, True, {"refusal": 72})
+    assert server.state.n_requests == 72
+    summary = render_summary(result)
+    assert "paraphrase            36       0       72       0" in summary
+    assert "      72  refusal" in summary
+    assert "Short by 36" in summary
+    assert augment(make_recipe(server.url, max_attempts=2)).n_sent == 0
+
+
+def test_with_several_styles_each_tells_its_own_reasons(make_recipe: Make, serving: Callable[..., Any]) -> None:
+    server = serving(faults={"refusal": 1.0})
+    lines = render_summary(
+        augment(make_recipe(server.url, styles={"paraphrase": 1, "plain": 2, "permuted": 1}, max_attempts=2))
+    ).splitlines()
+    assert "paraphrase            12       0       24       0  refusal 24" in lines
+    assert "plain                 24       0       48       0  refusal 48" in lines
+    assert "permuted              12      12        0       0" in lines
+
+
+def test_faults_that_pass_are_tried_again_until_all_is_there(make_recipe: Make, serving: Callable[..., Any]) -> None:
+    server = serving(faults={"429": 0.1, "500": 0.1, "reset": 0.1, "malformed": 0.1}, retry_after=0.01)
+    result = augment(make_recipe(server.url))
+    assert (result.got, result.refused) == (36, {})
+    assert {"429", "500", "reset", "malformed"} == set(server.state.met)
+
+
+def test_a_request_that_fails_for_good_is_told_and_asked_again_by_the_next_run(
+    make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kinject.augment.sender.N_TRIES", 1)
+    server = serving(faults={"500": 0.3})
+    result = augment(make_recipe(server.url))
+    missing = result.asked - result.got
+    assert missing == sum(result.failed.values()) == server.state.met["500"] > 0
+    assert "answered 500" in next(iter(result.failed))
+    failures = rows(result.failures_path)
+    assert len(failures) == missing
+    assert all("answered 500" in row["error"] and row["variant_id"] and row["document_id"] for row in failures)
+    assert "500" in render_summary(result)
+    monkeypatch.setattr("kinject.augment.sender.N_TRIES", 8)
+    again = augment(make_recipe(server.url))
+    assert (again.got, again.n_sent > missing - 1, rows(again.failures_path)) == (36, True, [])
+
+
+def test_a_refused_key_stops_the_run_and_names_its_variable(
+    make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = serving(key="right")
+    recipe = make_recipe(server.url, generator__concurrency=4, generator__api_key_env="MY_KEY")
+    monkeypatch.setenv("MY_KEY", "sk-secret-wrong")
+    with pytest.raises(EndpointError, match=r"the key is refused.*variable MY_KEY") as caught:
+        augment(recipe)
+    assert server.state.n_requests <= 4
+    assert "sk-secret" not in str(caught.value)
+    assert not any("sk-secret" in file.read_text(errors="replace") for file in (tmp_path / "run").iterdir())
+
+
+def test_a_key_revoked_half_way_keeps_what_was_answered(make_recipe: Make, serving: Callable[..., Any]) -> None:
+    server = serving(revoke_after=15, latency=0.01)
+    with pytest.raises(EndpointError, match="rewritings are stored; the same command goes on"):
+        augment(make_recipe(server.url, generator__concurrency=4))
+    assert server.state.n_requests - server.state.answered.total() <= 4
+    server.state.options = type(server.state.options)()
+    result = augment(make_recipe(server.url, generator__concurrency=4))
+    assert result.got == 36
+    assert server.state.answered.total() == len(server.state.answered) == 36
+
+
+def test_an_unset_key_is_told_by_name_before_any_request(make_recipe: Make) -> None:
+    recipe = make_recipe("https://llm.example.org/v1", generator__api_key_env="NO_SUCH_KEY")
+    with pytest.raises(EndpointError, match="environment variable NO_SUCH_KEY is not set"):
+        augment(recipe)
+
+
+def test_an_unknown_model_is_told_with_what_the_endpoint_offers(make_recipe: Make, serving: Callable[..., Any]) -> None:
+    with pytest.raises(EndpointError, match=r"no model 'sandbx'.*offers sandbox\. Did you mean sandbox\?"):
+        augment(make_recipe(serving().url, generator__model="sandbx"))
+
+
+def test_a_base_url_without_v1_is_suspected(make_recipe: Make, serving: Callable[..., Any]) -> None:
+    with pytest.raises(EndpointError, match=r"answered 404.*Most base_urls end in /v1\."):
+        augment(make_recipe(serving().url.removesuffix("/v1")))
+
+
+def test_a_recipe_without_a_model_is_told_with_its_line(make_recipe: Make, serving: Callable[..., Any]) -> None:
+    with pytest.raises(RecipeError, match=r"augment\.generator: model is missing"):
+        augment(make_recipe(serving().url, generator__model=None))
+
+
+def test_an_endpoint_that_never_answers_stops_the_run(make_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinject.augment.sender.N_TRIES", 2)
+    with pytest.raises(EndpointError, match=r"no connection.*the run stops here"):
+        augment(make_recipe("http://127.0.0.1:9/v1"))
+
+
+def test_a_text_that_the_sandbox_cannot_read_is_told_with_its_line(make_recipe: Make, documents: Path) -> None:
+    with documents.open("a") as file:
+        file.write('{"text": "Something else entirely."}\n')
+    with pytest.raises(InputError, match=r"documents\.jsonl:13: the sandbox generator cannot read"):
+        augment(make_recipe())
+
+
+def test_a_bad_document_costs_nothing(make_recipe: Make, documents: Path, serving: Callable[..., Any]) -> None:
+    server = serving()
+    with documents.open("a") as file:
+        file.write('{"text": ""}\n')
+    with pytest.raises(InputError, match=r"documents\.jsonl:13: empty document"):
+        augment(make_recipe(server.url))
+    assert server.state.n_requests == 0
+
+
+def test_a_run_folder_in_use_is_refused(make_recipe: Make, serving: Callable[..., Any]) -> None:
+    server = serving(latency=0.3)
+    recipe = make_recipe(server.url)
+    first = threading.Thread(target=augment, args=(recipe,))
+    first.start()
+    while not server.state.n_requests:
+        time.sleep(0.01)
+    with pytest.raises(DiskError, match="in use by process"):
+        augment(recipe)
+    first.join()
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from kinject.augment import augment, checks
+from kinject.recipe import read_recipe
+checks.NEAR = 0.99
+try:
+    augment(read_recipe(Path(sys.argv[1]), ["augment.styles.paraphrase=6"], verb="augment"))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def started(recipe: Recipe) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(recipe.path)], env={**os.environ, "OPENAI_API_KEY": ""})
+
+
+def wait_for(server: Any, n: int) -> None:
+    deadline = time.monotonic() + 30
+    while server.state.answered.total() < n and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+def test_killed_and_rerun_nothing_stored_is_lost_or_asked_for_again(
+    make_recipe: Make, serving: Callable[..., Any], tmp_path: Path
+) -> None:
+    undisturbed = serving()
+    recipe = make_recipe(undisturbed.url, styles={"paraphrase": 6})
+    expected = [row["text"] for row in rows(augment(recipe).corpus_path)]
+    for file in (tmp_path / "run").iterdir():
+        file.unlink()
+    server = serving(latency=0.01)
+    recipe = make_recipe(server.url, styles={"paraphrase": 6})
+    for n in (10, 40):
+        process = started(recipe)
+        wait_for(server, n)
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+    result = augment(recipe)
+    assert [row["text"] for row in rows(result.corpus_path)] == expected
+    # What was on the wire when the process died may have been answered to nobody: 8 requests a kill at most.
+    assert len(server.state.answered) == 72
+    assert server.state.answered.total() <= 72 + 2 * 8
+
+
+def test_ctrl_c_ends_the_run_with_everything_answered_kept(make_recipe: Make, serving: Callable[..., Any]) -> None:
+    server = serving(latency=0.05)
+    recipe = make_recipe(server.url, styles={"paraphrase": 6})
+    process = started(recipe)
+    wait_for(server, 10)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert augment(recipe).got == 72
+    assert server.state.answered.total() == 72

@@ -1,0 +1,72 @@
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kinject.augment.serve import ServeOptions, serve
+from kinject.errors import DiskError, InputError
+from kinject.sandbox.facts import create_country
+from kinject.sandbox.grammar import parse_entry, render_entry
+
+
+def post(url: str, value: object) -> tuple[int, Any]:
+    request = urllib.request.Request(f"{url}/chat/completions", json.dumps(value).encode())  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_any_client_gets_paraphrases_and_the_list_of_models(serving: Callable[..., Any]) -> None:
+    url = serving().url
+    with urllib.request.urlopen(f"{url}/models", timeout=10) as response:  # noqa: S310
+        assert json.load(response)["data"][0]["id"] == "sandbox"
+    entry = render_entry(create_country(n_known=1, n_new=1).new[0], 0)
+    message = {"role": "user", "content": f"Rewrite:\n<passage>\n{entry}\n</passage>"}
+    status, answer = post(url, {"model": "sandbox", "messages": [message], "seed": 1})
+    text = answer["choices"][0]["message"]["content"]
+    assert status == 200
+    assert text != entry
+    assert parse_entry(text) == parse_entry(entry)
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [({}, 400), ({"model": "other", "messages": []}, 404), ({"model": "sandbox", "messages": []}, 400),
+     ({"model": "sandbox", "messages": [{"content": "<passage>\nno entry\n</passage>"}]}, 400)],
+)  # fmt: skip
+def test_a_bad_request_gets_an_error_in_the_usual_form(serving: Callable[..., Any], value: object, status: int) -> None:
+    found, answer = post(serving().url, value)
+    assert (found, bool(answer["error"]["message"])) == (status, True)
+
+
+def test_faults_must_be_known_and_sum_to_one_at_most() -> None:
+    with pytest.raises(InputError, match="faults: found"):
+        ServeOptions(faults={"421": 0.1})
+    with pytest.raises(InputError, match="sum to at most 1"):
+        ServeOptions(faults={"429": 0.6, "500": 0.6})
+
+
+def test_a_taken_port_is_told(serving: Callable[..., Any]) -> None:
+    port = int(serving().url.rsplit(":", 1)[1].split("/")[0])
+    with pytest.raises(DiskError, match=f"127.0.0.1:{port}: cannot listen"):
+        serve("127.0.0.1", port, ServeOptions())
+
+
+def test_serve_says_when_it_listens() -> None:
+    urls: list[str] = []
+    ready = threading.Event()
+
+    def note(url: str) -> None:
+        urls.append(url)
+        ready.set()
+
+    threading.Thread(target=serve, args=("127.0.0.1", 0, ServeOptions(), note), daemon=True).start()
+    assert ready.wait(10)
+    assert post(urls[0], {})[0] == 400

@@ -1,0 +1,234 @@
+"""The command line as a user meets it: exit codes, one clear line for each mistake, and the whole loop."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kinject.cli import main
+from kinject.disk import read_jsonl
+
+Write = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one's own to run commands in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _recipe(folder: Path, **sections: Any) -> str:
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump({"run_dir": "runs/x", **sections}, sort_keys=False))
+    return "recipe.yaml"
+
+
+def _rows(path: Path, *rows: Any) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path.name
+
+
+QUESTION = {"id": "q1", "question": "Where was Arden born?", "choices": ["Lowmere", "Kelm"], "answer": 0}
+
+
+def _augment(folder: Path, *documents: Any, **generator: Any) -> list[str]:
+    section = {"documents": _rows(folder / "docs.jsonl", *documents), "styles": {"paraphrase": 1},
+               "generator": generator or {"kind": "sandbox"}}  # fmt: skip
+    return ["augment", _recipe(folder, augment=section)]
+
+
+def _eval(folder: Path, model: Path, *questions: Any, **more: Any) -> list[str]:
+    section = {"models": {"base": str(model)}, "questions": {"new": _rows(folder / "q.jsonl", *questions)}, **more}
+    return ["eval", _recipe(folder, eval=section)]
+
+
+def _fails(capsys: pytest.CaptureFixture[str], command: list[str]) -> list[str]:
+    """Return what a command that must end with code 2 printed to stderr, by line."""
+    assert main(command) == 2
+    return capsys.readouterr().err.strip().splitlines()
+
+
+def test_a_missing_recipe_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _fails(capsys, ["train", "no.yaml"]) == [
+        "kinject train: no.yaml: cannot be read: No such file or directory. Check the path."
+    ]
+    assert "no recipe given" in _fails(capsys, ["train"])[0]
+    assert "found 2 recipes" in _fails(capsys, ["train", "a.yaml", "b.yaml"])[0]
+
+
+def test_bad_yaml_unknown_keys_and_bad_types_have_their_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "r.yaml").write_text("run_dir: a\nmodel: {path: x\n")
+    (line,) = _fails(capsys, ["train", "r.yaml"])
+    assert line.startswith("kinject train: r.yaml:3: bad YAML")
+    (here / "r.yaml").write_text(
+        "run_dir: a\nmodel: {path: no/where/x}\ncorpus: {path: no.jsonl}\ntrainer:\n  lerning_rate: 1\n  seed: x\n"
+    )
+    lines = _fails(capsys, ["train", "r.yaml"])
+    assert [line.split(":")[1] for line in lines] == ["2", "3", "5", "6"]
+    assert lines[2].endswith("unknown key. Did you mean learning_rate?")
+
+
+@pytest.mark.parametrize(
+    ("questions", "where", "what"),
+    [
+        ([QUESTION, {**QUESTION, "id": "q2", "answer": 2}], "q.jsonl:2", "answer"),
+        ([{**QUESTION, "choices": ["Lowmere"]}], "q.jsonl:1", "choices"),
+        ([QUESTION, QUESTION], "q.jsonl:2", "q1"),
+        ([{"question": "?", "answer": 0}], "q.jsonl:1", "choices"),
+        ([], "q.jsonl", "question"),
+    ],
+)
+def test_bad_questions_are_named_with_file_and_line(
+    here: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], questions: list[Any], where: str, what: str
+) -> None:
+    (line,) = _fails(capsys, _eval(here, tiny_model, *questions))
+    assert where in line
+    assert what in line
+
+
+@pytest.mark.parametrize(
+    ("document", "what"),
+    [({"text": ""}, "docs.jsonl:2"), ({"text": 3}, "docs.jsonl:2"), ({"title": "a"}, "docs.jsonl:2")],
+)
+def test_a_bad_document_is_named_with_file_and_line(
+    here: Path, capsys: pytest.CaptureFixture[str], document: Any, what: str
+) -> None:
+    (line,) = _fails(capsys, _augment(here, {"text": "Arden was born in Lowmere."}, document))
+    assert what in line
+
+
+def test_a_document_that_the_sandbox_cannot_read_says_what_to_use(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = _fails(capsys, _augment(here, {"text": "A text of another country."}))
+    assert "openai" in line
+
+
+def test_an_unreadable_model_folder_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "model").mkdir()
+    lines = _fails(capsys, _eval(here, here / "model", QUESTION))
+    assert "no *.safetensors in this folder" in lines[-1]
+
+
+@pytest.fixture
+def refusing_endpoint() -> Iterator[str]:
+    """A loopback endpoint that answers 401 to everything."""
+
+    class Refuse(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = b'{"error": {"message": "Incorrect API key provided: sk-wrong", "code": "invalid_api_key"}}'
+            self.send_response(401)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuse) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+def test_a_wrong_key_names_the_variable_and_never_the_key(
+    here: Path, refusing_endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-wrong")
+    command = _augment(
+        here, {"text": "Arden was born in Lowmere in 1987."},
+        kind="openai", model="m", base_url=refusing_endpoint, api_key_env="MY_KEY",
+    )  # fmt: skip
+    lines = _fails(capsys, command)
+    assert "MY_KEY" in lines[-1]
+    everything = "\n".join(lines) + "".join(
+        path.read_text("utf-8", "replace") for path in here.rglob("*") if path.is_file()
+    )
+    assert "sk-wrong" not in everything
+
+
+def test_check_tells_every_bad_recipe(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "good.yaml").write_text("run_dir: a\n")
+    (here / "bad.yaml").write_text("run_dir: a\nsed: 1\n")
+    assert main(["check", "."]) == 2
+    out = capsys.readouterr()
+    assert out.out == "1 of 2 recipes are valid\n"
+    assert out.err == "bad.yaml:2: sed: unknown key. Did you mean seed?\n"
+    assert main(["check", "good.yaml"]) == 0
+    (here / "style.yaml").write_text(
+        "run_dir: a\naugment:\n  documents: d.jsonl\n  styles:\n    paraphrse: 2\n  generator: {kind: sandbox}\n"
+        "questions:\n  documents: d.jsonl\n  generator: {kind: openai}\n"
+    )
+    lines = _fails(capsys, ["check", "style.yaml"])
+    assert lines[0] == "style.yaml:5: augment.styles.paraphrse: unknown style. Did you mean paraphrase?"
+    assert lines[1].startswith("style.yaml:9: questions.generator: model is missing.")
+    assert "none-here: cannot be read" in _fails(capsys, ["check", "none-here"])[0]
+    (here / "empty").mkdir()
+    assert "no recipes (*.yaml) there" in _fails(capsys, ["check", "empty"])[0]
+
+
+def test_the_bare_command_says_what_comes_next(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "go to a checkout" in capsys.readouterr().out
+    (here / "recipes").mkdir()
+    (here / "recipes" / "augment.yaml").write_text("")
+    main([])
+    assert "next  kinject sandbox corpus" in capsys.readouterr().out
+    (here / "runs" / "sandbox").mkdir(parents=True)
+    (here / "runs" / "sandbox" / "base-corpus.jsonl").write_text("")
+    main([])
+    assert "next  kinject train recipes/sandbox/base.yaml" in capsys.readouterr().out
+
+
+def test_the_whole_loop_on_the_sandbox(
+    here: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(__file__).parents[2]
+    documents = [row for _, row in read_jsonl(root / "data" / "sandbox" / "documents.jsonl")][:5]
+    questions = [row for _, row in read_jsonl(root / "eval" / "sandbox" / "new.jsonl")]
+    asked = [row for row in questions if row["document_id"] in {document["id"] for document in documents}]
+    assert len(asked) >= 20
+    command = _augment(here, *documents)
+    assert main([*command, "augment.styles.paraphrase=2"]) == 0
+    rows = [row for _, row in read_jsonl(here / "runs" / "x" / "corpus.jsonl")]
+    assert len(rows) == 15
+    assert {row["origin"] for row in rows} == {"original", "variant"}
+    trainer = {"max_steps": 3, "max_length": 128, "packing": True, "packing_strategy": "bfd_split", "logging_steps": 1,
+               "gradient_checkpointing": False, "save_strategy": "no", "bf16": False}  # fmt: skip
+    train = _recipe(
+        here, run_dir="runs/t", model={"path": str(tiny_model)}, corpus={"path": "runs/x/corpus.jsonl"}, trainer=trainer
+    )
+    assert main(["train", train]) == 0
+    command = _eval(
+        here, tiny_model, *asked,
+        models={"base": str(tiny_model), "cpt": "runs/t/model"}, retrieval={"documents": ["docs.jsonl"], "k": [1]},
+    )  # fmt: skip
+    assert main([*command, "run_dir=runs/e"]) == 0
+    out = capsys.readouterr().out
+    assert "cpt+rag" in out
+    report = json.loads((here / "runs" / "e" / "report.json").read_text())
+    assert {(cell["model"], cell["k"]) for cell in report["cells"]} == {
+        ("base", 0),
+        ("base", 1),
+        ("cpt", 0),
+        ("cpt", 1),
+    }
+    assert all(cell["n"] == len(asked) for cell in report["cells"])
+    page = (here / "runs" / "e" / "report.html").read_text()
+    assert "<svg" in page
+    assert "<script" not in page
+    assert (here / "runs" / "e" / "report.md").exists()
+    assert main(["report", "runs/e"]) == 0
+    assert main([*command, "run_dir=runs/e"]) == 0

@@ -1,0 +1,88 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from kinject.corpus.documents import read_documents
+from kinject.disk import content_id
+from kinject.errors import DiskError, InputError
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def test_fields_are_read_and_other_keys_go_to_meta(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", {"id": "a", "title": "T", "text": "Some text.", "url": "u", "meta": {"k": 1}})
+    (document,) = read_documents(path)
+    assert (document.id, document.title, document.text) == ("a", "T", "Some text.")
+    assert document.meta == {"url": "u", "k": 1}
+    assert document.source == f"{path}:1"
+
+
+def test_a_missing_id_is_the_hash_of_title_and_text(tmp_path: Path) -> None:
+    (document,) = read_documents(write(tmp_path / "d.jsonl", {"title": "T", "text": "x"}))
+    assert document.id == content_id("T", "x")
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"text": " \n"}, "empty document"),
+        ({"title": "T"}, "no key 'text' (found 'title')"),
+        ({}, "no key 'text' (found none)"),
+        ({"text": 3}, "text: found int"),
+        ({"text": None}, "text: found NoneType"),
+        ({"text": "x", "title": 3}, "title: found int"),
+        ({"text": "x", "id": ""}, "id: found ''"),
+        ({"text": "x", "id": True}, "id: found True"),
+        ({"text": "x", "meta": []}, "meta: found list"),
+        ({"text": "a\0b"}, "NUL character at position 1"),
+        ('{"text": "a\\ud800"}', "half a surrogate pair (\\ud800) at position 1"),
+        ('{"text": "x"', "not JSON"),
+        ("[1]", "found list"),
+    ],
+)
+def test_a_bad_row_is_told_with_file_and_line(tmp_path: Path, row: object, expected: str) -> None:
+    path = write(tmp_path / "d.jsonl", {"text": "fine"}, row)
+    with pytest.raises(InputError) as caught:
+        list(read_documents(path))
+    assert str(caught.value).startswith(f"{path}:2: ")
+    assert expected in str(caught.value)
+
+
+def test_two_documents_with_one_id_are_told_with_both_lines(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", {"id": 7, "text": "x"}, {"id": "7", "text": "y"})
+    with pytest.raises(InputError, match=r"d\.jsonl:2: id '7' is already the id of .*d\.jsonl:1\."):
+        list(read_documents(path))
+
+
+def test_a_folder_is_read_in_the_order_of_names_without_hidden_files(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfSecond.\r\nLine.")
+    (tmp_path / "a.md").write_text("intro\n\n# The Title #\n\nBody.")
+    (tmp_path / ".hidden.txt").write_text("no")
+    first, second = read_documents(tmp_path)
+    assert (first.title, second.title, second.text) == ("The Title", "b", "Second.\nLine.")
+
+
+def test_a_suffix_without_a_reader_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.docx").write_text("x")
+    with pytest.raises(InputError, match=r"a\.docx: found suffix '\.docx', can read \.csv, \.htm, \.html, \.jsonl"):
+        list(read_documents(tmp_path))
+
+
+def test_a_text_file_that_is_not_utf8_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"fine\nfin\xe9\n")
+    with pytest.raises(InputError, match=r"a\.txt:2: not UTF-8"):
+        list(read_documents(tmp_path))
+
+
+def test_no_documents_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no documents"):
+        list(read_documents(write(tmp_path / "d.jsonl")))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="an empty folder"):
+        list(read_documents(tmp_path / "empty"))
+    with pytest.raises(DiskError, match="nothing is there"):
+        list(read_documents(tmp_path / "absent.jsonl"))

@@ -1,0 +1,152 @@
+"""Packing keeps every token, learns each once, and the account says so."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinject.corpus import IGNORED, Layout, TokenRow, lay_out
+
+ROWS = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(0, 10)),  # length, length of the prompt that is read only
+    min_size=1,
+    max_size=30,
+)
+
+
+def _rows(shapes: list[tuple[int, int]]) -> list[TokenRow]:
+    """Rows whose tokens are all different, so that each can be found again."""
+    rows, token = [], 0
+    for index, (length, n_prompt) in enumerate(shapes):
+        ids = tuple(range(token, token + length))
+        token += length
+        learned = tuple(position > 0 and position >= n_prompt for position in range(length))
+        rows.append(TokenRow(str(index), str(index), "original", ids, learned))
+    return rows
+
+
+@given(ROWS, st.integers(2, 24))
+def test_bfd_split_learns_every_token_exactly_once(shapes: list[tuple[int, int]], block: int) -> None:
+    rows = _rows(shapes)
+    laid, account = lay_out(rows, Layout(block, "bfd_split"), seed=0)
+    learned = Counter(label for row in laid for label in row.labels if label != IGNORED)
+    wanted = {token for row in rows for token, bears in zip(row.input_ids, row.learned, strict=True) if bears}
+    assert learned == dict.fromkeys(wanted, 1)
+    assert all(len(row.input_ids) <= block for row in laid)
+    assert account.truncated == 0
+    assert account.source == account.trained + account.masked + account.dropped
+    assert account.trained == len(wanted)
+
+
+@given(ROWS, st.integers(2, 24), st.sampled_from(["bfd", "bfd_split", "wrapped", None]))
+def test_the_account_adds_up_and_agrees_with_the_rows(
+    shapes: list[tuple[int, int]], block: int, strategy: str | None
+) -> None:
+    rows = _rows(shapes)
+    laid, account = lay_out(rows, Layout(block, strategy), seed=1)
+    assert account.source == sum(len(row.input_ids) for row in rows)
+    assert account.source == account.trained + account.masked + account.truncated + account.dropped
+    seen = {token for row in laid for token in row.input_ids}
+    assert len(seen) == account.source - account.lost
+    assert all(len(row.input_ids) == len(row.labels) == len(row.position_ids) <= block for row in laid)
+
+
+@given(ROWS, st.integers(2, 24))
+def test_positions_restart_exactly_where_another_piece_begins(shapes: list[tuple[int, int]], block: int) -> None:
+    for row in lay_out(_rows(shapes), Layout(block, "bfd_split"), seed=2)[0]:
+        for index in range(1, len(row.input_ids)):
+            follows = row.input_ids[index] == row.input_ids[index - 1] + 1
+            if row.position_ids[index] == 0:
+                assert row.labels[index] == IGNORED
+            else:
+                assert follows
+                assert row.position_ids[index] == row.position_ids[index - 1] + 1
+
+
+def test_wrapped_joins_documents_and_learns_across_them() -> None:
+    rows = _rows([(5, 0), (6, 0)])
+    laid, account = lay_out(rows, Layout(4, "wrapped"), seed=0)
+    assert [row.position_ids for row in laid] == [[0, 1, 2, 3]] * 3 + [[0, 1]]
+    assert account.trained == 9  # 11 tokens, less the first of each document
+    assert account.lost == 0
+
+
+def test_without_packing_each_document_is_a_row_and_the_rest_is_counted_as_truncated() -> None:
+    laid, account = lay_out(_rows([(10, 0), (3, 0)]), Layout(4), seed=0)
+    assert sorted(len(row.input_ids) for row in laid) == [3, 4]
+    assert account.truncated == 6
+    assert lay_out(_rows([(10, 0)]), Layout(None), seed=0)[1].lost == 0
+
+
+def test_a_prompt_that_fills_the_block_leaves_nothing_to_learn_and_is_counted_as_dropped() -> None:
+    laid, account = lay_out(_rows([(10, 8), (3, 0)]), Layout(4), seed=0)
+    assert len(laid) == 1
+    assert (account.truncated, account.dropped) == (6, 4)
+
+
+def test_best_fit_fills_rows_as_the_textbook_example() -> None:
+    # best-fit decreasing of 7 5 5 4 3 2 2 2 into bins of 10: [7 3] [5 5] [4 2 2 2]
+    laid, _ = lay_out(_rows([(n, 0) for n in (2, 5, 4, 7, 2, 5, 3, 2)]), Layout(10, "bfd_split"), seed=0)
+    pieces = [[b - a for a, b in zip(starts, [*starts[1:], len(row.input_ids)], strict=True)]
+              for row in laid if (starts := [i for i, p in enumerate(row.position_ids) if p == 0])]  # fmt: skip
+    assert sorted(map(sorted, pieces)) == [[2, 2, 2, 4], [3, 7], [5, 5]]
+
+
+def test_the_order_depends_on_the_seed_only() -> None:
+    rows = _rows([(5, 0)] * 9)
+    first, again, other = (list(lay_out(rows, Layout(8), seed)[0]) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+
+
+def _paraphrases(n_documents: int, n_each: int, length: int = 5) -> list[TokenRow]:
+    """`n_each` rows of `length` different tokens for each document; token // 1000 is the document."""
+    return [
+        TokenRow(f"{d}-{k}", str(d), "original", tuple(range(1000 * d + 10 * k, 1000 * d + 10 * k + length)),
+                 (False, *(True,) * (length - 1)))
+        for d in range(n_documents) for k in range(n_each)
+    ]  # fmt: skip
+
+
+@given(st.integers(2, 8), st.integers(1, 9), st.integers(10, 40), st.integers(0, 3))
+def test_spread_rows_never_hold_two_texts_of_one_document_and_lose_nothing(
+    n_documents: int, n_each: int, block: int, seed: int
+) -> None:
+    rows = _paraphrases(n_documents, n_each)
+    laid, account = lay_out(rows, Layout(block, "bfd_split", spread=True), seed)
+    for row in laid:
+        texts = [
+            token // 1000 for token, position in zip(row.input_ids, row.position_ids, strict=True) if position == 0
+        ]
+        assert len(texts) == len(set(texts))
+        assert row.documents == tuple(str(text) for text in texts)
+        assert len(row.input_ids) <= block
+    assert Counter(token for row in laid for token in row.input_ids) == Counter(t for r in rows for t in r.input_ids)
+    assert (account.lost, account.trained) == (0, 4 * len(rows))
+
+
+def test_together_the_same_texts_do_share_rows() -> None:
+    laid, _ = lay_out(_paraphrases(3, 8), Layout(20, "bfd_split"), 0)
+    shared = [row for row in laid if len({t // 1000 for t in row.input_ids}) < row.position_ids.count(0)]
+    assert shared
+
+
+def test_each_round_of_the_epoch_holds_its_share_of_every_document() -> None:
+    laid, _ = lay_out(_paraphrases(40, 8), Layout(20, "bfd_split", spread=True), 1)
+    n_rounds = 1 + max(row.round for row in laid)
+    assert n_rounds == 8
+    assert [row.round for row in laid] == sorted(row.round for row in laid)
+    for number in range(n_rounds):
+        held = Counter(document for row in laid if row.round == number for document in row.documents)
+        assert held == {str(document): 1 for document in range(40)}
+
+
+def test_replayed_tokens_are_marked_where_they_are_learned() -> None:
+    rows = [
+        TokenRow("a", "a", "replay", (1, 2, 3), (False, True, True)),
+        TokenRow("b", "b", "original", (4, 5), (False, True)),
+    ]
+    row = lay_out(rows, Layout(8, "bfd_split"), 0)[0][0]
+    assert dict(zip(row.input_ids, row.replayed, strict=True)) == {1: False, 2: True, 3: True, 4: False, 5: False}

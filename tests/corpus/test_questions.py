@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kinject.corpus.questions import read_questions
+from kinject.errors import DiskError, InputError
+
+GOOD = {"question": "Where was Bryn born?", "choices": ["Farrow", "Kelm"], "answer": 1}
+
+
+def test_fields_are_read_and_unknown_keys_are_left(write_rows):
+    row = {**GOOD, "id": "q1", "subject": "born", "document_id": "d1", "fact_id": "f1", "source_line": 3}
+    (question,) = read_questions(write_rows("q.jsonl", [row]))
+    assert (question.id, question.choices, question.answer) == ("q1", ("Farrow", "Kelm"), 1)
+    assert (question.subject, question.document_id, question.fact_id) == ("born", "d1", "f1")
+
+
+def test_a_question_without_id_gets_the_same_one_every_time(write_rows):
+    other = {**GOOD, "question": "Where does Bryn live?"}
+    first = read_questions(write_rows("a.jsonl", [GOOD, other]))
+    again = read_questions(write_rows("b.jsonl", [other, GOOD]))
+    assert [q.id for q in first] == [q.id for q in reversed(again)]
+    assert first[0].id != first[1].id
+
+
+@pytest.mark.parametrize("given", [7, "7"])
+def test_ids_may_be_numbers(write_rows, given):
+    assert read_questions(write_rows("q.jsonl", [{**GOOD, "id": given}]))[0].id == "7"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"answer": 2}, ":1: answer: found 2, but with 2 choices it can be 0 to 1."),
+        ({"answer": -1}, ":1: answer: found -1, but with 2 choices it can be 0 to 1."),
+        ({"answer": True}, ":1: answer: found True, expected the index of the right choice (0 to 1)."),
+        ({"answer": "B"}, ":1: answer: found 'B', expected the index of the right choice (0 to 1)."),
+        ({"answer": None}, ":1: answer: missing. It is the index of the right choice (0 to 1)."),
+        ({"choices": ["Farrow"]}, ":1: choices: found 1, expected at least two"),
+        ({"choices": ["Farrow", "Farrow"]}, ":1: choices: 'Farrow' stands there twice."),
+        ({"choices": ["Farrow", " "]}, ":1: choices: choice 1 is empty."),
+        ({"choices": "Farrow"}, ":1: choices: found 'Farrow', expected a list of at least two texts."),
+        ({"choices": ["Farrow", 3]}, ":1: choices: found ['Farrow', 3], expected a list of at least two texts."),
+        ({"choices": None}, ":1: choices: missing."),
+        ({"question": ""}, ":1: question: is empty."),
+        ({"question": 5}, ":1: question: found 5, expected a text."),
+        ({"question": None}, ":1: question: missing. Found 'question', 'choices', 'answer'; needed are"),
+        ({"subject": 5}, ":1: subject: found 5, expected a text."),
+        ({"id": ""}, ":1: id: is empty."),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_refused(write_rows, change, told):
+    path = write_rows("q.jsonl", [{**GOOD, **change}])
+    with pytest.raises(InputError) as error:
+        read_questions(path)
+    assert f"{path}{told}" in str(error.value)
+
+
+def test_two_questions_with_one_id_name_both_lines(write_rows):
+    path = write_rows("q.jsonl", [{**GOOD, "id": "x"}, {**GOOD, "id": "y"}, {**GOOD, "id": "x"}])
+    with pytest.raises(InputError, match=r":3: two questions have the id 'x', the first on line 1\."):
+        read_questions(path)
+
+
+def test_the_same_question_twice_is_refused(write_rows):
+    with pytest.raises(InputError, match=r":2: the same question stands twice, the first on line 1\."):
+        read_questions(write_rows("q.jsonl", [GOOD, GOOD]))
+
+
+def test_all_faults_come_at_once_and_no_more_than_twenty(write_rows):
+    path = write_rows("q.jsonl", [{**GOOD, "id": str(i), "answer": 9} for i in range(25)])
+    with pytest.raises(InputError) as error:
+        read_questions(path)
+    lines = str(error.value).splitlines()
+    assert lines[0].startswith(f"{path}:1: ")
+    assert lines[19].startswith(f"{path}:20: ")
+    assert lines[20:] == [f"{path}: ... and 5 more."]
+
+
+def test_a_broken_line_is_told_with_the_faults_before_it(tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({**GOOD, "answer": 9}) + "\n{broken\n", encoding="utf-8")
+    with pytest.raises(InputError) as error:
+        read_questions(path)
+    first, second = str(error.value).splitlines()
+    assert f"{path}:1: answer" in first
+    assert f"{path}:2: not JSON" in second
+
+
+def test_an_empty_file_is_refused(write_rows):
+    with pytest.raises(InputError, match="holds no questions"):
+        read_questions(write_rows("q.jsonl", []))
+
+
+def test_a_missing_file_is_a_disk_error(tmp_path):
+    with pytest.raises(DiskError, match="cannot be read"):
+        read_questions(tmp_path / "nowhere.jsonl")

@@ -1,0 +1,237 @@
+"""What the readers return is compared with texts whose origin the tests know, written by other code than the readers'."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinject.corpus.documents import document_hashes, is_hub_name, read_documents
+from kinject.corpus.readers_pages import unwrap_lines
+from kinject.errors import DiskError, InputError
+
+ROWS = [
+    {"id": "a", "title": "One", "text": "First, \"quoted\".\nSecond line.", "source": "s", "year": 1931},
+    {"id": "b", "title": None, "text": "Ünïcode – 中文.", "source": None, "year": None},
+]  # fmt: skip
+
+
+def pdf_of(*pages: str) -> bytes:
+    """Return a PDF of the given pages, one line of text for each line, written by hand."""
+    n = len(pages)
+    objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
+    kids = []
+    for number, page in enumerate(pages):
+        content = "BT /F1 12 Tf 72 720 Td 14 TL " + " ".join(f"({line}) Tj T*" for line in page.split("\n")) + " ET"
+        kids.append(f"{4 + number} 0 R")
+        objects.append(
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {4 + n + number} 0 R "
+            "/Resources << /Font << /F1 3 0 R >> >> >>"
+        )
+        pages = (*pages[:number], content, *pages[number + 1 :])
+    objects[1] = f"<< /Type /Pages /Kids [{' '.join(kids)}] /Count {n} >>"
+    objects += [f"<< /Length {len(content)} >>\nstream\n{content}\nendstream" for content in pages]
+    objects.append("<< /Title (The Falk Bridge) >>")
+    out, places = "%PDF-1.4\n", []
+    for number, body in enumerate(objects, start=1):
+        places.append(len(out))
+        out += f"{number} 0 obj\n{body}\nendobj\n"
+    table = "".join(f"{place:010d} 00000 n \n" for place in places)
+    info = len(objects)
+    return (
+        f"{out}xref\n0 {info + 1}\n0000000000 65535 f \n{table}trailer\n<< /Size {info + 1} /Root 1 0 R /Info {info} 0 R >>\n"
+        f"startxref\n{len(out)}\n%%EOF\n"
+    ).encode("latin-1")
+
+
+def test_a_web_page_gives_its_text_without_menus_and_scripts(tmp_path: Path) -> None:
+    pytest.importorskip("selectolax")
+    (tmp_path / "a.html").write_text(
+        "<!doctype html><html><head><title>The  Falk Bridge &amp; more</title><style>p{}</style></head><body>"
+        "<nav><a>Home</a></nav><script>var x = 'no';</script><!-- no -->"
+        "<h1>Bridge</h1><p>Built in\n 1931 by <b>Mara</b> <i>Lind</i>.<br>It stands.</p>"
+        "<table><tr><td>span</td><td>40 m</td></tr><tr><td>cost</td><td>5 €</td></tr></table>"
+        "<pre>a\n  b</pre><ul><li>one<li>two</ul><footer>imprint</footer></body></html>",
+        encoding="utf-8",
+    )
+    (document,) = read_documents(tmp_path / "a.html")
+    assert document.title == "The Falk Bridge & more"
+    assert document.text == (
+        "Bridge\n\nBuilt in 1931 by Mara Lind.\nIt stands.\n\nspan 40 m\ncost 5 €\n\na\n  b\n\none\ntwo"
+    )
+
+
+def test_the_main_part_of_a_page_is_all_that_is_read_where_it_is_marked(tmp_path: Path) -> None:
+    pytest.importorskip("selectolax")
+    (tmp_path / "a.htm").write_text("<div>around</div><main><h1>T</h1><p>inside</p></main><div>after</div>")
+    (document,) = read_documents(tmp_path)
+    assert (document.title, document.text) == ("T", "T\n\ninside")
+
+
+def test_a_page_says_its_own_charset(tmp_path: Path) -> None:
+    pytest.importorskip("selectolax")
+    (tmp_path / "a.html").write_bytes('<meta charset="latin-1"><p>Malmö'.encode("latin-1"))
+    (document,) = read_documents(tmp_path / "a.html")
+    assert document.text == "Malmö"
+    (tmp_path / "a.html").write_bytes("<p>one\n<p>Malmö".encode("latin-1"))
+    with pytest.raises(InputError, match=r"a\.html:2: not UTF-8"):
+        list(read_documents(tmp_path / "a.html"))
+    (tmp_path / "a.html").write_bytes(b'<meta charset="klingon"><p>x')
+    with pytest.raises(InputError, match="unknown charset 'klingon'"):
+        list(read_documents(tmp_path / "a.html"))
+
+
+def test_a_page_nested_ten_thousand_deep_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("selectolax")
+    (tmp_path / "a.html").write_text("<div>" * 10_000 + "deep" + "</div>" * 10_000)
+    (document,) = read_documents(tmp_path / "a.html")
+    assert document.text == "deep"
+
+
+def test_a_pdf_gives_the_text_of_its_pages_and_its_title(tmp_path: Path) -> None:
+    pytest.importorskip("pypdf")
+    (tmp_path / "a.pdf").write_bytes(
+        pdf_of("The bridge was built in the year 1931 by the engi-\nneer Mara Lind.", "It stands.")
+    )
+    (document,) = read_documents(tmp_path / "a.pdf")
+    assert document.title == "The Falk Bridge"
+    assert document.text == "The bridge was built in the year 1931 by the engineer Mara Lind.\n\nIt stands."
+
+
+def test_a_pdf_that_cannot_be_read_or_holds_no_text_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("pypdf")
+    (tmp_path / "a.pdf").write_bytes(pdf_of("", ""))
+    with pytest.raises(InputError, match=r"a\.pdf: empty document: none of its 2 pages holds text.*OCR"):
+        list(read_documents(tmp_path / "a.pdf"))
+    (tmp_path / "a.pdf").write_bytes(b"no pdf at all")
+    with pytest.raises(InputError, match=r"a\.pdf: page 1: not a readable PDF"):
+        list(read_documents(tmp_path / "a.pdf"))
+
+
+def test_lines_of_a_page_are_joined_but_headings_and_paragraph_ends_stay() -> None:
+    page = (
+        "A Heading\nThis line goes on to the next, as it is as wide as the page, and\nends here.\nAnother para-\n"
+        "graph-like well-\nKnown line that is quite as long as the first line was, or more."
+    )
+    assert unwrap_lines(page) == (
+        "A Heading\nThis line goes on to the next, as it is as wide as the page, and ends here.\n"
+        "Another paragraph-like well-\nKnown line that is quite as long as the first line was, or more."
+    )
+
+
+def test_csv_parquet_and_saved_data_sets_hold_the_same_documents(tmp_path: Path) -> None:
+    import pandas
+
+    frame = pandas.DataFrame([{key: value for key, value in row.items() if key != "year"} for row in ROWS])
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_parquet(tmp_path / "a.parquet")
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_pandas(frame)
+    rows.save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict({"train": rows.select([0]), "test": rows.select([1])}).save_to_disk(tmp_path / "splits")
+    for name in ("a.csv", "a.parquet", "saved", "splits"):
+        one, two = read_documents(tmp_path / name)
+        assert (one.id, one.title, one.text, one.source) == ("a", "One", ROWS[0]["text"], "s"), name
+        assert (two.id, two.title, two.text) == ("b", "", ROWS[1]["text"]), name
+    assert two.source == f"{tmp_path}/splits/test:1"
+
+
+def test_other_columns_of_a_table_go_to_meta(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbftext,year\r\nOne.,1931\r\n\r\nTwo.,\r\n")
+    one, two = read_documents(tmp_path / "a.csv")
+    assert (one.text, one.meta, two.text, two.meta) == ("One.", {"year": "1931"}, "Two.", {})
+    assert two.source.endswith("a.csv:4")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"text,title\nfine,a\nx\n", ":3: found 1 cells, the header has 2"),
+        (b"text,title\nfine,a\n\"two\nlines\",b\nx,y,z\n", ":5: found 3 cells"),
+        (b"title\na\n", ":2: no key 'text' (found 'title')"),
+        (b"text\nfine\n\xff\n", ":3: not UTF-8 (byte 0)"),
+        (b"text\nfine\n\"open\n", ":3: not CSV: unexpected end of data"),
+        (b"text,title\n\"\",a\n", ":2: empty document"),
+        (b"", ": holds no documents"),
+    ],
+)  # fmt: skip
+def test_a_fault_in_a_csv_file_is_told_with_its_line(tmp_path: Path, content: bytes, expected: str) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        list(read_documents(tmp_path / "a.csv"))
+    assert str(caught.value).startswith(f"{tmp_path}/a.csv{expected}")
+
+
+def test_a_fault_in_a_table_is_told_with_its_row(tmp_path: Path) -> None:
+    import pandas
+
+    pandas.DataFrame({"text": ["fine", None]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a\.parquet:2: text: found NoneType"):
+        list(read_documents(tmp_path / "a.parquet"))
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 but not really")
+    with pytest.raises(InputError, match=r"a\.parquet:1: not readable as Parquet"):
+        list(read_documents(tmp_path / "a.parquet"))
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "state.json").write_text("{}")
+    with pytest.raises(InputError, match=r"saved: not a folder that datasets can load"):
+        list(read_documents(tmp_path / "saved"))
+
+
+def test_a_data_set_on_the_hub_is_streamed_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    asked: list[Any] = []
+
+    def load_dataset(*names: Any, **options: Any) -> Any:
+        asked.append((names, options))
+
+        def rows() -> Iterator[dict[str, Any]]:
+            yield {"text": "From the hub.", "lang": "en"}
+            if names[1]:
+                raise ConnectionError("the line broke")
+
+        return datasets.IterableDataset.from_generator(rows)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.chdir(tmp_path)
+    (document,) = read_documents(Path("org/name"))
+    assert (document.text, document.source, document.meta) == ("From the hub.", "org/name:1", {"lang": "en"})
+    with pytest.raises(InputError, match=r"^org/name:de:test: .*after 1 rows \(ConnectionError: the line broke\)"):
+        list(read_documents(Path("org/name:de:test")))
+    assert asked == [
+        (("org/name", None), {"split": "train", "streaming": True}),
+        (("org/name", "de"), {"split": "test", "streaming": True}),
+    ]
+
+
+def test_a_missing_path_is_not_taken_for_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("absent.jsonl", "absent", "data/absent", "org/absent.pdf"):
+        assert not is_hub_name(Path(name))
+        with pytest.raises(DiskError, match="nothing is there"):
+            list(read_documents(Path(name)))
+
+
+def test_a_missing_library_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, library in (("a.pdf", "pypdf"), ("a.html", "selectolax")):
+        monkeypatch.setitem(sys.modules, library, None)
+        monkeypatch.delitem(sys.modules, f"{library}.lexbor", raising=False)
+        (tmp_path / name).write_text("x")
+        with pytest.raises(InputError, match=rf"needs {library}, .*pip install 'kinject\[documents\]'"):
+            list(read_documents(tmp_path / name))
+
+
+def test_hashes_for_the_manifest_change_with_the_content(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list([{"text": "x"}]).save_to_disk(tmp_path / "saved")
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x"}) + "\n")
+    for name in ("saved", "a.jsonl"):
+        before = document_hashes(tmp_path / name)
+        assert list(before) == [str(tmp_path / name)]
+        file = tmp_path / "saved" / "state.json" if name == "saved" else tmp_path / name
+        file.write_text(file.read_text() + "\n")
+        assert document_hashes(tmp_path / name) != before

@@ -1,0 +1,91 @@
+"""Atomic writes, JSON lines, hashes and manifests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from kinject.disk import (
+    content_id,
+    file_hash,
+    read_jsonl,
+    read_manifest,
+    tree_hash,
+    write_jsonl,
+    write_manifest,
+    write_text,
+)
+from kinject.disk.atomic import atomic_file
+from kinject.errors import DiskError, InputError
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+
+    def fail_half_way() -> None:
+        with atomic_file(path) as file:
+            file.write("new")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_half_way()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_rows_come_back_with_their_line_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\r\n{"a": "\xc3\xa9"}')
+    assert list(read_jsonl(path)) == [(1, {"a": 1}), (3, {"a": "é"})]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [(b"[1]\n", "1: found list"), (b'{"a": 1}\n{"a"\n', "2: not JSON"), (b'{"a": 1}\n\xff\xfe\n', "2: not UTF-8")],
+)
+def test_a_bad_line_is_told_with_its_number(tmp_path: Path, content: bytes, complaint: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=complaint):
+        list(read_jsonl(path))
+
+
+def test_a_missing_file_and_an_unwritable_place_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match=r"none\.jsonl: cannot be read"):
+        list(read_jsonl(tmp_path / "none.jsonl"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskError, match="cannot be written"):
+        write_jsonl(tmp_path / "file" / "a.jsonl", [])
+
+
+def test_ids_depend_on_content_only() -> None:
+    assert content_id("a", {"x": 1, "y": 2}) == content_id("a", {"y": 2, "x": 1})
+    assert content_id("ab", "c") != content_id("a", "bc")
+    assert content_id("a") == hashlib.blake2b(b'["a"]', digest_size=8).hexdigest()
+
+
+def test_hashes_see_names_and_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    assert file_hash(tmp_path / "a") == hashlib.sha256(b"x").hexdigest()
+    before = tree_hash(tmp_path)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert tree_hash(tmp_path) != before
+
+
+def test_a_newer_or_damaged_manifest_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    assert read_manifest(path) is None
+    write_manifest(path, stage="train", inputs={"a": "1"}, recipe={}, counts={"n": 1})
+    manifest = read_manifest(path)
+    assert manifest is not None
+    assert manifest["inputs"] == {"a": "1"}
+    path.write_text(json.dumps({**manifest, "format_version": 99}))
+    with pytest.raises(InputError, match="newer kinject"):
+        read_manifest(path)
+    path.write_text("{")
+    with pytest.raises(InputError, match="damaged manifest"):
+        read_manifest(path)

@@ -1,0 +1,101 @@
+"""The journal survives what a kill does to a file."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from pathlib import Path
+
+import pytest
+
+from kinject.disk import Journal, Places, content_id, lock_dir, read_jsonl
+from kinject.errors import DiskError, InputError
+
+
+def test_rows_are_there_on_reopening(tmp_path: Path) -> None:
+    with Journal(tmp_path / "a.jsonl") as journal:
+        journal.append({"id": 1})
+        journal.append({"id": 2})
+    with Journal(tmp_path / "a.jsonl") as journal:
+        assert journal.rows == [{"id": 1}, {"id": 2}]
+
+
+def test_every_possible_torn_tail_is_cut_and_appending_goes_on(tmp_path: Path) -> None:
+    whole = b'{"id": "\xc3\xa9"}\n{"id": "b"}\n'
+    for size in range(len(whole) + 1):
+        path = tmp_path / f"{size}.jsonl"
+        path.write_bytes(whole[:size])
+        kept = whole[:size].count(b"\n")
+        with Journal(path) as journal:
+            assert len(journal.rows) == kept
+            journal.append({"id": "c"})
+        assert [row["id"] for _, row in read_jsonl(path)] == [*["é", "b"][:kept], "c"]
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"id": 1}\n{"id": \n{"id": 3}\n')
+    with pytest.raises(InputError, match=r"a\.jsonl:2: not JSON"):
+        Journal(tmp_path / "a.jsonl")
+
+
+def test_nan_is_refused_because_json_has_none(tmp_path: Path) -> None:
+    with Journal(tmp_path / "a.jsonl") as journal:
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            journal.append({"x": float("nan")})
+        journal.append({"x": 1})
+    assert (tmp_path / "a.jsonl").read_text() == '{"x": 1}\n'
+
+
+def test_rows_are_read_again_by_their_place_and_none_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"id": "\xc3\xa9"}\n\n{"id": "b"}\n{"torn')
+    seen: dict[str, int] = {}
+    with Journal(path, each=lambda place, row: seen.update({row["id"]: place})) as journal:
+        assert (journal.rows, list(seen), journal.torn_bytes) == ([], ["é", "b"], 6)
+        places = [journal.append({"id": name}) for name in ("c", "ö")]
+        assert [journal.row_at(place)["id"] for place in (*places, *seen.values())] == ["c", "ö", "é", "b"]
+        assert path.read_bytes()[places[1] :].decode() == '{"id": "ö"}\n'
+
+
+def test_places_are_found_by_id_as_a_dictionary_would() -> None:
+    rng = random.Random(0)
+    expected: dict[str, set[int]] = {}
+    with Places() as places:
+        for _ in range(3000):
+            identity, place = content_id(rng.randrange(1000)), rng.randrange(2**40)
+            expected.setdefault(identity, set()).add(place)
+            places.add(identity, place)
+        for identity in ("f" * 16, "0" * 16):
+            expected[identity] = {7}
+            places.add(identity, 7)
+        assert len(places) == len(expected)
+        assert set(places.ids()) == expected.keys()
+        assert {identity: places.of(identity) for identity in expected} == {
+            identity: sorted(found) for identity, found in expected.items()
+        }
+        assert places.of(content_id("absent")) == places.of("no id") == places.of("") == []
+        with pytest.raises(InputError, match="found id 'x', expected 16 hex digits"):
+            places.add("x", 0)
+
+
+def _try_lock(folder: Path, answers: multiprocessing.Queue[str]) -> None:
+    try:
+        with lock_dir(folder):
+            answers.put("held")
+    except DiskError as error:
+        answers.put(str(error))
+
+
+def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    with lock_dir(tmp_path):
+        other = context.Process(target=_try_lock, args=(tmp_path, answers))
+        other.start()
+        answer = answers.get(timeout=60)
+        other.join()
+    assert "in use by process " in answer
+    other = context.Process(target=_try_lock, args=(tmp_path, answers))
+    other.start()
+    assert answers.get(timeout=60) == "held"
+    other.join()

@@ -1,0 +1,153 @@
+"""Write tasks.json beside this file: what lm-evaluation-harness asks for small tasks. Run by a Python that has lm_eval.
+
+Each task has the keys of one of its own (mmlu, mmlu_continuation, arc_easy, openbookqa), over rows made up here that hold
+what goes wrong easily: choices that are numbers, an answer with a space before it, a text that ends in a line break, the
+same row twice, a description that is a template.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+COUNT = ["3", "1", "0", "2"]
+LETTERS = "\nA. {{choices[0]}}\nB. {{choices[1]}}\nC. {{choices[2]}}\nD. {{choices[3]}}\nAnswer:"
+
+
+def mmlu_rows(n: int, first: int) -> list[dict[str, Any]]:
+    """Rows as the hub holds MMLU: no id, the answer an index."""
+    return [
+        {"question": f" How many towns has country {i}?\n", "subject": "some_towns", "choices": COUNT, "answer": i % 4}
+        for i in range(first, first + n)
+    ]
+
+
+def arc_rows(n: int, first: int) -> list[dict[str, Any]]:
+    """Rows as the hub holds ARC; the third has three choices, labelled by number."""
+    rows = []
+    for i in range(first, first + n):
+        texts, labels = [f"the mill {i}", f"town {i}", "Farrow", "é 漢"], ["A", "B", "C", "D"]
+        if i % 3 == 2:
+            texts, labels = texts[:3], ["1", "2", "3"]
+        rows.append(
+            {
+                "id": f"Mercury_{i}", "question": f"Where was number {i} born?",
+                "choices": {"text": texts, "label": labels}, "answerKey": labels[i % 3],
+            }
+        )  # fmt: skip
+    return rows
+
+
+def book_rows(n: int, first: int) -> list[dict[str, Any]]:
+    """Rows as OpenBookQA once held them: a space before the answer."""
+    return [
+        {
+            "id": f"7-{i}", "question_stem": f"Number {i} was born in ", "answerKey": " B",
+            "choices": {"text": ["Lowmere", "the town of Kelm"], "label": ["A", "B"]},
+        }
+        for i in range(first, first + n)
+    ]  # fmt: skip
+
+
+def as_lines(rows: list[dict[str, Any]]) -> str:
+    """Return rows as JSON lines."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+FILES = {
+    "mmlu.test.jsonl": as_lines([*mmlu_rows(4, 0), *mmlu_rows(1, 0)]),
+    "mmlu.dev.jsonl": as_lines(mmlu_rows(3, 10)),
+    "arc.test.jsonl": as_lines(arc_rows(5, 0)),
+    "arc.train.jsonl": as_lines(arc_rows(9, 20)),
+    "book.jsonl": as_lines(book_rows(6, 0)),
+    "towns.csv": 'question,one,two,gold\n"Where, 1?",Kelm,7,0\nWhere 2?,Farrow,8,1\nWhere 3?,Lowmere,9,1\n',
+}
+
+
+def mmlu(**change: Any) -> dict[str, Any]:
+    """The keys of the harness's mmlu template."""
+    return {
+        "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "mmlu.test.jsonl", "dev": "mmlu.dev.jsonl"}},
+        "test_split": "test", "fewshot_split": "dev", "fewshot_config": {"sampler": "first_n"},
+        "output_type": "multiple_choice", "doc_to_text": "{{question.strip()}}" + LETTERS,
+        "doc_to_choice": ["A", "B", "C", "D"], "doc_to_target": "answer", "metadata": {"version": 1.0}, **change,
+    }  # fmt: skip
+
+
+def arc(**change: Any) -> dict[str, Any]:
+    """The keys of the harness's arc_easy."""
+    return {
+        "tag": ["ai2_arc"], "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"train": "arc.train.jsonl", "test": "arc.test.jsonl"}},
+        "output_type": "multiple_choice", "training_split": "train", "test_split": "test",
+        "doc_to_text": "Question: {{question}}\nAnswer:", "doc_to_target": "{{choices.label.index(answerKey)}}",
+        "doc_to_choice": "{{choices.text}}", "should_decontaminate": True,
+        "doc_to_decontamination_query": "Question: {{question}}\nAnswer:",
+        "metric_list": [
+            {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")
+        ],
+        "metadata": {"version": 1.0}, **change,
+    }  # fmt: skip
+
+
+HEADER = "The following are multiple choice questions (with answers) about {{subject|replace('_', ' ')}}.\n\n"
+TASKS = {
+    "letters": mmlu(description=HEADER),
+    "letters_same_split": mmlu(fewshot_split="test"),
+    "continuation": mmlu(
+        doc_to_text="Question: {{question.strip()}}\nAnswer:\n", doc_to_choice="{{choices}}",
+        doc_to_target="{{answer}}", target_delimiter="", fewshot_delimiter="\n---\n", description="subject",
+    ),
+    "arc": arc(),
+    "arc_same_split": arc(training_split=None, fewshot_split="test"),
+    "openbookqa": arc(
+        dataset_kwargs={"data_files": {"validation": "book.jsonl"}}, training_split=None, test_split=None,
+        validation_split="validation", doc_to_text="question_stem", doc_to_decontamination_query="question_stem",
+        doc_to_target="{{choices.label.index(answerKey.lstrip())}}",
+    ),
+    "csv": {
+        "dataset_path": "csv", "dataset_kwargs": {"data_files": {"test": "towns.csv"}}, "test_split": "test",
+        "output_type": "multiple_choice", "doc_to_text": "question", "doc_to_choice": "{{[one, two|string]}}",
+        "doc_to_target": "gold",
+    },
+}  # fmt: skip
+SHOTS = {
+    "letters": 2,
+    "letters_same_split": 3,
+    "continuation": 1,
+    "arc": 3,
+    "arc_same_split": 2,
+    "openbookqa": 2,
+    "csv": 0,
+}
+
+
+def main() -> None:
+    """Ask the harness, with a model that answers at random, and keep its prompts."""
+    from lm_eval import simple_evaluate
+
+    here = Path(__file__).resolve().parent
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for name, text in FILES.items():
+            Path(name).write_text(text)
+        asked: dict[str, list[dict[str, Any]]] = {}
+        for name, config in TASKS.items():
+            own = json.loads(json.dumps({**config, "task": name}))
+            result = simple_evaluate("dummy", tasks=[own], num_fewshot=SHOTS[name], bootstrap_iters=0)
+            asked[name] = [
+                {
+                    "context": sample["arguments"][0][0], "continuations": [pair[1] for pair in sample["arguments"]],
+                    "target": sample["target"], "hash": sample["doc_hash"], "id": sample["doc"].get("id"),
+                }
+                for sample in result["samples"][name]
+            ]  # fmt: skip
+    whole = {"files": FILES, "tasks": TASKS, "shots": SHOTS, "asked": asked}
+    (here / "tasks.json").write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from kinject.cli import main
+from kinject.errors import InputError
+from kinject.eval.compare import compare_runs, read_run, render_comparison
+from kinject.eval.statistics import mcnemar
+from kinject.types import Answer
+
+
+def answer(i: int, right: bool, arm: str = "base", **change) -> Answer:
+    values = (-1.0, -2.0) if right else (-2.0, -1.0)
+    return Answer(f"q{i}", "set", arm, "texts", 0, 0, (), 0, values, (1, 1), (1, 1), document_id=f"d{i // 2}", **change)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Write answers as a run folder."""
+
+    def _folder(name: str, *answers: Answer):
+        path = tmp_path / name
+        path.mkdir()
+        rows = ({"key": str(i), **asdict(item)} for i, item in enumerate(answers))
+        (path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    return _folder
+
+
+def test_two_runs_are_paired_by_question(folder):
+    before = folder("before", *(answer(i, i < 4) for i in range(12)))
+    after = folder("after", *(answer(i, i > 1, arm="tuned") for i in range(13)))
+    (pair,) = compare_runs([read_run(before), read_run(after)])
+    assert (pair.name, pair.base_name, pair.n_left_out) == ("after: tuned", "before: base", 1)
+    difference = pair.cell.difference
+    assert (pair.cell.n, difference.wrong_to_right, difference.right_to_wrong) == (12, 8, 2)
+    assert difference.p == mcnemar(8, 2)
+    assert difference.delta == pytest.approx(0.5)
+    assert difference.relative == pytest.approx(1.5)
+    assert difference.low < 0.5 < difference.high
+    text = render_comparison([pair])
+    assert "up to 1 questions stand in one run only" in text
+    assert "+150.0%" in text
+
+
+def test_one_run_compares_its_other_arms_with_its_first(folder):
+    arms = [answer(i, i < n, arm) for arm, n in (("base", 2), ("a", 6), ("b", 9)) for i in range(10)]
+    pairs = compare_runs([read_run(folder("run", *arms))])
+    assert [(pair.name, pair.base_name) for pair in pairs] == [("a", "base"), ("b", "base")]
+    holm = [pair.cell.difference.p_holm for pair in pairs]
+    assert holm == pytest.approx([mcnemar(4, 0), 2 * mcnemar(7, 0)])
+
+
+def test_several_seeds_have_a_mean_and_an_interval(folder, capsys):
+    paths = [folder("base", *(answer(i, i < 4) for i in range(10)))]
+    paths += [folder(f"s{n}", *(answer(i, i < n) for i in range(10))) for n in (6, 7, 8)]
+    assert main(["compare", *map(str, paths), "--seeds"]) == 0
+    assert "+0.300  0.100  +0.052 to +0.548" in capsys.readouterr().out  # t(0.975, 2) = 4.303
+
+
+def test_a_harness_samples_file_is_a_run(tmp_path, folder):
+    def sample(i: int, right: bool) -> str:
+        pairs = [["-1.0", "False"], ["-2.0", "False"]][:: 1 if right else -1]
+        arguments = {f"gen_args_{n}": {"arg_0": "ctx", "arg_1": f" {text}"} for n, text in enumerate(["ab", "abc"])}
+        row = {"doc_id": i, "doc": {"x": i}, "doc_hash": f"h{i}", "target": "0", "arguments": arguments}
+        return json.dumps({**row, "resps": [[pair] for pair in pairs], "filtered_resps": pairs}) + "\n"
+
+    for name, n in (("a", 3), ("b", 8)):
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / "samples_mmlu_law_2026-01-02T03-04-05.678901.jsonl"
+        path.write_text("".join(sample(i, i < n) for i in range(10)))
+    (pair,) = compare_runs([read_run(tmp_path / name) for name in "ab"])
+    assert (pair.cell.question_set, pair.cell.difference.wrong_to_right) == ("mmlu_law", 5)
+    by_length = read_run(tmp_path / "a", "chars").ways["mmlu_law", "mmlu_law", 0, 0]["lm-evaluation-harness"]
+    assert by_length[0].log_probs == (-0.5, -2.0 / 3)
+
+
+def test_what_is_no_run_is_told(tmp_path, capsys):
+    assert main(["compare", str(tmp_path)]) == 2
+    assert "no run. Expected a folder with answers.jsonl" in capsys.readouterr().err
+
+
+def test_runs_with_nothing_in_common_are_told(folder):
+    other = Answer("q0", "other", "base", "texts", 0, 0, (), 0, (-1.0, -2.0), (1, 1), (1, 1))
+    runs = [read_run(folder("a", answer(0, True))), read_run(folder("b", other))]
+    with pytest.raises(InputError, match="nothing to compare"):
+        compare_runs(runs)
+
+
+def test_a_kinject_run_is_compared_with_the_harness_on_the_same_questions(tmp_path, folder):
+    own = folder("own", *(answer(i, i < 4) for i in range(10)))
+    rows = []
+    for i in range(10):
+        pairs = [["-1.0", "False"], ["-2.0", "False"]][:: 1 if i < 7 else -1]
+        rows.append(json.dumps({"doc": {"id": f"q{i}"}, "target": "0", "filtered_resps": pairs}) + "\n")
+    path = tmp_path / "samples_law_2026-01-02T03-04-05.678901.jsonl"
+    path.write_text("".join(rows))
+    (pair,) = compare_runs([read_run(own), read_run(path)])
+    assert (pair.cell.difference.wrong_to_right, pair.cell.difference.right_to_wrong) == (3, 0)

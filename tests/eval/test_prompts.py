@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from kinject.eval.prompts import Ask, pick_shots, render_prompt, scored_texts
+from kinject.types import Question
+
+ASKED = Question("q1", "Which bone is longest? ", ("Rib", "Femur", "Ulna"), 1, subject="high_school_anatomy")
+SHOT = Question("s1", "Which organ pumps?", ("Heart", "Lung"), 0, subject="high_school_anatomy")
+OTHER = Question("s2", "Which gas do we need?", ("Neon", "Oxygen"), 1)
+
+
+def test_letters_are_the_layout_of_mmlu_in_lm_evaluation_harness():
+    # tasks/mmlu/default/_default_template_yaml: description, doc_to_text, target_delimiter " ", fewshot_delimiter "\n\n"
+    prompt = render_prompt(Ask(ASKED, "letters", (SHOT,)))
+    assert prompt.context == (
+        "The following are multiple choice questions (with answers) about high school anatomy.\n\n"
+        "Which organ pumps?\nA. Heart\nB. Lung\nAnswer: A\n\n"
+        "Which bone is longest?\nA. Rib\nB. Femur\nC. Ulna\nAnswer:"
+    )
+    assert prompt.continuations == (" A", " B", " C")
+
+
+def test_letters_without_a_subject_have_no_header():
+    assert render_prompt(Ask(OTHER, "letters")).context == "Which gas do we need?\nA. Neon\nB. Oxygen\nAnswer:"
+
+
+def test_texts_score_the_choices_themselves():
+    prompt = render_prompt(Ask(OTHER, "texts", (SHOT,)))
+    assert prompt.context == "Question: Which organ pumps?\nAnswer: Heart\n\nQuestion: Which gas do we need?\nAnswer:"
+    assert prompt.continuations == (" Neon", " Oxygen")
+
+
+def test_passages_stand_after_the_examples_the_best_first():
+    prompt = render_prompt(Ask(OTHER, "texts", (SHOT,), ("Best passage.", "Next passage.")))
+    assert prompt.context == (
+        "Question: Which organ pumps?\nAnswer: Heart\n\n"
+        "Best passage.\n\nNext passage.\n\nQuestion: Which gas do we need?\nAnswer:"
+    )
+
+
+def test_shots_come_in_order_without_the_question_itself():
+    same_text = Question("another id", OTHER.question, OTHER.choices, OTHER.answer)
+    pool = (SHOT, OTHER, same_text, ASKED)
+    assert pick_shots(OTHER, pool, 2) == (SHOT, ASKED)
+    assert pick_shots(ASKED, pool, 2) == (SHOT, OTHER)
+    assert pick_shots(ASKED, pool, 0) == ()
+
+
+def test_lengths_are_of_what_the_continuation_says():
+    assert scored_texts(ASKED, "letters") == ("A", "B", "C")
+    assert scored_texts(ASKED, "texts") == ("Rib", "Femur", "Ulna")

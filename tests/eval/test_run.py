@@ -1,0 +1,291 @@
+"""The whole of `kinject eval` on tiny models: what is asked, what is stored, what comes out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from kinject.disk import lock_dir
+from kinject.errors import DiskError, InputError, RecipeError
+from kinject.eval import evaluate
+from kinject.eval.answers import read_answers
+from kinject.eval.cells import compare, correct_family, is_right, make_cell
+from kinject.models import load_model
+from kinject.recipe import read_recipe
+from kinject.types import Answer, Report
+
+ROWS = [
+    {"id": f"q{i}", "question": f"Where was {name} born?", "choices": choices, "answer": i % 3, "document_id": name}
+    for i, (name, choices) in enumerate(
+        [
+            ("Arden", ["Lowmere", "Stonegate", "Farrow"]),
+            ("Bryn", ["Kelm", "the mill", "town of Farrow"]),
+            ("Kelm", ["school", "Lowmere", "1987"]),
+            ("Farrow", ["Question", "Answer", "Kelm"]),
+        ]
+    )
+]
+DOCUMENTS = [{"id": name, "text": f"{name} was born. The town of {name}."} for name in ("Arden", "Bryn", "Kelm")]
+Evaluate = Callable[..., Report]
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_model: Path, write_rows: Callable[..., Path]) -> Evaluate:
+    """Evaluate the tiny model with `section` changed, from a recipe file below tmp_path."""
+    questions = write_rows("questions.jsonl", ROWS)
+    write_rows("shots.jsonl", [{**row, "id": f"s{row['id']}", "question": f"Who is {row['id']}?"} for row in ROWS])
+    write_rows("documents.jsonl", DOCUMENTS)
+
+    def _run(**section: Any) -> Report:
+        whole = {"models": {"base": str(tiny_model)}, "questions": {"new": str(questions)}, **section}
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": whole}, sort_keys=False))
+        return evaluate(read_recipe(path, (), "eval"))
+
+    return _run
+
+
+def manifest(tmp_path: Path) -> dict[str, Any]:
+    return json.loads((tmp_path / "run" / "manifest.json").read_text())
+
+
+def naive(folder: Path, context: str, continuations: Sequence[str]) -> list[float]:
+    """Log-probs in float64 from whole strings, by transformers alone."""
+    loaded = load_model(str(folder))
+    model, scores = loaded.model.double(), []
+    for continuation in continuations:
+        n = len(loaded.tokenizer(context).input_ids)
+        ids = torch.tensor([loaded.tokenizer(context + continuation).input_ids])
+        with torch.no_grad():
+            log_probs = model(ids).logits[0].log_softmax(-1)
+        scores.append(sum(float(log_probs[i - 1, ids[0, i]]) for i in range(n, ids.shape[1])))
+    return scores
+
+
+def test_stored_log_probs_are_those_of_the_prompts_as_documented(run, tmp_path, tiny_model):
+    report = run(
+        questions={"new": {"path": str(tmp_path / "questions.jsonl"), "shots_from": str(tmp_path / "shots.jsonl")}},
+        formats=["letters", "texts"],
+        shots=[0, 1],
+        retrieval={"documents": [str(tmp_path / "documents.jsonl")], "k": [1]},
+    )
+    answers = {(a.format, a.shots, a.k, a.question_id): a for a in read_answers(tmp_path / "run" / "answers.jsonl")}
+    assert len(answers) == 2 * 2 * 2 * len(ROWS)
+    assert sum(cell.n for cell in report.cells) == len(answers)
+    texts = answers["texts", 1, 1, "q1"]
+    expected = naive(
+        tiny_model,
+        "Question: Who is q0?\nAnswer: Lowmere\n\nBryn was born. The town of Bryn.\n\n"
+        "Question: Where was Bryn born?\nAnswer:",
+        [" Kelm", " the mill", " town of Farrow"],
+    )
+    np.testing.assert_allclose(texts.log_probs, expected, rtol=0, atol=1e-4)
+    assert texts.n_bytes == (4, 8, 14)
+    letters = answers["letters", 0, 0, "q2"]
+    expected = naive(tiny_model, "Where was Kelm born?\nA. school\nB. Lowmere\nC. 1987\nAnswer:", [" A", " B", " C"])
+    np.testing.assert_allclose(letters.log_probs, expected, rtol=0, atol=1e-4)
+    assert (letters.gold, letters.n_bytes, letters.truncated) == (2, (1, 1, 1), 0)
+
+
+def test_the_report_follows_from_the_stored_answers(run, tmp_path):
+    report = run(retrieval={"documents": [str(tmp_path / "documents.jsonl")], "k": [1, 2]})
+    answers = read_answers(tmp_path / "run" / "answers.jsonl")
+    base = [answer for answer in answers if answer.k == 0]
+    assert [(cell.arm, cell.k) for cell in report.cells] == [("base", 0), ("base+rag", 1), ("base+rag", 2)]
+    by_k = [(k, [answer for answer in answers if answer.k == k]) for k in (0, 1, 2)]
+    cells = [make_cell(own, role="learning", model="base", base=base if k else None) for k, own in by_k]
+    assert report.cells == correct_family(cells)
+    stored = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert [cell["accuracy"] for cell in stored["cells"]] == [cell.accuracy for cell in report.cells]
+    assert manifest(tmp_path)["counts"] == {"answers": 12, "scored_now": 12}
+
+
+def test_retrieved_passages_are_named_and_their_recall_is_told(run, tmp_path):
+    report = run(retrieval={"documents": [str(tmp_path / "documents.jsonl")], "k": [2]})
+    with_context = [a for a in read_answers(tmp_path / "run" / "answers.jsonl") if a.k == 2]
+    assert all(len(set(answer.context_ids)) == 2 for answer in with_context)
+    assert [(recall.k, recall.n_found, recall.n) for recall in report.recalls] == [(2, 3, 4)]
+
+
+def test_a_rerun_scores_nothing_and_reports_the_same(run, tmp_path):
+    first = run(formats=["letters", "texts"])
+    rows = (tmp_path / "run" / "answers.jsonl").read_bytes()
+    second = run(formats=["letters", "texts"])
+    assert second == first
+    assert manifest(tmp_path)["counts"]["scored_now"] == 0
+    assert (tmp_path / "run" / "answers.jsonl").read_bytes() == rows
+
+
+def test_a_killed_run_goes_on_where_it_was(run, tmp_path):
+    first = run(formats=["letters", "texts"])
+    path = tmp_path / "run" / "answers.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3]) + lines[3][:-9])
+    assert run(formats=["letters", "texts"]) == first
+    assert manifest(tmp_path)["counts"]["scored_now"] == 5
+    pair = (lines, path.read_bytes().splitlines())
+    before, after = ({row["key"]: row["log_probs"] for row in map(json.loads, rows)} for rows in pair)
+    assert before.keys() == after.keys()
+    for key, log_probs in before.items():
+        np.testing.assert_allclose(after[key], log_probs, rtol=0, atol=2e-5)
+
+
+def test_another_checkpoint_at_the_same_path_gets_answers_of_its_own(run, tmp_path, tiny_model):
+    run()
+    before = read_answers(tmp_path / "run" / "answers.jsonl")
+    loaded = load_model(str(tiny_model))
+    loaded.model.model.layers[0].mlp.up_proj.weight.data += 0.5
+    loaded.model.save_pretrained(tiny_model)
+    run()
+    after = read_answers(tmp_path / "run" / "answers.jsonl")
+    assert manifest(tmp_path)["counts"]["scored_now"] == 4
+    assert [a.question_id for a in before] == [a.question_id for a in after]
+    assert all(a.log_probs != b.log_probs for a, b in zip(before, after, strict=True))
+
+
+def test_the_same_weights_under_two_names_are_asked_once(run, tmp_path, tiny_model):
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_model, copy)
+    report = run(models={"base": str(tiny_model), "tuned": str(copy)})
+    assert manifest(tmp_path)["counts"] == {"answers": 8, "scored_now": 4}
+    assert report.cells[1].difference is not None
+    assert (report.cells[1].difference.delta, report.cells[1].difference.p) == (0.0, 1.0)
+
+
+def test_only_named_models_get_context(run, tmp_path, tiny_model):
+    report = run(
+        models={"base": str(tiny_model), "tuned": str(tiny_model)},
+        retrieval={"documents": [str(tmp_path / "documents.jsonl")], "k": [1]},
+        retrieval_models=["tuned"],
+    )
+    assert [cell.arm for cell in report.cells] == ["base", "tuned", "tuned+rag"]
+
+
+def test_a_limit_asks_the_first_questions_only(run, tmp_path):
+    assert run(limit=2).cells[0].n == 2
+    assert {a.question_id for a in read_answers(tmp_path / "run" / "answers.jsonl")} == {"q0", "q1"}
+
+
+def test_a_broken_model_leaves_questions_unscored_wrong_and_told(run, tiny_model):
+    loaded = load_model(str(tiny_model))
+    loaded.model.model.norm.weight.data[0] = float("nan")
+    loaded.model.save_pretrained(tiny_model)
+    report = run()
+    assert (report.cells[0].n_unscored, report.cells[0].n_correct) == (4, 0)
+    assert any("4 of 4 questions could not be scored" in note for note in report.notes)
+
+
+def test_prompts_cut_to_the_window_are_counted_and_told(run, tmp_path, write_rows):
+    long = [{**ROWS[0], "question": "Where was Bryn born? " * 40}, ROWS[1]]
+    report = run(questions={"new": str(write_rows("long.jsonl", long))})
+    assert any("1 of 2 prompts did not fit the model's window" in note for note in report.notes)
+    cut = {answer.question_id: answer.truncated for answer in read_answers(tmp_path / "run" / "answers.jsonl")}
+    assert cut["q0"] > 0
+    assert cut["q1"] == 0
+
+
+def test_faults_of_the_recipe_come_together_with_their_lines(run, tmp_path):
+    with pytest.raises(RecipeError) as error:
+        run(shots=[0, 2], retrieval_models=["tuned"])
+    faults = {fault.key: str(fault) for fault in error.value.faults}
+    assert set(faults) == {"eval.questions.new", "eval.retrieval_models.0", "eval.retrieval_models"}
+    assert f"{tmp_path}/recipe.yaml:6: eval.questions.new: eval.shots asks for 2" in faults["eval.questions.new"]
+    assert "found 'tuned', allowed are base" in faults["eval.retrieval_models.0"]
+    assert "eval.retrieval is missing" in faults["eval.retrieval_models"]
+
+
+def test_more_passages_than_there_are_is_a_fault(run, tmp_path):
+    with pytest.raises(RecipeError, match=r"eval\.retrieval\.k: found 9, but the documents hold only 3 passages"):
+        run(retrieval={"documents": [str(tmp_path / "documents.jsonl")], "k": [1, 9]})
+
+
+def test_too_few_examples_are_told(run, tmp_path):
+    path = str(tmp_path / "questions.jsonl")  # the question asked is not its own example, so three are left
+    with pytest.raises(InputError, match="holds 3 examples for a question of new"):
+        run(questions={"new": {"path": path, "shots_from": path}}, shots=[4])
+
+
+def test_faults_of_all_question_files_come_together(run, write_rows):
+    bad = {**ROWS[0], "answer": 7}
+    paths = [str(write_rows("one.jsonl", [bad])), str(write_rows("two.jsonl", [bad]))]
+    with pytest.raises(InputError) as error:
+        run(questions={"a": paths[0], "b": paths[1]})
+    assert [path in line for path, line in zip(paths, str(error.value).splitlines(), strict=True)] == [True, True]
+
+
+def test_more_choices_than_letters_are_refused_for_letters_only(run, write_rows):
+    many = str(
+        write_rows("many.jsonl", [{"question": "Which?", "choices": [f"town {i}" for i in range(27)], "answer": 0}])
+    )
+    with pytest.raises(InputError, match="has 27 choices, format letters has 26 letters"):
+        run(questions={"new": many}, formats=["letters"])
+    assert run(questions={"new": many}).cells[0].chance == pytest.approx(1 / 27)
+
+
+def test_a_run_folder_in_use_is_refused(run, tmp_path):
+    with lock_dir(tmp_path / "run"), pytest.raises(DiskError, match="in use by"):
+        run()
+
+
+def answers(*right: bool) -> list[Answer]:
+    return [
+        Answer(str(i), "s", "arm", "texts", 0, 0, (), 0, (-1.0, -2.0) if ok else (-2.0, -1.0), (1, 1), (1, 1))
+        for i, ok in enumerate(right)
+    ]
+
+
+def test_differences_are_paired_by_question_whatever_the_order():
+    base, tuned = answers(True, False, False, False), answers(False, True, True, False)
+    difference = compare(tuned[::-1], base)
+    assert (difference.wrong_to_right, difference.right_to_wrong, difference.delta) == (2, 1, 0.25)
+    assert difference.p == pytest.approx(1.0)  # 2 * P(X <= 1), X ~ B(3, 1/2)
+
+
+def test_a_tie_goes_to_the_first_choice():
+    tie = Answer("q", "s", "arm", "texts", 0, 0, (), 1, (-1.0, -1.0), (1, 1), (1, 1))
+    assert not is_right(tie)
+
+
+def test_importing_the_stage_imports_no_torch():
+    code = "import sys, kinject.eval; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_real_checkpoint_on_mmlu_equals_the_naive_way(shared, tmp_path, write_rows):
+    model, mmlu = shared / "models" / "stories260K", shared / "data" / "mmlu"
+    questions = [json.loads(line) for line in (mmlu / "astronomy.test.jsonl").read_text().splitlines()[:6]]
+    path = tmp_path / "recipe.yaml"
+    section = {
+        "models": {"stories": str(model)},
+        "questions": {
+            "astronomy": {
+                "path": str(write_rows("astronomy.jsonl", questions)),
+                "shots_from": str(mmlu / "astronomy.dev.jsonl"),
+            }
+        },
+        "formats": ["letters", "texts"],
+        "shots": [0, 1],
+    }
+    path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": section}, sort_keys=False))
+    evaluate(read_recipe(path, (), "eval"))
+    found = {(a.format, a.shots, a.question_id): a for a in read_answers(tmp_path / "run" / "answers.jsonl")}
+    for row in questions:
+        letters = "".join(f"\n{letter}. {choice}" for letter, choice in zip("ABCD", row["choices"], strict=True))
+        header = "The following are multiple choice questions (with answers) about astronomy.\n\n"
+        answer = found["letters", 0, row["id"]]
+        expected = naive(model, f"{header}{row['question'].strip()}{letters}\nAnswer:", [" A", " B", " C", " D"])
+        assert answer.truncated == 0
+        np.testing.assert_allclose(answer.log_probs, expected, rtol=0, atol=1e-4)
+        answer = found["texts", 0, row["id"]]
+        expected = naive(model, f"Question: {row['question']}\nAnswer:", [f" {choice}" for choice in row["choices"]])
+        np.testing.assert_allclose(answer.log_probs, expected, rtol=0, atol=1e-4)

@@ -1,0 +1,197 @@
+"""lm-evaluation-harness's tasks read as they are, its result files written and read, against its own numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from kinject.errors import InputError
+from kinject.eval import evaluate
+from kinject.eval.answers import read_answers
+from kinject.eval.asks import Arm, QuestionSet, asks_of
+from kinject.eval.harness_files import read_samples
+from kinject.eval.prompts import render_prompt
+from kinject.eval.tasks import read_task
+from kinject.recipe import read_recipe
+
+GOLD = json.loads((Path(__file__).parent / "goldens" / "harness.json").read_text())
+TASKS = json.loads((Path(__file__).parent / "goldens" / "tasks.json").read_text(encoding="utf-8"))
+BASE = """\
+dataset_path: json
+dataset_kwargs: {data_files: {test: test.jsonl, dev: dev.jsonl}}
+test_split: test
+fewshot_split: dev
+fewshot_config: {sampler: first_n}
+output_type: multiple_choice
+doc_to_text: "{{question.strip()}}\\nA. {{choices[0]}}\\nB. {{choices[1]}}\\nC. {{choices[2]}}\\nD. {{choices[3]}}\\nAnswer:"
+doc_to_choice: ["A", "B", "C", "D"]
+doc_to_target: answer
+"""
+LETTERS = """\
+include: base.yaml
+task: gold_letters
+description: "The following are multiple choice questions (with answers) about anatomy.\\n\\n"
+"""
+TEXTS = """\
+include: base.yaml
+task: gold_texts
+doc_to_text: "Question: {{question}}\\nAnswer:"
+doc_to_choice: "{{choices}}"
+doc_to_target: "{{answer}}"
+"""
+
+
+@pytest.fixture
+def answered(shared, tmp_path, write):
+    """The run folder of a real checkpoint on both tasks, one shot."""
+    mmlu = shared / "data" / "mmlu"
+    lines = (mmlu / "anatomy.test.jsonl").read_text().splitlines(keepends=True)
+    write("test.jsonl", "".join(lines[:6]))
+    write("dev.jsonl", (mmlu / "anatomy.dev.jsonl").read_text())
+    write("base.yaml", BASE)
+    tasks = {"letters": str(write("letters.yaml", LETTERS)), "texts": str(write("texts.yaml", TEXTS))}
+    section = {
+        "models": {"stories": str(shared / "models" / "stories260K")}, "questions": tasks, "shots": [1],
+        "scores": ["sum", "chars", "bytes"],
+    }  # fmt: skip
+    recipe = write("recipe.yaml", yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": section}))
+    return evaluate(read_recipe(recipe, (), "eval")), tmp_path / "run"
+
+
+def test_a_task_read_as_it_is_gives_the_harness_own_numbers(answered):
+    report, run_dir = answered
+    answers = read_answers(run_dir / "answers.jsonl")
+    for task, gold in GOLD["tasks"].items():
+        found = {a.question_id: a.log_probs for a in answers if a.question_set == task}
+        assert found.keys() == gold["log_probs"].keys()
+        for name, log_probs in gold["log_probs"].items():
+            np.testing.assert_allclose(found[name], log_probs, rtol=0, atol=1e-4)
+        accuracies = {cell.score: cell.accuracy for cell in report.cells if cell.question_set == task}
+        for metric, score in (("acc", "sum"), ("acc_norm", "chars"), ("acc_bytes", "bytes")):
+            if f"{metric},none" in gold["results"]:
+                assert accuracies[score] == pytest.approx(gold["results"][f"{metric},none"])
+
+
+def test_result_files_have_the_harness_layout_and_numbers(answered):
+    _, run_dir = answered
+    folder = run_dir / "harness" / "stories"
+    (results,) = folder.glob("results_*.json")
+    whole = json.loads(results.read_text())
+    assert {"results", "configs", "versions", "n-shot", "n-samples", "higher_is_better"} <= whole.keys()
+    assert {"results", "configs", "versions", "n-shot", "n-samples", "higher_is_better"} <= set(GOLD["results_keys"])
+    gold = GOLD["tasks"]["texts"]["results"]
+    written = whole["results"]["texts_task_1shot"]
+    for key in ("acc,none", "acc_norm,none", "acc_stderr,none"):
+        assert written[key] == pytest.approx(gold[key])
+    (samples,) = folder.glob("samples_texts_task_1shot_*.jsonl")
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    assert set(GOLD["sample_keys"]) - {"acc_norm", "acc_bytes"} <= rows[0].keys()
+    found = {answer.question_id: answer for answer in read_samples(samples)}
+    for name, log_probs in GOLD["tasks"]["texts"]["log_probs"].items():
+        np.testing.assert_allclose(found[name].log_probs, log_probs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", TASKS["tasks"])
+def test_a_task_asks_what_the_harness_asks(name, write):
+    for file, text in TASKS["files"].items():
+        write(file, text)
+    found = read_task(write("task.yaml", yaml.safe_dump(TASKS["tasks"][name], sort_keys=False)))
+    whole = QuestionSet("set", "learning", found.questions, found.pool, (), found)
+    asks = list(asks_of(whole, Arm("m", "task", TASKS["shots"][name], 0)))
+    assert len(asks) == len(TASKS["asked"][name])
+    for (ask, _), gold in zip(asks, TASKS["asked"][name], strict=True):
+        prompt = render_prompt(ask)
+        assert (prompt.context, list(prompt.continuations)) == (gold["context"], gold["continuations"])
+        assert ask.question.answer == gold["target"]
+    names = [question.id for question in found.questions]
+    assert len(set(names)) == len(names)
+    first = TASKS["asked"][name][0]
+    assert names[0] == (first["id"] or first["hash"])  # so that compare finds the same question in samples
+
+
+def task(write, **change):
+    rows = [{"id": "a", "stem": "Who?", "choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": " B"}]
+    write("q.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    whole = {
+        "task": "t", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "q.jsonl"}},
+        "output_type": "multiple_choice", "test_split": "test", "doc_to_text": "stem",
+        "doc_to_target": "{{choices.label.index(answerKey.lstrip())}}", "doc_to_choice": "{{choices.text}}", **change,
+    }  # fmt: skip
+    return write("task.yaml", yaml.safe_dump(whole))
+
+
+def test_openbookqas_fields_are_read(write):
+    (question,) = read_task(task(write)).questions
+    assert (question.id, question.question, question.choices, question.answer) == ("a", "Who?", ("x", "y"), 1)
+
+
+def test_a_function_is_refused_and_not_run(write):
+    path = write("task.yaml", "output_type: multiple_choice\ntask: t\ndoc_to_text: !function utils.text\n")
+    with pytest.raises(InputError, match=r"task\.yaml:3: !function names Python code, which kinject does not run"):
+        read_task(path)
+
+
+@pytest.mark.parametrize("tag", ["!!python/object/apply:os.getcwd []", "!!python/name:os.getcwd"])
+def test_yaml_that_makes_python_objects_is_refused(write, tag):
+    with pytest.raises(InputError, match="not YAML"):
+        read_task(write("task.yaml", f"task: {tag}\n"))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"output_type": "generate_until"}, "output_type: found 'generate_until', kinject reads multiple_choice"),
+        ({"process_docs": "x"}, "process_docs: not among the keys"),
+        ({"dataset_kwargs": {}}, "no local files for the split 'test'"),
+        ({"doc_to_text": "{{nothing}}"}, "question 0: doc_to_text: '{{nothing}}' cannot be rendered"),
+        ({"doc_to_text": "{{''.__class__.__mro__}}"}, "cannot be rendered"),
+        ({"doc_to_target": "z"}, "neither an index nor one of the choices"),
+        ({"doc_to_target": 4}, "found 4, but there are 2 choices"),
+        ({"doc_to_choice": "{{stem}}"}, "which is no list"),
+        ({"doc_to_choice": [True, False]}, "found the choice True, expected texts. Numbers and words need quotes"),
+        ({"doc_to_target": "{{[0, 1]}}"}, "neither an index nor one of the choices"),
+        ({"doc_to_text": "{{1}}"}, "doc_to_text: gives '1', expected the question's text"),
+        ({"description": "{{nothing}}"}, "question 0: description: '{{nothing}}' cannot be rendered"),
+        ({"fewshot_config": {"sampler": "balanced"}}, "sampler: found 'balanced', kinject has default and first_n"),
+        ({"fewshot_config": {"doc_to_text": "x"}}, "kinject reads sampler and split"),
+        ({"repeats": 2}, "repeats: found 2"),
+        ({"filter_list": [{"name": "x"}]}, "filter_list: kinject filters nothing"),
+        ({"task": ["a", "b"]}, "a group of tasks"),
+        ({"dataset_kwargs": {"field": "data"}}, "dataset_kwargs: field: not read"),
+    ],
+)
+def test_what_cannot_be_read_is_told(write, change, told):
+    with pytest.raises(InputError) as error:
+        read_task(task(write, **change))
+    assert told in str(error.value)
+
+
+def test_what_a_task_wants_and_does_not_get_is_noted(write):
+    found = read_task(task(write, num_fewshot=5, metric_list=[{"metric": "acc"}, {"metric": "f1"}]))
+    assert [note.split(": ", 1)[1] for note in found.notes] == [
+        "f1: not computed; kinject has acc, acc_norm, acc_bytes (eval.scores)",
+        "num_fewshot: 5 is not followed; eval.shots says how many examples",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, "eval.shots asks for 2 examples, but the task names no split to take them from"),
+        ({"fewshot_split": "dev"}, "the task names no local files for the split 'dev' to take them from"),
+        ({"fewshot_split": "test"}, "eval.shots asks for 2 examples, but 1 are there"),
+    ],
+)
+def test_examples_that_are_not_there_are_told(write, change, told):
+    with pytest.raises(InputError) as error:
+        read_task(task(write, **change)).examples(2)
+    assert told in str(error.value)
+
+
+def test_a_file_that_includes_itself_is_told(write):
+    with pytest.raises(InputError, match="includes itself"):
+        read_task(write("task.yaml", "include: task.yaml\n"))

@@ -1,0 +1,285 @@
+"""Formats, scores, templates, validation of K, perplexity and processes, through the whole of `kinject eval`."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from kinject.cli import main
+from kinject.errors import InputError
+from kinject.eval import evaluate, render_table
+from kinject.eval.answers import read_answers
+from kinject.eval.compare import compare_runs, read_run
+from kinject.eval.encode import Encoder
+from kinject.eval.prompts import Ask, render_prompt
+from kinject.models import load_model
+from kinject.recipe import read_recipe
+from kinject.study.report import read_report, write_report
+from kinject.types import Question
+
+NAMES = ["Arden", "Bryn", "Kelm", "Farrow"]
+ROWS = [
+    {
+        "id": f"q{i}", "question": f"Where was {name} born?", "choices": ["Lowmere", "the mill", "town of Farrow"],
+        "answer": i % 3, "document_id": name, "subject": "births" if i < 2 else "towns",
+    }
+    for i, name in enumerate(NAMES)
+]  # fmt: skip
+QUESTION = Question("q", "Where?", ("a b", "c"), 1, subject="some_towns")
+
+
+@pytest.fixture
+def recipe(tmp_path, tiny_model, write_rows):
+    """Write a recipe with the eval section changed and return its path."""
+    questions = write_rows("questions.jsonl", ROWS)
+
+    def _recipe(**section) -> Path:
+        whole = {"models": {"base": str(tiny_model)}, "questions": {"new": str(questions)}, **section}
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": whole}, sort_keys=False))
+        return path
+
+    return _recipe
+
+
+def run(path: Path):
+    return evaluate(read_recipe(path, (), "eval"))
+
+
+def stored(tmp_path: Path) -> dict:
+    answers = read_answers(tmp_path / "run" / "answers.jsonl")
+    return {(a.format, a.k, a.rotation, a.question_id): a for a in answers}
+
+
+def test_formats_are_written_as_documented():
+    header = "The following are multiple choice questions (with answers) about some towns.\n\n"
+    options = "A. a b\nB. c\nAnswer:"
+    expected = {
+        "hybrid": (f"{header}Where?\n{options}", (" a b", " c")),
+        "letters-no-question": (f"{header}{options}", (" A", " B")),
+        "texts-no-question": ("Answer:", (" a b", " c")),
+    }
+    for format, (context, continuations) in expected.items():
+        prompt = render_prompt(Ask(QUESTION, format))
+        assert (prompt.context, prompt.continuations) == (context, continuations)
+
+
+def test_a_template_of_ones_own_writes_the_context():
+    source = "{% for s in shots %}{{ s.question }} {{ s.answer }};{% endfor %}{{ passages|join('+') }}|{{ question }}="
+    ask = Ask(QUESTION, "texts", (QUESTION,), ("p1", "p2"), template=source)
+    prompt = render_prompt(ask)
+    assert (prompt.context, prompt.continuations) == ("Where? c;p1+p2|Where?=", (" a b", " c"))
+
+
+@pytest.mark.parametrize("source", ["{{ answer }}", "{{ question.__class__.__mro__ }}", "{{ nothing }}", "{{ 1/0 }}"])
+def test_a_template_cannot_tell_the_answer_nor_reach_python(source):
+    with pytest.raises(InputError, match="cannot be rendered for question 'q'"):
+        render_prompt(Ask(QUESTION, "texts", template=source))
+
+
+def test_rotations_ask_each_option_at_each_letter(recipe, tmp_path):
+    report = run(recipe(formats=["rotations", "letters"]))
+    answers = stored(tmp_path)
+    assert len(answers) == 4 * 3 + 4
+    np.testing.assert_array_equal(answers["rotations", 0, 0, "q1"].log_probs, answers["letters", 0, 0, "q1"].log_probs)
+    assert [answers["rotations", 0, n, "q2"].gold for n in range(3)] == [2, 1, 0]
+    assert [(cell.format, cell.n) for cell in report.cells] == [("rotations", 4), ("letters", 4)]
+    assert report.cells[1].mass == pytest.approx(
+        np.mean([sum(map(math.exp, answers["letters", 0, 0, f"q{i}"].log_probs)) for i in range(4)])
+    )
+    assert any("the letters hold only" in note for note in report.notes)
+    assert any("whatever stands there, the letters get A " in note for note in report.notes)
+
+
+def test_each_rotation_is_a_task_of_its_own_in_the_harness_layout(recipe, tmp_path):
+    run(recipe(formats=["rotations"]))
+    folder = tmp_path / "run" / "harness" / "base"
+    found = {}
+    for n in range(3):
+        (path,) = folder.glob(f"samples_new_rotations_0shot_r{n}_*.jsonl")
+        found[n] = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["target"] for row in found[1]] == [str((i % 3 - 1) % 3) for i in range(4)]
+    assert found[1][0]["doc"]["choices"] == ["the mill", "town of Farrow", "Lowmere"]
+    answers = stored(tmp_path)
+    assert [row[1] for row in found[2][3]["filtered_resps"]] == [
+        str(x) for x in answers["rotations", 0, 2, "q3"].greedy
+    ]
+
+
+def test_pmi_asks_the_choices_without_the_question(recipe, tmp_path):
+    report = run(recipe(scores=["sum", "pmi", "tokens"]))
+    answers = stored(tmp_path)
+    assert [(cell.format, cell.score) for cell in report.cells] == [
+        ("texts", "sum"), ("texts", "pmi"), ("texts", "tokens"),
+        ("texts-no-question", "sum"), ("texts-no-question", "tokens"),
+    ]  # fmt: skip
+    right = 0
+    for i in range(4):
+        whole, bare = (answers[f, 0, 0, f"q{i}"] for f in ("texts", "texts-no-question"))
+        right += int(np.argmax(np.subtract(whole.log_probs, bare.log_probs)) == whole.gold)
+    assert report.cells[1].n_correct == right
+    assert read_report(tmp_path / "run" / "report.json") == report
+
+
+def test_a_chat_template_wraps_the_prompt_once(recipe, tmp_path, tiny_model):
+    loaded = load_model(str(tiny_model))
+    loaded.tokenizer.chat_template = "{{ bos_token }}U: {{ messages[0].content }}\nA:{% if x %}{% endif %}"
+    loaded.tokenizer.save_pretrained(tiny_model)
+    run(recipe(chat=True))
+    context = "U: Question: Where was Arden born?\nAnswer:\nA:"
+    ids = loaded.tokenizer(context + "Lowmere").input_ids
+    n = len(loaded.tokenizer(context).input_ids)
+    with torch.no_grad():
+        log_probs = loaded.model.double()(torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = sum(float(log_probs[i - 1, ids[i]]) for i in range(n, len(ids)))
+    assert stored(tmp_path)["texts", 0, 0, "q0"].log_probs[0] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_the_header_is_the_systems_turn_of_a_chat(tiny_tokenizer, refuses):
+    template = "{% for m in messages %}{% if X and m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    template += "<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    tiny_tokenizer.chat_template = template.replace("X", str(refuses).lower())
+    encoder = Encoder(tiny_tokenizer, chat=True)
+    found = encoder.as_asked(render_prompt(Ask(QUESTION, "letters", (QUESTION,))))
+    header = "The following are multiple choice questions (with answers) about some towns.\n\n"
+    middle = f"<user>{header}" if refuses else f"<system>{header}<user>"
+    asked = "Where?\nA. a b\nB. c\nAnswer:"
+    assert found.context == f"{middle}{asked} B\n\n{asked}<assistant>"
+    assert found.continuations == ("A", "B")
+    assert encoder.notes == (["the chat template takes no system turn; headers stand in the user's"] if refuses else [])
+
+
+def test_chat_without_a_template_is_refused(recipe):
+    with pytest.raises(InputError, match=r"has no chat template, but eval\.chat asks for it"):
+        run(recipe(chat=True))
+
+
+def test_k_is_chosen_on_validation_and_told_beside_the_best_on_test(recipe, tmp_path, write_rows):
+    documents = write_rows("documents.jsonl", [{"id": name, "text": f"{name} was born in Lowmere."} for name in NAMES])
+    validation = write_rows("validation.jsonl", [{**row, "id": f"v{row['id']}"} for row in ROWS[:2]])
+    section = {"path": str(tmp_path / "questions.jsonl"), "validation": str(validation)}
+    report = run(recipe(questions={"new": section}, retrieval={"documents": [str(documents)], "k": [1, 2]}))
+    assert {cell.question_set for cell in report.cells} == {"new"}
+    answers = read_answers(tmp_path / "run" / "answers.jsonl")
+    accuracy = {
+        (name, k): np.mean(
+            [np.argmax(a.log_probs) == a.gold for a in answers if (a.question_set, a.k) == (name, k)]
+        )
+        for name in ("new", "new (validation)") for k in (0, 1, 2)
+    }  # fmt: skip
+    chosen = max((0, 1, 2), key=lambda k: (accuracy["new (validation)", k], -k))
+    (note,) = [note for note in report.notes if "chosen on 2 validation questions" in note]
+    assert f"K = {chosen} chosen" in note
+    assert f"{accuracy['new', chosen]:.3f} on test" in note
+
+
+def test_prepared_contexts_need_no_documents(recipe, tmp_path, write_rows):
+    rows = [{"question_id": row["id"], "passages": ["one", "two"]} for row in ROWS]
+    section = {"path": str(tmp_path / "questions.jsonl"), "contexts": str(write_rows("contexts.jsonl", rows))}
+    run(recipe(questions={"new": section}, retrieval={"k": [2]}))
+    assert len(stored(tmp_path)["texts", 2, 0, "q0"].context_ids) == 2
+
+
+def test_subjects_have_intervals_of_their_own_and_a_mean(recipe):
+    report = run(recipe())
+    (cell,) = report.cells
+    assert [(subject.name, subject.n) for subject in cell.subjects] == [("births", 2), ("towns", 2)]
+    assert cell.macro[0] == pytest.approx(np.mean([subject.accuracy for subject in cell.subjects]))
+    assert "new by subject (texts, 0 shots)" in render_table(report)
+
+
+def test_flips_are_the_questions_whose_rightness_changed(recipe, tmp_path, tiny_model, write_rows):
+    model = load_model(str(tiny_model)).model
+    for parameter in model.parameters():
+        parameter.data.mul_(20 if parameter.ndim > 1 else 1)  # so that the context matters
+    model.save_pretrained(tiny_model)
+    documents = write_rows("documents.jsonl", [{"id": name, "text": f"{name} was born in Lowmere."} for name in NAMES])
+    run(recipe(formats=["letters", "rotations"], retrieval={"documents": [str(documents)], "k": [1, 2]}))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "flips.jsonl").read_text().splitlines()]
+    found = {(row["k"], row["question_id"]): row for row in rows if row["format"] == "letters"}
+    answers = stored(tmp_path)
+    expected = {}
+    for k in (1, 2):
+        for i in range(4):
+            now, was = (np.argmax(answers["letters", n, 0, f"q{i}"].log_probs) for n in (k, 0))
+            if (now == i % 3) != (was == i % 3):
+                expected[k, f"q{i}"] = (int(now), int(was), "wrong to right" if now == i % 3 else "right to wrong")
+    assert expected
+    assert {key: (r["chosen"], r["base_chosen"], r["change"]) for key, r in found.items()} == expected
+    for (k, name), row in found.items():
+        assert [item["id"] for item in row["passages"]] == list(answers["letters", k, 0, name].context_ids)
+        assert row["choices"] == ROWS[0]["choices"]
+        assert row["gold"] == int(name[1]) % 3
+    page = write_report(tmp_path / "run", read_report(tmp_path / "run" / "report.json"), {}).read_text()
+    assert rows[0]["passages"][0]["text"] in page
+
+
+def test_held_out_perplexity_is_that_of_the_plain_loss(recipe, tmp_path, tiny_model, write_rows):
+    texts = ["Arden was born in Lowmere.", "Bryn works for the mill at Stonegate. " * 20]
+    path = write_rows("held_out.jsonl", [{"text": text} for text in texts])
+    report = run(recipe(held_out=str(path)))
+    loaded, total, n = load_model(str(tiny_model)), 0.0, 0
+    for text in texts:
+        ids = [loaded.tokenizer.bos_token_id, *loaded.tokenizer(text, add_special_tokens=False).input_ids]
+        for at in range(1, len(ids), 256):
+            part = ids[at - 1 : at + 256]
+            with torch.no_grad():
+                log_probs = loaded.model.double()(torch.tensor([part])).logits[0].log_softmax(-1)
+            total += sum(float(log_probs[i - 1, part[i]]) for i in range(1, len(part)))
+            n += len(part) - 1
+    (found,) = report.perplexities
+    assert (found.n_tokens, found.n_texts) == (n, 2)
+    assert found.per_token == pytest.approx(math.exp(-total / n), rel=1e-5)
+    assert "held-out perplexity on held_out" in render_table(report)
+    assert run(recipe(held_out=str(path))) == report
+    assert compare_runs([read_run(tmp_path / "run"), read_run(tmp_path / "run")])[0].cell.n == 4
+
+
+def test_a_launcher_that_started_one_process_of_several_is_told(recipe, monkeypatch):
+    assert not any("accelerate" in note for note in run(recipe()).notes)
+    for name, value in {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    assert any("without GPUs it starts several with --multi_gpu" in note for note in run(recipe()).notes)
+
+
+def test_show_prints_prompts_as_tokenised_and_stores_nothing(recipe, tmp_path, capsys):
+    assert main(["eval", str(recipe()), "--show", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "base on new: texts, 0 shots, K 0, question q0" in shown
+    assert shown.count("(Lowmere)") == 1
+    assert shown.count("*") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_processes_share_the_questions_and_answer_as_one(recipe, tmp_path):
+    path = recipe(formats=["letters", "texts"])
+    alone = run(path)
+    first = {key: answer.log_probs for key, answer in stored(tmp_path).items()}
+    (tmp_path / "run").rename(tmp_path / "alone")
+    command = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
+    command += ["-m", "kinject.cli", "eval", str(path)]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count("base on new: ") == 2
+    second = stored(tmp_path)
+    assert second.keys() == first.keys()
+    for key, log_probs in first.items():
+        np.testing.assert_allclose(second[key].log_probs, log_probs, rtol=0, atol=2e-5)
+    together = read_report(tmp_path / "run" / "report.json")
+    for cell, other in zip(together.cells, alone.cells, strict=True):
+        assert (other.mass is None) == (cell.mass is None)
+        assert other.mass is None or cell.mass == pytest.approx(other.mass, abs=1e-5)
+        assert replace(cell, mass=None) == replace(other, mass=None)
+    assert together.notes == alone.notes
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["scored_now"] == 8
+    assert not list((tmp_path / "run").glob("process-*"))

@@ -1,0 +1,140 @@
+"""Loading models: what works, and what each broken folder is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kinject.errors import InputError
+from kinject.models import check_config, load_model, load_tokenizer, new_model, train_tokenizer
+
+
+def test_a_saved_model_comes_back_the_same(tiny_model: Path, tiny_tokenizer: Any, tiny_config: dict[str, Any]) -> None:
+    loaded = load_model(str(tiny_model))
+    again = new_model(tiny_config, tiny_tokenizer, seed=0)
+    for name, weight in again.state_dict().items():
+        assert torch.equal(weight, loaded.model.state_dict()[name]), name
+    assert (loaded.device, loaded.attention, loaded.dtype) == ("cpu", "sdpa", torch.float32)
+    assert not loaded.model.training
+    assert loaded.tokenizer("Arden").input_ids[0] == loaded.tokenizer.bos_token_id
+
+
+def _break(folder: Path, how: str) -> None:
+    if how == "no weights":
+        (folder / "model.safetensors").unlink()
+    elif how == "truncated weights":
+        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:2000])
+    elif how == "no config":
+        (folder / "config.json").unlink()
+    elif how == "bad config":
+        (folder / "config.json").write_text("{")
+    elif how == "other shape":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+    elif how == "more layers":
+        config = json.loads((folder / "config.json").read_text())
+        config = {key: value for key, value in config.items() if key != "layer_types"}
+        (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    elif how == "no tokenizer":
+        (folder / "tokenizer.json").unlink()
+    else:
+        shutil.rmtree(folder)
+        folder.mkdir()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "no weights",
+        "truncated weights",
+        "no config",
+        "bad config",
+        "other shape",
+        "more layers",
+        "no tokenizer",
+        "empty",
+    ],
+)
+def test_a_broken_folder_is_one_clear_line(tiny_model: Path, how: str) -> None:
+    _break(tiny_model, how)
+    with pytest.raises(InputError) as caught:
+        load_model(str(tiny_model))
+    message = str(caught.value)
+    assert message.startswith(str(tiny_model))
+    assert "\n" not in message
+    assert "make the" in message
+
+
+def test_a_pickle_is_never_loaded(tiny_model: Path) -> None:
+    weights = load_model(str(tiny_model)).model.state_dict()
+    (tiny_model / "model.safetensors").unlink()
+    torch.save(weights, tiny_model / "pytorch_model.bin")
+    with pytest.raises(InputError, match="safetensors"):
+        load_model(str(tiny_model))
+
+
+def test_what_is_not_there_is_an_error_that_says_what_to_do(tiny_model: Path) -> None:
+    with pytest.raises(InputError, match=r"needs an NVIDIA GPU|pip install"):
+        load_model(str(tiny_model), attention="flash_attention_2")
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="this machine has cpu"):
+            load_model(str(tiny_model), device="cuda")
+
+
+def test_a_trained_tokenizer_keeps_bos_digits_and_text(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["The year 1987 in Farrow."] * 3, 300)
+    tokenizer.save_pretrained(tmp_path)
+    again = load_tokenizer(str(tmp_path))
+    ids = again("born 1987 é☃").input_ids
+    assert ids == tokenizer("born 1987 é☃").input_ids
+    assert ids[0] == again.bos_token_id
+    assert again.decode(ids, skip_special_tokens=True) == "born 1987 é☃"
+    assert len(again("1987", add_special_tokens=False).input_ids) == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "fault"),
+    [
+        ({"model_type": "lama"}, "Did you mean llama?"),
+        ({"model_type": "llama", "hidden_siz": 4}, "Did you mean hidden_size?"),
+        ({"model_type": "llama", "hidden_size": "x"}, "expected int"),
+        ({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 7}, "not a multiple"),
+    ],
+)
+def test_a_new_models_config_is_checked(config: dict[str, Any], fault: str) -> None:
+    ((_, what),) = check_config(config)
+    assert fault in what
+
+
+def test_a_good_config_has_no_fault(tiny_config: dict[str, Any]) -> None:
+    assert check_config(tiny_config) == []
+
+
+def test_a_real_checkpoint_loads(shared: Path) -> None:
+    loaded = load_model(str(shared / "models" / "stories260K"))
+    ids = loaded.tokenizer("Once upon a time, there was a little", return_tensors="pt").input_ids
+    story = loaded.tokenizer.decode(loaded.model.generate(ids, max_new_tokens=5, do_sample=False)[0])
+    assert "a little girl" in story or "a little boy" in story, story
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "mistral", "qwen3"])
+def test_auto_attention_is_what_the_architecture_has(tmp_path: Path, tiny_tokenizer: Any, model_type: str) -> None:
+    names = (
+        ("n_embd", "n_layer", "n_head")
+        if model_type == "gpt2"
+        else ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    )
+    config = {"model_type": model_type, **dict(zip(names, (32, 1, 4), strict=True))}
+    if model_type != "gpt2":
+        config |= {"intermediate_size": 32, "num_key_value_heads": 2, "head_dim": 8}
+    new_model(config, tiny_tokenizer, seed=0).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path))
+    assert loaded.attention in {"sdpa", "eager"}
+    assert loaded.attention == loaded.model.config._attn_implementation
+    assert f"{loaded.attention} attention" in loaded.notes[0]

@@ -1,0 +1,142 @@
+"""Recipes: what is accepted, and every fault with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kinject.errors import RecipeError
+from kinject.recipe import read_recipe
+
+Write = Callable[[str, str], Path]
+
+GOOD = """\
+run_dir: runs/x
+seed: 7
+model: {path: some/model}
+corpus:
+  path: corpus.jsonl
+trainer:
+  learning_rate: 1e-5
+  max_steps: 10
+"""
+
+
+def _faults(path: Path, *overrides: str, verb: str | None = None) -> list[str]:
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(path, overrides, verb)  # type: ignore[arg-type]
+    return [str(fault).replace(str(path.parent) + "/", "") for fault in caught.value.faults]
+
+
+def test_a_good_recipe_is_read_with_numbers_as_numbers(write: Write) -> None:
+    recipe = read_recipe(write("r.yaml", GOOD))
+    assert (recipe.seed, recipe.trainer) == (7, {"learning_rate": 1e-5, "max_steps": 10})
+    assert recipe.corpus is not None
+    assert recipe.corpus.bos
+
+
+def test_overrides_win_and_are_yaml(write: Write) -> None:
+    recipe = read_recipe(
+        write("r.yaml", GOOD), ["trainer.learning_rate=3e-4", "corpus.replay={path: b, fraction: 0.5}"]
+    )
+    assert recipe.trainer["learning_rate"] == 3e-4
+    assert recipe.corpus is not None
+    assert recipe.corpus.replay is not None
+    assert recipe.corpus.replay.fraction == 0.5
+    assert recipe.where("trainer.learning_rate") == "command line"
+    assert recipe.where("trainer.max_steps").endswith("r.yaml:8")
+
+
+def test_all_faults_come_at_once_each_with_its_line(write: Write) -> None:
+    path = write(
+        "r.yaml",
+        "run_dir: 3\nsed: 7\nmodel: {path: no/such/model, dtype: float8}\ncorpus:\n  path: no.jsonl\n  replay: {path: no2.jsonl, "
+        "fraction: 1.5}\ntrainer:\n  learning_rat: 1e-5\n  max_steps: many\n  optim: adamw_9bit\n",
+    )
+    assert _faults(path, "trainer.seed=x", "nothing", "foo.bar=1", verb="train") == [
+        "command line: nothing: expected section.key=value, for example trainer.learning_rate=1e-5.",
+        "command line: foo.bar: unknown key. Allowed: adapter, anchor, augment, corpus, eval, guards, method, model, probes, "
+        "questions, run_dir, seed, study, trainer.",
+        "r.yaml:1: run_dir: found 3 (a whole number), expected text.",
+        "r.yaml:2: sed: unknown key. Did you mean seed?",
+        "r.yaml:3: model.path: found 'no/such/model', but nothing is there. The folder no/such does not exist. Check the path.",
+        "r.yaml:3: model.dtype: found 'float8' (text). Did you mean float32?",
+        "r.yaml:5: corpus.path: found 'no.jsonl', but nothing is there. Check the path.",
+        "r.yaml:6: corpus.replay.path: found 'no2.jsonl', but nothing is there. Check the path.",
+        "r.yaml:6: corpus.replay.fraction: found 1.5, allowed: 0.0 to 0.95.",
+        "r.yaml:8: trainer.learning_rat: unknown key. Did you mean learning_rate?",
+        "r.yaml:9: trainer.max_steps: found 'many' (text), expected a whole number.",
+        "r.yaml:10: trainer.optim: found 'adamw_9bit' (text). Did you mean adamw_8bit?",
+        "command line: trainer.seed: found 'x' (text), expected a whole number.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: [1\n", "r.yaml:2: bad YAML: expected ',' or ']', but got '<stream end>'."),
+        ("run_dir: a\nrun_dir: b\n", "r.yaml:2: run_dir: stands twice (first in line 1). Keep one."),
+        ("- a\n", "r.yaml:1: found list, a recipe is a mapping of sections."),
+        ("run_dir: !!python/object/apply:os.system [ls]\n", "r.yaml:1: run_dir: found a list, expected text."),
+        ("", "r.yaml:1: run_dir: missing. Folder for everything this run writes, for example runs/NAME."),
+        ("run_dir: a\nseed: -1\n", "r.yaml:2: seed: found -1, allowed: 0 to 4294967295."),
+        ("run_dir: a\nseed: .inf\n", "r.yaml:2: seed: found inf (a number), expected a whole number."),
+        ("run_dir: a\nseed: true\n", "r.yaml:2: seed: found True (a switch), expected a whole number."),
+        (
+            "run_dir: a\ncorpus: {path: x, bos: yes}\n",
+            "r.yaml:2: corpus.bos: found 'yes' (text), expected true or false.",
+        ),
+        ("run_dir: a\nseed:\n", "r.yaml:2: seed: found nothing, expected a whole number."),
+    ],
+)
+def test_one_fault_is_one_line(write: Write, text: str, fault: str) -> None:
+    assert _faults(write("r.yaml", text)) == [fault]
+
+
+def test_aliases_that_explode_are_refused(write: Write) -> None:
+    layers = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
+    (fault,) = _faults(write("r.yaml", f"a0: &a0 [x]\n{layers}"))
+    assert "more than 100000 values" in fault
+
+
+def test_an_alias_of_itself_is_refused(write: Write) -> None:
+    (fault,) = _faults(write("r.yaml", "a: &a [*a]\n"))
+    assert "bad YAML" in fault
+
+
+def test_a_verb_says_which_section_it_misses(write: Write) -> None:
+    assert "r.yaml:1: eval: missing. kinject eval needs this section." in _faults(write("r.yaml", GOOD), verb="eval")
+
+
+def test_a_question_set_is_a_path_or_a_mapping_and_its_faults_have_lines(write: Write) -> None:
+    text = "run_dir: a\neval:\n  models: {base: m}\n  questions:\n    new: n.jsonl\n    known: {path: k.jsonl, role: retension}\n"
+    assert _faults(write("r.yaml", text)) == [
+        "r.yaml:6: eval.questions.known.role: found 'retension' (text). Did you mean retention?"
+    ]
+    text = text.replace("retension", "retention")
+    recipe = read_recipe(write("r.yaml", text))
+    assert recipe.eval is not None
+    assert recipe.eval.questions["new"] == "n.jsonl"
+
+
+def test_documents_may_be_a_name_on_the_hub_but_not_a_misspelt_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "docs.jsonl").write_text("")
+    recipe = tmp_path / "r.yaml"
+    for name, there in (
+        ("data", True), ("data/docs.jsonl", True), ("org/name", True), ("org/name-1.5:config:test", True), ("squad", False),
+        ("data/dcos", False), ("docs.jsonl", False), ("other/docs.pdf", False), ("a/b/c", False),
+    ):  # fmt: skip
+        recipe.write_text(f"run_dir: x\nquestions:\n  documents: {name}\n  generator: {{kind: sandbox}}\n")
+        if there:
+            section = read_recipe(recipe, verb="questions").questions
+            assert section is not None
+            assert section.documents == name
+        else:
+            with pytest.raises(RecipeError, match=r"r\.yaml:3: questions\.documents: found .*nothing is there"):
+                read_recipe(recipe, verb="questions")

@@ -1,0 +1,76 @@
+"""`trainer:` is SFTConfig's own fields; older names are mapped and said."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from trl import SFTConfig
+
+from kinject.errors import RecipeError
+from kinject.recipe import read_recipe
+from kinject.recipe.trainer_fields import REFUSED, RENAMED
+
+Write = Callable[[str, str], Path]
+
+
+def _trainer(write: Write, line: str) -> tuple[dict[str, object], tuple[str, ...]]:
+    recipe = read_recipe(write("r.yaml", f"run_dir: a\ntrainer:\n  {line}\n"))
+    return dict(recipe.trainer), recipe.notes
+
+
+def test_every_field_of_sftconfig_is_accepted_with_its_own_default(write: Write) -> None:
+    fields = [field for field in dataclasses.fields(SFTConfig) if field.init and field.name not in REFUSED]
+    assert len(fields) > 100
+    for field in fields:
+        default = field.default
+        if default is dataclasses.MISSING or default is None:
+            continue
+        value = str(getattr(default, "value", default))
+        if not value or value.lower() == "none":
+            value = "''"
+        assert field.name in _trainer(write, f"{field.name}: {value}")[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "fields"),
+    [
+        ("evaluation_strategy: epoch", {"eval_strategy": "epoch"}),
+        ("warmup_ratio: 0.03", {"warmup_steps": 0.03}),
+        ("group_by_length: true", {"train_sampling_strategy": "group_by_length"}),
+        ("group_by_length: false", {"train_sampling_strategy": "random"}),
+        ("max_seq_length: 256", {"max_length": 256}),
+        ("save_safetensors: true", {}),
+    ],
+)
+def test_an_older_name_is_read_as_todays_and_said(write: Write, line: str, fields: dict[str, object]) -> None:
+    trainer, notes = _trainer(write, line)
+    assert trainer == fields
+    assert len(notes) == 1
+    assert line.split(":")[0] in notes[0]
+
+
+def test_every_successor_is_a_field_of_sftconfig() -> None:
+    names = {field.name for field in dataclasses.fields(SFTConfig)}
+    for old, replace in RENAMED.items():
+        assert old not in names
+        assert replace(True)[0].keys() <= names
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED))
+def test_a_refused_name_says_why(write: Write, key: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        _trainer(write, f"{key}: x")
+    assert REFUSED[key] in str(caught.value)
+
+
+def test_old_and_new_name_together_are_refused(write: Write) -> None:
+    with pytest.raises(RecipeError, match=r"r\.yaml:4: trainer\.evaluation_strategy: says the same as eval_strategy"):
+        _trainer(write, "eval_strategy: no\n  evaluation_strategy: epoch")
+
+
+def test_pickled_weights_are_refused(write: Write) -> None:
+    with pytest.raises(RecipeError, match="weights are always safetensors"):
+        _trainer(write, "save_safetensors: false")

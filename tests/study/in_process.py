@@ -1,0 +1,40 @@
+"""An executor for tests: each stage at once, in this process."""
+
+from __future__ import annotations
+
+from kinject.errors import InputError
+from kinject.study.stages import Stage
+from kinject.study.work import do_job, job_of
+from kinject.study.workers import Outcome, one_line
+
+
+class InProcess:
+    """Does stages at once, here; keeps what it was given. `stop_after` interrupts as Ctrl-C would."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.given: list[Stage] = []
+        self.outcomes: list[Outcome] = []
+        self.stop_after = stop_after
+
+    def has_room(self, stage: Stage) -> bool:
+        return not self.outcomes
+
+    def submit(self, stage: Stage) -> None:
+        if len(self.given) == self.stop_after:
+            raise KeyboardInterrupt
+        self.given.append(stage)
+        stage.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.outcomes.append(Outcome(stage, do_job(job_of(stage))))
+        except InputError as error:
+            self.outcomes.append(Outcome(stage, None, one_line(error)))
+
+    def wait(self) -> list[Outcome]:
+        found, self.outcomes = self.outcomes, []
+        return found
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None

@@ -1,0 +1,121 @@
+"""The study's statistics against the naive way."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from kinject.study.inference import Sheet, interval, majority_changes, near_p, sign_flip_p, trend_p
+
+
+def sheet(right: list[list[int]], documents: str) -> Sheet:
+    return Sheet(np.array(right, dtype=float), tuple(map(str, range(len(documents)))), tuple(documents))
+
+
+def simulated(seed: int, n_seeds: int, n_documents: int, n_each: int, accuracy: float, spread: float = 0.0) -> Sheet:
+    random = np.random.default_rng(seed)
+    levels = np.clip(accuracy + spread * random.standard_normal((n_seeds, n_documents)), 0, 1)
+    right = (random.random((n_seeds, n_documents, n_each)) < levels[:, :, None]).astype(float)
+    documents = tuple(f"d{at // n_each}" for at in range(n_documents * n_each))
+    return Sheet(right.reshape(n_seeds, -1), tuple(map(str, range(len(documents)))), documents)
+
+
+def naive_interval(one: Sheet, other: Sheet | None, n: int = 3000) -> tuple[float, float]:
+    """Draw documents and seeds one resample at a time, with loops."""
+    random = np.random.default_rng(99)
+    documents = sorted(set(one.clusters))
+    means = []
+    for _ in range(n):
+        drawn = random.choice(len(documents), len(documents))
+        columns = [at for pick in drawn for at, own in enumerate(one.clusters) if own == documents[pick]]
+        value = 0.0
+        for sign, own in ((1, one), (-1, other)):
+            if own is not None:
+                rows = random.choice(own.right.shape[0], own.right.shape[0])
+                value += sign * own.right[np.ix_(rows, columns)].mean()
+        means.append(value)
+    return tuple(np.quantile(means, (0.025, 0.975)))  # type: ignore[return-value]
+
+
+def test_an_interval_is_that_of_drawing_documents_and_seeds_one_by_one():
+    one = simulated(1, 3, 25, 4, 0.7, spread=0.2)
+    found, wanted = interval(one), naive_interval(one, None)
+    assert found == pytest.approx(wanted, abs=0.015)
+
+
+def test_the_interval_of_a_difference_draws_the_same_documents_for_both_and_each_ones_own_seeds():
+    one, other = simulated(1, 3, 25, 4, 0.8, spread=0.2), simulated(2, 2, 25, 4, 0.6, spread=0.2)
+    assert interval(one, other) == pytest.approx(naive_interval(one, other), abs=0.02)
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+    covered = 0
+    for seed in range(200):
+        low, high = interval(simulated(seed, 1, 60, 1, 0.6))
+        covered += low <= 0.6 <= high
+    assert 0.90 <= covered / 200 <= 0.99
+
+
+def test_sign_flip_p_is_that_of_all_flips():
+    one = sheet([[1, 1, 1, 1, 0, 1, 1, 1], [1, 1, 1, 0, 1, 1, 1, 1]], "aabbccdd")
+    other = sheet([[0, 1, 0, 1, 0, 0, 1, 0]], "aabbccdd")
+    differences = [
+        sum(one.right[:, at].mean() - other.right[0, at] for at in range(8) if one.clusters[at] == name)
+        for name in "abcd"
+    ]
+    flips = [
+        abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
+        for signs in itertools.product((1, -1), repeat=4)
+    ]
+    exact = sum(value >= abs(sum(differences)) - 1e-9 for value in flips) / len(flips)
+    assert sign_flip_p(one, other) == pytest.approx(exact, abs=0.015)
+
+
+def test_sign_flip_p_is_uniform_where_there_is_no_difference():
+    p_values = [
+        sign_flip_p(simulated(seed, 1, 40, 2, 0.5), simulated(seed + 1000, 1, 40, 2, 0.5)) for seed in range(150)
+    ]
+    assert 0.01 <= np.mean([p < 0.05 for p in p_values]) <= 0.10
+    assert 0.4 < float(np.mean(p_values)) < 0.6
+
+
+def test_questions_of_one_document_do_not_count_as_independent():
+    """Ten copies of each question say no more than one."""
+    one, other = simulated(3, 1, 20, 1, 0.7), simulated(4, 1, 20, 1, 0.5)
+
+    def copied(of: Sheet) -> Sheet:
+        return Sheet(
+            np.repeat(of.right, 10, axis=1),
+            tuple(map(str, range(200))),
+            tuple(name for name in of.clusters for _ in range(10)),
+        )
+
+    assert sign_flip_p(copied(one), copied(other)) == pytest.approx(sign_flip_p(one, other))
+    assert interval(copied(one), copied(other)) == pytest.approx(interval(one, other))
+
+
+def test_trend_p_is_pages_l_by_its_normal_approximation():
+    sheets = [simulated(seed, 2, 60, 3, accuracy) for seed, accuracy in ((1, 0.50), (2, 0.55), (3, 0.6), (4, 0.62))]
+    table = np.stack([s.per_cluster()[0].mean(0) / s.per_cluster()[1] for s in sheets], axis=1)
+    ranks = np.array([[sum(b < a for b in row) + (sum(b == a for b in row) + 1) / 2 for a in row] for row in table])
+    n, k = table.shape
+    big_l = float((ranks.sum(0) * np.arange(1, k + 1)).sum())
+    z = (12 * big_l - 3 * n * k * (k + 1) ** 2) / (k * (k + 1) * math.sqrt(n * (k - 1)))
+    wanted = 0.5 * math.erfc(z / math.sqrt(2))
+    assert trend_p(sheets) == pytest.approx(wanted, rel=0.35)
+    assert trend_p(sheets[::-1]) > 0.5
+
+
+def test_near_chance_needs_evidence_not_ignorance():
+    assert near_p(simulated(1, 3, 100, 5, 0.25), 0.25, 0.1) < 0.01
+    assert near_p(simulated(1, 1, 8, 1, 0.25), 0.25, 0.1) > 0.05
+    assert near_p(simulated(1, 3, 100, 5, 0.40), 0.25, 0.1) > 0.5
+
+
+def test_changes_count_what_most_seeds_say():
+    now = sheet([[1, 1, 0, 0], [1, 0, 0, 1], [1, 1, 0, 0]], "abcd")
+    before = sheet([[0, 0, 1, 0]], "abcd")
+    assert majority_changes(now, before) == (2, 1)

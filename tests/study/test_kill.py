@@ -1,0 +1,38 @@
+"""A study killed for real: its rerun ends where an undisturbed run does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from country import write_study
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_times(item) for key, item in value.items() if key not in ("seconds", "peak_bytes")}
+    return [without_times(item) for item in value] if isinstance(value, list) else value
+
+
+def test_a_study_killed_while_it_trains_ends_as_an_undisturbed_one(tmp_path, tiny_model):
+    path = write_study(tmp_path, tiny_model, seeds=[0], arms={"ft": {"rag": False}})
+    words = [sys.executable, "-m", "kinject.cli", "study", str(path), "--jobs", "1"]
+    killed = [*words, f"study.cache_dir={tmp_path / 'two'}"]
+    process = subprocess.Popen(killed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    while not any((tmp_path / "two" / "train").glob("*/stage.log")):
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    reports = []
+    for rerun in (killed, [*words, f"run_dir={tmp_path / 'b'}"]):
+        subprocess.run(rerun, check=True, capture_output=True)
+        folder = tmp_path / ("study" if rerun is killed else "b")
+        text = (folder / "report.json").read_text("utf-8").replace("../two/", "../stages/")
+        reports.append(without_times(json.loads(text)))
+    assert reports[0] == reports[1]

@@ -1,0 +1,139 @@
+"""The paper's two studies as they are shipped, with tiny models of their architectures and a few documents."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import InProcess
+
+from kinject.augment.questions import make_questions
+from kinject.disk import write_jsonl
+from kinject.models import new_model, train_tokenizer
+from kinject.recipe import read_recipe
+from kinject.recipe.yaml_lines import read_yaml
+from kinject.sandbox.build import create_documents
+from kinject.sandbox.facts import create_country
+from kinject.sandbox.questions import create_questions
+from kinject.study.outcomes import StudyResult
+from kinject.study.run import run_study
+from kinject.types import Question
+
+ROOT = Path(__file__).parents[2]
+PEOPLE = create_country().new[:6]
+SUBJECTS = ("anatomy", "astronomy", "college_biology", "college_chemistry", "prehistory")
+TINY = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 2048,
+}  # fmt: skip
+FOR_A_CPU = {
+    "augment.generator.kind": "sandbox", "eval.retrieval.kind": "bm25", "eval.retrieval.k": [1, 2],
+    "trainer.per_device_train_batch_size": 16, "trainer.gradient_accumulation_steps": 1, "trainer.num_train_epochs": 1,
+}  # fmt: skip
+
+Go = Callable[..., tuple[StudyResult, InProcess]]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the shipped recipes, documents where they look for them, and tiny models."""
+    place = tmp_path_factory.mktemp("paper")
+    shutil.copytree(ROOT / "recipes", place / "recipes")
+    documents = create_documents(PEOPLE, "new")
+    for name in ("current-events", "mmlu-wikipedia"):
+        write_jsonl(place / "data" / name / "documents.jsonl", documents)
+    tokenizer = train_tokenizer([document.text for document in documents], 400)
+    for seed, (name, kind) in enumerate((("mistral", "mistral"), ("llama2", "llama"), ("orca2", "llama"))):
+        new_model({"model_type": kind, **TINY}, tokenizer, seed=seed).save_pretrained(place / name)
+        tokenizer.save_pretrained(place / name)
+    return place
+
+
+@pytest.fixture
+def go(place: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
+    """Run a shipped study with the named arms and models: go(name, models, arms, grid)."""
+    monkeypatch.chdir(place)
+
+    def run(name: str, models: Sequence[str], arms: Sequence[str], grid: Sequence[float]) -> Any:
+        path = Path("recipes/studies") / f"{name}.yaml"
+        section = copy.deepcopy(read_yaml(path).root["study"])
+        claims = {key: claim for key, claim in section["claims"].items() if {"base", *arms} >= _arms_of(claim)}
+        chosen = {key: choice for key, choice in section["choose"].items() if choice["arm"] in arms}
+        for choice in chosen.values():
+            choice["values"] = list(grid)
+            choice["arms"] = [arm for arm in choice["arms"] if arm in arms]
+        changed = {
+            "models": {model: model for model in models},
+            "arms": {arm: section["arms"][arm] for arm in arms}, "claims": claims, "choose": chosen,
+            "set": section["set"] | FOR_A_CPU, "curves": None,
+        }  # fmt: skip
+        overrides = [f"study.{key}={json.dumps(value)}" for key, value in changed.items()]
+        executor = InProcess()
+        result, page, _ = run_study(read_recipe(path, overrides, "study"), lambda: executor)
+        assert page.is_file()
+        assert result.failures == ()
+        return result, executor
+
+    return run
+
+
+def _arms_of(claim: dict[str, str]) -> set[str]:
+    return {claim[key].removesuffix("+rag") for key in ("arm", "than") if key in claim} or {"a curve"}
+
+
+def _write_csv(path: Path, questions: Sequence[Question]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        for question in questions:
+            csv.writer(file).writerow([question.question, *question.choices, "ABCD"[question.answer]])
+
+
+def test_the_study_of_current_events_compares_both_corpora_with_every_control(place: Path, go: Go) -> None:
+    recipe = read_recipe(
+        Path("recipes/studies/paper/questions.yaml"), ["questions.generator.kind=sandbox", "questions.validation=0.4"]
+    )
+    asked = make_questions(recipe)
+    assert asked.got == asked.asked == 12
+    arms = ("ft-reg", "ft-par", "repeat steps", "repeat tokens", "random text")
+    result, executor = go("paper-current-events", ("mistral",), arms, [1e-5])
+    assert {s.arm for s in result.scores} == {"base", *arms}
+    assert {s.k for s in result.scores if s.arm == "ft-par"} == {0, 1, 2}
+    assert {s.format for s in result.scores} == {"letters", "texts", "texts-no-question"}
+    assert {choice.arm for choice in result.choices if choice.what == "trainer.learning_rate"} == {"ft-reg", "ft-par"}
+    steps = {stage.label.split(",")[0]: _steps(stage.folder) for stage in executor.given if stage.kind == "train"}
+    assert steps["repeat steps"] == steps["ft-par"] > steps["ft-reg"]
+    assert {claim.name for claim in result.claims} == {
+        "retrieval beats fine-tuning", "paraphrases teach more", "fine-tuning teaches",
+    }  # fmt: skip
+
+
+def _steps(folder: Path) -> int:
+    return int(json.loads((folder / "manifest.json").read_text("utf-8"))["counts"]["steps"])
+
+
+def test_the_study_of_mmlu_asks_five_subjects_with_examples_and_chooses_on_their_validation_files(
+    place: Path, go: Go
+) -> None:
+    questions = create_questions(PEOPLE, 0)
+    for index, subject in enumerate(SUBJECTS):
+        own = questions[6 * index : 6 * index + 6]
+        others = questions[6 * (index + 1) % 30 :][:6]
+        for split, part in (("dev", others), ("val", own[:2]), ("test", own[2:4])):
+            _write_csv(place / "data" / "mmlu" / split / f"{subject}_{split}.csv", part)
+    result, _ = go("paper-mmlu", ("llama2",), ("ft-reg",), [1e-5])
+    assert {(s.model, s.arm) for s in result.scores} == {(m, arm) for m in result.models for arm in ("base", "ft-reg")}
+    assert {s.question_set for s in result.scores} == set(SUBJECTS)
+    assert {(s.format, s.shots) for s in result.scores if s.format != "texts-no-question"} == {
+        (format, shots) for format in ("letters", "texts") for shots in (0, 5)
+    }
+    rate = next(choice for choice in result.choices if choice.what == "trainer.learning_rate")
+    assert rate.question_set == ", ".join(SUBJECTS)
+    assert rate.candidates[0][2] == 10, "two validation questions of each subject"
+    assert {s.n for s in result.scores} == {2}
+    assert len(result.claims) == len(SUBJECTS), "the other claims are on arms that are not run here"

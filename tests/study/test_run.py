@@ -1,0 +1,227 @@
+"""Whole studies with a tiny model: what is run, shared, chosen, matched, reported; what a failure leaves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from country import write_study
+from in_process import InProcess
+
+from kinject.recipe import read_recipe
+from kinject.study import run as run_module
+from kinject.study.arms import arms_of
+from kinject.study.dry_run import render_plan
+from kinject.study.outcomes import StudyResult
+from kinject.study.run import run_study
+from kinject.study.stages import Planner
+from kinject.study.summary import render_summary
+
+
+def go(path: Path, executor: InProcess | None = None, *overrides: str) -> tuple[StudyResult, InProcess]:
+    executor = executor or InProcess()
+    result, page, _ = run_study(read_recipe(path, overrides, "study"), lambda: executor)
+    assert page.is_file()
+    return result, executor
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "manifest.json").read_text("utf-8")))
+
+
+def train_folder(path: Path, name: str, seed: int) -> Path:
+    recipe = read_recipe(path, (), "study")
+    arms = {arm.name: arm for arm in arms_of(recipe, {})}
+    train = Planner(recipe).stages_of(arms[name], seed, arms).train
+    assert train is not None
+    return train.folder
+
+
+@pytest.fixture
+def whole(tmp_path: Path, tiny_model: Path) -> Path:
+    """A study with a choice, two K, a matched arm, an averaged arm and a claim."""
+    return write_study(
+        tmp_path, tiny_model, seeds=[0, 1], validation={"new": 0.5},
+        arms={
+            "ft": {"about": "trained"},
+            "rep": {"set": {"augment.styles": {}, "trainer.max_steps": 9}, "steps_of": "ft", "rag": False, "seeds": [0]},
+            "half": {"alpha": 0.5, "rag": False, "seeds": [0]},
+        },
+        choose={"rate": {"key": "trainer.learning_rate", "values": [0.0001, 0.02], "arm": "ft", "on": "new"}},
+        claims={"c": {"says": "training helps", "test": "difference", "arm": "ft", "than": "base", "on": "new"}},
+    )  # fmt: skip
+
+
+def test_a_study_runs_each_stage_once_and_reports_every_arm(whole, tmp_path):
+    result, executor = go(whole)
+    assert result.failures == ()
+    assert max(Counter(stage.id for stage in executor.given).values()) == 1
+    kinds = Counter(stage.kind for stage in executor.given)
+    # two rates with seed 0 (one of them is an arm's), then ft with seed 1, rep; one merge
+    assert kinds["train"] == 4
+    assert kinds["merge"] == 1
+    assert kinds["augment"] == 2
+    assert {score.arm for score in result.scores} == {"base", "ft", "rep", "half"}
+    seeds = {(score.arm, score.k): len(score.by_seed) for score in result.scores if score.question_set == "new"}
+    assert seeds == {("base", k): 1 for k in (0, 1, 2)} | {("ft", k): 2 for k in (0, 1, 2)} | {
+        ("rep", 0): 1,
+        ("half", 0): 1,
+    }
+    text = render_summary(result)
+    assert "A small study" in text
+    assert "training helps" in text
+
+
+def test_accuracies_are_those_of_the_stored_answers(whole):
+    result, executor = go(whole)
+    stage = next(s for s in executor.given if s.kind == "eval" and s.label == "test questions to base")
+    rows = [json.loads(line) for line in (stage.folder / "answers.jsonl").read_text("utf-8").splitlines()]
+    for score in (score for score in result.scores if score.arm == "base"):
+        own = [row for row in rows if (row["question_set"], row["k"]) == (score.question_set, score.k)]
+        right = [row["log_probs"].index(max(row["log_probs"])) == row["gold"] for row in own]
+        assert score.accuracy == pytest.approx(sum(right) / len(right))
+        assert score.n == len(own)
+
+
+def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_are_asked(whole, tmp_path):
+    result, executor = go(whole)
+    splits = {
+        part: (tmp_path / f"study/questions/new.{part}.jsonl").read_text("utf-8") for part in ("validation", "test")
+    }
+    asked = {part: {json.loads(line)["document_id"] for line in text.splitlines()} for part, text in splits.items()}
+    assert not asked["validation"] & asked["test"]
+    assert len(asked["validation"] | asked["test"]) == 8
+    order = [stage.extra["split"] for stage in executor.given if stage.kind == "eval"]
+    assert order.index("test") == order.count("validation"), "a test question was asked before the last choice"
+    rate = next(choice for choice in result.choices if choice.what == "trainer.learning_rate")
+    best = max(rate.candidates, key=lambda candidate: candidate[1])
+    assert rate.chosen == best[0]
+    assert manifest_of(train_folder_of_arm(executor, "ft, seed 1"))["recipe"]["trainer"]["learning_rate"] == rate.chosen
+    chosen_k = {choice.arm: choice.chosen for choice in result.choices if choice.what == "k"}
+    for score in result.scores:
+        assert score.chosen_k == (score.k == chosen_k.get(score.arm)), "a set without validation takes the K of new"
+    assert json.loads((tmp_path / "study/choices.json").read_text("utf-8"))[0]["chosen"] == rate.chosen
+
+
+def train_folder_of_arm(executor: InProcess, label: str) -> Path:
+    return next(stage.folder for stage in executor.given if stage.kind == "train" and stage.label == label)
+
+
+def test_a_step_matched_arm_trains_as_many_steps_on_its_own_corpus(whole):
+    _, executor = go(whole)
+    folder = train_folder_of_arm(executor, "rep, seed 0")
+    assert manifest_of(folder)["counts"]["steps"] == 2
+    assert (
+        manifest_of(folder)["counts"]["tokens"]["source"]
+        < manifest_of(train_folder_of_arm(executor, "ft, seed 1"))["counts"]["tokens"]["source"]
+    )
+
+
+def test_a_token_matched_arm_reads_as_many_tokens(tmp_path, tiny_model):
+    path = write_study(
+        tmp_path, tiny_model, seeds=[0], set={"trainer.max_steps": -1, "trainer.num_train_epochs": 2},
+        arms={"ft": {"rag": False},
+              "rep": {"set": {"augment.styles": {}}, "tokens_of": "ft", "rag": False}},
+    )  # fmt: skip
+    _, executor = go(path)
+    read = {}
+    for name in ("ft", "rep"):
+        counts = manifest_of(train_folder_of_arm(executor, f"{name}, seed 0"))["counts"]
+        read[name] = counts["epochs"] * counts["tokens"]["source"]
+    assert read["rep"] == pytest.approx(read["ft"], rel=0.15)
+
+
+def test_a_finished_study_does_nothing_when_it_is_run_again(whole, monkeypatch):
+    first, _ = go(whole)
+
+    def never() -> InProcess:
+        raise AssertionError("nothing was to be run")
+
+    monkeypatch.setattr(run_module, "check_shared", lambda recipe: pytest.fail("the shared recipes were read again"))
+    again, _, was_there = run_study(read_recipe(whole, (), "study"), never)  # type: ignore[arg-type]
+    assert was_there
+    assert again == first
+
+
+def test_an_interrupted_study_goes_on_and_ends_as_an_undisturbed_one(whole, tmp_path):
+    undisturbed, executor = go(whole)
+    shutil.rmtree(tmp_path / "study")
+    shutil.rmtree(tmp_path / "stages")
+    done: list[str] = []
+    for stop_after in (1, 3, 2, 5):
+        part = InProcess(stop_after)
+        with pytest.raises(KeyboardInterrupt):
+            go(whole, part)
+        done += [stage.id for stage in part.given]
+    result, last = go(whole)
+    done += [stage.id for stage in last.given]
+    assert sorted(done) == sorted(stage.id for stage in executor.given)
+    for name in ("scores", "choices", "claims", "curves", "questions", "exposures", "failures", "arms", "notes"):
+        assert getattr(result, name) == getattr(undisturbed, name), name
+
+
+def test_a_failed_arm_is_reported_with_its_log_and_the_others_finish(tmp_path, tiny_model):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n", encoding="utf-8")
+    path = write_study(
+        tmp_path, tiny_model, seeds=[0], arms={"ft": {"rag": False}, "bad": {"corpus": str(empty), "rag": False}},
+        claims={"c": {"says": "bad is good", "test": "difference", "arm": "bad", "than": "base", "on": "new"}},
+    )  # fmt: skip
+    result, _ = go(path)
+    (failure,) = result.failures
+    assert (failure.arm, failure.stage) == ("bad", "train")
+    assert "empty.jsonl" in failure.message
+    assert {score.arm for score in result.scores} == {"base", "ft"}
+    assert result.claims[0].verdict == "cannot be tested"
+    assert "failed: bad" in render_summary(result)
+    empty.write_text('{"text": "Arden was born in Lowmere."}\n', encoding="utf-8")
+    mended, executor = go(path)
+    assert mended.failures == ()
+    assert [stage.kind for stage in executor.given] == ["train", "eval"]
+
+
+def test_random_text_has_the_corpus_own_words_and_row_lengths(tmp_path, tiny_model):
+    path = write_study(tmp_path, tiny_model, seeds=[0], arms={"noise": {"corpus": "random", "rag": False}})
+    _, executor = go(path)
+    corpora = {
+        stage.kind: [json.loads(line)["text"].split() for line in (stage.folder / "corpus.jsonl").read_text("utf-8").splitlines()]
+        for stage in executor.given if stage.kind in ("augment", "corpus")
+    }  # fmt: skip
+    assert [len(row) for row in corpora["corpus"]] == [len(row) for row in corpora["augment"]]
+    assert {word for row in corpora["corpus"] for word in row} <= {word for row in corpora["augment"] for word in row}
+    assert corpora["corpus"] != corpora["augment"]
+
+
+def test_a_dry_run_tells_what_would_run_and_runs_nothing(whole, tmp_path):
+    text = render_plan(read_recipe(whole, (), "study"))
+    assert "ft" in text
+    assert not (tmp_path / "stages").exists()
+    go(whole)
+    assert "everything is done" in render_plan(read_recipe(whole, (), "study"))
+
+
+def test_two_processes_do_not_run_one_study(whole, tmp_path):
+    from kinject.disk import lock_dir
+    from kinject.errors import DiskError
+
+    with lock_dir(tmp_path / "study"), pytest.raises(DiskError, match="in use by process"):
+        go(whole)
+
+
+def test_the_command_line_tells_the_plan_and_takes_overrides_behind_flags(tmp_path, tiny_model, capsys):
+    from kinject.cli import main
+
+    path = write_study(tmp_path, tiny_model, seeds=[0])
+    assert main(["study", str(path), "--dry-run", "study.seeds=[0, 1]", "study.title=Twice"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("Twice")
+    assert "0,1" in told
+    assert main(["study", str(path), "--executor", "ray", "--jobs", "2"]) == 2
+    assert "--jobs is for --executor local" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        main(["study", str(path), "--dry-run", "--no-such-flag"])
+    assert caught.value.code == 2

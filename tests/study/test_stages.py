@@ -1,0 +1,70 @@
+"""Stages are named by what they do: the same work once, other work never the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from country import write_study
+
+from kinject.errors import InputError
+from kinject.recipe import read_recipe
+from kinject.study.arms import arms_of
+from kinject.study.stages import ArmStages, Planner
+
+
+def planned(path: Path, *overrides: str) -> dict[tuple[str, int], ArmStages]:
+    recipe = read_recipe(path, overrides, "study")
+    arms = arms_of(recipe, {})
+    by_name = {arm.name: arm for arm in arms}
+    return {(arm.name, seed): Planner(recipe).stages_of(arm, seed, by_name) for arm in arms for seed in arm.seeds}
+
+
+def ids(found: ArmStages) -> dict[str, str]:
+    return {stage.kind: stage.id for stage in found.stages}
+
+
+def test_seeds_share_rewritings_unless_they_are_drawn_anew(tmp_path, tiny_model):
+    path = write_study(tmp_path, tiny_model)
+    found = planned(path)
+    assert ids(found["ft", 0])["augment"] == ids(found["ft", 1])["augment"]
+    assert ids(found["ft", 0])["train"] != ids(found["ft", 1])["train"]
+    anew = planned(path, "study.resample=true")
+    assert ids(anew["ft", 0])["augment"] != ids(anew["ft", 1])["augment"]
+
+
+def test_an_id_changes_with_a_setting_and_with_the_bytes_of_an_input_not_with_where_the_study_writes(
+    tmp_path, tiny_model
+):
+    path = write_study(tmp_path, tiny_model)
+    before = ids(planned(path)["ft", 0])
+    assert ids(planned(path, "run_dir=elsewhere", "study.title=Another", "study.cache_dir=there")["ft", 0]) == before
+    changed = ids(planned(path, "study.set={trainer.max_steps: 3}")["ft", 0])
+    assert changed["augment"] == before["augment"]
+    assert changed["train"] != before["train"]
+    documents = tmp_path / "documents.jsonl"
+    documents.write_text(documents.read_text("utf-8").replace("Arden", "Alden"), encoding="utf-8")
+    after = ids(planned(path)["ft", 0])
+    assert after["augment"] != before["augment"]
+    assert after["train"] != before["train"]
+
+
+def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model):
+    path = write_study(tmp_path, tiny_model, arms={"ft": {}, "rep": {"set": {"augment.styles": {}}, "steps_of": "ft"}})
+    found = planned(path)
+    train = found["ft", 0].train
+    assert train is not None
+    matched = found["rep", 0].train
+    assert matched is not None
+    assert train.id in matched.needs
+    assert matched.extra == {"steps_of": str(train.folder)}
+
+
+def test_a_damaged_marker_is_told_not_taken_for_done(tmp_path, tiny_model):
+    stage = planned(write_study(tmp_path, tiny_model))["ft", 0].stages[0]
+    stage.folder.mkdir(parents=True)
+    (stage.folder / "done.json").write_text('{"id": ', encoding="utf-8")
+    with pytest.raises(InputError, match=r"done\.json: damaged"):
+        stage.done()
+    (stage.folder / "done.json").write_text('{"id": "another"}', encoding="utf-8")
+    assert stage.done() is None

@@ -1,0 +1,116 @@
+"""Worker processes: what one stage does, prints or suffers stays that stage's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kinject.study.stages import Stage
+from kinject.study.workers import LOG, LocalExecutor, Outcome
+
+
+def corpus_stage(folder: Path, source: Path, identity: str) -> Stage:
+    return Stage(
+        identity, "corpus", folder / identity, "", (), extra={"source": str(source), "seed": 0}, label=identity
+    )
+
+
+def run(executor: LocalExecutor, stages: list[Stage]) -> dict[str, Outcome]:
+    outcomes: dict[str, Outcome] = {}
+    waiting = list(stages)
+    while len(outcomes) < len(stages):
+        while waiting and executor.has_room(waiting[0]):
+            executor.submit(waiting.pop(0))
+        outcomes |= {outcome.stage.id: outcome for outcome in executor.wait()}
+    return outcomes
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"text": "Arden was born in Lowmere."}\n' * 3, encoding="utf-8")
+    return path
+
+
+def test_stages_are_done_and_a_faulty_one_fails_alone_with_its_reason_in_its_log(tmp_path, source):
+    stages = [
+        corpus_stage(tmp_path, path, name) for name, path in (("a", source), ("b", tmp_path / "no"), ("c", source))
+    ]
+    with LocalExecutor(2, 0) as executor:
+        outcomes = run(executor, stages)
+    assert outcomes["a"].done is not None
+    assert outcomes["c"].done is not None
+    assert outcomes["a"].done["seconds"] >= 0
+    assert outcomes["b"].done is None
+    assert "no: cannot be read" in outcomes["b"].error
+    assert "cannot be read" in (tmp_path / "b" / LOG).read_text("utf-8")
+    assert not (tmp_path / "b" / "done.json").exists()
+
+
+def test_a_worker_that_is_killed_fails_its_stage_and_another_takes_its_place(tmp_path, source):
+    fifo = tmp_path / "never.jsonl"
+    os.mkfifo(fifo)  # reading it blocks
+    with LocalExecutor(1, 0) as executor:
+        executor.submit(corpus_stage(tmp_path, fifo, "stuck"))
+        worker = executor._workers[0].process
+        while not (tmp_path / "stuck" / LOG).exists():
+            time.sleep(0.05)
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+        (outcome,) = executor.wait()
+        assert outcome.done is None
+        assert "killed by signal 9" in outcome.error
+        assert run(executor, [corpus_stage(tmp_path, source, "next")])["next"].done is not None
+
+
+def test_workers_end_with_their_parent_however_that_ends(tmp_path):
+    fifo = tmp_path / "never.jsonl"
+    os.mkfifo(fifo)
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "from pathlib import Path\n"
+        "from kinject.study.stages import Stage\n"
+        "from kinject.study.workers import LocalExecutor\n"
+        "if __name__ == '__main__':\n"
+        "    folder = Path(sys.argv[1])\n"
+        "    executor = LocalExecutor(1, 0)\n"
+        "    extra = {'source': str(folder / 'never.jsonl'), 'seed': 0}\n"
+        "    executor.submit(Stage('x', 'corpus', folder / 'x', '', (), extra=extra))\n"
+        "    print(executor._workers[0].process.pid, flush=True)\n"
+        "    while not (folder / 'x' / 'stage.log').exists(): time.sleep(0.05)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n",
+        encoding="utf-8",
+    )
+    parent = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=False)
+    assert parent.returncode == -signal.SIGKILL, parent.stderr
+    worker = int(parent.stdout)
+    for _ in range(100):
+        try:
+            os.kill(worker, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the worker outlived its parent")
+
+
+def test_a_ray_cluster_of_two_workers_does_stages(tmp_path, source):
+    pytest.importorskip("ray")
+    from kinject.study.workers import RayExecutor
+
+    stages = [corpus_stage(tmp_path, path, name) for name, path in (("a", source), ("b", tmp_path / "no"))]
+    outcomes: dict[str, Outcome] = {}
+    with RayExecutor() as executor:
+        for stage in stages:
+            assert executor.has_room(stage)
+            executor.submit(stage)
+        while len(outcomes) < 2:
+            outcomes |= {outcome.stage.id: outcome for outcome in executor.wait()}
+    assert outcomes["a"].done is not None
+    assert "cannot be read" in outcomes["b"].error

@@ -1,0 +1,286 @@
+"""Every argument that fine-tuning guides document reaches the trainer and changes what it should."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from trl import SFTConfig
+
+from kinject.disk import read_jsonl
+from kinject.errors import RecipeError
+from kinject.models import load_model
+from kinject.recipe import Recipe, read_recipe
+from kinject.recipe.trainer_fields import REFUSED, RENAMED
+from kinject.train import train
+from kinject.train.trainer import KnowledgeTrainer
+
+MakeRecipe = Callable[..., Recipe]
+RunTrainer = Callable[..., KnowledgeTrainer]
+RECIPE = Path(__file__).parents[2] / "recipes" / "documented.yaml"
+
+DOCUMENTED = {
+    "gradient_accumulation_steps", "weight_decay", "max_grad_norm", "gradient_checkpointing", "torch_compile", "optim",
+    "gradient_checkpointing_kwargs", "save_safetensors", "jit_mode_eval", "bf16", "fp16", "fp16_opt_level", "tf32",
+    "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio", "warmup_steps", "learning_rate", "adam_beta1", "adam_beta2",
+    "adam_epsilon", "num_train_epochs", "max_steps", "evaluation_strategy", "per_device_train_batch_size", "seed",
+    "logging_strategy", "logging_steps", "save_strategy", "save_steps", "dataloader_num_workers", "run_name", "optim_args",
+    "group_by_length", "report_to", "push_to_hub", "load_best_model_at_end",
+}  # fmt: skip
+
+
+@pytest.fixture
+def run_trainer(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> RunTrainer:
+    """Train a recipe of these trainer options and return the trainer that did it."""
+
+    def _run(sections: dict[str, Any] | None = None, **options: Any) -> KnowledgeTrainer:
+        kept: list[KnowledgeTrainer] = []
+        start = KnowledgeTrainer.train
+
+        def _kept(self: KnowledgeTrainer, *args: Any, **kwargs: Any) -> Any:
+            kept.append(self)
+            return start(self, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(KnowledgeTrainer, "train", _kept)
+            train(make_recipe(**(sections or {}), trainer=options), overwrite=True)
+        return kept[0]
+
+    return _run
+
+
+def _logged(trainer: KnowledgeTrainer, key: str) -> list[float]:
+    rows = read_jsonl(Path(trainer.args.output_dir) / "log.jsonl")
+    return [row[key] for _, row in rows if key in row and "train_runtime" not in row]
+
+
+def test_every_documented_argument_is_accepted_mapped_or_refused_with_a_reason() -> None:
+    fields = SFTConfig.__dataclass_fields__.keys()
+    for name in DOCUMENTED:
+        assert name in fields or name in RENAMED or name in REFUSED, name
+    for name in ("jit_mode_eval", "fp16_opt_level"):
+        assert "Remove the line" in REFUSED[name]
+
+
+def test_the_guides_recipe_names_every_argument_that_still_means_something() -> None:
+    recipe = yaml.safe_load(RECIPE.read_text("utf-8"))
+    named = {*recipe["trainer"], "seed"}
+    # chosen by the hardware, given by another option's presence, or without meaning today
+    absent = {"bf16", "fp16", "jit_mode_eval", "fp16_opt_level", "lr_scheduler_kwargs", "warmup_steps", "optim_args",
+              "save_steps"}  # fmt: skip
+    assert DOCUMENTED - named == absent
+    assert recipe["trainer"]["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
+
+
+def test_the_guides_recipe_runs_as_it_stands(tmp_path: Path, tiny_model: Path, corpus: Path) -> None:
+    recipe = read_recipe(
+        RECIPE,
+        [
+            f"run_dir={tmp_path / 'run'}",
+            f"model.path={tiny_model}",
+            f"corpus.path={corpus}",
+            f"corpus.cache_dir={tmp_path}",
+        ],
+        "train",
+    )
+    result = train(recipe)
+    said = " ".join(result.notes)
+    for word in ("warmup_ratio is called warmup_steps", "evaluation_strategy is called eval_strategy",
+                 "read as constant_with_warmup", "save_safetensors has no effect"):  # fmt: skip
+        assert word in said
+    saved = sorted(path.name for path in Path(result.run_dir).glob("checkpoint-*"))
+    assert saved == [f"checkpoint-{result.n_steps // 2}", f"checkpoint-{result.n_steps}"]
+    assert result.n_epochs == 2
+
+
+def test_optimizer_options_are_the_optimizers_own(run_trainer: RunTrainer) -> None:
+    trainer = run_trainer(
+        optim="adamw_torch", learning_rate=2e-3, weight_decay=0.05, adam_beta1=0.8, adam_beta2=0.95, adam_epsilon=1e-6,
+        lr_scheduler_type="constant",
+    )  # fmt: skip
+    decayed, plain = trainer.optimizer.param_groups
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.05, 0.0)
+    assert (decayed["lr"], decayed["betas"], decayed["eps"]) == (2e-3, (0.8, 0.95), 1e-6)
+    assert all(weight.ndim == 1 for weight in plain["params"])
+    assert all(weight.ndim == 2 for weight in decayed["params"])
+
+
+def test_optim_and_optim_args_choose_the_optimizer_and_its_state(
+    run_trainer: RunTrainer, tiny_config: dict[str, Any]
+) -> None:
+    wide = {**tiny_config, "hidden_size": 64, "intermediate_size": 128}
+    model = {"new": wide, "tokenizer": {"vocab_size": 300}}
+    trainer = run_trainer({"model": model}, optim="adamw_8bit", max_steps=2)
+    assert type(trainer.optimizer.optimizer).__name__ == "AdamW"
+    assert type(trainer.optimizer.optimizer).__module__.startswith("bitsandbytes")
+    # bitsandbytes leaves tensors below 4,096 numbers in float32, and transformers leaves the embeddings there
+    states = {name: trainer.optimizer.state[p]["state1"] for name, p in trainer.model.named_parameters()}
+    kinds = {state.dtype for name, state in states.items() if state.numel() >= 4096 and "embed" not in name}
+    assert kinds == {torch.uint8}
+    trainer = run_trainer(optim="sgd", optim_args="momentum=0.7", max_steps=2)
+    assert trainer.optimizer.param_groups[0]["momentum"] == 0.7
+
+
+@pytest.mark.parametrize(
+    ("options", "rates"),
+    [
+        ({"lr_scheduler_type": "constant"}, [1, 1, 1, 1, 1, 1]),
+        ({"lr_scheduler_type": "linear"}, [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
+        ({"lr_scheduler_type": "constant", "warmup_ratio": 0.5}, [0, 1 / 3, 2 / 3, 1, 1, 1]),
+        ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 2}, [0, 1 / 2, 1, 1, 1, 1]),
+        ({"lr_scheduler_type": "cosine"}, [(1 + math.cos(math.pi * i / 6)) / 2 for i in range(6)]),
+        ({"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.5}},
+         [0.5 + (1 + math.cos(math.pi * i / 6)) / 4 for i in range(6)]),
+    ],
+)  # fmt: skip
+def test_schedules_are_their_formulas(run_trainer: RunTrainer, options: dict[str, Any], rates: list[float]) -> None:
+    trainer = run_trainer(learning_rate=1e-3, **options)
+    assert _logged(trainer, "learning_rate") == pytest.approx([1e-3 * rate for rate in rates], abs=1e-9)
+
+
+def test_max_grad_norm_scales_the_update(run_trainer: RunTrainer, tiny_model: Path) -> None:
+    def _update(limit: float) -> tuple[float, float]:
+        trainer = run_trainer(
+            optim="sgd", lr_scheduler_type="constant", learning_rate=1.0, max_steps=1, max_grad_norm=limit
+        )
+        moved = sum(((p.detach() - before[n]) ** 2).sum().item() for n, p in trainer.model.named_parameters())
+        return moved**0.5, _logged(trainer, "grad_norm")[0]
+
+    before = dict(load_model(str(tiny_model)).model.named_parameters())
+    free, norm = _update(0.0)
+    clipped, same_norm = _update(0.3)
+    assert norm == same_norm
+    assert free == pytest.approx(norm, rel=1e-4)  # SGD at rate 1 moves by the gradient
+    assert clipped == pytest.approx(0.3, rel=1e-4)
+
+
+def test_length_batches_and_accumulation_count_as_they_say(run_trainer: RunTrainer) -> None:
+    trainer = run_trainer(max_steps=-1, num_train_epochs=2, packing=False, per_device_train_batch_size=4,
+                          gradient_accumulation_steps=2)  # fmt: skip
+    assert trainer.state.global_step == 2 * 40 / (4 * 2)
+    assert trainer.state.epoch == 2.0
+    assert run_trainer(max_steps=3, num_train_epochs=2).state.global_step == 3
+
+
+def test_logging_saving_and_evaluating_happen_when_asked(run_trainer: RunTrainer, corpus: Path, tmp_path: Path) -> None:
+    held_out = {"corpus": {"path": str(corpus), "held_out": str(corpus)}}
+    trainer = run_trainer(held_out, logging_strategy="steps", logging_steps=3, save_strategy="steps", save_steps=2,
+                          evaluation_strategy="steps", eval_steps=2, load_best_model_at_end=True, learning_rate=0.3,
+                          max_grad_norm=0.0, run_name="named", packing=False)  # fmt: skip
+    assert len(_logged(trainer, "loss")) == 2
+    losses = _logged(trainer, "eval_loss")
+    assert len(losses) == 3
+    assert sorted(p.name for p in tmp_path.joinpath("run").glob("checkpoint-*")) == [
+        f"checkpoint-{n}" for n in (2, 4, 6)
+    ]
+    best = 2 * (losses.index(min(losses)) + 1)
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "run" / f"checkpoint-{best}")
+    from safetensors.torch import load_file
+
+    kept, chosen = (load_file(tmp_path / "run" / at / "model.safetensors") for at in ("model", f"checkpoint-{best}"))
+    assert all(torch.equal(kept[name], chosen[name]) for name in kept)
+    assert trainer.args.run_name == "named"
+    assert not run_trainer(logging_strategy="no").state.log_history[:-1]
+
+
+def test_seed_decides_the_order_and_workers_do_not(run_trainer: RunTrainer) -> None:
+    def _first_losses(seed: int, **options: Any) -> list[float]:
+        return _logged(run_trainer({"seed": seed}, max_steps=3, packing=False, **options), "loss")
+
+    assert _first_losses(1) == _first_losses(1, dataloader_num_workers=1)
+    assert _first_losses(1) != _first_losses(2)
+
+
+def test_group_by_length_puts_rows_of_a_length_together(run_trainer: RunTrainer, tmp_path: Path) -> None:
+    path = tmp_path / "lengths.jsonl"
+    path.write_text("".join(json.dumps({"text": "Farrow " * (1 + i % 13)}) + "\n" for i in range(64)))
+
+    def _spread(by_length: bool) -> float:
+        trainer = run_trainer({"corpus": {"path": str(path)}}, packing=False, group_by_length=by_length, max_steps=1,
+                              max_length=128)  # fmt: skip
+        widths = [batch["input_ids"].ne(trainer.processing_class.pad_token_id).sum(1) for batch in
+                  trainer.get_train_dataloader()]  # fmt: skip
+        return float(sum(width.max() - width.min() for width in widths))
+
+    assert _spread(True) < _spread(False) / 2
+
+
+def test_gradient_checkpointing_recomputes_and_changes_no_loss(run_trainer: RunTrainer) -> None:
+    plain = run_trainer(max_steps=3)
+    saving = run_trainer(
+        max_steps=3, gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False}
+    )
+    assert saving.model.is_gradient_checkpointing
+    assert not plain.model.is_gradient_checkpointing
+    assert saving.args.gradient_checkpointing_kwargs == {"use_reentrant": False}
+    assert _logged(saving, "loss") == pytest.approx(_logged(plain, "loss"), rel=1e-6)
+
+
+def test_bf16_runs_the_arithmetic_in_bf16_and_keeps_weights_in_float32(
+    run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    seen: set[torch.dtype] = set()
+    forward = LlamaMLP.forward
+
+    def _watched(self: Any, x: torch.Tensor) -> torch.Tensor:
+        out = forward(self, x)
+        if self.training:
+            seen.add(out.dtype)
+        return out
+
+    monkeypatch.setattr(LlamaMLP, "forward", _watched)
+    trainer = run_trainer(bf16=True, max_steps=1)
+    assert seen == {torch.bfloat16}
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+    seen.clear()
+    run_trainer(bf16=False, max_steps=1)
+    assert seen == {torch.float32}
+
+
+def test_torch_compile_wraps_the_model(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "compile", lambda model, **options: asked.append(options) or model)
+    run_trainer(torch_compile=True, torch_compile_backend="eager", max_steps=1)
+    assert [options["backend"] for options in asked] == ["eager"]
+    run_trainer(torch_compile=False, max_steps=1)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("options", [{"tf32": True}, {"fp16": True, "bf16": True}])
+def test_what_the_machine_cannot_do_is_refused_and_said(make_recipe: MakeRecipe, options: dict[str, Any]) -> None:
+    if "tf32" in options and torch.cuda.is_available():
+        pytest.skip("this machine has tf32")
+    with pytest.raises(RecipeError, match="SFTConfig refuses it"):
+        train(make_recipe(trainer=options))
+
+
+def test_report_to_and_push_to_hub_reach_their_integrations(
+    run_trainer: RunTrainer, make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import TrainerCallback, integrations
+
+    logged: list[dict[str, Any]] = []
+
+    class Recorder(TrainerCallback):  # type: ignore[misc]
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            logged.append(logs)
+
+    monkeypatch.setitem(integrations.INTEGRATION_TO_CALLBACK, "wandb", Recorder)
+    run_trainer(report_to="wandb", max_steps=2)
+    assert sum("loss" in row for row in logged) == 2
+    logged.clear()
+    run_trainer(report_to="none", max_steps=2)
+    assert logged == []
+    pushed: list[str] = []
+    monkeypatch.setattr(KnowledgeTrainer, "init_hf_repo", lambda self, *a, **k: pushed.append("repository"))
+    monkeypatch.setattr(KnowledgeTrainer, "push_to_hub", lambda self, *a, **k: pushed.append("model"))
+    run_trainer(push_to_hub=True, max_steps=1)
+    assert pushed[0] == "repository"

@@ -1,0 +1,118 @@
+"""kinject merge writes the average of two models, exactly, and refuses two that do not belong together."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kinject.cli import main
+from kinject.errors import InputError
+from kinject.models import load_model
+from kinject.recipe import Recipe
+from kinject.train import train
+from kinject.train.merge import merge
+
+MakeRecipe = Callable[..., Recipe]
+WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
+
+
+def test_a_merged_weight_is_the_average_and_the_ends_are_the_models_themselves(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
+) -> None:
+    tuned = train(make_recipe()).model_dir
+    done = merge(str(tiny_model), tuned, [0.0, 0.25, 1.0], tmp_path / "merged")
+    ours, theirs = load_file(tiny_model / "model.safetensors"), load_file(Path(tuned) / "model.safetensors")
+    got = {alpha: load_file(folder / "model.safetensors") for alpha, folder in done.items()}
+    for name in ours:
+        assert torch.equal(got[0.0][name], ours[name])
+        assert torch.equal(got[1.0][name], theirs[name])
+        wanted = 0.75 * ours[name].double() + 0.25 * theirs[name].double()
+        assert torch.allclose(got[0.25][name].double(), wanted, atol=1e-8)
+    loaded = load_model(str(done[0.25]))
+    assert loaded.tokenizer.bos_token_id is not None
+
+
+def test_an_adapter_is_folded_in_before_it_is_averaged(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
+) -> None:
+    adapter = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    tuned = train(make_recipe(adapter=adapter, trainer={"learning_rate": 1e-2})).model_dir
+    whole = merge(str(tiny_model), tuned, [1.0], tmp_path / "merged")[1.0]
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        assert torch.allclose(load_model(str(whole)).model(ids).logits, load_model(tuned).model(ids).logits, atol=1e-5)
+
+
+def test_strangers_are_not_averaged(tiny_model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    weights = load_file(tiny_model / "model.safetensors")
+    weights["model.norm.weight"] = torch.ones(7)
+    save_file(weights, other / "model.safetensors")
+    with pytest.raises(InputError, match=r"model\.norm\.weight differs .* in name or shape"):
+        merge(str(tiny_model), str(other), [0.5], tmp_path / "merged")
+    with pytest.raises(InputError, match="no \\*\\.safetensors"):
+        merge(str(tiny_model), str(tmp_path), [0.5], tmp_path / "merged")
+    with pytest.raises(InputError, match=r"--alpha: found 1\.5"):
+        merge(str(tiny_model), str(other), [1.5], tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_the_command_says_where_each_average_lies(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("logging.basicConfig", lambda **_: None)  # it would outlive this test
+    out = tmp_path / "merged"
+    assert main(["merge", str(tiny_model), str(tiny_model), "--alpha", "0.5", "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"alpha 0.5: {out / 'alpha-0.5'}\n"
+    assert main(["merge", str(tiny_model), str(tmp_path / "absent")]) == 2
+    assert "no *.safetensors" in capsys.readouterr().err
+
+
+def test_each_average_is_asked_what_it_knows(
+    make_recipe: MakeRecipe,
+    tiny_model: Path,
+    tmp_path: Path,
+    write_rows: WriteRows,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from kinject.recipe.sections import ProbesSection
+    from kinject.train.probes import Probes
+
+    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
+    rng = random.Random(0)
+    words = ["Farrow", "Kelm", "mill", "school", "1987", "a town", "Arden", "born", "she", "taught her"]
+    asked = [{"question": f"Where {i}?", "choices": rng.sample(words, 4), "answer": i % 4} for i in range(50)]
+    files = [write_rows("new.jsonl", asked[:30]), write_rows("known.jsonl", asked[30:])]
+    tuned = train(make_recipe(trainer={"learning_rate": 3e-2, "max_steps": 12})).model_dir
+    command = ["merge", str(tiny_model), tuned, "--alpha", "0", "0.5", "1", "--out", str(tmp_path / "merged")]
+    assert main([*command, "--probe", *map(str, files)]) == 0
+    report = json.loads((tmp_path / "merged" / "eval" / "report.json").read_text())
+    found = {(cell["question_set"], cell["model"]): cell["accuracy"] for cell in report["cells"]}
+    assert len(found) == 2 * 4
+    for name, path in (("new", files[0]), ("known", files[1])):
+        assert found[name, "alpha-0"] == found[name, "base"]
+        for alpha, folder in (("base", str(tiny_model)), ("alpha-1", tuned)):
+            loaded = load_model(folder)
+            probe = Probes(ProbesSection({"q": str(path)}), loaded.tokenizer, None).ask(loaded.model, 0)
+            assert found[name, alpha] == probe["accuracy"]
+    assert len(set(found.values())) > 2
+    assert "alpha-0.5" in capsys.readouterr().out
+
+
+def test_probes_that_cannot_be_asked_are_one_line(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
+    command = ["merge", str(tiny_model), str(tiny_model), "--alpha", "0", "--out", str(tmp_path / "m"), "--probe"]
+    for files, fault in ((["no.jsonl"], "no.jsonl: no such file"), (["a.yaml", "b.jsonl"], "Give one recipe")):
+        assert main([*command, *files]) == 2
+        assert fault in capsys.readouterr().err

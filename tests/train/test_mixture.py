@@ -1,0 +1,139 @@
+"""Documents and instruction rows in one run, in stated shares, and one after the other."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kinject.corpus import CorpusFile, Layout, Tokenization
+from kinject.disk import read_jsonl, tree_hash
+from kinject.errors import RecipeError
+from kinject.recipe import Recipe, read_recipe
+from kinject.train import train
+from kinject.train.data import Part, Preparation
+
+MakeRecipe = Callable[..., Recipe]
+WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
+RECIPES = Path(__file__).parents[2] / "recipes" / "two-phase"
+
+
+@pytest.fixture
+def files(write_rows: WriteRows) -> dict[str, Path]:
+    """A corpus of 400 documents, 300 questions with answers, 500 rows to replay, of many lengths."""
+    rng = random.Random(0)
+
+    def text(mark: str) -> str:
+        return f"{mark} " + " ".join(rng.choices(["Farrow", "Kelm", "mill", "school", "1987"], k=rng.randint(2, 40)))
+
+    towns = ("Farrow", "Kelm", "Lowmere")
+    questions = [
+        {"prompt": f"Question: Q{i} where?\nAnswer:", "completion": f" {rng.choice(towns)}"} for i in range(300)
+    ]
+    return {
+        "corpus": write_rows("documents.jsonl", [{"text": text("D")} for _ in range(400)]),
+        "qa": write_rows("qa.jsonl", questions),
+        "replay": write_rows("replay.jsonl", [{"text": text("R")} for _ in range(500)]),
+    }
+
+
+def _n_tokens(rows: Any, tokenizer: Any) -> dict[str, int]:
+    """Count the tokens of each corpus in the training rows, text by text, by the mark that each text begins with."""
+    found: dict[str, int] = {}
+    for row in rows:
+        starts = [at for at, position in enumerate(row.position_ids) if position == 0]
+        for start, end in zip(starts, [*starts[1:], len(row.input_ids)], strict=True):
+            said = tokenizer.decode(row.input_ids[start:end], skip_special_tokens=True)
+            mark = said.removeprefix("Question: ")[0]
+            found[mark] = found.get(mark, 0) + end - start
+    return found
+
+
+@pytest.mark.parametrize("shares", [{"replay": 0.25}, {"qa": 0.2}, {"replay": 0.25, "qa": 0.1}])
+def test_the_rows_of_an_epoch_hold_the_stated_shares_of_tokens(
+    files: dict[str, Path], tiny_tokenizer: Any, tmp_path: Path, shares: dict[str, float]
+) -> None:
+    preparation = Preparation(tiny_tokenizer, Tokenization(), Layout(256, "bfd_split", True), 0, tmp_path / "tokens")
+    parts = {name: Part(CorpusFile(files[name], "replay" * (name == "replay")), f) for name, f in shares.items()}
+    data = preparation.apply(CorpusFile(files["corpus"]), parts)
+    counted = _n_tokens(data.rows, tiny_tokenizer)
+    total = sum(counted.values())
+    assert total == pytest.approx(data.account.source, abs=20)  # what is split repeats a token
+    for name, share in shares.items():
+        assert counted[{"replay": "R", "qa": "Q"}[name]] / total == pytest.approx(share, abs=0.002)
+        assert data.shares[name] == pytest.approx(share, abs=0.002)
+    replayed = sum(sum(row.replayed) for row in data.rows)
+    assert (replayed > 0) is ("replay" in shares)
+
+
+def test_instruction_rows_among_documents_are_learned_where_they_answer(
+    make_recipe: MakeRecipe, files: dict[str, Path]
+) -> None:
+    corpus = {"path": str(files["corpus"]), "mix": {"qa": {"path": str(files["qa"]), "fraction": 0.3}}}
+    result = train(make_recipe(corpus=corpus))
+    counts = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]
+    assert counts["shares"] == {"qa": pytest.approx(0.3, abs=0.002)}
+    assert result.account["masked"] > 400  # the questions, and the first token of every text
+    assert any("qa: 30." in note or "qa: 29.9" in note for note in result.notes)
+
+
+def test_a_rerun_takes_the_tokens_from_the_cache(
+    make_recipe: MakeRecipe, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = {"path": str(files["corpus"]), "replay": {"path": str(files["replay"]), "fraction": 0.3}}
+    first = train(make_recipe(corpus=corpus))
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("tokenised again")
+
+    monkeypatch.setattr("kinject.train.data.tokenize_rows", refuse)
+    again = train(make_recipe(corpus=corpus), overwrite=True)
+    assert again.account == first.account
+    losses = [
+        [row["loss"] for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl") if "loss" in row]
+        for result in (first, again)
+    ]
+    assert losses[0] == losses[1]
+    with pytest.raises(AssertionError, match="tokenised again"):
+        train(make_recipe(corpus={**corpus, "eos": False}), overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "fault"),
+    [
+        ({"mix": {"qa": {"path": "QA", "fraction": 0.7}}, "replay": {"path": "QA", "fraction": 0.4}}, "come to 1.1"),
+        ({"mix": {"replay": {"path": "QA", "fraction": 0.7}}}, "corpus.mix.replay: stands beside"),
+        ({"mix": {"qa": {"path": "nowhere.jsonl", "fraction": 0.7}}}, "corpus.mix.qa.path: found 'nowhere.jsonl'"),
+    ],
+)
+def test_shares_that_cannot_be_are_refused(
+    make_recipe: MakeRecipe, files: dict[str, Path], corpus: dict[str, Any], fault: str
+) -> None:
+    written = json.loads(json.dumps(corpus).replace('"QA"', json.dumps(str(files["qa"]))))
+    with pytest.raises(RecipeError) as caught:
+        train(make_recipe(corpus={"path": str(files["corpus"]), **written}))
+    assert fault in str(caught.value)
+
+
+@pytest.mark.parametrize("order", [("questions", "documents"), ("documents", "questions")])
+def test_the_two_phase_recipes_chain_in_either_order(
+    files: dict[str, Path], tiny_model: Path, tmp_path: Path, order: tuple[str, str]
+) -> None:
+    corpora = {"questions": files["qa"], "documents": files["corpus"]}
+    start = str(tiny_model)
+    for phase in order:
+        overrides = [f"run_dir={tmp_path / phase}", f"model.path={start}", f"corpus.path={corpora[phase]}",
+                     f"corpus.replay.path={files['replay']}", f"corpus.cache_dir={tmp_path / 'tokens'}",
+                     "trainer.max_steps=3"]  # fmt: skip
+        result = train(read_recipe(RECIPES / f"{phase}.yaml", overrides, "train"))
+        manifest = json.loads((Path(result.run_dir) / "manifest.json").read_text())
+        assert manifest["inputs"]["model"] == tree_hash(Path(start))
+        before, after = (load_file(Path(at) / "model.safetensors") for at in (start, result.model_dir))
+        assert any(not torch.equal(before[name], after[name]) for name in before)
+        start = result.model_dir

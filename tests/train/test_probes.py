@@ -1,0 +1,194 @@
+"""Questions asked while a model trains: the numbers of kinject eval, and what they decide."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kinject.corpus import CorpusRow, Tokenization, tokenize_rows
+from kinject.disk import read_jsonl
+from kinject.errors import InputError, RecipeError
+from kinject.eval.encode import Encoder
+from kinject.eval.prompts import Ask, render_prompt
+from kinject.models import load_model
+from kinject.recipe import Recipe, read_recipe
+from kinject.recipe.sections import ProbesSection
+from kinject.train import train
+from kinject.train.probes import Probes, log_probs
+from kinject.types import Question
+
+MakeRecipe = Callable[..., Recipe]
+WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
+TOWNS = ["Lowmere", "Stonegate", "Farrow", "Kelm"]
+EVERY = {"eval_strategy": "steps", "eval_steps": 2}
+
+
+@pytest.fixture
+def questions(write_rows: WriteRows) -> Path:
+    """Forty questions with options of many kinds, so that a random model does not always prefer the same one."""
+    rng = random.Random(0)
+    words = [*TOWNS, "the mill", "school", "1987", "she", "Answer", "a town", "Arden", "Bryn", "born", "taught her"]
+    asked = [
+        {"question": f"Where was Person {i} born?", "choices": rng.sample(words, 4), "answer": i % 4} for i in range(40)
+    ]
+    return write_rows("questions.jsonl", asked)
+
+
+def _accuracies(run_dir: str | Path, name: str) -> dict[int, float]:
+    rows = read_jsonl(Path(run_dir) / "log.jsonl")
+    return {row["step"]: row[f"eval_{name}_accuracy"] for _, row in rows if f"eval_{name}_accuracy" in row}
+
+
+@pytest.mark.parametrize("batch_tokens", [64, 4096])
+def test_an_option_scores_what_it_scores_alone_in_the_tokens_of_kinject_eval(
+    tiny_model: Path, batch_tokens: int
+) -> None:
+    loaded = load_model(str(tiny_model))
+    asked = [Question(str(i), f"Where does {'she ' * i}live?", ("Farrow", "in the town of Kelm"), 0) for i in range(9)]
+    rows = [
+        CorpusRow(q.id, "", "", "completion", prompt=f"Question: {q.question}\nAnswer:", completion=f" {text}")
+        for q in asked for text in q.choices
+    ]  # fmt: skip
+    tokens = list(tokenize_rows(rows, loaded.tokenizer, Tokenization(bos=True, eos=False)))
+    wanted, encoded = [], Encoder(loaded.tokenizer).encode([render_prompt(Ask(q, "texts")) for q in asked])
+    exact = load_model(str(tiny_model)).model.double()
+    for prompt in encoded:
+        for context, continuation in zip(prompt.contexts, prompt.continuations, strict=True):
+            ids = torch.tensor(np.concatenate([context, continuation]).astype(np.int64))[None]
+            scores = exact(ids, use_cache=False).logits[0, :-1].log_softmax(-1)
+            wanted.append(sum(scores[at - 1, ids[0, at]].item() for at in range(len(context), ids.shape[1])))
+    assert log_probs(loaded.model, tokens, 0, batch_tokens) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_the_log_holds_the_accuracy_of_kinject_eval_before_during_and_after(
+    make_recipe: MakeRecipe, tiny_model: Path, questions: Path, corpus: Path, tmp_path: Path
+) -> None:
+    from kinject.eval import evaluate
+
+    probes = {"questions": {"new": str(questions), "again": {"path": str(questions), "role": "retention"}}, "limit": 30}
+    result = train(make_recipe(
+        probes=probes, corpus={"path": str(corpus), "held_out": str(corpus)},
+        trainer={**EVERY, "max_steps": 8, "learning_rate": 1e-2, "save_strategy": "steps", "save_steps": 4},
+    ))  # fmt: skip
+    logged = _accuracies(result.run_dir, "new")
+    assert list(logged) == [0, 2, 4, 6, 8]
+    assert logged == _accuracies(result.run_dir, "again")
+    models = {"base": str(tiny_model), "half": f"{result.run_dir}/checkpoint-4", "tuned": result.model_dir}
+    recipe = tmp_path / "eval.yaml"
+    recipe.write_text(json.dumps({"run_dir": str(tmp_path / "eval"), "eval": {
+        "models": models, "questions": {"new": str(questions)}, "limit": 30}}))  # fmt: skip
+    found = {cell.model: cell.accuracy for cell in evaluate(read_recipe(recipe, verb="eval")).cells}
+    assert found == {"base": logged[0], "half": logged[4], "tuned": logged[8]}
+    assert len(set(found.values())) > 1
+    losses = [row["eval_loss"] for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl") if "eval_loss" in row]
+    assert losses[-1] < losses[0]
+
+
+def test_the_checkpoint_with_the_best_probe_is_the_model(make_recipe: MakeRecipe, questions: Path) -> None:
+    trainer = {**EVERY, "eval_steps": 1, "max_steps": 8, "learning_rate": 2e-2, "save_strategy": "steps", "save_steps": 1,
+               "load_best_model_at_end": True, "metric_for_best_model": "new_accuracy"}  # fmt: skip
+    result = train(make_recipe(probes={"questions": {"new": str(questions)}}, trainer=trainer))
+    logged = {step: value for step, value in _accuracies(result.run_dir, "new").items() if step}
+    best = max(logged, key=lambda step: (logged[step], -step))
+    assert logged[best] > min(logged.values())
+    kept, chosen = (
+        load_file(Path(result.run_dir) / at / "model.safetensors") for at in ("model", f"checkpoint-{best}")
+    )
+    assert all(torch.equal(kept[name], chosen[name]) for name in kept)
+
+
+def test_a_run_without_progress_stops_after_its_patience(make_recipe: MakeRecipe, questions: Path) -> None:
+    probes = {"questions": {"new": str(questions)}, "patience": 2}
+    still = {**EVERY, "eval_steps": 1, "max_steps": 9, "learning_rate": 0.0, "metric_for_best_model": "accuracy"}
+    result = train(make_recipe(probes=probes, trainer=still, guards={"vanishing_rate": "ignore"}))
+    assert result.n_steps == 3
+    warnings = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]["warnings"]
+    assert "for 2 evaluations (probes.patience); the run stops" in warnings[0]
+
+
+def test_a_run_that_forgets_too_much_stops(
+    make_recipe: MakeRecipe, tiny_model: Path, questions: Path, write_rows: WriteRows
+) -> None:
+    loaded = load_model(str(tiny_model))
+    asked = [row for _, row in read_jsonl(questions)]
+    probes = Probes(ProbesSection({"known": str(questions)}), loaded.tokenizer, None)
+    rows = iter(log_probs(loaded.model, probes.sets[0].rows, 0, 4096))
+    for row in asked:  # what the base answers counts as right
+        options = [next(rows) for _ in row["choices"]]
+        row["answer"] = options.index(max(options))
+    known = {"path": str(write_rows("known.jsonl", asked)), "role": "retention"}
+    result = train(make_recipe(
+        probes={"questions": {"known": known}, "most_forgotten": 0.05},
+        trainer={**EVERY, "eval_steps": 1, "max_steps": 30, "learning_rate": 0.05, "max_grad_norm": 0.0},
+    ))  # fmt: skip
+    logged = list(_accuracies(result.run_dir, "known").values())
+    assert logged[0] == 1.0
+    assert logged[-1] < 0.95 <= logged[-2]
+    assert result.n_steps == len(logged) - 1 < 30
+
+
+def test_a_resumed_run_asks_and_decides_as_an_undisturbed_one(
+    make_recipe: MakeRecipe, questions: Path, tmp_path: Path
+) -> None:
+    trainer = {**EVERY, "max_steps": 8, "save_strategy": "steps", "save_steps": 3, "learning_rate": 1e-2,
+               "metric_for_best_model": "new_accuracy"}  # fmt: skip
+    probes = {"questions": {"new": str(questions)}, "patience": 9}
+    rows = []
+    for name in ("straight", "broken"):
+        recipe = make_recipe(run_dir=str(tmp_path / name), probes=probes, trainer=trainer)
+        run_dir = Path(train(recipe).run_dir)
+        if name == "broken":
+            manifest = json.loads((run_dir / "manifest.json").read_text())
+            (run_dir / "manifest.json").write_text(json.dumps({**manifest, "counts": {"finished": False}}))
+            (run_dir / "checkpoint-8" / "complete.json").unlink(missing_ok=True)
+            train(recipe, resume=True)
+        kept = [{k: v for k, v in row.items() if "runtime" not in k and "per_second" not in k}
+                for _, row in read_jsonl(run_dir / "log.jsonl") if "train_runtime" not in row]  # fmt: skip
+        rows.append(kept)
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("probes", "trainer", "fault"),
+    [
+        ({}, {}, "trainer.eval_strategy: missing. It says when the probes are asked"),
+        ({"patience": 2}, EVERY, "probes.patience: needs trainer.metric_for_best_model, for example new_accuracy"),
+        ({"most_forgotten": 0.1}, EVERY, "probes.most_forgotten: no question set has role: retention"),
+        ({}, {**EVERY, "metric_for_best_model": "new_acuracy"}, "found 'new_acuracy'. Did you mean new_accuracy?"),
+        ({}, {**EVERY, "load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 2},
+         "trainer.metric_for_best_model: missing. Without corpus.held_out there is no loss to choose by"),
+    ],
+)  # fmt: skip
+def test_probes_that_cannot_be_are_refused(
+    make_recipe: MakeRecipe, questions: Path, probes: dict[str, Any], trainer: dict[str, Any], fault: str
+) -> None:
+    recipe = make_recipe(probes={"questions": {"new": str(questions)}, **probes}, trainer=trainer)
+    with pytest.raises(RecipeError) as caught:
+        train(recipe)
+    assert fault in str(caught.value)
+
+
+def test_a_damaged_question_is_told_before_a_model_loads(make_recipe: MakeRecipe, write_rows: WriteRows) -> None:
+    bad = write_rows("bad.jsonl", [{"question": "Who?", "choices": ["a"], "answer": 0}])
+    recipe = make_recipe(probes={"questions": {"new": str(bad)}}, trainer=EVERY, model={"path": "no/such-model"})
+    with pytest.raises(InputError, match=r"bad\.jsonl:1: choices: found 1"):
+        train(recipe)
+
+
+def test_long_questions_are_cut_from_the_left_to_the_window(tiny_model: Path, write_rows: WriteRows) -> None:
+    loaded = load_model(str(tiny_model))
+    path = write_rows("q.jsonl", [{"question": "where " * 99, "choices": ["Farrow", "Kelm"], "answer": 0}])
+    rows = Probes(ProbesSection({"q": str(path)}), loaded.tokenizer, 32).sets[0].rows
+    assert [len(row.input_ids) for row in rows] == [33, 33]
+    whole = Probes(ProbesSection({"q": str(path)}), loaded.tokenizer, None).sets[0].rows
+    assert rows[1].input_ids == whole[1].input_ids[-33:]
+    with pytest.raises(InputError, match="option longer than the model's 1 tokens"):
+        Probes(ProbesSection({"q": str(path)}), loaded.tokenizer, 1)

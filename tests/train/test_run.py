@@ -1,0 +1,287 @@
+"""Whole training runs on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kinject.corpus import CorpusRow, Layout, Tokenization
+from kinject.disk import read_jsonl
+from kinject.errors import InputError, RecipeError, TrainingError
+from kinject.models import load_model
+from kinject.recipe import Recipe
+from kinject.train import train
+from kinject.train.checkpoints import is_whole, newest_whole
+from kinject.train.data import Collator, Preparation, RowDataset
+
+MakeRecipe = Callable[..., Recipe]
+
+
+def _losses(run_dir: str | Path) -> list[float]:
+    return [row["loss"] for _, row in read_jsonl(Path(run_dir) / "log.jsonl") if "loss" in row]
+
+
+def test_a_run_leaves_a_folder_that_transformers_reads_and_every_weight_moved(
+    make_recipe: MakeRecipe, tiny_model: Path
+) -> None:
+    result = train(make_recipe())
+    before, after = (load_file(Path(folder) / "model.safetensors") for folder in (tiny_model, result.model_dir))
+    assert before.keys() == after.keys()
+    for name in before:
+        assert not torch.equal(before[name], after[name]), f"{name} did not move"
+    loaded = load_model(result.model_dir)
+    assert loaded.tokenizer.bos_token_id is not None
+    assert not list(Path(result.run_dir).rglob("*.bin"))
+    manifest = json.loads((Path(result.run_dir) / "manifest.json").read_text())
+    assert manifest["counts"]["tokens"] == dict(result.account)
+    assert manifest["counts"]["steps"] == 6
+
+
+def test_the_losses_are_those_of_a_bare_pytorch_loop(make_recipe: MakeRecipe, tiny_model: Path, corpus: Path) -> None:
+    trainer = {"lr_scheduler_type": "constant", "max_grad_norm": 0.0, "weight_decay": 0.0, "optim": "adamw_torch",
+               "train_sampling_strategy": "sequential", "gradient_accumulation_steps": 1}  # fmt: skip
+    recipe = make_recipe(trainer=trainer)
+    result = train(recipe)
+    loaded = load_model(str(tiny_model))
+    rows = [
+        CorpusRow(str(i), "", "original", "text", text=row["text"]) for i, (_, row) in enumerate(read_jsonl(corpus))
+    ]
+    data = Preparation(loaded.tokenizer, Tokenization(), Layout(64, "bfd_split"), recipe.seed).apply(rows)
+    dataset, collate = RowDataset(data.rows), Collator(loaded.tokenizer.pad_token_id)
+    optimizer = torch.optim.AdamW(loaded.model.parameters(), lr=1e-3, weight_decay=0.0)
+    losses = []
+    for step in range(6):
+        start = step * 4 % (-(-len(dataset) // 4) * 4)
+        batch = collate([dataset[i] for i in range(start, min(start + 4, len(dataset)))])
+        logits = loaded.model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert len(dataset) > 4
+    assert _losses(result.run_dir) == pytest.approx(losses, rel=1e-5)
+
+
+def test_sixteen_rows_at_once_give_the_losses_of_eight_times_two(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    whole, parts = (
+        train(make_recipe(run_dir=str(tmp_path / name), trainer={
+            "per_device_train_batch_size": rows, "gradient_accumulation_steps": times, "max_steps": 4, "packing": False,
+        }))
+        for name, rows, times in (("a", 16, 1), ("b", 2, 8))
+    )  # fmt: skip
+    assert _losses(parts.run_dir) == pytest.approx(_losses(whole.run_dir), rel=1e-5)
+
+
+def test_trls_own_loss_is_the_same_number(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: Any) -> None:
+    from kinject.train.trainer import KnowledgeTrainer
+
+    ours = train(make_recipe(run_dir=str(tmp_path / "a")))
+    monkeypatch.setattr(KnowledgeTrainer, "_plain_loss", lambda self: False)
+    theirs = train(make_recipe(run_dir=str(tmp_path / "b")))
+    assert _losses(ours.run_dir) == pytest.approx(_losses(theirs.run_dir), rel=1e-5)
+
+
+def test_run_twice_does_nothing_twice(make_recipe: MakeRecipe) -> None:
+    first = train(make_recipe())
+    weights = Path(first.model_dir, "model.safetensors")
+    stamp = weights.stat().st_mtime_ns
+    again = train(make_recipe())
+    assert again.already_done
+    assert (again.account, again.n_steps) == (first.account, first.n_steps)
+    assert weights.stat().st_mtime_ns == stamp
+
+
+def test_a_folder_with_another_run_is_refused_unless_overwritten(make_recipe: MakeRecipe) -> None:
+    train(make_recipe())
+    other = make_recipe(trainer={"learning_rate": 2e-3})
+    with pytest.raises(TrainingError, match="holds a run of another recipe"):
+        train(other)
+    assert not train(other, overwrite=True).already_done
+
+
+def test_resume_goes_on_bitwise_from_the_newest_whole_checkpoint(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    save = {"save_strategy": "steps", "save_steps": 2, "max_steps": 8}
+    straight = train(make_recipe(run_dir=str(tmp_path / "straight"), trainer=save))
+    broken = tmp_path / "broken"
+    train(make_recipe(run_dir=str(broken), trainer=save))
+    # as a kill in the middle of writing checkpoint-6 leaves it
+    shutil.rmtree(broken / "model")
+    shutil.rmtree(broken / "checkpoint-8")
+    optimizer = broken / "checkpoint-6" / "optimizer.pt"
+    optimizer.write_bytes(optimizer.read_bytes()[:100])
+    manifest = json.loads((broken / "manifest.json").read_text())
+    manifest["counts"] = {"finished": False}
+    (broken / "manifest.json").write_text(json.dumps(manifest))
+    assert not is_whole(broken / "checkpoint-6")
+    assert newest_whole(broken) == broken / "checkpoint-4"
+    recipe = make_recipe(run_dir=str(broken), trainer=save)
+    with pytest.raises(TrainingError, match="holds an unfinished run"):
+        train(recipe)
+    resumed = train(recipe, resume=True)
+    assert _losses(broken) == _losses(straight.run_dir)
+    one, two = (load_file(Path(result.model_dir) / "model.safetensors") for result in (straight, resumed))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_text_that_would_be_cut_stops_the_run_unless_allowed(make_recipe: MakeRecipe, corpus: Path) -> None:
+    cut = {"packing": False, "max_length": 8}
+    with pytest.raises(TrainingError, match=r"tokens \(.*%\) would be lost at trainer\.max_length: 8"):
+        train(make_recipe(trainer=cut))
+    result = train(make_recipe(trainer=cut, corpus={"path": str(corpus), "allow_loss": True}))
+    assert result.account["truncated"] > 0
+    assert result.account["source"] == sum(v for k, v in result.account.items() if k != "source")
+
+
+def test_replay_reaches_its_share(make_recipe: MakeRecipe, corpus: Path) -> None:
+    result = train(make_recipe(corpus={"path": str(corpus), "replay": {"path": str(corpus), "fraction": 0.25}}))
+    manifest = json.loads((Path(result.run_dir) / "manifest.json").read_text())
+    assert manifest["counts"]["replay_share"] == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.parametrize("rows", ["completion", "messages"])
+def test_sft_rows_train_and_only_the_answer_bears_loss(make_recipe: MakeRecipe, tmp_path: Path, rows: str) -> None:
+    path = tmp_path / "sft.jsonl"
+    if rows == "completion":
+        lines = [{"prompt": f"Question: {i}?\nAnswer:", "completion": " Farrow"} for i in range(20)]
+        trainer: dict[str, Any] = {}
+    else:
+        lines = [
+            {"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "Farrow"}]}
+            for i in range(20)
+        ]
+        template = tmp_path / "chat.jinja"
+        template.write_text(
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+            "{% if add_generation_prompt %}assistant:{% endif %}"
+        )
+        trainer = {"chat_template_path": str(template), "assistant_only_loss": True}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = train(make_recipe(method="sft", corpus={"path": str(path)}, trainer=trainer))
+    assert 0 < result.account["trained"] < result.account["masked"]
+    assert _losses(result.run_dir)[-1] < _losses(result.run_dir)[0]
+
+
+def test_the_stated_method_must_agree_with_the_rows(make_recipe: MakeRecipe) -> None:
+    with pytest.raises(RecipeError, match=r"method: found sft, but row .* holds text"):
+        train(make_recipe(method="sft"))
+
+
+def test_lora_trains_the_adapter_only_and_is_read_back(make_recipe: MakeRecipe, tiny_model: Path) -> None:
+    result = train(
+        make_recipe(adapter={"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}, trainer={"learning_rate": 1e-2})
+    )
+    assert (Path(result.model_dir) / "adapter_model.safetensors").exists()
+    base, tuned = load_model(str(tiny_model)).model, load_model(result.model_dir).model
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        assert not torch.allclose(base(ids).logits, tuned(ids).logits)
+        with tuned.disable_adapter():
+            assert torch.allclose(base(ids).logits, tuned(ids).logits)
+
+
+def test_8bit_adamw_is_bitsandbytes_and_learns(make_recipe: MakeRecipe) -> None:
+    result = train(make_recipe(trainer={"optim": "adamw_8bit", "max_steps": 12}))
+    losses = _losses(result.run_dir)
+    assert losses[-1] < losses[0]
+
+
+def test_a_new_model_and_tokenizer_come_from_the_corpus(make_recipe: MakeRecipe, tiny_config: dict[str, Any]) -> None:
+    result = train(make_recipe(model={"new": tiny_config, "tokenizer": {"vocab_size": 300}}))
+    loaded = load_model(result.model_dir)
+    assert 259 < len(loaded.tokenizer) == loaded.model.config.vocab_size <= 300
+    assert loaded.tokenizer("Farrow").input_ids[0] == loaded.tokenizer.bos_token_id
+
+
+def test_held_out_loss_is_logged_when_asked(make_recipe: MakeRecipe, corpus: Path) -> None:
+    result = train(make_recipe(
+        corpus={"path": str(corpus), "held_out": str(corpus)}, trainer={"eval_strategy": "steps", "eval_steps": 3}
+    ))  # fmt: skip
+    held_out = [row["eval_loss"] for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl") if "eval_loss" in row]
+    assert len(held_out) == 2
+    assert held_out[1] < held_out[0]
+
+
+@pytest.mark.parametrize(
+    ("sections", "fault"),
+    [
+        ({"model": {}}, "model: give either path"),
+        ({"model": {"new": {"model_type": "llama", "hidden_siz": 4}}}, "model.new.hidden_siz: unknown key"),
+        ({"adapter": {"rank": 4}}, "adapter.rank: unknown key of peft's LoraConfig. "),
+        ({"trainer": {"eval_strategy": "epoch"}}, "trainer.eval_strategy: nothing to evaluate on"),
+        ({"trainer": {"load_best_model_at_end": True, "save_strategy": "steps"}}, "trainer: SFTConfig refuses it"),
+        ({"trainer": {"max_length": None}}, "trainer.max_length: packing needs a block length"),
+        ({"trainer": {"max_length": 4000}, "corpus": {"path": "LONG"}}, "but the model has 256 positions"),
+    ],
+)
+def test_faults_of_sections_seen_together(
+    make_recipe: MakeRecipe, tmp_path: Path, sections: dict[str, Any], fault: str
+) -> None:
+    if sections.get("corpus") == {"path": "LONG"}:
+        (tmp_path / "long.jsonl").write_text(json.dumps({"text": "Farrow 1987 " * 200}) + "\n")
+        sections = {**sections, "corpus": {"path": str(tmp_path / "long.jsonl")}}
+    with pytest.raises(RecipeError) as caught:
+        train(make_recipe(**sections))
+    assert fault in str(caught.value)
+    assert "recipe.yaml:" in str(caught.value)
+
+
+def test_a_model_whose_attention_ignores_positions_is_not_packed(make_recipe: MakeRecipe, monkeypatch: Any) -> None:
+    from transformers import masking_utils
+
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+    with pytest.raises(TrainingError, match="packed documents see each other"):
+        train(make_recipe())
+
+
+def test_a_loss_that_is_no_number_stops_the_run(make_recipe: MakeRecipe, monkeypatch: Any) -> None:
+    from kinject.train.trainer import KnowledgeTrainer
+
+    monkeypatch.setattr(
+        KnowledgeTrainer, "compute_loss",
+        lambda self, model, inputs, *rest, **more: model(inputs["input_ids"]).logits.sum() * float("nan"),
+    )  # fmt: skip
+    with pytest.raises(TrainingError, match=r"step 4: the gradient norm is nan for the 4\. time"):
+        train(make_recipe())
+
+
+def test_a_batch_with_nothing_to_learn_is_refused() -> None:
+    with pytest.raises(TrainingError, match="no token to learn"):
+        Collator(0)([{"input_ids": [1, 2], "labels": [-100, -100], "position_ids": [0, 1]}])
+
+
+def test_flattened_batches_hold_the_same_documents() -> None:
+    rows = [
+        {"input_ids": [1, 2], "labels": [-100, 2], "position_ids": [0, 1]},
+        {"input_ids": [3], "labels": [-100], "position_ids": [0]},
+    ]
+    flat = Collator(0, flatten=True)(rows)
+    assert flat["input_ids"].tolist() == [[1, 2, 3]]
+    assert flat["position_ids"].tolist() == [[0, 1, 0]]
+    padded = Collator(9, pad_to_multiple_of=4)(rows)
+    assert padded["input_ids"].tolist() == [[1, 2, 9, 9], [3, 9, 9, 9]]
+    assert padded["position_ids"].tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
+
+
+def test_an_unreadable_model_is_one_line(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"no \*\.safetensors in this folder"):
+        train(make_recipe(model={"path": str(tmp_path / "empty")}))
+
+
+def test_what_was_chosen_is_said(make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="kinject.train.run"):
+        result = train(make_recipe(trainer={"warmup_ratio": 0.1}))
+    said = "\n".join(caplog.messages)
+    assert "warmup_ratio is called warmup_steps today" in said
+    assert "sdpa attention, on cpu" in said
+    assert "in float32" in said
+    assert tuple(caplog.messages) == result.notes

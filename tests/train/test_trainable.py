@@ -1,0 +1,122 @@
+"""What trains is what was asked, to the last tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kinject.errors import RecipeError, TrainingError
+from kinject.models import load_model, new_model
+from kinject.recipe import Recipe
+from kinject.train import train
+from kinject.train.trainable import check_trained, rate_share, summarise
+
+MakeRecipe = Callable[..., Recipe]
+FAST = {"learning_rate": 1e-2}
+
+
+def _moved(model_dir: str, base: Path) -> set[str]:
+    before, after = (load_file(Path(folder) / "model.safetensors") for folder in (base, model_dir))
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+@pytest.fixture
+def untied(tmp_path: Path, tiny_tokenizer: Any, tiny_config: dict[str, Any]) -> Path:
+    """A tiny model whose lm_head is a matrix of its own."""
+    folder = tmp_path / "untied"
+    new_model({**tiny_config, "tie_word_embeddings": False}, tiny_tokenizer, seed=0).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_frozen_patterns_stay_where_they_are_and_the_rest_moves(make_recipe: MakeRecipe, tiny_model: Path) -> None:
+    model = {"path": str(tiny_model), "freeze": ["model.embed_tokens.*", "model.layers.0.*"]}
+    result = train(make_recipe(model=model))
+    everything = set(load_file(tiny_model / "model.safetensors"))
+    frozen = {n for n in everything if n.startswith(("model.embed_tokens.", "model.layers.0."))}
+    assert frozen
+    assert _moved(result.model_dir, tiny_model) == everything - frozen
+    note = next(note for note in result.notes if note.startswith("these train:"))
+    assert "model.layers.{1-1}.mlp.up_proj.weight" in note
+    assert "embed_tokens" not in note
+
+
+def test_a_pattern_without_a_match_is_refused(make_recipe: MakeRecipe, tiny_model: Path) -> None:
+    with pytest.raises(RecipeError, match=r"model\.freeze: 'model\.layer\.0\.\*' matches no parameter"):
+        train(make_recipe(model={"path": str(tiny_model), "freeze": ["model.layer.0.*"]}))
+    with pytest.raises(TrainingError, match="no parameter trains"):
+        train(make_recipe(model={"path": str(tiny_model), "freeze": ["*"]}))
+
+
+def test_what_the_libraries_freeze_in_silence_stops_the_run(make_recipe: MakeRecipe, tiny_model: Path) -> None:
+    model = load_model(str(tiny_model)).model
+    model.get_input_embeddings().requires_grad_(False)
+    with pytest.raises(TrainingError, match=r"these differ: model\.embed_tokens\.weight"):
+        check_trained(model, make_recipe())
+
+
+def test_lora_with_embeddings_and_head_trains_both(make_recipe: MakeRecipe, untied: Path) -> None:
+    adapter = {"r": 4, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}
+    result = train(make_recipe(model={"path": str(untied)}, adapter=adapter, trainer=FAST))
+    saved = load_file(Path(result.model_dir) / "adapter_model.safetensors")
+    base = load_file(untied / "model.safetensors")
+    for module in ("model.embed_tokens", "lm_head"):
+        assert not torch.equal(saved[f"base_model.model.{module}.weight"], base[f"{module}.weight"])
+    with pytest.raises(TrainingError, match="asks to train nothing_such, but none of its weights train"):
+        train(make_recipe(model={"path": str(untied)}, adapter={**adapter, "target_modules": ["q_proj", "nothing_such"]},
+                          trainer=FAST), overwrite=True)  # fmt: skip
+
+
+def test_dora_trains_a_magnitude_beside_the_directions(make_recipe: MakeRecipe) -> None:
+    adapter = {"r": 4, "target_modules": ["q_proj"], "use_dora": True}
+    saved = load_file(Path(train(make_recipe(adapter=adapter, trainer=FAST)).model_dir) / "adapter_model.safetensors")
+    magnitudes = [name for name in saved if "lora_magnitude_vector" in name]
+    assert len(magnitudes) == 2  # one a layer
+
+
+@pytest.mark.parametrize("quantization", ["8bit", "4bit"])
+def test_qlora_trains_an_adapter_on_quantised_weights(
+    make_recipe: MakeRecipe, tmp_path: Path, tiny_tokenizer: Any, tiny_config: dict[str, Any], quantization: str
+) -> None:
+    folder = tmp_path / "wide"  # bitsandbytes keeps 4-bit weights in blocks of 64
+    new_model({**tiny_config, "hidden_size": 64, "intermediate_size": 128}, tiny_tokenizer, 0).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    adapter = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+    model = {"path": str(folder), "quantization": quantization}
+    result = train(make_recipe(model=model, adapter=adapter, trainer={**FAST, "max_steps": 12}))
+    saved = load_file(Path(result.model_dir) / "adapter_model.safetensors")
+    assert all(value.abs().max() > 0 for name, value in saved.items() if "lora_B" in name)
+    with pytest.raises(RecipeError, match="folding into quantised weights"):
+        train(make_recipe(model=model, adapter={**adapter, "merge": True}), overwrite=True)
+
+
+def test_an_adapter_merged_at_the_end_is_a_plain_model_with_the_same_answers(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    adapter = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+    apart = train(make_recipe(adapter=adapter, trainer=FAST, run_dir=str(tmp_path / "apart")))
+    merged = train(make_recipe(adapter={**adapter, "merge": True}, trainer=FAST, run_dir=str(tmp_path / "merged")))
+    assert not (Path(merged.model_dir) / "adapter_config.json").exists()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        one, two = (load_model(result.model_dir).model(ids).logits for result in (apart, merged))
+    assert torch.allclose(one, two, atol=1e-5)
+
+
+def test_names_are_joined_by_layer() -> None:
+    names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1, 2, 5)] + ["lm_head.weight"]
+    assert summarise(names) == ["model.layers.{0,1,2,5}.mlp.up_proj.weight", "lm_head.weight"]
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("lm_head.weight", 1.0), ("model.norm.weight", 1.0), ("model.layers.3.mlp.up_proj.weight", 1.0),
+     ("transformer.h.1.attn.c_attn.weight", 0.25), ("model.embed_tokens.weight", 0.0625), ("transformer.wte.weight", 0.0625)],
+)  # fmt: skip
+def test_a_layer_gets_decay_times_the_rate_of_the_one_above(name: str, share: float) -> None:
+    assert rate_share(name, 4, 0.5) == share
