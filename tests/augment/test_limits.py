@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment
-from kinject.augment.limits import AdaptiveGate, RateLimit
+from kinject.augment.limits import AdaptiveGate, Budget, RateLimit
 from kinject.recipe import Recipe
 
 Make = Callable[..., Recipe]
@@ -110,9 +110,17 @@ def test_an_endpoint_that_takes_few_at_once_gets_all_answered(make_recipe: Make,
 
 
 def test_a_budget_stops_the_run_before_it_is_crossed_and_keeps_what_was_paid_for(
-    make_recipe: Make, serving: Callable[..., Any]
+    make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serving()
+    set_aside = [0.0]  # for the dearest request
+    reserve = Budget.reserve
+
+    async def spied(budget: Budget, tokens_in: float, tokens_out: float, ending: Callable[[], bool]) -> float | None:
+        set_aside[0] = max(set_aside[0], (tokens_in * 1.0 + tokens_out * 4.0) / 1e6)
+        return await reserve(budget, tokens_in, tokens_out, ending)
+
+    monkeypatch.setattr(Budget, "reserve", spied)
 
     def run(budget: float) -> Any:
         generator = {"max_tokens": 100, "concurrency": 4, "price_in": 1.0, "price_out": 4.0}
@@ -121,7 +129,8 @@ def test_a_budget_stops_the_run_before_it_is_crossed_and_keeps_what_was_paid_for
 
     result = run(0.01)
     assert (result.out_of_budget, result.short) == (True, True)
-    assert 0.0095 < result.cost <= 0.01  # what is set aside for requests in flight is used once they give it back
+    # What is set aside for requests in flight is used once they give it back: it ends when not one more can be paid for.
+    assert 0.01 - set_aside[0] < result.cost <= 0.01
     assert 0 < result.got < 36
     again = run(0.01)
     assert again.out_of_budget
