@@ -18,7 +18,7 @@ import yaml
 from kinject.disk import lock_dir
 from kinject.errors import DiskError, InputError, RecipeError
 from kinject.eval import evaluate
-from kinject.eval.answers import read_answers
+from kinject.eval.answers import AnswerBook, read_answers
 from kinject.eval.cells import compare, correct_family, is_right, make_cell
 from kinject.models import load_model
 from kinject.recipe import read_recipe
@@ -126,18 +126,60 @@ def test_a_rerun_scores_nothing_and_reports_the_same(run, tmp_path):
     assert (tmp_path / "run" / "answers.jsonl").read_bytes() == rows
 
 
-def test_a_killed_run_goes_on_where_it_was(run, tmp_path):
-    first = run(formats=["letters", "texts"])
+def killed_at(monkeypatch, place):
+    """Let the answer book fail as a killed process does: in the middle of its `place`-th row."""
+    add = AnswerBook.add
+    n_added = [0]
+
+    def add_some(book, key, answer):
+        n_added[0] += 1
+        if n_added[0] > place:
+            raise KeyboardInterrupt
+        add(book, key, answer)
+
+    monkeypatch.setattr(AnswerBook, "add", add_some)
+
+
+@pytest.mark.parametrize("place", [0, 1, 3, 7])
+def test_a_killed_run_goes_on_and_ends_as_an_undisturbed_one(run, tmp_path, monkeypatch, place):
+    ways = {"formats": ["letters", "texts"]}
+    undisturbed = run(**ways)
     path = tmp_path / "run" / "answers.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:3]) + lines[3][:-9])
-    assert run(formats=["letters", "texts"]) == first
-    assert manifest(tmp_path)["counts"]["scored_now"] == 5
-    pair = (lines, path.read_bytes().splitlines())
-    before, after = ({row["key"]: row["log_probs"] for row in map(json.loads, rows)} for rows in pair)
-    assert before.keys() == after.keys()
-    for key, log_probs in before.items():
-        np.testing.assert_allclose(after[key], log_probs, rtol=0, atol=2e-5)
+    whole = {row["key"]: row for row in map(json.loads, path.read_bytes().splitlines())}
+    shutil.rmtree(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        killed_at(patch, place)
+        with pytest.raises(KeyboardInterrupt):
+            run(**ways)
+    with path.open("ab") as file:
+        file.write(path.read_bytes()[:50])  # a torn row
+    assert run(**ways) == undisturbed
+    assert {row["key"]: row for row in map(json.loads, path.read_bytes().splitlines())} == whole
+    assert manifest(tmp_path)["counts"]["scored_now"] == 8 - place
+    assert not (tmp_path / "run" / "pending.json").exists()
+
+
+def test_a_run_killed_under_another_recipe_reads_what_that_began_and_then_the_rest(run, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        killed_at(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            run(formats=["letters"])
+    both = run(formats=["letters", "texts"])
+    assert manifest(tmp_path)["counts"]["scored_now"] == 6
+    path = tmp_path / "run" / "answers.jsonl"
+    found = {row["key"]: row["log_probs"] for row in map(json.loads, path.read_bytes().splitlines())}
+    shutil.rmtree(tmp_path / "run")
+    assert [cell.n_correct for cell in run(formats=["letters", "texts"]).cells] == [c.n_correct for c in both.cells]
+    for row in map(json.loads, path.read_bytes().splitlines()):
+        np.testing.assert_allclose(found[row["key"]], row["log_probs"], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"keys": 3}', '{"keys": ["no key of this run"]}'])
+def test_a_list_of_pending_prompts_that_is_not_ours_is_not_needed(run, tmp_path, content):
+    (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run" / "pending.json").write_text(content)
+    assert run().cells[0].n == 4
+    assert manifest(tmp_path)["counts"]["scored_now"] == 4
 
 
 def test_another_checkpoint_at_the_same_path_gets_answers_of_its_own(run, tmp_path, tiny_model):

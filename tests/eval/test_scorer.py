@@ -152,6 +152,21 @@ def test_scores_do_not_depend_on_the_batch(batch_tokens):
     )
 
 
+@pytest.mark.parametrize("architecture", ["llama", "mamba"])
+@pytest.mark.parametrize("limits", [None, SMALL_ROWS])
+def test_what_is_left_is_read_as_if_nothing_were_known(architecture, limits):
+    model, prompts = make_model(architecture), make_prompts()
+    whole = Scorer(model, 200, limits)
+    everything = dict(whole.read(prompts))
+    order = list(everything)
+    for n_known in (1, len(prompts) // 2, len(prompts) - 1, len(prompts)):
+        rest = Scorer(model, 200, limits)
+        left = dict(rest.read(prompts, frozenset(order[:n_known])))
+        assert left == {index: everything[index] for index in order[n_known:]}  # to the last bit
+        assert rest.n_pushed <= whole.n_pushed
+    assert rest.n_pushed == 0
+
+
 def test_scores_do_not_depend_on_the_order_of_questions():
     model, prompts = make_model("qwen3"), make_prompts()
     order = np.random.default_rng(0).permutation(len(prompts))

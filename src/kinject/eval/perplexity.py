@@ -10,9 +10,10 @@ import numpy as np
 
 from kinject.disk import content_id, read_jsonl
 from kinject.errors import InputError
-from kinject.eval.answers import AnswerBook, prompt_key
+from kinject.eval.answers import Scored, prompt_key
+from kinject.eval.desk import Desk
 from kinject.eval.encode import Encoded
-from kinject.eval.scorer import Scorer
+from kinject.eval.scorer import Reading, Scorer
 from kinject.types import Answer, Perplexity
 
 FORMAT = "perplexity"
@@ -22,13 +23,13 @@ _LONGEST = 2048
 
 
 def measure_perplexity(
-    name: str, path: Path, scorer: Scorer, tokenizer: Any, book: AnswerBook, weights: tuple[str, str]
+    name: str, path: Path, scorer: Scorer, tokenizer: Any, desk: Desk, weights: tuple[str, str]
 ) -> Perplexity:
     """Return how well the model foretells the texts in the JSONL file `path` (rows with `text`).
 
     As lm-evaluation-harness's rolling windows: a text's tokens are asked in windows that do not overlap, of the model's
     own length (2,048 tokens at most), each after the token before it, the first after BOS or EOS. Windows are stored in
-    `book` under `weights` (hash and dtype). Raises `InputError` for a row without a text.
+    `desk` under `weights` (hash and dtype). Raises `InputError` for a row without a text.
     """
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if start is None:
@@ -48,7 +49,7 @@ def measure_perplexity(
             windows.append((f"{content_id(text)}:{at}", Encoded((context,), (part,))))
     if not windows:
         raise InputError(f"{path}: holds no texts.")
-    total, n_tokens = _score(name, path, windows, scorer, book, weights)
+    total, n_tokens = _score(name, path, windows, scorer, desk, weights)
     return Perplexity(name, path.stem, n_texts, n_tokens, math.exp(-total / n_tokens), -total / n_bytes / math.log(2))
 
 
@@ -57,20 +58,26 @@ def _score(
     path: Path,
     windows: list[tuple[str, Encoded]],
     scorer: Scorer,
-    book: AnswerBook,
+    desk: Desk,
     weights: tuple[str, str],
 ) -> tuple[float, int]:
     """Return the summed log-prob of all windows and the number of their tokens."""
     keys = [prompt_key(*weights, item) for _, item in windows]
-    waiting = [index for index, key in enumerate(keys) if book.find(key) is None]
-    for at, said in scorer.read([windows[index][1] for index in waiting]):
-        identity, item = windows[waiting[at]]
+    by_key = dict(zip(keys, windows, strict=True))
+
+    def keep(key: str, said: Reading | Scored) -> None:
+        identity, item = by_key[key]
         size = (len(item.continuations[0]),)
         answer = Answer(identity, path.stem, name, FORMAT, 0, 0, (), 0, said.log_probs, size, (0,), greedy=said.greedy)
-        book.add(keys[waiting[at]], answer)
+        desk.book.add(key, answer)
+
+    stored = desk.stored(by_key)
+    own = desk.own({key: identity for key, (identity, _) in by_key.items()})
+    said = desk.ask(scorer, {key: by_key[key][1] for key in own}, stored, keep)
+    for key, reading in desk.share.gather(said).items():
+        keep(key, reading)  # what other processes read
     sums = []
     for key in keys:
-        found = book.find(key)
-        assert found is not None
+        found = desk.book.find(key) or desk.share.missing()
         sums.append(found.log_probs[0])
     return math.fsum(sums), sum(len(item.continuations[0]) for _, item in windows)

@@ -11,12 +11,13 @@ from kinject.disk import file_hash, lock_dir, write_json, write_jsonl, write_man
 from kinject.eval.answers import AnswerBook, Scored, hash_model, prompt_key
 from kinject.eval.asks import Arm, Plan, QuestionSet, arms_of, asks_of
 from kinject.eval.cells import is_scored
+from kinject.eval.desk import Desk
 from kinject.eval.encode import Encoded, Encoder, encode_asks
 from kinject.eval.flips import find_flips
 from kinject.eval.harness_files import Sample, write_harness_files
 from kinject.eval.perplexity import measure_perplexity
 from kinject.eval.plan import read_plan
-from kinject.eval.processes import Share, join_processes, lone_process_notes
+from kinject.eval.processes import join_processes, lone_process_notes
 from kinject.eval.progress import show_progress
 from kinject.eval.prompts import Ask, render_prompt, scored_texts
 from kinject.eval.results import Results, make_cells, note_chosen_k, note_masses
@@ -44,8 +45,7 @@ class _Run:
 
     section: EvalSection
     plan: Plan
-    book: AnswerBook
-    share: Share
+    desk: Desk
     results: Results = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     hashes: dict[str, str] = field(default_factory=dict)
@@ -80,7 +80,7 @@ def evaluate(recipe: Recipe) -> Report:
     share = join_processes(recipe.run_dir)
     with lock_dir(share.folder), AnswerBook(share.folder / "answers.jsonl") as book:
         book.take_parts(share.parts())
-        run = _Run(section, plan, book, share, notes=[*plan.notes, *lone_process_notes()])
+        run = _Run(section, plan, Desk(book, share), notes=[*plan.notes, *lone_process_notes()])
         for name, path in section.models.items():
             _ask_model(run, name, path)
         note_masses(run.results, run.notes)
@@ -125,7 +125,7 @@ def _ask_model(run: _Run, name: str, path: str) -> None:
         _keep_samples(run, question_set, asker, asked)
     if run.section.held_out:
         key = (model_hash, str(loaded.dtype))
-        found = measure_perplexity(name, Path(run.section.held_out), scorer, loaded.tokenizer, run.book, key)
+        found = measure_perplexity(name, Path(run.section.held_out), scorer, loaded.tokenizer, run.desk, key)
         run.perplexities.append(found)
     run.notes.extend((*loaded.notes, *(f"{name}: {note}" for note in (*encoder.notes, *scorer.notes))))
 
@@ -143,31 +143,30 @@ def _encode_set(run: _Run, question_set: QuestionSet, asker: _Asker) -> list[_As
 
 def _score_set(run: _Run, question_set: QuestionSet, asker: _Asker, asked: Sequence[_Asked]) -> None:
     """Find or score every prompt, store its answer, and keep it for the report."""
-    waiting: dict[str, list[_Asked]] = {}
-    n_stored = 0
-    stored = run.share.from_first({item.key for item in asked if run.book.find(item.key) is not None})
+    by_key: dict[str, list[_Asked]] = {}
     for item in asked:
-        if item.key in stored:
-            n_stored += 1
-        else:
-            waiting.setdefault(item.key, []).append(item)
-    unique = run.share.own(list(waiting.values()), key=lambda items: items[0].ask.question.id)
-    scored: dict[str, Reading] = {}
-    n_asked = sum(map(len, unique))
+        by_key.setdefault(item.key, []).append(item)
+    stored = run.desk.stored(by_key)
+    own = run.desk.own({key: items[0].ask.question.id for key, items in by_key.items()})
+    n_stored, n_asked = (
+        sum(len(by_key[key]) for key in keys) for keys in (stored, [key for key in own if key not in stored])
+    )
     with show_progress(f"{asker.name} on {question_set.name}", n_stored + n_asked, n_stored) as progress:
-        for index, reading in asker.scorer.read([items[0].encoded for items in unique]):
-            scored[unique[index][0].key] = reading
-            for item in unique[index]:
-                run.book.add(item.key, _answer(question_set, item, reading))
+
+        def keep(key: str, reading: Reading) -> None:
+            for item in by_key[key]:
+                run.desk.book.add(key, _answer(question_set, item, reading))
                 progress.advance()
-    everyone = run.share.gather(scored)
+
+        said = run.desk.ask(asker.scorer, {key: by_key[key][0].encoded for key in own}, stored, keep)
+    everyone = run.desk.share.gather(said)
     for item in asked:
-        found = run.book.find(item.key)
-        said = everyone[item.key] if item.key in everyone else found or run.share.missing()
-        answer = _answer(question_set, item, said)
-        run.book.add(item.key, answer)
+        known = run.desk.book.find(item.key)
+        scored = everyone[item.key] if item.key in everyone else known or run.desk.share.missing()
+        answer = _answer(question_set, item, scored)
+        run.desk.book.add(item.key, answer)
         run.results.setdefault((question_set.name, item.arm), []).append(answer)
-    run.n_scored += sum(len(items) for items in waiting.values())
+    run.n_scored += sum(len(items) for key, items in by_key.items() if key not in stored)
     _note_faults(run, question_set, asked)
 
 

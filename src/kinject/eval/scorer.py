@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -35,6 +36,15 @@ class Reading:
 
     log_probs: tuple[float, ...]
     greedy: tuple[bool, ...]
+
+
+@dataclass(slots=True)
+class _Place:
+    """A node on its way: `prefix` is read when rows first need it, on top of that of `above`."""
+
+    node: Node
+    above: _Place | None
+    prefix: Prefix | None = None
 
 
 class Scorer:
@@ -74,11 +84,13 @@ class Scorer:
         for index, reading in self.read(prompts):
             yield index, reading.log_probs
 
-    def read(self, prompts: Sequence[Encoded]) -> Iterator[tuple[int, Reading]]:
-        """Yield (index, what the model said) for every prompt, in the order in which they are done.
+    def read(self, prompts: Sequence[Encoded], known: Collection[int] = frozenset()) -> Iterator[tuple[int, Reading]]:
+        """Yield (index, what the model said) for every prompt that is not `known`, in the order in which they are done.
 
-        Log-probs are natural logarithms, summed over the continuation's tokens; NaN for an empty continuation. Raises
-        `InputError` when one sequence alone does not fit into memory.
+        Known prompts keep their places in the tree and its batches, of which those with nothing else are left out: an
+        interrupted reading that goes on comes to the last digit of an undisturbed one. Log-probs are natural logarithms,
+        summed over the continuation's tokens; NaN for an empty continuation. Raises `InputError` when one sequence alone
+        does not fit into memory.
         """
         leaves, owners = _leaves(prompts)
         sums = [np.zeros(len(prompt.continuations)) for prompt in prompts]
@@ -90,11 +102,12 @@ class Scorer:
             for choice, continuation in enumerate(prompt.continuations):
                 if not len(continuation):
                     sums[index][choice] = np.nan
-            if not open_leaves[index]:
+            if not open_leaves[index] and index not in known:
                 yield index, Reading(tuple(sums[index].tolist()), tuple(greedy[index]))
-        if not leaves:
+        wanted = np.array([owner not in known for owner, _ in owners], dtype=np.bool_)
+        if not wanted.any():
             return
-        for rows, scores in self._read(leaves, share=self.shares):
+        for rows, scores in self._read(leaves, wanted, share=self.shares):
             at = 0
             for row in rows:
                 part = slice(at, at + len(row.targets))
@@ -109,29 +122,55 @@ class Scorer:
                 for leaf in sorted(set(row.owners.tolist())):
                     index = owners[leaf][0]
                     open_leaves[index] -= 1
-                    if not open_leaves[index]:
+                    if not open_leaves[index] and index not in known:
                         yield index, Reading(tuple(sums[index].tolist()), tuple(greedy[index]))
 
-    def _read(self, leaves: Sequence[Leaf], *, share: bool) -> Iterator[tuple[list[Row], Scores]]:
-        """Yield rows with their scores, until every leaf is read."""
+    def _read(
+        self, leaves: Sequence[Leaf], wanted: npt.NDArray[np.bool_], *, share: bool
+    ) -> Iterator[tuple[list[Row], Scores]]:
+        """Yield rows with their scores, until every leaf that is `wanted` is read."""
         tree = Tree(leaves)
         self.n_least += tree.n_tokens
         limits = replace(self.limits, longest=min(self.limits.longest, self.batch_tokens))
-        waiting = [(tree.plan(limits) if share else tree.plan_lines(), Prefix())]
-        asked: list[tuple[list[Row], Read]] = []
+        waiting = [_Place(tree.plan(limits) if share else tree.plan_lines(), None)]
+        together: deque[tuple[_Place, list[Row]]] = deque()  # what one pass of the head answers
+        n_asked = 0
         while waiting:
-            node, above = waiting.pop()
-            prefix = self._extend(node, above)
-            rows = sorted(node.rows, key=lambda row: len(row.tokens), reverse=True)
+            place = waiting.pop()
+            rows = sorted(place.node.rows, key=lambda row: len(row.tokens), reverse=True)
             while rows:
                 batch, rows = self._next_batch(rows)
-                for part in self._read_batch(tree, batch, prefix, share=share):
-                    asked.append(part)
-                    if not self.passes.split or sum(len(read.states) for _, read in asked) >= _HEAD_ROWS:
-                        yield from self._answered(asked)
-                        asked = []
-            waiting.extend((child, prefix) for child in reversed(node.children))
+                together.append((place, batch))
+                n_asked += sum(len(np.unique(row.places)) for row in batch)
+                if not self.passes.split or n_asked >= _HEAD_ROWS:
+                    yield from self._read_together(tree, together, wanted, share=share)
+                    n_asked = 0
+            waiting.extend(_Place(child, place) for child in reversed(place.node.children))
+        yield from self._read_together(tree, together, wanted, share=share)
+
+    def _read_together(
+        self, tree: Tree, batches: deque[tuple[_Place, list[Row]]], wanted: npt.NDArray[np.bool_], *, share: bool
+    ) -> Iterator[tuple[list[Row], Scores]]:
+        """Empty `batches`, and yield their rows with scores where any leaf in them is `wanted`."""
+        if not any(wanted[row.owners].any() for _, rows in batches for row in rows):
+            batches.clear()
+        asked: list[tuple[list[Row], Read]] = []
+        while batches:
+            place, rows = batches.popleft()
+            asked.extend(self._read_batch(tree, rows, self._prefix(place), share=share))
         yield from self._answered(asked)
+
+    def _prefix(self, place: _Place) -> Prefix:
+        """Return the keys and values down to `place`, reading those of nodes above it that nothing has needed yet."""
+        path = [place]
+        while (above := path[-1].above) is not None:
+            path.append(above)
+        for step in reversed(path):
+            if step.prefix is None:
+                step.prefix = self._extend(step.node, step.above.prefix if step.above else None)
+                step.above = None  # a beginning is held while something below it is still to be read
+        assert place.prefix is not None
+        return place.prefix
 
     def _answered(self, asked: Sequence[tuple[list[Row], Read]]) -> Iterator[tuple[list[Row], Scores]]:
         """Yield the scores of rows that went through the layers; out of memory, in halves."""
@@ -164,10 +203,10 @@ class Scorer:
             n_rows += 1
         return rows[:n_rows], rows[n_rows:]
 
-    def _extend(self, node: Node, above: Prefix) -> Prefix:
+    def _extend(self, node: Node, above: Prefix | None) -> Prefix:
         self.n_pushed += len(node.tokens)
         try:
-            return self.passes.extend(node, above)
+            return self.passes.extend(node, Prefix() if above is None else above)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
