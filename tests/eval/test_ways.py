@@ -261,8 +261,9 @@ def test_show_prints_prompts_as_tokenised_and_stores_nothing(recipe, tmp_path, c
     assert not (tmp_path / "run").exists()
 
 
-def test_two_processes_share_the_questions_and_answer_as_one(recipe, tmp_path):
-    path = recipe(formats=["letters", "texts"])
+def test_two_processes_share_the_questions_and_texts_and_answer_as_one(recipe, tmp_path, write_rows):
+    held_out = write_rows("held_out.jsonl", [{"text": f"Town {n} lies on the Ard. " * 9 * (n + 1)} for n in range(5)])
+    path = recipe(formats=["letters", "texts"], held_out=str(held_out))
     alone = run(path)
     first = {key: answer.log_probs for key, answer in stored(tmp_path).items()}
     (tmp_path / "run").rename(tmp_path / "alone")
@@ -281,5 +282,8 @@ def test_two_processes_share_the_questions_and_answer_as_one(recipe, tmp_path):
         assert other.mass is None or cell.mass == pytest.approx(other.mass, abs=1e-5)
         assert replace(cell, mass=None) == replace(other, mass=None)
     assert together.notes == alone.notes
+    (perplexity,), (expected,) = together.perplexities, alone.perplexities
+    assert perplexity.per_token == pytest.approx(expected.per_token, rel=1e-6)
+    assert (perplexity.n_tokens, perplexity.n_texts) == (expected.n_tokens, expected.n_texts)
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["scored_now"] == 8
     assert not list((tmp_path / "run").glob("process-*"))
