@@ -2,8 +2,8 @@
 
     python benchmarks/train/optimizer_state.py
 
-The optimizers are made as the trainer makes them (bitsandbytes keeps the embeddings' state in float32 there); one
-update with random gradients fills the state. No network.
+The optimizers are made as the trainer makes them: transformers keeps the embeddings' state in float32 unless
+`optim_args: embedding_bits=8` asks otherwise. One update with random gradients fills the state. No network.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import torch
 warnings.filterwarnings("ignore")
 
 
-def state_bytes(optim: str, *, tied: bool) -> tuple[int, int]:
+def state_bytes(optim: str, optim_args: str | None = None, *, tied: bool) -> tuple[int, int]:
     """Return (bytes of state, number of parameters)."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    from kinject.train.eight_bit import settle_embedding_bits
 
     model = LlamaForCausalLM(LlamaConfig(
         vocab_size=50_000, hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8,
@@ -27,6 +29,7 @@ def state_bytes(optim: str, *, tied: bool) -> tuple[int, int]:
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(model, TrainingArguments(folder, optim=optim, use_cpu=True, report_to="none"))
         optimizer = trainer.create_optimizer()
+        settle_embedding_bits(optimizer, model, optim_args)
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter) * 1e-3
         optimizer.step()
@@ -40,8 +43,12 @@ def state_bytes(optim: str, *, tied: bool) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
+    print("| model | optimizer | MiB of state | share of adamw_torch |\n|---|---|---|---|")
     for tied in (True, False):
-        (full, n), (small, _) = state_bytes("adamw_torch", tied=tied), state_bytes("adamw_8bit", tied=tied)
-        kind = "tied" if tied else "untied"
-        share = small / full
-        print(f"{n / 1e6:.0f}M, {kind} head: torch {full >> 20} MiB, 8bit {small >> 20} MiB, {share:.2f}")
+        full, n = state_bytes("adamw_torch", tied=tied)
+        name = f"{n / 1e6:.0f}M, {'tied' if tied else 'untied'} head"
+        print(f"| {name} | adamw_torch | {full >> 20} | 1 |")
+        for optim_args in (None, "embedding_bits=8"):
+            small, _ = state_bytes("adamw_8bit", optim_args, tied=tied)
+            said = f"adamw_8bit, {optim_args}" if optim_args else "adamw_8bit"
+            print(f"| {name} | {said} | {small >> 20} | {small / full:.2f} |")

@@ -56,6 +56,8 @@ def build_config(recipe: Recipe) -> SFTConfig:
 
 def _faults(recipe: Recipe) -> list[tuple[str, str]]:
     """Return (key, fault) for what only shows when sections are seen together."""
+    from kinject.train.eight_bit import embedding_bits_fault
+
     model, trainer = recipe.model, recipe.trainer
     assert model is not None
     faults: list[tuple[str, str]] = []
@@ -75,6 +77,8 @@ def _faults(recipe: Recipe) -> list[tuple[str, str]]:
         )
     if trainer.get("packing") and trainer.get("max_length", 1024) is None:
         faults.append(("trainer.max_length", "packing needs a block length."))
+    if what := embedding_bits_fault(trainer):
+        faults.append(("trainer.optim_args", what))
     faults += _evaluation_faults(recipe)
     if recipe.corpus is not None:
         if "replay" in (recipe.corpus.mix or {}):

@@ -18,6 +18,7 @@ from kinject.corpus import IGNORED
 from kinject.errors import TrainingError
 from kinject.train.anchor import Anchor
 from kinject.train.checkpoints import mark_complete
+from kinject.train.eight_bit import settle_embedding_bits
 from kinject.train.guards import Guard
 from kinject.train.probes import Probes
 from kinject.train.trainable import split_by_layer
@@ -83,6 +84,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         optimizer = super().create_optimizer(model)
         if fresh and self.anchor is not None and self.anchor.strengths.layer_decay < 1.0:
             split_by_layer(optimizer, self.model, self.anchor.strengths.layer_decay)
+        if fresh:
+            settle_embedding_bits(optimizer, self.model, self.args.optim_args)
         return optimizer
 
     def _clip_grad_norm(self, model: Any) -> Any:
