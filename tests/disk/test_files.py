@@ -89,3 +89,13 @@ def test_a_newer_or_damaged_manifest_is_refused(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(InputError, match="damaged manifest"):
         read_manifest(path)
+
+
+@pytest.mark.parametrize("row", ['{"text": "a\\ud800"}', '{"\\udc00": 1}', '{"a": [{"b": "\\udfff\\ud83d"}]}'])
+def test_half_a_surrogate_pair_is_refused_with_its_line(tmp_path, row):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "\\ud83d\\ude00 and \\u00e9"}\n' + row + "\n")
+    rows = read_jsonl(path)
+    assert next(rows) == (1, {"text": "\N{GRINNING FACE} and \u00e9"})
+    with pytest.raises(InputError, match=r"rows\.jsonl:2: half a surrogate pair \(\\ud"):
+        next(rows)

@@ -32,7 +32,21 @@ def parse_row(line: bytes, where: str) -> Row:
         raise InputError(f"{where}: not JSON: {error}. Each line must hold one JSON object.") from error
     if not isinstance(value, dict):
         raise InputError(f"{where}: found {type(value).__name__}, each line must hold one JSON object.")
+    if b"\\u" in line:
+        _check_pairs(value, where)
     return value
+
+
+def _check_pairs(value: Row, where: str) -> None:
+    """Raise `InputError` where an escape is half a surrogate pair: no file could hold what is made of it."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        found = f"\\u{ord(text[error.start]):04x}"
+        raise InputError(
+            f"{where}: half a surrogate pair ({found}), which is no character. Write both halves, or take it out."
+        ) from error
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
