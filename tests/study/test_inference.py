@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from kinject.study.inference import Sheet, interval, majority_changes, near_p, sign_flip_p, trend_p
 
@@ -71,7 +72,32 @@ def test_sign_flip_p_is_that_of_all_flips():
         for signs in itertools.product((1, -1), repeat=4)
     ]
     exact = sum(value >= abs(sum(differences)) - 1e-9 for value in flips) / len(flips)
-    assert sign_flip_p(one, other) == pytest.approx(exact, abs=0.015)
+    assert sign_flip_p(one, other) == pytest.approx(exact, abs=1e-12)
+
+
+@pytest.mark.parametrize("n_changed", [0, 13, 16])
+def test_sign_flip_p_is_the_binomial_one_where_every_document_changes_alike(n_changed):
+    """One question a document, three of those that changed for the worse: the sign test of scipy."""
+    n = 200
+    before = np.array([[i % 2 for i in range(n)]], dtype=float)
+    after = before.copy()
+    changed = [i for i in range(n) if not i % 2][: n_changed - 3] + [i for i in range(n) if i % 2][:3]
+    if n_changed:
+        after[0, changed] = 1 - after[0, changed]
+    ids = tuple(map(str, range(n)))
+    p = sign_flip_p(Sheet(after, ids, ids), Sheet(before, ids, ids))
+    expected = scipy.stats.binomtest(n_changed - 3, n_changed).pvalue if n_changed else 1.0
+    assert p == pytest.approx(expected, rel=1e-9 if n_changed <= 14 else 0.25)
+
+
+@pytest.mark.parametrize("n_changed", [40, 100])
+def test_sign_flip_p_of_many_documents_is_near_the_normal_one(n_changed):
+    random = np.random.default_rng(5)
+    differences = random.normal(0.25, 1.0, n_changed)
+    ids = tuple(map(str, range(n_changed)))
+    p = sign_flip_p(Sheet(differences[None], ids, ids), Sheet(np.zeros((1, n_changed)), ids, ids))
+    z = abs(differences.sum()) / np.sqrt((differences**2).sum())
+    assert p == pytest.approx(2 * scipy.stats.norm.sf(z), rel=0.15, abs=0.003)
 
 
 def test_sign_flip_p_is_uniform_where_there_is_no_difference():
@@ -99,7 +125,7 @@ def test_questions_of_one_document_do_not_count_as_independent():
 
 def test_trend_p_is_pages_l_by_its_normal_approximation():
     sheets = [simulated(seed, 2, 60, 3, accuracy) for seed, accuracy in ((1, 0.50), (2, 0.55), (3, 0.6), (4, 0.62))]
-    table = np.stack([s.per_cluster()[0].mean(0) / s.per_cluster()[1] for s in sheets], axis=1)
+    table = np.stack([s.per_cluster[0].mean(0) / s.per_cluster[1] for s in sheets], axis=1)
     ranks = np.array([[sum(b < a for b in row) + (sum(b == a for b in row) + 1) / 2 for a in row] for row in table])
     n, k = table.shape
     big_l = float((ranks.sum(0) * np.arange(1, k + 1)).sum())

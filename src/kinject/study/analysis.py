@@ -97,7 +97,7 @@ class _Scoring:
         def sheet(name: str, k: int) -> Sheet | None:
             other = (*way[:3], k)
             asked = k >= 0 and other in self.records.ways(arm.model, name)
-            return self.records.sheet(arm.model, name, other).part(columns) if asked else None
+            return self.records.sheet(arm.model, name, other, subject) if asked else None
 
         own = sheet(arm.name, way[3])
         assert own is not None

@@ -23,7 +23,7 @@ class Records:
 
     score: Score
     found: dict[tuple[str, str, int], dict[Way, list[Answer]]] = field(default_factory=dict)
-    _sheets: dict[tuple[str, str, Way], Sheet] = field(default_factory=dict)
+    _sheets: dict[tuple[str, str, Way, str], Sheet] = field(default_factory=dict)
 
     def read(self, model: str, arm: str, seed: int, folder: Path) -> None:
         """Take in the answers.jsonl of an evaluation. Raises `InputError` or `DiskError` where it is damaged."""
@@ -56,11 +56,14 @@ class Records:
         """Return the first seed's answers."""
         return self.found[model, arm, self.seeds(model, arm)[0]][way]
 
-    def sheet(self, model: str, arm: str, way: Way) -> Sheet:
-        """Return what the arm got right in `way`, over all its seeds."""
-        key = (model, arm, way)
-        if key not in self._sheets:
+    def sheet(self, model: str, arm: str, way: Way, subject: str = "") -> Sheet:
+        """Return what the arm got right in `way`, over all its seeds; with `subject`, on the questions of one subject."""
+        key = (model, arm, way, subject)
+        if key not in self._sheets and not subject:
             self._sheets[key] = self._make_sheet(model, arm, way)
+        elif key not in self._sheets:
+            own = [at for at, answer in enumerate(self.answers(model, arm, way)) if answer.subject == subject]
+            self._sheets[key] = self.sheet(model, arm, way).part(own)
         return self._sheets[key]
 
     def _make_sheet(self, model: str, arm: str, way: Way) -> Sheet:
