@@ -48,7 +48,7 @@ def serving() -> Iterator[Callable[..., Running]]:
     yield start
     asyncio.run_coroutine_threadsafe(close(), loop).result(10)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(60)
     loop.close()
 
 

@@ -16,7 +16,7 @@ from kinject.sandbox.grammar import parse_entry, render_entry
 def post(url: str, value: object) -> tuple[int, Any]:
     request = urllib.request.Request(f"{url}/chat/completions", json.dumps(value).encode())  # noqa: S310
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:
@@ -25,7 +25,7 @@ def post(url: str, value: object) -> tuple[int, Any]:
 
 def test_any_client_gets_paraphrases_and_the_list_of_models(serving: Callable[..., Any]) -> None:
     url = serving().url
-    with urllib.request.urlopen(f"{url}/models", timeout=10) as response:  # noqa: S310
+    with urllib.request.urlopen(f"{url}/models", timeout=60) as response:  # noqa: S310
         assert json.load(response)["data"][0]["id"] == "sandbox"
     entry = render_entry(create_country(n_known=1, n_new=1).new[0], 0)
     message = {"role": "user", "content": f"Rewrite:\n<passage>\n{entry}\n</passage>"}
@@ -68,5 +68,5 @@ def test_serve_says_when_it_listens() -> None:
         ready.set()
 
     threading.Thread(target=serve, args=("127.0.0.1", 0, ServeOptions(), note), daemon=True).start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     assert post(urls[0], {})[0] == 400

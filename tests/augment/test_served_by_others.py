@@ -30,7 +30,7 @@ CONFIG = {
 TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}\n{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
 )
-SECONDS_TO_START = 60
+SECONDS_TO_START = 180
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def served(chat_model: Path, tmp_path: Path) -> Iterator[str]:
             yield f"http://127.0.0.1:{port}/v1"
         finally:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 def _is_up(url: str) -> bool:

@@ -72,7 +72,7 @@ def endpoint(here: Path) -> Iterator[str]:
     with process.stdout:
         yield process.stdout.readline().split()[1]
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(120) == 130
 
 
 def test_the_whole_openai_path_runs_against_the_served_sandbox(

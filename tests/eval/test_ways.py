@@ -269,7 +269,7 @@ def test_two_processes_share_the_questions_and_texts_and_answer_as_one(recipe, t
     (tmp_path / "run").rename(tmp_path / "alone")
     command = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
     command += ["-m", "kinject.cli", "eval", str(path)]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("base on new: ") == 2
     second = stored(tmp_path)

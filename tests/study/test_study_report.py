@@ -283,7 +283,7 @@ def test_markdown_holds_no_tags_links_or_broken_tables(hostile: Path) -> None:
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 def test_a_browser_makes_no_element_of_hostile_names(hostile: Path, tmp_path: Path) -> None:
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
-    done = subprocess.run([*command, (hostile / "report.html").as_uri()], capture_output=True, timeout=120, check=True)
+    done = subprocess.run([*command, (hostile / "report.html").as_uri()], capture_output=True, timeout=400, check=True)
     page = Elements(done.stdout.decode("utf-8"))
     assert not {tag for tag, _ in page.elements} & {"script", "img", "iframe"}
     assert sum(tag == "svg" for tag, _ in page.elements) == 2 * len(list((hostile / "figures").glob("*.svg")))

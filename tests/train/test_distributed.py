@@ -48,7 +48,7 @@ def test_two_processes_learn_as_one_with_the_same_global_batch(make_recipe: Make
                  "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}  # fmt: skip
         command = [sys.executable, "-m", "kinject.cli", "train", str(recipe.path)]
         workers.append(subprocess.Popen(command, env={**os.environ, **place}, stderr=subprocess.PIPE, text=True))
-    said = [worker.communicate(timeout=120)[1] for worker in workers]
+    said = [worker.communicate(timeout=400)[1] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], "\n".join(said)
     losses = [
         [row["loss"] for _, row in read_jsonl(tmp_path / name / "log.jsonl") if "loss" in row]
