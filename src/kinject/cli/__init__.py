@@ -14,7 +14,7 @@ from types import FrameType
 
 from kinject.errors import KinjectError
 
-_VERBS = ("augment", "questions", "train", "merge", "eval", "compare", "study", "report", "sandbox", "check")
+_VERBS = ("augment", "questions", "train", "merge", "eval", "compare", "study", "bench", "report", "sandbox", "check")
 
 _DESCRIPTION = """\
 Turn documents into knowledge that a language model demonstrably has.

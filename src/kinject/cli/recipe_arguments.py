@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from kinject.errors import InputError
 
 if TYPE_CHECKING:
     from kinject.recipe import Recipe
+    from kinject.recipe.read import Verb
 
 
 def add_verb(verbs: Any, name: str, summary: str, detail: str, default: str | None) -> argparse.ArgumentParser:
@@ -28,7 +29,7 @@ def add_verb(verbs: Any, name: str, summary: str, detail: str, default: str | No
     return parser
 
 
-def recipe_of(arguments: argparse.Namespace, verb: Literal["augment", "questions", "train", "eval", "study"]) -> Recipe:
+def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Recipe:
     """Return the checked recipe that the command line names. Raises `InputError` when it names none or several."""
     from kinject.recipe import read_recipe
 

@@ -14,7 +14,8 @@ completion rows. The recipe's trainer section is SFTConfig's own fields. In the 
   model/           a plain Hugging Face folder
   checkpoint-N/    what --resume goes on from
   log.jsonl        loss, learning rate, gradient norm and probe accuracies by step
-  report.html      the same drawn, epochs marked
+  timing.jsonl     seconds, learned tokens and peak memory at each logged step
+  report.html      log.jsonl drawn, epochs marked
   manifest.json    what made it, with an account of every token
 
 examples:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from kinject.errors import InputError
 from kinject.recipe.check import suggestion
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def check_config(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING:
         return [("model_type", f"found {model_type!r}.{suggestion(model_type, CONFIG_MAPPING.keys())}")]
-    known = set(CONFIG_MAPPING[model_type]().to_dict()) - {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
+    known = set(CONFIG_MAPPING[model_type]().to_dict()) - {"bos_token_id", "eos_token_id", "pad_token_id"}
     faults = [(key, f"unknown key.{suggestion(key, known)}") for key in config if key not in known]
     if faults:
         return faults
@@ -35,15 +36,24 @@ def check_config(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 def new_model(
     config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int, attention: str | None = None
 ) -> PreTrainedModel:
-    """Return a float32 model of `config` with random weights drawn from `seed`, sized and bound to `tokenizer`."""
+    """Return a float32 model of `config` with random weights drawn from `seed`, sized and bound to `tokenizer`.
+
+    A `vocab_size` in `config` may exceed the tokenizer's: rows that no token has (a larger model's shape, a round number).
+    Raises `InputError` where it is smaller.
+    """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    options = {key: value for key, value in config.items() if key != "model_type"}
+    n_pieces = config.get("vocab_size", len(tokenizer))
+    if n_pieces < len(tokenizer):
+        raise InputError(
+            f"model.new.vocab_size: found {n_pieces}, but the tokenizer has {len(tokenizer)} pieces. Set at least as many."
+        )
+    options = {key: value for key, value in config.items() if key not in ("model_type", "vocab_size")}
     built = CONFIG_MAPPING[config["model_type"]](
         **options,
-        vocab_size=len(tokenizer),
+        vocab_size=n_pieces,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

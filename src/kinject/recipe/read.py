@@ -27,7 +27,7 @@ from kinject.recipe.study_section import StudySection
 from kinject.recipe.trainer_fields import check_trainer
 from kinject.recipe.yaml_lines import YamlFile, parse_scalar, read_yaml
 
-Verb = Literal["augment", "questions", "train", "eval", "study"]
+Verb = Literal["augment", "questions", "train", "eval", "study", "bench"]
 
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     "augment": ("augment",),
@@ -35,8 +35,9 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     "train": ("model", "corpus", "trainer"),
     "eval": ("eval",),
     "study": ("study",),
+    "bench": ("model", "corpus", "trainer"),
 }
-_MAY_HAVE: Mapping[str, tuple[str, ...]] = {"train": ("probes",)}
+_MAY_HAVE: Mapping[str, tuple[str, ...]] = {"train": ("probes",), "bench": ("probes",)}
 """Sections that a verb uses where they are there."""
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$|^[A-Za-z0-9][\w-]*$")
@@ -131,7 +132,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = (), verb: Verb | None = N
     root = checker.section(_Root, raw, ())
     trainer: dict[str, Any] = {}
     notes: list[str] = []
-    if isinstance(raw.get("trainer"), Mapping) and verb in (None, "train"):
+    if isinstance(raw.get("trainer"), Mapping) and verb in (None, "train", "bench"):
         trainer, notes = check_trainer(raw["trainer"], checker)
     for section in _NEEDS.get(verb or "", ()):
         if section not in raw:

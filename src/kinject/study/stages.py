@@ -113,7 +113,9 @@ class Planner:
         overrides = overrides_of(changed or {})
         values = read_values(Path(entry), overrides)
         raw = _bare(values)
-        identity = content_id(_FORMAT, "prepare", _placeless(raw, f"{self.cache_dir}/"), _hashes(raw, self.cache_dir))
+        identity = content_id(
+            _FORMAT, "prepare", _placeless(raw, f"{self.cache_dir}/"), input_hashes(raw, self.cache_dir)
+        )
         if not changed:
             return Stage(identity, "prepare", Path(str(values.get("run_dir"))), entry, (), label=entry)
         folder = self.cache_dir / "prepare" / identity
@@ -188,7 +190,7 @@ class Planner:
         # another kinject may train or score otherwise; rewritings that were paid for stay what they are
         made_by = "" if kind == "augment" else version("kinject")
         what = _placeless([raw, dict(extra or {}), list(needs)], f"{self.cache_dir}/")
-        identity = content_id(_FORMAT, kind, made_by, what, _hashes(raw, self.cache_dir))
+        identity = content_id(_FORMAT, kind, made_by, what, input_hashes(raw, self.cache_dir))
         folder = self.cache_dir / kind / identity
         if recipe_path:
             given.append(_run_dir(folder))
@@ -215,7 +217,7 @@ def _bare(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != "run_dir"}
 
 
-def _hashes(value: object, cache_dir: Path) -> dict[str, str]:
+def input_hashes(value: object, cache_dir: Path) -> dict[str, str]:
     """Return path -> hash of every file and folder that a recipe's values name, but for stages' own."""
     found = {}
     for text in _texts(value):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kinject.corpus import IGNORED, TrainingRow
 from kinject.recipe import Recipe
 from kinject.train.anchor import Anchor
-from kinject.train.callbacks import RunLog, Screen
+from kinject.train.callbacks import RunLog, Screen, Timing
 from kinject.train.data import Collator, RowDataset, TrainingData
 from kinject.train.guards import Guard
 from kinject.train.probes import Probes, ProbeStops
@@ -70,6 +70,7 @@ def build_trainer(
     trainer.train_dataset = dataset
     trainer.eval_dataset = RowDataset(held_out.rows) if held_out is not None else None
     trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Timing(recipe.run_dir / "timing.jsonl", lambda: int(trainer.learned_tokens)))
     trainer.guard = guard
     trainer.args.eval_strategy = when  # Trainer refuses to evaluate without a dataset; probes need none
     trainer.probes = Probes(recipe.probes, tokenizer, limit) if recipe.probes is not None else None

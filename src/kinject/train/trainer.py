@@ -41,6 +41,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     rounds: Sequence[int] = ()
     probes: Probes | None = None
     control: Any
+    learned_tokens: Any = 0
+    """Tokens that bore loss so far in this process (a number, or a tensor that a device still adds up)."""
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed"]
@@ -128,6 +130,13 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         metrics |= accuracies
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the batches of one update and their number of learned tokens, which is noted."""
+        batches, n_learned = super().get_batch_samples(*args, **kwargs)
+        if n_learned is not None:
+            self.learned_tokens = self.learned_tokens + n_learned
+        return batches, n_learned
 
     def _plain_loss(self) -> bool:
         anchored = self.anchor is not None and self.anchor.strengths.kl > 0

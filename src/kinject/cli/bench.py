@@ -1,0 +1,53 @@
+"""kinject bench."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from kinject.cli.recipe_arguments import add_verb, recipe_of
+
+_DETAIL = """\
+Training strategies side by side on one train recipe, each run in a process of its own: vanilla (float32, the batch as
+given, a document a row), fp16, bf16, packing, gradient accumulation, gradient checkpointing, activation offloading,
+Adafactor, 8-bit AdamW, torch.compile, LoRA, and all of them that run here. Time and peak memory stand beside those of
+the vanilla run of the same round; accuracy is that of the recipe's probes (or eval questions) after the last step. What
+cannot run here is marked with its reason. In the recipe's run_dir:
+  bench.md, bench.csv, bench.json   the table, rows by time
+  bench.png, bench.svg              the same drawn
+  runs/ID/                          log.jsonl, timing.jsonl and stage.log of each run; a finished run is not done again
+
+examples:
+  kinject bench recipes/bench/50m.yaml
+  kinject bench recipes/bench/sandbox.yaml --repeats 2 --steps 20
+  kinject bench recipes/cpt.yaml --only bf16,packing,compile run_dir=runs/bench/cpt"""
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = add_verb(verbs, "bench", "training strategies side by side: time, memory, accuracy", _DETAIL, None)
+    names = "vanilla is always there; names: fp16, bf16, packing, accumulation, checkpointing, offloading, adafactor, "
+    names += "adamw-8bit, compile, lora, combined"
+    parser.add_argument("--only", metavar="NAME,NAME", default="", help=f"these strategies alone ({names})")
+    parser.add_argument("--skip", metavar="NAME,NAME", default="", help="all strategies but these")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds, for intervals (default: 3)")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="optimizer steps of each run (default: the recipe's max_steps, else 12)"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    recipe = recipe_of(arguments, "bench")
+    from kinject.workshop.bench import Wanted, bench
+    from kinject.workshop.bench_pages import render_bench
+
+    wanted = Wanted(_names(arguments.only), _names(arguments.skip), arguments.repeats, arguments.steps)
+    found, page = bench(recipe, wanted)
+    print(render_bench(found))
+    print(f"table: {page}")
+    return 1 if found.failed else 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -1,0 +1,220 @@
+"""`kinject bench`: training strategies side by side on one recipe, each run in a process of its own.
+
+A run's id hashes its recipe after overrides, the files that it names, the versions and the machine. Its folder is
+``run_dir/runs/ID``; done.json, written last, says that it is finished, so a bench that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import yaml
+
+from kinject.disk import content_id, lock_dir, read_jsonl, read_manifest, write_text
+from kinject.errors import InputError
+from kinject.progress import Progress
+from kinject.recipe import Recipe
+from kinject.recipe.check import suggestion
+from kinject.study.stages import Stage, input_hashes
+from kinject.study.workers import LOG, LocalExecutor
+from kinject.workshop.bench_pages import write_pages
+from kinject.workshop.bench_recipes import look_around, machine, recipe_of, steps_of
+from kinject.workshop.bench_results import LEAST_STEPS, WARM_UP, Bench, Measured, Row, in_order, summarise
+from kinject.workshop.bench_strategies import (
+    COMBINED,
+    STRATEGIES,
+    Setting,
+    Strategy,
+    parts_of_combined,
+)
+
+_FORMAT = 1
+_ACCURACY = re.compile(r"eval_(.+)_accuracy$")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asks for: names of strategies (vanilla is always among them), rounds, steps (None: the recipe's)."""
+
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    repeats: int = 3
+    steps: int | None = None
+
+
+@dataclass
+class _Run:
+    """A bench on its way."""
+
+    recipe: Recipe
+    setting: Setting
+    steps: int
+    machine: str
+    measured: list[Measured] = field(default_factory=list)
+    broken: dict[str, str] = field(default_factory=dict)
+
+
+def bench(recipe: Recipe, wanted: Wanted) -> tuple[Bench, Path]:
+    """Measure what is missing, write bench.json, bench.md, bench.csv and the figure into the recipe's run_dir.
+
+    Returns the table and the path of bench.md. A strategy that breaks is marked with its reason, the others go on.
+    Raises `InputError` for names or numbers out of range and when the vanilla run breaks: all is compared with it.
+    """
+    chosen = choose_strategies(wanted)
+    run = _Run(recipe, look_around(recipe), steps_of(recipe, wanted.steps), machine())
+    running = [item for item in chosen if not item.cannot(run.setting)]
+    with lock_dir(recipe.run_dir), _compile_cache(recipe.run_dir / "compiled"):
+        plan = [(number, item) for number in range(wanted.repeats) for item in rotated(running, number)]
+        with Progress("measuring", len(plan), "runs") as progress:
+            for number, strategy in plan:
+                progress.tell(strategy.label)
+                _measure(run, strategy, number)
+                progress.advance()
+        found = _table(run, chosen, wanted)
+        page = write_pages(recipe.run_dir, found)
+    return found, page
+
+
+def rotated(strategies: Sequence[Strategy], number: int) -> list[Strategy]:
+    """Return the order of round `number`: each strategy stands elsewhere in each round."""
+    at = number % len(strategies)
+    return [*strategies[at:], *strategies[:at]]
+
+
+def choose_strategies(wanted: Wanted) -> list[Strategy]:
+    """Return the strategies in the table's order. Raises `InputError` for what the command line may not ask."""
+    every = (*STRATEGIES, COMBINED)
+    names = [item.name for item in every]
+    for option, given in (("--only", wanted.only), ("--skip", wanted.skip)):
+        for name in given:
+            if name not in names:
+                raise InputError(f"{option}: found {name!r}.{suggestion(name, names)}")
+    if "vanilla" in wanted.skip:
+        raise InputError("--skip: vanilla is what all others are compared with. Leave it in.")
+    if not 1 <= wanted.repeats <= 100:
+        raise InputError(f"--repeats: found {wanted.repeats}, allowed: 1 to 100.")
+    if wanted.steps is not None and wanted.steps < LEAST_STEPS:
+        raise InputError(
+            f"--steps: found {wanted.steps}, allowed: {LEAST_STEPS} or more (the first {WARM_UP} are told apart)."
+        )
+    kept = [item for item in every if item.name == "vanilla" or not wanted.only or item.name in wanted.only]
+    return [item for item in kept if item.name not in wanted.skip]
+
+
+def _measure(run: _Run, strategy: Strategy, number: int) -> None:
+    """Do one run where it is not done, and note what it measured, or why it broke."""
+    if strategy.name in run.broken:
+        return
+    stage = _stage(run, strategy, number)
+    done = stage.done()
+    if done is None:
+        with LocalExecutor(1, _n_gpus(run.setting.device)) as executor:
+            executor.submit(stage)
+            (outcome,) = executor.wait()
+        if outcome.done is None:
+            why = f"{outcome.error} (its log: {stage.folder / LOG})"
+            if strategy.name == "vanilla":
+                raise InputError(f"the vanilla run broke: {why}")
+            run.broken[strategy.name] = why
+            return
+    shutil.rmtree(stage.folder / "model", ignore_errors=True)
+    run.measured.append(read_run(stage.folder, strategy.name, number))
+    if run.setting.row_tokens is None:  # vanilla comes first in the first round
+        run.setting = replace(run.setting, row_tokens=_row_tokens(stage.folder, run.setting.batch))
+
+
+def _stage(run: _Run, strategy: Strategy, number: int) -> Stage:
+    values = recipe_of(run.recipe, strategy, run.setting, run.steps, run.recipe.seed + number)
+    cache_dir = run.recipe.run_dir / "runs"
+    read = {**values, "corpus": {key: item for key, item in values["corpus"].items() if key != "cache_dir"}}
+    identity = content_id(_FORMAT, run.machine, read, input_hashes(read, cache_dir))
+    folder, path = cache_dir / identity, cache_dir / f"{identity}.yaml"
+    write_text(path, yaml.safe_dump({"run_dir": str(folder), **values}, sort_keys=False, allow_unicode=True))
+    return Stage(identity, "train", folder, str(path), (), label=f"{strategy.label}, round {number + 1}")
+
+
+def _n_gpus(device: str) -> int:
+    """Return 1 where a run must be kept to one GPU: of several, transformers would take all."""
+    return int(device == "cuda" and not os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _row_tokens(folder: Path, batch: int) -> float:
+    """Return the mean tokens of a row of an unpacked run: its corpus over its rows, which its epochs tell."""
+    manifest = read_manifest(folder / "manifest.json")
+    assert manifest is not None
+    counts = manifest["counts"]
+    return float(counts["tokens"]["source"] * counts["epochs"] / (counts["steps"] * batch))
+
+
+def read_run(folder: Path, strategy: str, number: int) -> Measured:
+    """Return what a finished run measured. Raises `InputError` when its files are damaged."""
+    timing = [row for _, row in read_jsonl(folder / "timing.jsonl")]
+    log = [row for _, row in read_jsonl(folder / "log.jsonl")]
+    if len(timing) < LEAST_STEPS:
+        raise InputError(f"{folder}: its timing.jsonl has {len(timing)} steps. Delete the folder to measure it again.")
+    start, end = timing[WARM_UP - 1], timing[-1]
+    n_tokens = end["learned_tokens"] - start["learned_tokens"]
+    accuracy = {match[1]: value for row in log for key, value in row.items() if (match := _ACCURACY.match(key))}
+    return Measured(
+        strategy=strategy, round=number, seconds=1000 * (end["seconds"] - start["seconds"]) / n_tokens,
+        first_seconds=start["seconds"], peak_bytes=end["peak_bytes"], tokens=end["learned_tokens"],
+        loss=next(row["loss"] for row in reversed(log) if "loss" in row), accuracy=accuracy,
+    )  # fmt: skip
+
+
+def _table(run: _Run, chosen: Sequence[Strategy], wanted: Wanted) -> Bench:
+    vanilla = {item.round: item for item in run.measured if item.strategy == "vanilla"}
+    rows = []
+    for strategy in chosen:
+        reason = strategy.cannot(run.setting)
+        changes = {} if reason else strategy.change({}, run.setting)
+        about = strategy.about
+        if strategy is COMBINED:
+            about = " + ".join(parts_of_combined(run.setting))
+        row = Row(strategy.name, strategy.label, about, changes, reason or run.broken.get(strategy.name, ""))
+        rows.append(summarise(row, [item for item in run.measured if item.strategy == strategy.name], vanilla))
+    return Bench(
+        recipe=str(run.recipe.path), device=run.machine, rows=tuple(in_order(rows)),
+        sets=tuple(run.measured[0].accuracy), repeats=wanted.repeats, steps=run.steps,
+        notes=tuple(_notes(run, wanted)), failed=len(run.broken),
+    )  # fmt: skip
+
+
+def _notes(run: _Run, wanted: Wanted) -> list[str]:
+    memory = (
+        "what torch's allocator gave out on the GPU" if run.setting.device == "cuda"
+        else "the process's resident set up to its last step, with Python, libraries and the loading of the model"
+    )  # fmt: skip
+    said = [
+        f"time: seconds for 1,000 learned tokens, without start-up and the first {WARM_UP} steps, which stand apart (the "
+        "longest of the rounds: torch.compile compiles in the first, later rounds find its cache)",
+        f"memory: {memory}",
+        "shares are of the vanilla run of the same round; intervals are 95% (Student's t over rounds, shares on the log "
+        "scale); spread is the range of the time shares over their mean",
+        f"{wanted.repeats} rounds of {run.steps} optimizer steps; a round's runs share a seed, and each round begins with "
+        "another strategy",
+    ]
+    if wanted.steps is None and int(run.recipe.trainer.get("max_steps", -1)) <= 0:
+        said.append(f"the recipe sets no trainer.max_steps: {run.steps} were taken (--steps)")
+    return said
+
+
+@contextlib.contextmanager
+def _compile_cache(folder: Path) -> Iterator[None]:
+    """Let torch.compile keep what it makes in `folder`, so that the first round is one without it."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(name)
+    os.environ[name] = str(folder.absolute())
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

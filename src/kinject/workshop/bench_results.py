@@ -1,0 +1,133 @@
+"""What a bench measured, and its statistics: each strategy against the vanilla run of the same round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from kinject.eval.statistics import seed_interval
+
+WARM_UP = 2
+"""Steps that are told apart: torch.compile compiles in the first and, for other row lengths, again in the second."""
+LEAST_STEPS = WARM_UP + 2
+"""Fewer cannot be measured."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over rounds with its 95% interval; of times, memory and shares the geometric one.
+
+    `low` and `high` are None with one round.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of one strategy in one round.
+
+    `seconds` is the time of 1,000 learned tokens without the first `WARM_UP` steps, which took `first_seconds` in all.
+    `peak_bytes` is the most memory up to the last step, `accuracy` that of each question set after it.
+    """
+
+    strategy: str
+    round: int
+    seconds: float
+    first_seconds: float
+    peak_bytes: int
+    tokens: int
+    loss: float
+    accuracy: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy of the table. Without runs, `reason` says why; `spread` is the range of `time_share` over its mean."""
+
+    name: str
+    label: str
+    about: str
+    overrides: Mapping[str, Any]
+    reason: str = ""
+    n_rounds: int = 0
+    time: Estimate | None = None
+    time_share: Estimate | None = None
+    spread: float | None = None
+    first_seconds: float | None = None
+    peak: Estimate | None = None
+    peak_share: Estimate | None = None
+    tokens: float | None = None
+    loss: Estimate | None = None
+    accuracy: Mapping[str, Estimate] | None = None
+    gain: Mapping[str, Estimate] | None = None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The whole table: `rows` by time, those that did not run last; `failed` of them broke; `notes` for the reader."""
+
+    recipe: str
+    device: str
+    rows: tuple[Row, ...]
+    sets: tuple[str, ...]
+    repeats: int
+    steps: int
+    notes: tuple[str, ...]
+    failed: int
+
+
+def mean_of(values: Sequence[float]) -> Estimate:
+    """Return the mean with Student's 95% interval."""
+    found = seed_interval(values)
+    return Estimate(fmean(values), None, None) if found is None else Estimate(found[0], found[2], found[3])
+
+
+def share_of(values: Sequence[float], vanilla: Sequence[float]) -> Estimate:
+    """Return the geometric mean of value / vanilla, paired by round, with Student's 95% interval on the log scale."""
+    logs = mean_of([math.log(own / base) for own, base in zip(values, vanilla, strict=True)])
+    if logs.low is None or logs.high is None:
+        return Estimate(math.exp(logs.mean), None, None)
+    return Estimate(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high))
+
+
+def spread_of(values: Sequence[float], vanilla: Sequence[float]) -> float:
+    """Return the range of value / vanilla over the rounds, as a share of its mean; 0 with one round."""
+    ratios = [own / base for own, base in zip(values, vanilla, strict=True)]
+    return (max(ratios) - min(ratios)) / fmean(ratios)
+
+
+def summarise(row: Row, runs: Sequence[Measured], vanilla: Mapping[int, Measured]) -> Row:
+    """Return `row` with the numbers of its `runs`; those of rounds without a vanilla run are left out.
+
+    Time and memory are geometric means like their shares, so that no interval reaches below 0.
+    """
+    runs = [run for run in runs if run.round in vanilla]
+    if not runs:
+        return row
+    bases = [vanilla[run.round] for run in runs]
+    seconds, base_seconds = [run.seconds for run in runs], [base.seconds for base in bases]
+    peaks, base_peaks = [run.peak_bytes for run in runs], [base.peak_bytes for base in bases]
+    sets, ones = list(runs[0].accuracy), [1.0] * len(runs)
+    return Row(
+        name=row.name, label=row.label, about=row.about, overrides=row.overrides, n_rounds=len(runs),
+        time=share_of(seconds, ones), time_share=share_of(seconds, base_seconds), spread=spread_of(seconds, base_seconds),
+        first_seconds=max(run.first_seconds for run in runs),
+        peak=share_of(peaks, ones), peak_share=share_of(peaks, base_peaks),
+        tokens=fmean(run.tokens for run in runs), loss=mean_of([run.loss for run in runs]),
+        accuracy={name: mean_of([run.accuracy[name] for run in runs]) for name in sets},
+        gain={
+            name: mean_of([run.accuracy[name] - base.accuracy[name] for run, base in zip(runs, bases, strict=True)])
+            for name in sets
+        },
+    )  # fmt: skip
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows by time; those without a measurement stand last, as they came."""
+    return sorted(rows, key=lambda row: row.time_share.mean if row.time_share else math.inf)

@@ -1,0 +1,159 @@
+"""The training strategies that `kinject bench` lays side by side: one table, each an entry of overrides."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+BATCH = "trainer.per_device_train_batch_size"
+ACCUMULATION = "trainer.gradient_accumulation_steps"
+LORA: dict[str, Any] = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear"}
+"""peft's LoraConfig where the recipe has no adapter section of its own."""
+_MOST_PARTS = 4
+
+VANILLA: Mapping[str, Any] = {
+    "adapter": None, "model.quantization": "none", "trainer.bf16": False, "trainer.fp16": False,
+    "trainer.gradient_checkpointing": False, "trainer.optim": "adamw_torch_fused", "trainer.torch_compile": False,
+    "trainer.packing": False, "trainer.activation_offloading": False, ACCUMULATION: 1,
+}  # fmt: skip
+"""What every strategy starts from: each technique off, whatever the recipe says."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What strategies depend on: the recipe, and what this machine has.
+
+    `batch` is the recipe's rows of one device and step, `block` its max_length, `row_tokens` the mean tokens of a
+    document (None until the vanilla run has counted them), `adapter` the recipe's own.
+    """
+
+    device: str
+    batch: int
+    block: int | None
+    strategy: str
+    adapter: Mapping[str, Any] | None
+    bf16: bool
+    compiler: bool
+    bitsandbytes: bool
+    row_tokens: float | None = None
+
+
+Change = Callable[[Mapping[str, Any], Setting], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One technique. `change` returns its overrides (dotted key -> value) over those so far; `cannot` why it cannot run."""
+
+    name: str
+    label: str
+    about: str
+    change: Change
+    cannot: Callable[[Setting], str] = lambda setting: ""
+
+
+def _sets(**trainer: Any) -> Change:
+    return lambda _so_far, _setting: {f"trainer.{key}": value for key, value in trainer.items()}
+
+
+def _accumulate(so_far: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+    batch = int(so_far.get(BATCH, setting.batch))
+    parts = next(n for n in range(min(_MOST_PARTS, batch), 0, -1) if batch % n == 0)
+    return {BATCH: batch // parts, ACCUMULATION: parts}
+
+
+def _pack(so_far: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+    assert setting.block is not None
+    assert setting.row_tokens is not None
+    rows = max(1, round(setting.batch * setting.row_tokens / setting.block))
+    return {"trainer.packing": True, "trainer.packing_strategy": setting.strategy, BATCH: rows}
+
+
+def _needs_compiler(setting: Setting) -> str:
+    if setting.compiler:
+        return ""
+    missing = "triton (pip install triton)" if setting.device == "cuda" else "a C++ compiler (g++ or clang++)"
+    return f"torch.compile needs {missing}, which is not there"
+
+
+def _needs_gpu(what: str) -> Callable[[Setting], str]:
+    return lambda setting: "" if setting.device == "cuda" else f"{what}; the model is on {setting.device}"
+
+
+STRATEGIES: tuple[Strategy, ...] = (
+    Strategy("vanilla", "vanilla", "float32, the batch as given, a document a row", lambda _so_far, _setting: {}),
+    Strategy(
+        "fp16", "fp16", "autocast to float16 with a gradient scaler", _sets(fp16=True, bf16=False),
+        _needs_gpu("float16 training needs an NVIDIA GPU (accelerate refuses it elsewhere)"),
+    ),
+    Strategy(
+        "bf16", "bf16", "autocast to bfloat16", _sets(bf16=True, fp16=False),
+        lambda setting: "" if setting.bf16 else f"torch has no bfloat16 autocast on this {setting.device}",
+    ),
+    Strategy(
+        "packing", "packing", "the same number of tokens a step in full rows instead of padded ones", _pack,
+        lambda setting: "" if setting.block else "needs a block length: trainer.max_length",
+    ),
+    Strategy(
+        "accumulation", "gradient accumulation", "the same batch in several smaller ones", _accumulate,
+        lambda setting: "" if setting.batch > 1 else f"{BATCH} is 1: there is nothing to split",
+    ),
+    Strategy(
+        "checkpointing", "gradient checkpointing", "activations computed again instead of kept",
+        _sets(gradient_checkpointing=True),
+    ),
+    Strategy(
+        "offloading", "activation offloading", "activations moved to the machine's memory until they are needed",
+        _sets(activation_offloading=True),
+        _needs_gpu("activations lie in the machine's memory already: offloading moves them there from a GPU"),
+    ),
+    Strategy("adafactor", "Adafactor", "second moments kept by row and column", _sets(optim="adafactor")),
+    Strategy(
+        "adamw-8bit", "8-bit AdamW", "moments kept in 8 bits (bitsandbytes)", _sets(optim="adamw_8bit"),
+        lambda setting: "" if setting.bitsandbytes else "bitsandbytes is not installed (pip install bitsandbytes)",
+    ),
+    Strategy("compile", "torch.compile", "the model compiled by torch", _sets(torch_compile=True), _needs_compiler),
+    Strategy(
+        "lora", "LoRA", "low-rank adapters on every linear layer, or the recipe's own adapter",
+        lambda _so_far, setting: {"adapter": dict(setting.adapter or LORA)},
+    ),
+)  # fmt: skip
+"""In the order in which the combination applies them: of two that exclude each other the later one stays."""
+
+COMBINED = Strategy("combined", "all combined", "all of these that run here", lambda so_far, setting: _all(setting))
+
+
+def _all(setting: Setting) -> dict[str, Any]:
+    """Return the overrides of every strategy that runs here, laid over one another."""
+    so_far: dict[str, Any] = {}
+    for strategy in STRATEGIES:
+        if not strategy.cannot(setting):
+            so_far |= strategy.change(so_far, setting)
+    return so_far
+
+
+def parts_of_combined(setting: Setting) -> list[str]:
+    """Return the labels of what the combination is made of, without what a later strategy replaces."""
+    running = [item for item in STRATEGIES[1:] if not item.cannot(setting)]
+    names = {item.name for item in running}
+    replaced = {"fp16": "bf16", "adafactor": "adamw-8bit"}
+    return [item.label for item in running if replaced.get(item.name) not in names]
+
+
+def has_bf16(device: str) -> bool:
+    """Return whether torch computes in bfloat16 under autocast on `device`, fast or not."""
+    import torch
+
+    return device == "cpu" or (device == "cuda" and torch.cuda.is_bf16_supported())
+
+
+def has_compiler(device: str) -> bool:
+    """Return whether torch.compile finds what turns its code into a program."""
+    if device == "cuda":
+        return importlib.util.find_spec("triton") is not None
+    found = (shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name)
+    return device == "cpu" and any(found)
