@@ -10,9 +10,9 @@ from kinject.errors import Fault, RecipeError
 from kinject.recipe import AugmentSection, GeneratorSection, QuestionsSection, Recipe
 from kinject.recipe.check import suggestion
 
-_MOST_SAMPLES = 10_000
+MOST_SAMPLES = 10_000
 _BATCH_IN_FLIGHT = 20_000
-_NEEDS: Mapping[str, tuple[str, str]] = {
+NEEDS: Mapping[str, tuple[str, str]] = {
     "openai": ("model", "the name of a model at the endpoint"),
     "transformers": ("model", "a model folder or a name on the hub"),
     "given": ("path", "a file of rewritings (JSONL with document_id and text)"),
@@ -55,12 +55,12 @@ def _style_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
     for name, n_samples in section.styles.items():
         if name not in STYLES:
             yield f"augment.styles.{name}", f"unknown style.{suggestion(name, STYLES)}"
-        elif not 0 <= n_samples <= _MOST_SAMPLES:
-            yield f"augment.styles.{name}", f"found {n_samples}, allowed: 0 to {_MOST_SAMPLES:,}."
+        elif not 0 <= n_samples <= MOST_SAMPLES:
+            yield f"augment.styles.{name}", f"found {n_samples}, allowed: 0 to {MOST_SAMPLES:,}."
 
 
 def _generator_faults(place: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
-    name, what = _NEEDS.get(generator.kind, ("kind", ""))
+    name, what = NEEDS.get(generator.kind, ("kind", ""))
     if not getattr(generator, name):
         yield place, f"{name} is missing. kind: {generator.kind} needs {what}."
     if generator.batch and generator.kind != "openai":

@@ -14,7 +14,21 @@ from types import FrameType
 
 from kinject.errors import KinjectError
 
-_VERBS = ("augment", "questions", "train", "merge", "eval", "compare", "study", "bench", "report", "sandbox", "check")
+_VERBS = (
+    "augment",
+    "questions",
+    "train",
+    "merge",
+    "eval",
+    "compare",
+    "study",
+    "bench",
+    "report",
+    "sandbox",
+    "check",
+    "recipes",
+    "schema",
+)
 
 _DESCRIPTION = """\
 Turn documents into knowledge that a language model demonstrably has.

@@ -9,6 +9,7 @@ _STEPS = (
     ("runs/sandbox/base/model", "kinject train recipes/sandbox/base.yaml", "train the base model (minutes)"),
     ("runs/augment/corpus.jsonl", "kinject augment", "paraphrase the documents"),
     ("runs/cpt/model", "kinject train recipes/cpt.yaml", "put the knowledge in"),
+    ("runs/sandbox/repeat/model", "kinject train recipes/sandbox/repeat.yaml", "the control: the originals, repeated"),
     ("runs/eval/report.html", "kinject eval", "ask what was learned and what forgotten"),
 )
 
@@ -18,14 +19,16 @@ def render_next_step(description: str) -> str:
     lines = [
         description,
         "",
-        "verbs: augment, questions, train, merge, eval, compare, study, report, sandbox, check   (kinject VERB --help)",
+        "verbs: kinject --help    one verb: kinject VERB --help    recipes that are there: kinject recipes",
         "",
     ]
     if not Path("recipes/augment.yaml").exists():
-        lines.append("Next: go to a checkout of kinject (recipes/ is not here), or write a recipe: see the README.")
+        lines.append(
+            "Next: kinject recipes copy eval    puts recipes, documents and questions of the main job into this folder"
+        )
         return "\n".join(lines)
     following = next((index for index, (made, _, _) in enumerate(_STEPS) if not Path(made).exists()), len(_STEPS))
-    lines.append("The main job, on the embedded sandbox (make demo runs all of it):")
+    lines.append("The main job, on the embedded sandbox (in a checkout, make demo runs all of it):")
     width = max(len(command) for _, command, _ in _STEPS)
     for index, (_, command, purpose) in enumerate(_STEPS):
         mark = "done" if index < following else "next" if index == following else ""

@@ -41,4 +41,11 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Recipe:
         )
     if not files and arguments.default_recipe is None:
         raise InputError(f"no recipe given. For example: kinject {verb} recipes/cpt.yaml")
-    return read_recipe(Path(files[0] if files else arguments.default_recipe), overrides, verb)
+    path = Path(files[0] if files else arguments.default_recipe)
+    if not path.exists():
+        from kinject.workshop.shipped import read_shipped
+
+        if any(path == recipe.path for recipe in read_shipped().values()):
+            name = path.relative_to("recipes").with_suffix("")
+            raise InputError(f"{path}: not in this folder. kinject recipes copy {name} puts it here.")
+    return read_recipe(path, overrides, verb)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
 from kinject.errors import Fault, RecipeError
+from kinject.recipe.adapter_fields import check_adapter
 from kinject.recipe.check import Checker, Place, suggestion
 from kinject.recipe.sections import (
     AnchorSection,
@@ -22,6 +23,7 @@ from kinject.recipe.sections import (
     ModelSection,
     ProbesSection,
     QuestionsSection,
+    option,
 )
 from kinject.recipe.study_section import StudySection
 from kinject.recipe.trainer_fields import check_trainer
@@ -46,19 +48,22 @@ _HUB_DATA = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]*){0,2}$"
 
 
 @dataclass(frozen=True)
-class _Root:
-    """The top level of a recipe."""
+class Root:
+    """The top level of a recipe: where it writes, the seed, and a section for each thing that its verb needs."""
 
-    run_dir: str = field(metadata={"help": "Folder for everything this run writes, for example runs/NAME."})
-    seed: int = field(default=42, metadata={"min": 0, "max": 2**32 - 1})
-    method: Literal["cpt", "sft"] | None = None
+    run_dir: str = option(help="Folder for everything this run writes, for example runs/NAME.")
+    seed: int = option(42, help="Seed of everything that is drawn.", min=0, max=2**32 - 1)
+    method: Literal["cpt", "sft"] | None = option(
+        None,
+        help="cpt (continued pretraining) or sft (instructions): the corpus must hold such rows; absent: whatever it holds.",
+    )
     model: ModelSection | None = None
-    adapter: Mapping[str, Any] | None = None
+    adapter: Mapping[str, Any] | None = option(None, help="peft's LoraConfig: train an adapter, not all weights.")
     anchor: AnchorSection | None = None
     guards: GuardsSection = GuardsSection()
     probes: ProbesSection | None = None
     corpus: CorpusSection | None = None
-    trainer: Mapping[str, Any] | None = None
+    trainer: Mapping[str, Any] | None = option(None, help="TRL's SFTConfig: batch, steps, optimizer, schedule.")
     augment: AugmentSection | None = None
     questions: QuestionsSection | None = None
     eval: EvalSection | None = None
@@ -129,11 +134,13 @@ def read_recipe(path: Path, overrides: Sequence[str] = (), verb: Verb | None = N
             report(place, f"found {value!r}, but nothing is there.{_near(value)}")
 
     checker = Checker(report, look_for)
-    root = checker.section(_Root, raw, ())
+    root = checker.section(Root, raw, ())
     trainer: dict[str, Any] = {}
     notes: list[str] = []
     if isinstance(raw.get("trainer"), Mapping) and verb in (None, "train", "bench"):
         trainer, notes = check_trainer(raw["trainer"], checker)
+    if isinstance(raw.get("adapter"), Mapping) and verb in (None, "train"):
+        check_adapter(raw["adapter"], checker)
     for section in _NEEDS.get(verb or "", ()):
         if section not in raw:
             report((section,), f"missing. kinject {verb} needs this section.")
@@ -176,8 +183,8 @@ def _apply(override: str, raw: dict[str, Any], overridden: set[Place]) -> Fault 
     except yaml.YAMLError as error:
         return Fault("command line", key, f"the value {text!r} is not YAML ({str(error).splitlines()[0]}).")
     parts = tuple(key.split("."))
-    if parts[0] not in {field.name for field in fields(_Root)}:
-        return Fault("command line", key, f"unknown key.{suggestion(parts[0], (f.name for f in fields(_Root)))}")
+    if parts[0] not in {field.name for field in fields(Root)}:
+        return Fault("command line", key, f"unknown key.{suggestion(parts[0], (f.name for f in fields(Root)))}")
     place: Any = raw
     for part in parts[:-1]:
         place = place.setdefault(part, {})

@@ -95,7 +95,7 @@ def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[st
         if name not in allowed:
             checker.report(path, f"unknown key.{suggestion(name, allowed | RENAMED.keys())}")
             continue
-        checked[name] = checker.value(_plain(hints[name]), value, path)
+        checked[name] = checker.value(plain_hint(hints[name]), value, path)
     if checked.get("lr_scheduler_type") == "constant" and checked.get("warmup_steps"):
         # transformers' constant schedule has no warmup and drops the number in silence
         checked["lr_scheduler_type"] = "constant_with_warmup"
@@ -103,19 +103,19 @@ def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[st
     return checked, notes
 
 
-def _plain(hint: Any) -> Any:
-    """Return an annotation of SFTConfig in the terms that `build_value` knows: enums become their words."""
+def plain_hint(hint: Any) -> Any:
+    """Return an annotation of SFTConfig in the terms that `Checker.value` knows: enums become their words."""
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return Literal[tuple(member.value for member in hint)]
     arguments = get_args(hint)
     origin = get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        options = [_plain(argument) for argument in arguments]
+        options = [plain_hint(argument) for argument in arguments]
         if any(get_origin(option) is Literal for option in options):  # "SchedulerType | str": the words are meant
             options = [option for option in options if option is not str]
         return functools.reduce(operator.or_, options)
     if origin is list or hint is list:
-        return types.GenericAlias(tuple, (_plain(arguments[0]) if arguments else Any, ...))
+        return types.GenericAlias(tuple, (plain_hint(arguments[0]) if arguments else Any, ...))
     if origin is dict or hint is dict:
         return dict[str, Any]
     known = (str, int, float, bool, type(None))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -91,8 +90,6 @@ def _faults(recipe: Recipe) -> list[tuple[str, str]]:
         faults.append(("model.freeze", "an adapter freezes the base by itself. Remove the line."))
     if recipe.adapter is not None and recipe.adapter.get("merge") and model.quantization != "none":
         faults.append(("adapter.merge", "folding into quantised weights loses precision. Use kinject merge later."))
-    if recipe.adapter is not None:
-        faults += [(f"adapter.{key}", what) for key, what in _adapter_faults(recipe.adapter)]
     return faults
 
 
@@ -141,13 +138,6 @@ def _evaluation_faults(recipe: Recipe) -> list[tuple[str, str]]:
         what = f"missing. Without corpus.held_out there is no loss to choose by. Allowed: {', '.join(known)}."
         faults.append(("trainer.metric_for_best_model", what))
     return faults
-
-
-def _adapter_faults(adapter: Any) -> list[tuple[str, str]]:
-    from peft import LoraConfig
-
-    known = {field.name for field in dataclasses.fields(LoraConfig) if field.init} | {"merge"}
-    return [(key, f"unknown key of peft's LoraConfig.{suggestion(key, known)}") for key in adapter if key not in known]
 
 
 def peft_config(recipe: Recipe) -> Any:

@@ -1,0 +1,94 @@
+"""kinject recipes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kinject.workshop.shipped import ShippedRecipe
+
+_DETAIL = """\
+The recipes that come with kinject: what each is for, what it needs, what comes of it and how long that takes; and a copy
+of one in this folder, with what it refers to (the recipes that make its inputs, the sandbox's documents and questions, the
+schema for editors).
+
+examples:
+  kinject recipes                          all of them
+  kinject recipes list studies             those below recipes/studies/
+  kinject recipes copy eval                what the main job needs, in an empty folder: then kinject says the next step
+  kinject recipes copy mistral-7b/lora --into ~/mine
+  kinject recipes list --json"""
+
+_VERBS = ("augment", "questions", "train", "eval", "study", "accelerate")
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb and its two actions."""
+    parser = verbs.add_parser(
+        "recipes", help="list the shipped recipes, or copy one", description=_DETAIL,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.set_defaults(run=_list, names=[], json=False)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    listing = actions.add_parser("list", help="what each is for (the default)")
+    listing.add_argument("names", nargs="*", metavar="NAME", help="recipes or folders of them (default: all)")
+    listing.add_argument("--json", action="store_true", help="for other tools")
+    listing.set_defaults(run=_list)
+    copy = actions.add_parser("copy", help="copy recipes and what they refer to; nothing is written over")
+    copy.add_argument("names", nargs="+", metavar="NAME", help="recipes or folders of them")
+    copy.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="default: here")
+    copy.set_defaults(run=_copy)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from kinject.workshop.shipped import find, read_shipped
+
+    shipped = read_shipped()
+    recipes = find(arguments.names, shipped) if arguments.names else list(shipped.values())
+    if arguments.json:
+        keys = ("name", "verb", "purpose", "needs", "run", "expect")
+        print(json.dumps([{key: getattr(recipe, key) for key in keys} for recipe in recipes], indent=1))
+        return 0
+    width = min(shutil.get_terminal_size().columns, 140)
+    for verb in _VERBS:
+        own = [recipe for recipe in recipes if recipe.verb == verb]
+        if own:
+            print(f"kinject {verb}" if verb != "accelerate" else "accelerate launch --config_file")
+        for recipe in own:
+            print("\n".join(_lines(recipe, width)))
+    print("kinject recipes copy NAME puts one here, with what it refers to.")
+    return 0
+
+
+def _lines(recipe: ShippedRecipe, width: int) -> list[str]:
+    lines = [f"  {recipe.path}"]
+    for label, text in (("", recipe.purpose), ("needs: ", recipe.needs), ("gives: ", recipe.expect)):
+        if text:
+            lines += textwrap.wrap(
+                label + text, width, initial_indent=" " * 6, subsequent_indent=" " * 8, break_on_hyphens=False
+            )
+    return lines
+
+
+def _copy(arguments: argparse.Namespace) -> int:
+    from kinject.workshop.shipped import copy, find, read_shipped
+
+    recipes = find(arguments.names, read_shipped())
+    done = copy(recipes, arguments.into)
+    for path in done.written:
+        print(arguments.into / path)
+    if done.there:
+        print(f"{len(done.there)} more {'was' if len(done.there) == 1 else 'were'} there already, the same")
+    for recipe in recipes:
+        print(f"\n{recipe.path}: {recipe.purpose}")
+        for label, text in (("needs", recipe.needs), ("run", recipe.run)):
+            if text:
+                print(f"  {label}: {text}")
+    if done.to_bring:
+        print(f"\nyours to bring (or name others in the recipe): {', '.join(done.to_bring)}")
+    return 0

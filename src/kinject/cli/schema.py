@@ -1,0 +1,54 @@
+"""kinject schema."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+_DETAIL = """\
+The JSON schema of recipes, written from the grammar that kinject check reads by: sections, keys, types, bounds, what each
+is for. An editor with the YAML language server (VS Code's YAML extension, Neovim, Emacs, JetBrains) completes and checks
+a recipe whose first line names it; the shipped recipes have that line.
+
+examples:
+  kinject schema                       write recipes/recipe.schema.json
+  kinject schema mine/recipe.yaml      the same, and put the line into that recipe
+  kinject schema --out -               print it"""
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "schema", help="the JSON schema of recipes, for editors", description=_DETAIL,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("recipes", nargs="*", type=Path, help="recipes that get the line which names the schema")
+    parser.add_argument(
+        "--out", default="recipes/recipe.schema.json", metavar="FILE", help="default: %(default)s; -: print it"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import json
+
+    from kinject.errors import InputError
+    from kinject.recipe.yaml_lines import read_yaml
+    from kinject.workshop.schema import header, recipe_schema, switch_on, write_schema
+
+    if arguments.out == "-":
+        if arguments.recipes:
+            raise InputError("--out -: a recipe's line must name a file. Give --out a path, or no recipes.")
+        print(json.dumps(recipe_schema(), indent=1, ensure_ascii=False))
+        return 0
+    for recipe in arguments.recipes:
+        read_yaml(recipe)  # a file that is not there or no YAML is told before anything is written
+    out = Path(arguments.out)
+    write_schema(out)
+    print(out)
+    for recipe in arguments.recipes:
+        print(f"{recipe}: {'names it now' if switch_on(recipe, out) else 'names it already'}")
+    if not arguments.recipes:
+        print(f"first line of a recipe beside it: {header(out.parent / 'recipe.yaml', out)}")
+    return 0
