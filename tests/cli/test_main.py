@@ -181,7 +181,7 @@ def test_check_tells_every_bad_recipe(here: Path, capsys: pytest.CaptureFixture[
 
 def test_the_bare_command_says_what_comes_next(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
-    assert "go to a checkout" in capsys.readouterr().out
+    assert "kinject recipes copy eval" in capsys.readouterr().out
     (here / "recipes").mkdir()
     (here / "recipes" / "augment.yaml").write_text("")
     main([])

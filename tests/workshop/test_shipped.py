@@ -37,7 +37,7 @@ def test_every_recipe_of_the_repository_ships_and_says_what_it_is(shipped: dict[
         if recipe.verb != "accelerate":
             assert recipe.needs, recipe.name
             assert recipe.expect, recipe.name
-            assert f"kinject {recipe.verb}" in recipe.run, recipe.name
+            assert "kinject " in recipe.run, recipe.name
 
 
 def test_the_list_has_each_recipe_under_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
