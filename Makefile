@@ -1,9 +1,9 @@
 # make demo: from nothing to a report that shows knowledge going into a model (CPU, no key, no network but pip's index)
-# make test: every check. Both make .venv when it is missing.
+# make test: every check. make docs: the documentation as a site. All make .venv when it is missing.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test check docs format clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -12,7 +12,7 @@ BIN := .venv/bin
 	touch $@
 
 .venv/dev: .venv/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,documents]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,documents]'
 	touch $@
 
 demo: .venv/ready
@@ -30,7 +30,12 @@ check: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/kinject check recipes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -f docs/site/mkdocs.yml
 	$(BIN)/python -m pytest tests/test_layers.py tests/test_readme.py
+
+docs: .venv/dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -f docs/site/mkdocs.yml
+	@echo "open runs/site/index.html (for the search: $(BIN)/python -m http.server -d runs/site)"
 
 test: .venv/dev
 	$(MAKE) check

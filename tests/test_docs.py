@@ -1,0 +1,166 @@
+"""What the documentation says holds: its recipes pass the check, its commands parse, its keys exist, its site builds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinject.augment.demands import check_sections
+from kinject.cli import _parser
+from kinject.errors import RecipeError
+from kinject.recipe import read_recipe
+from kinject.recipe.read import Root
+from kinject.recipe.yaml_lines import read_yaml
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+SECTIONS = {field.name for field in fields(Root)}
+BASE: Mapping[str, Any] = {
+    "run_dir": "runs/x",
+    "model": {"path": "some/model"},
+    "corpus": {"path": "corpus.jsonl", "replay": {"path": "general.jsonl", "fraction": 0.1}},
+    "adapter": {"r": 8},
+    "trainer": {"max_steps": 1},
+    "augment": {
+        "documents": "d.jsonl",
+        "styles": {"paraphrase": 1},
+        "generator": {"kind": "sandbox", "price_in": 1, "price_out": 1},
+    },
+    "questions": {"documents": "d.jsonl", "generator": {"kind": "sandbox"}},
+    "eval": {"models": {"base": "m"}, "questions": {"new": "q.jsonl"}},
+    "probes": {"questions": {"new": "q.jsonl"}},
+}
+"""What a fragment is put into; sections that it does not name are left out."""
+
+
+def _blocks(language: str) -> Iterator[Any]:
+    for page in PAGES:
+        for match in re.finditer(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+            line = page.read_text("utf-8")[: match.start()].count("\n") + 1
+            yield pytest.param(match[1], id=f"{page.name}:{line}")
+
+
+def _merged(below: Any, above: Any) -> Any:
+    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
+        return above
+    return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
+
+
+def _check(values: Mapping[str, Any], folder: Path) -> None:
+    path = folder / "recipe.yaml"
+    path.write_text(json.dumps(values), encoding="utf-8")  # JSON is YAML
+    check_sections(read_recipe(path))
+
+
+@pytest.mark.parametrize("text", list(_blocks("yaml")))
+def test_every_yaml_block_is_a_recipe_or_a_part_of_one(text: str, tmp_path: Path) -> None:
+    block = tmp_path / "block.yaml"
+    block.write_text(text, encoding="utf-8")
+    values = read_yaml(block).root
+    assert values.keys() <= SECTIONS, "neither a recipe nor sections of one"
+    if "run_dir" not in values:
+        below = {key: BASE[key] for key in ("run_dir", *values) if key in BASE}
+        values = _merged(below, values)
+    _check(values, tmp_path)
+
+
+def _keys_said() -> list[Any]:
+    """Return every `section.key: value` and `section: {...}` that stands in code within a line, with its page."""
+    said: dict[str, Any] = {}
+    names = "|".join(sorted(SECTIONS - {"run_dir", "seed", "method", "study"}))
+    pattern = re.compile(rf"`(({names})(?:\.[\w.]+)?): ([^`]+)`")
+    for page in PAGES:
+        for match in pattern.finditer(page.read_text("utf-8")):
+            if "..." not in match[3]:
+                said[f"{match[1]}={match[3]}"] = pytest.param(match[1], match[3], id=f"{page.name}: {match[1]}")
+    return list(said.values())
+
+
+@pytest.mark.parametrize(("key", "value"), _keys_said())
+def test_every_line_that_a_page_names_is_accepted(key: str, value: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    below = {name: BASE[name] for name in {"run_dir", key.partition(".")[0]} if name in BASE}
+    path.write_text(json.dumps(below), encoding="utf-8")
+    read_recipe(path, [f"{key}={value}"])
+
+
+def _commands() -> Iterator[Any]:
+    """Yield every `$ command` of the pages' console blocks, continued lines joined, comments off."""
+    for block in _blocks("console"):
+        text = re.sub(r"\\\n\s*", "", block.values[0])
+        for line in text.splitlines():
+            if line.startswith("$ "):
+                yield pytest.param(line[2:], id=f"{block.id} {line[2:60]}")
+
+
+@pytest.mark.parametrize("line", list(_commands()))
+def test_every_command_of_a_page_parses(line: str, tmp_path: Path) -> None:
+    words = shlex.split(line, comments=True)
+    for word in words:
+        if word.startswith("recipes/") and word.endswith(".yaml"):
+            assert (ROOT / word).exists(), word
+        if word.startswith("benchmarks/"):
+            assert (ROOT / word).exists(), word
+    if "kinject.cli" in words:  # behind accelerate launch
+        words = ["kinject", *words[words.index("kinject.cli") + 1 :]]
+    while words and re.match(r"^\w+=", words[0]):
+        words = words[1:]
+    if words[:1] == ["make"]:
+        assert all(
+            re.search(rf"^{target}:", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE) for target in words[1:]
+        )
+    if words[:1] != ["kinject"] or len(words) == 1:
+        return
+    arguments, rest = _parser().parse_known_args(words[1:])
+    assert not any(word.startswith("-") for word in rest), rest
+    given = [*getattr(arguments, "arguments", []), *rest]
+    overrides = [word for word in given if "=" in word]
+    recipe = next((word for word in given if "=" not in word), getattr(arguments, "default_recipe", None))
+    if recipe is not None and recipe.startswith("recipes/"):
+        check_sections(read_recipe(ROOT / recipe, overrides))
+
+
+def test_a_wrong_key_on_a_page_would_be_seen(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="unknown key"):
+        _check({**BASE, "trainer": {"bf17": True}}, tmp_path)
+
+
+def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "-q",
+        "-f",
+        "docs/site/mkdocs.yml",
+        "-d",
+        str(tmp_path),
+    ]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = {page.stem: page.read_text("utf-8") for page in tmp_path.glob("*.html")}
+    written = {page.stem for page in ROOT.glob("docs/*.md")} | {"commands", "recipes", "keys", "404"}
+    assert pages.keys() == written
+    for name, html in pages.items():
+        fetched = re.findall(
+            r"<(?:script|img|iframe|link(?! rel=\"canonical\"))[^>]*(?:src|href)=\"(https?:[^\"]*)", html
+        )
+        assert fetched == [], name
+    assert "url(http" not in "".join(css.read_text("utf-8") for css in tmp_path.rglob("*.css"))
+    assert "lr_scheduler_type" in pages["keys"]
+    assert "kinject recipes" in pages["commands"]
