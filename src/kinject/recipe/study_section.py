@@ -102,6 +102,23 @@ class ClaimSection:
 
 
 @dataclass(frozen=True)
+class ScalingSection:
+    """What the report needs to draw accuracy and bits per parameter over base models of several sizes.
+
+    Sets of role retention are read off the untouched base models, the others off the points of `curve`.
+    """
+
+    on: tuple[str, ...] = option(help="Question sets.", nonempty=True)
+    values: Mapping[str, int] = option(
+        help="Subject of the questions: number of equally likely values that a fact of it is drawn from.", nonempty=True
+    )
+    curve: str = option(help="Curve along which each fact is read more often (steps or epochs).")
+    facts: Mapping[str, int] | None = option(
+        None, help="Question set: number of facts that it is a sample of; default: one a question."
+    )
+
+
+@dataclass(frozen=True)
 class StudySection:
     """A whole experiment: arms x models x seeds x question sets, over shared recipes."""
 
@@ -128,5 +145,9 @@ class StudySection:
     curves: Mapping[str, CurveSection] | None = option(None, help="What is varied.")
     choose: Mapping[str, ChoiceSection] | None = option(None, help="What the study chooses itself.")
     claims: Mapping[str, ClaimSection] | None = option(None, help="What it tests.")
+    scaling: ScalingSection | None = option(
+        None,
+        help="Draw what base models of several sizes hold: accuracy by parameters and exposures, bits per parameter.",
+    )
     resources: ResourcesSection = option(ResourcesSection(), help="What one stage needs.")
     cache_dir: str = option("runs/stages", help="Folder of finished stages, by content; studies share it.")

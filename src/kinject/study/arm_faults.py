@@ -99,6 +99,7 @@ def _name_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
         if model_item.set and model_item.prepare is None:
             yield recipe.fault(("study", "models", name), "set is there, but prepare, whose keys it changes, is not.")
     yield from _curve_faults(recipe, section, arms)
+    yield from _scaling_faults(recipe, section)
     yield from _claim_faults(recipe, section, arms)
 
 
@@ -109,6 +110,24 @@ def _curve_faults(recipe: Recipe, section: StudySection, arms: set[str]) -> Iter
             yield recipe.fault(place, f"arm: found {curve.arm!r}.{suggestion(curve.arm, arms - {BASE})}")
         if curve.control is not None and curve.control not in arms:
             yield recipe.fault((*place, "control"), f"found {curve.control!r}.{suggestion(curve.control, arms)}")
+
+
+def _scaling_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+    scaling = section.scaling
+    if scaling is None:
+        return
+    curves = section.curves or {}
+    if scaling.curve not in curves:
+        yield recipe.fault("study.scaling.curve", f"found {scaling.curve!r}.{suggestion(scaling.curve, curves)}")
+    for subject, n_values in scaling.values.items():
+        if n_values < 2:
+            what = f"found {n_values}, allowed: 2 or more. A fact with one value holds nothing."
+            yield recipe.fault(("study", "scaling", "values", subject), what)
+    for name, n_facts in (scaling.facts or {}).items():
+        if name not in scaling.on:
+            yield recipe.fault(("study", "scaling", "facts", name), f"not in on.{suggestion(name, scaling.on)}")
+        if n_facts < 1:
+            yield recipe.fault(("study", "scaling", "facts", name), f"found {n_facts}, allowed: 1 or more.")
 
 
 def _claim_faults(recipe: Recipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
@@ -193,6 +212,9 @@ def _validation_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]
                     or " Name a set in study.validation, or its validation file in eval."
                 )
                 yield recipe.fault(("study", "choose", name, "on"), f"{on!r} has no validation questions.{hint}")
+    for index, name in enumerate(section.scaling.on if section.scaling is not None else ()):
+        if name not in asked.questions:
+            yield recipe.fault(("study", "scaling", "on", index), f"found {name!r}.{suggestion(name, asked.questions)}")
     for name, claim in (section.claims or {}).items():
         if claim.on not in asked.questions:
             yield recipe.fault(

@@ -213,6 +213,60 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class ScalingPoint:
+    """What one base model, or one arm on it, holds of a question set's facts.
+
+    `exposures` is how often training read the document behind a question, in any wording (mean), None where that was not
+    counted (the base). `bits` are in all `n_facts`, with `low` and `high` its 95% interval over documents and seeds;
+    `per_parameter` is bits over `parameters`. `most_bits` is what all the facts hold.
+    """
+
+    model: str
+    arm: str
+    question_set: str
+    label: str
+    """The value of the curve, "" for the base."""
+    parameters: int
+    exposures: float | None
+    by_seed: tuple[float, ...]
+    accuracy: float
+    chance: float
+    n_facts: int
+    bits: float
+    low: float
+    high: float
+    most_bits: float
+    per_parameter: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingFit:
+    """A least-squares line through accuracies of single seeds over log2 of what is doubled.
+
+    `slope` is accuracy gained at each doubling, with its 95% interval (Student's t), `intercept` the accuracy at 1.
+    `at` names what stays the same: a value of the curve ("" for the base), or a base model.
+    """
+
+    question_set: str
+    along: Literal["parameters", "exposures"]
+    at: str
+    n: int
+    slope: float
+    low: float
+    high: float
+    intercept: float
+    r_squared: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """What base models of several sizes hold, and how that grows."""
+
+    points: tuple[ScalingPoint, ...]
+    fits: tuple[ScalingFit, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StudyResult:
     """Everything that a study found. `logs` are (model, arm, seed, path of log.jsonl from the run folder) of the training runs.
 
@@ -239,3 +293,4 @@ class StudyResult:
     seconds: float
     model_sources: dict[str, str] = field(default_factory=dict)
     """Base model -> the folder or hub name it was loaded from, where it is not made by the study itself."""
+    scaling: Scaling | None = None

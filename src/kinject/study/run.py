@@ -36,6 +36,7 @@ from kinject.study.phases import (
     run_phases,
 )
 from kinject.study.records import Records
+from kinject.study.scaling import Measures, count_parameters, make_scaling
 from kinject.study.study_report import read_study, write_study_report
 from kinject.types import Question
 
@@ -101,6 +102,10 @@ def analyse(found: Study, seconds: float) -> StudyResult:
     scores = make_scores(records, arms, roles, found.chosen_k)
     curves = make_curves(section, found.arms)
     questions = {item.name: _questions(item.test) for item in found.sets}
+    scaling = None
+    if section.scaling is not None:
+        sizes = {name: count_parameters(Path(found.planner.model_dir(name))) for name in section.models}
+        scaling = make_scaling(section.scaling, roles, Measures(records, found.runs, curves, found.head, sizes))
     return StudyResult(
         title=section.title, card=section.card, seeds=section.seeds, models=tuple(section.models),
         model_sources=_sources(section),
@@ -110,7 +115,7 @@ def analyse(found: Study, seconds: float) -> StudyResult:
         questions=tuple(question_lines(records, arms, questions, found.chosen_k)) if arms else (),
         exposures=tuple(make_exposures(records, found.runs)), failures=tuple(make_failures(found.runs, found.ledger)),
         logs=tuple(training_log_paths(found.runs, recipe.run_dir)), notes=tuple(_notes(found)),
-        commands=(f"kinject study {recipe.path}",), versions=versions_of(found.runs), seconds=round(seconds, 1),
+        scaling=scaling, commands=(f"kinject study {recipe.path}",), versions=versions_of(found.runs), seconds=round(seconds, 1),
     )  # fmt: skip
 
 

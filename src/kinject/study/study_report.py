@@ -21,6 +21,7 @@ from kinject.study.study_figures import accuracy_by_arm, directions, flips, rela
 from kinject.study.study_file import read_study, save_study
 from kinject.study.study_frontier import frontier
 from kinject.study.study_pages import make_study_page, render_study_html, render_study_markdown
+from kinject.study.study_scaling import scaling_figure
 from kinject.study.study_sections import Logs, figure_label
 from kinject.study.study_strips import grids, question_strip, time_by_arm
 from kinject.study.study_view import View, slug
@@ -32,6 +33,7 @@ _FIGURES: dict[str, Callable[..., Any]] = {
     "accuracy": accuracy_by_arm,
     "gains": relative_gains,
     "k": accuracy_by_k,
+    "scaling": scaling_figure,
     "frontier": frontier,
     "flips": flips,
     "questions": question_strip,

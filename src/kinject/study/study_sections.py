@@ -29,6 +29,7 @@ from kinject.study.study_details import (
     question_tables,
 )
 from kinject.study.study_limits import render_limits
+from kinject.study.study_scaling import LABEL, scaling_section
 from kinject.study.study_tables import (
     curve_table,
     exposures_table,
@@ -64,6 +65,7 @@ _CAPTIONS = {
     "costs": "Seconds of each arm, all seeds together; what several arms used is shared out among them.",
 }  # fmt: skip
 _LABELS = {
+    "scaling": LABEL,
     "accuracy": "Accuracy by arm; the numbers stand in the tables below",
     "gains": "Relative gain over base by arm",
     "k": "Accuracy by number of retrieved passages; the numbers stand in the table above",
@@ -113,6 +115,7 @@ def make_sections(view: View, drawn: Drawn, logs: Logs) -> tuple[Section, ...]:
         Section("Relative gain by method", _figure("gains", drawn, "No arm stands beside base on what was to be learned.")),
         _context(view, drawn),
         _curves(view, drawn),
+        scaling_section(view, drawn="scaling" in drawn),
         Section("Learning against forgetting", _figure("frontier", drawn, _no_frontier(view))),
         _questions(view, drawn),
         Section("Forward and reverse", _figure("directions", drawn, (

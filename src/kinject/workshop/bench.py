@@ -197,8 +197,8 @@ def _notes(run: _Run, wanted: Wanted) -> list[str]:
         f"memory: {memory}",
         "shares are of the vanilla run of the same round; intervals are 95% (Student's t over rounds, shares on the log "
         "scale); spread is the range of the time shares over their mean",
-        f"{wanted.repeats} rounds of {run.steps} optimizer steps; a round's runs share a seed, and each round begins with "
-        "another strategy",
+        f"rounds: {wanted.repeats}, of {run.steps} optimizer steps a run; a round's runs share a seed, and each round begins "
+        "with another strategy",
     ]
     if wanted.steps is None and int(run.recipe.trainer.get("max_steps", -1)) <= 0:
         said.append(f"the recipe sets no trainer.max_steps: {run.steps} were taken (--steps)")

@@ -1,0 +1,153 @@
+"""Knowledge by size and by repetition: accuracy over parameters and exposures, and bits per parameter (arXiv 2404.05405)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kinject.errors import InputError
+from kinject.recipe.study_section import ScalingSection
+from kinject.study.analysis import Run
+from kinject.study.arms import BASE
+from kinject.study.inference import Sheet, interval
+from kinject.study.outcomes import Curve, Scaling, ScalingFit, ScalingPoint
+from kinject.study.records import Records, Way
+
+_FEWEST = 3
+"""Different values of what is doubled that a line needs: through two it always goes."""
+
+
+def count_parameters(folder: Path) -> int:
+    """Return the numbers in a model's weights, tied ones once, from the headers of its safetensors files.
+
+    Raises `InputError` where there are none.
+    """
+    from safetensors import safe_open
+
+    n_parameters = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="numpy") as file:
+            n_parameters += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    if not n_parameters:
+        raise InputError(f"{folder}: holds no weights (*.safetensors) to count. study.scaling needs models in folders.")
+    return n_parameters
+
+
+def bits_sheet(sheet: Sheet, n_choices: Sequence[int], n_values: Sequence[int]) -> Sheet:
+    """Return `sheet` with the bits of each question in place of right or wrong, corrected for guessing.
+
+    log2(values) x (right - 1 / choices) / (1 - 1 / choices): its mean is the share of facts known, times their bits, of a
+    reader who knows a fact or guesses evenly among the choices, values being equally likely.
+    """
+    import numpy as np
+
+    chances = 1 / np.array(n_choices, dtype=np.float64)
+    worth = np.log2(np.array(n_values, dtype=np.float64))
+    return Sheet((sheet.right - chances) / (1 - chances) * worth, sheet.question_ids, sheet.clusters)
+
+
+def fit_line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float, float, float | None]:
+    """Return (slope, low, high, intercept, r squared) of least squares of `ys` over log2 of `xs`; 95%, Student's t.
+
+    Where all `ys` are the same the line is level, and r squared None.
+    """
+    from scipy.stats import linregress, t
+
+    if len(set(ys)) == 1:
+        return 0.0, 0.0, 0.0, ys[0], None
+    found = linregress([math.log2(x) for x in xs], ys)
+    half = float(t.ppf(0.975, len(xs) - 2)) * float(found.stderr)
+    slope = float(found.slope)
+    return slope, slope - half, slope + half, float(found.intercept), float(found.rvalue) ** 2
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What the points are made from: answers, runs, the curve on each base model, the first way of asking, parameters."""
+
+    records: Records
+    runs: Sequence[Run]
+    curves: Sequence[Curve]
+    head: tuple[str, int]
+    parameters: Mapping[str, int]
+
+
+def make_scaling(section: ScalingSection, roles: Mapping[str, str], measures: Measures) -> Scaling:
+    """Return the points and lines of the sets in `section.on`. Raises `InputError` for a subject without its values."""
+    points: list[ScalingPoint] = []
+    for name in section.on:
+        for model in measures.parameters:
+            if roles[name] == "retention":
+                points += _points(section, measures, (model, BASE, name), "")
+                continue
+            curve = next((item for item in measures.curves if item.model == model and item.name == section.curve), None)
+            for point in curve.points if curve is not None else ():
+                points += _points(section, measures, (model, point.arm, name), point.label)
+    return Scaling(tuple(points), tuple(_fits(points)))
+
+
+def _points(
+    section: ScalingSection, measures: Measures, place: tuple[str, str, str], label: str
+) -> Iterator[ScalingPoint]:
+    """Yield the point of (model, arm, question set), nothing where the arm has no answers."""
+    model, arm, name = place
+    way: Way = (name, *measures.head, 0)
+    if way not in measures.records.ways(model, arm):
+        return
+    answers = measures.records.answers(model, arm, way)
+    for answer in answers:
+        if answer.subject not in section.values:
+            raise InputError(
+                f"study.scaling.values: a question of {name} is on {answer.subject!r}; found {', '.join(section.values)}. "
+                "Say how many values a fact of it can take."
+            )
+    n_choices = [len(answer.log_probs) for answer in answers]
+    n_values = [section.values[answer.subject] for answer in answers]
+    sheet = measures.records.sheet(model, arm, way)
+    worth = bits_sheet(sheet, n_choices, n_values)
+    n_facts = (section.facts or {}).get(name, len(answers))
+    low, high = interval(worth)
+    parameters = measures.parameters[model]
+    yield ScalingPoint(
+        model=model, arm=arm, question_set=name, label=label, parameters=parameters,
+        exposures=_exposures(measures, model, arm, {answer.document_id for answer in answers}) if label else None,
+        by_seed=tuple(float(value) for value in sheet.right.mean(1)), accuracy=sheet.mean(),
+        chance=sum(1 / n for n in n_choices) / len(n_choices), n_facts=n_facts, bits=n_facts * worth.mean(),
+        low=n_facts * low, high=n_facts * high,
+        most_bits=n_facts * sum(map(math.log2, n_values)) / len(n_values),
+        per_parameter=n_facts * worth.mean() / parameters,
+    )  # fmt: skip
+
+
+def _exposures(measures: Measures, model: str, arm: str, documents: set[str | None]) -> float | None:
+    """Return how often the runs of an arm read each of `documents`, on average; None where none was counted."""
+    counts: list[float] = []
+    for run in measures.runs:
+        train = run.stages.train
+        path = train.folder / "exposures.json" if train is not None else None
+        if (run.stages.arm.model, run.stages.arm.name) == (model, arm) and path is not None and path.is_file():
+            read: dict[str, float] = json.loads(path.read_bytes())
+            counts += [count for document, count in read.items() if document in documents]
+    return sum(counts) / len(counts) if counts else None
+
+
+def _fits(points: Sequence[ScalingPoint]) -> Iterator[ScalingFit]:
+    for name in dict.fromkeys(point.question_set for point in points):
+        own = [point for point in points if point.question_set == name]
+        for label in dict.fromkeys(point.label for point in own):
+            yield from _fit(name, "parameters", label, [point for point in own if point.label == label])
+        for model in dict.fromkeys(point.model for point in own):
+            yield from _fit(name, "exposures", model, [point for point in own if point.model == model])
+
+
+def _fit(
+    name: str, along: Literal["parameters", "exposures"], at: str, points: Sequence[ScalingPoint]
+) -> Iterator[ScalingFit]:
+    pairs = [(x, y) for point in points if (x := getattr(point, along)) for y in point.by_seed]
+    if len({x for x, _ in pairs}) >= _FEWEST:
+        slope, low, high, intercept, r_squared = fit_line(*zip(*pairs, strict=True))
+        yield ScalingFit(name, along, at, len(pairs), slope, low, high, intercept, r_squared)
