@@ -20,11 +20,13 @@ from kinject.cli import _parser
 from kinject.errors import RecipeError
 from kinject.recipe import read_recipe
 from kinject.recipe.read import Root
+from kinject.recipe.study_section import StudySection
 from kinject.recipe.yaml_lines import read_yaml
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 SECTIONS = {field.name for field in fields(Root)}
+STUDY_KEYS = {field.name for field in fields(StudySection)} - SECTIONS
 BASE: Mapping[str, Any] = {
     "run_dir": "runs/x",
     "model": {"path": "some/model"},
@@ -39,6 +41,7 @@ BASE: Mapping[str, Any] = {
     "questions": {"documents": "d.jsonl", "generator": {"kind": "sandbox"}},
     "eval": {"models": {"base": "m"}, "questions": {"new": "q.jsonl"}},
     "probes": {"questions": {"new": "q.jsonl"}},
+    "study": {"title": "t", "train": "t.yaml", "eval": "e.yaml", "models": {"m": "m"}, "arms": {"a": {}}},
 }
 """What a fragment is put into; sections that it does not name are left out."""
 
@@ -67,7 +70,9 @@ def test_every_yaml_block_is_a_recipe_or_a_part_of_one(text: str, tmp_path: Path
     block = tmp_path / "block.yaml"
     block.write_text(text, encoding="utf-8")
     values = read_yaml(block).root
-    assert values.keys() <= SECTIONS, "neither a recipe nor sections of one"
+    if values.keys() <= STUDY_KEYS:
+        values = {"study": values}
+    assert values.keys() <= SECTIONS, "neither a recipe nor sections of one, nor keys of a study"
     if "run_dir" not in values:
         below = {key: BASE[key] for key in ("run_dir", *values) if key in BASE}
         values = _merged(below, values)

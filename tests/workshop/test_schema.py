@@ -67,7 +67,7 @@ def test_the_schema_in_the_repository_is_what_the_grammar_writes(schema: dict[st
 def test_every_shipped_recipe_is_valid_and_names_the_schema(path: Path, validator: Any) -> None:
     assert [error.message for error in validator.iter_errors(read_yaml(path).root)] == []
     first = path.read_text("utf-8").partition("\n")[0]
-    assert first == header(path, ROOT / FILE)
+    assert first == header(path, ROOT / FILE), f"run kinject schema {path.relative_to(ROOT)}"
     assert (path.parent / first.partition("$schema=")[2]).resolve() == (ROOT / FILE).resolve()
 
 

@@ -24,8 +24,6 @@ examples:
   kinject recipes copy mistral-7b/lora --into ~/mine
   kinject recipes list --json"""
 
-_VERBS = ("augment", "questions", "train", "eval", "study", "accelerate")
-
 
 def add_parser(verbs: Any) -> None:
     """Add the verb and its two actions."""
@@ -55,12 +53,11 @@ def _list(arguments: argparse.Namespace) -> int:
         print(json.dumps([{key: getattr(recipe, key) for key in keys} for recipe in recipes], indent=1))
         return 0
     width = min(shutil.get_terminal_size().columns, 140)
-    for verb in _VERBS:
-        own = [recipe for recipe in recipes if recipe.verb == verb]
-        if own:
-            print(f"kinject {verb}" if verb != "accelerate" else "accelerate launch --config_file")
-        for recipe in own:
-            print("\n".join(_lines(recipe, width)))
+    for verb in dict.fromkeys(recipe.verb for recipe in recipes):
+        print(f"kinject {verb}" if verb != "accelerate" else "accelerate launch --config_file")
+        for recipe in recipes:
+            if recipe.verb == verb:
+                print("\n".join(_lines(recipe, width)))
     print("kinject recipes copy NAME puts one here, with what it refers to.")
     return 0
 

@@ -171,7 +171,7 @@ def _trainer() -> Schema:
             shape = {"not": {"const": False}}
         older[name] = {"deprecationMessage": f"{name} {note.partition(':')[0]}.", "doNotSuggest": True, **shape}
     for name, why in REFUSED.items():
-        older[name] = {"not": {}, "doNotSuggest": True, "errorMessage": f"{name} {why}"}
+        older[name] = {"not": {}, "deprecationMessage": f"{name} {why}", "doNotSuggest": True}
     return {"properties": {**properties, **older}, "additionalProperties": False}
 
 

@@ -22,14 +22,13 @@ SCHEMA = "recipe.schema.json"
 _FIELD = re.compile(r"^# (Purpose|Needs|Run|Expect): +(.*)$")
 _MENTION = re.compile(r"\brecipes/([\w./-]+)\.yaml\b")
 _SANDBOX = re.compile(r"\b(?:data|eval)/sandbox/")
-_VERBS = {"study": "study", "augment": "augment", "questions": "questions", "trainer": "train", "eval": "eval"}
 
 
 @dataclass(frozen=True)
 class ShippedRecipe:
     """A recipe by its `name` (its path below recipes/ without .yaml), with the fields of its header, each in one line.
 
-    `verb` is what reads it: a verb of kinject's, or accelerate for a configuration of `accelerate launch`.
+    `verb` is what runs it first in its header: a verb of kinject's, or accelerate for a configuration of `accelerate launch`.
     """
 
     name: str
@@ -104,8 +103,9 @@ def _read(file: Path) -> ShippedRecipe:
     name = file.relative_to(FOLDER).with_suffix("").as_posix()
     text = file.read_text("utf-8")
     values = read_yaml(file).root
-    verb = next((verb for section, verb in _VERBS.items() if section in values), "accelerate")
     fields = _header(text)
+    said = re.search(r"\bkinject ([a-z]+)", fields.get("Run", ""))
+    verb = "accelerate" if "compute_environment" in values else said[1] if said else ""
     return ShippedRecipe(
         name, verb, fields.get("Purpose", ""), fields.get("Needs", ""), fields.get("Run", ""),
         fields.get("Expect", ""), text, values,
