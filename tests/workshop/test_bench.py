@@ -130,6 +130,13 @@ def test_rounds_without_a_vanilla_run_do_not_count() -> None:
     assert row.gain == {"town": Estimate(0.25, None, None)}
 
 
+def test_accuracies_keep_their_interval_between_0_and_1() -> None:
+    runs = [Measured("bf16", n, 1.0, 1.0, 100, 50, 2.0, {"town": accuracy}) for n, accuracy in enumerate((0.5, 1.0))]
+    row = summarise(Row("bf16", "bf16", "", {}), runs, dict(enumerate(runs)))
+    assert row.accuracy == {"town": Estimate(0.75, 0.0, 1.0)}
+    assert row.gain == {"town": Estimate(0.0, 0.0, 0.0)}
+
+
 def test_each_round_begins_with_another_strategy_and_has_them_all() -> None:
     orders = [[item.name for item in rotated(STRATEGIES[:3], number)] for number in range(4)]
     assert [order[0] for order in orders] == ["vanilla", "fp16", "bf16", "vanilla"]

@@ -88,6 +88,13 @@ def mean_of(values: Sequence[float]) -> Estimate:
     return Estimate(fmean(values), None, None) if found is None else Estimate(found[0], found[2], found[3])
 
 
+def _as_share(found: Estimate) -> Estimate:
+    """Return an estimate whose interval stays between 0 and 1, where accuracies lie."""
+    if found.low is None or found.high is None:
+        return found
+    return Estimate(found.mean, max(0.0, found.low), min(1.0, found.high))
+
+
 def share_of(values: Sequence[float], vanilla: Sequence[float]) -> Estimate:
     """Return the geometric mean of value / vanilla, paired by round, with Student's 95% interval on the log scale."""
     logs = mean_of([math.log(own / base) for own, base in zip(values, vanilla, strict=True)])
@@ -120,7 +127,7 @@ def summarise(row: Row, runs: Sequence[Measured], vanilla: Mapping[int, Measured
         first_seconds=max(run.first_seconds for run in runs),
         peak=share_of(peaks, ones), peak_share=share_of(peaks, base_peaks),
         tokens=fmean(run.tokens for run in runs), loss=mean_of([run.loss for run in runs]),
-        accuracy={name: mean_of([run.accuracy[name] for run in runs]) for name in sets},
+        accuracy={name: _as_share(mean_of([run.accuracy[name] for run in runs])) for name in sets},
         gain={
             name: mean_of([run.accuracy[name] - base.accuracy[name] for run, base in zip(runs, bases, strict=True)])
             for name in sets
