@@ -134,8 +134,10 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Return the batches of one update and their number of learned tokens, which is noted."""
         batches, n_learned = super().get_batch_samples(*args, **kwargs)
-        if n_learned is not None:
-            self.learned_tokens = self.learned_tokens + n_learned
+        noted = n_learned
+        if noted is None:  # transformers does not count for models whose forward takes no further arguments
+            noted = sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches)
+        self.learned_tokens = self.learned_tokens + noted
         return batches, n_learned
 
     def _plain_loss(self) -> bool:
