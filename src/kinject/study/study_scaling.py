@@ -30,7 +30,8 @@ _DEFINITION = (
     "arXiv 2404.05405 reads bits off the loss and counts names too; its 2 bits per parameter are for 1,000 exposures and a data "
     "set larger than the model can hold. A set whose facts are few beside the parameters can only show a small number.",
     "Parameters: all of them, embeddings included, tied ones once. Exposures: readings of the document behind a question, in any "
-    "wording. Slopes: 95% intervals of Student's t over seeds and sizes; they speak of these sizes only.",
+    "wording. Slopes: 95% intervals of Student's t over all runs. Seeds of one size share its base model, so along parameters "
+    "they are too narrow.",
 )
 
 
