@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from kinject.recipe.check import Checker, suggestion
+from kinject.recipe.schedule_fields import check_schedule, schedule_names
 
 REFUSED = {
     "output_dir": "is run_dir's. Set run_dir at the top of the recipe.",
@@ -88,6 +89,7 @@ def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[st
 
     fields, written, notes = modernise(trainer, checker)
     hints = typing.get_type_hints(SFTConfig)
+    hints["lr_scheduler_type"] = Literal[tuple(schedule_names())]
     allowed = {field.name for field in dataclasses.fields(SFTConfig) if field.init} - REFUSED.keys()
     checked: dict[str, Any] = {}
     for name, value in fields.items():
@@ -96,6 +98,7 @@ def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[st
             checker.report(path, f"unknown key.{suggestion(name, allowed | RENAMED.keys())}")
             continue
         checked[name] = checker.value(plain_hint(hints[name]), value, path)
+    check_schedule(fields, written, checker, plain_hint)
     if checked.get("lr_scheduler_type") == "constant" and checked.get("warmup_steps"):
         # transformers' constant schedule has no warmup and drops the number in silence
         checked["lr_scheduler_type"] = "constant_with_warmup"
@@ -105,6 +108,8 @@ def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[st
 
 def plain_hint(hint: Any) -> Any:
     """Return an annotation of SFTConfig in the terms that `Checker.value` knows: enums become their words."""
+    if get_origin(hint) is Literal:
+        return hint
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return Literal[tuple(member.value for member in hint)]
     arguments = get_args(hint)

@@ -14,6 +14,7 @@ from kinject.train.callbacks import RunLog, Screen, Timing
 from kinject.train.data import Collator, RowDataset, TrainingData
 from kinject.train.guards import Guard
 from kinject.train.probes import Probes, ProbeStops
+from kinject.train.schedules import WarmUp
 from kinject.train.trainable import freeze
 from kinject.train.trainer import KnowledgeTrainer, check_isolation
 
@@ -65,7 +66,7 @@ def build_trainer(
             model=model, args=config, processing_class=tokenizer, peft_config=adapter, train_dataset=first_row,
             eval_dataset=first_row if held_out is not None else None,
             data_collator=Collator(pad, flatten, config.pad_to_multiple_of, recipe.guards.masked_batch),
-            callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, Screen(tokens_per_step), *stops],
+            callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, WarmUp(), Screen(tokens_per_step), *stops],
         )  # fmt: skip
     trainer.train_dataset = dataset
     trainer.eval_dataset = RowDataset(held_out.rows) if held_out is not None else None

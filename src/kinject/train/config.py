@@ -9,6 +9,7 @@ from kinject.errors import Fault, InputError, RecipeError
 from kinject.models import check_config, choose_device, has_fast_bf16
 from kinject.recipe import Recipe
 from kinject.recipe.check import suggestion
+from kinject.recipe.schedule_fields import ADAPTIVE, OWN, TORCH
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -40,12 +41,17 @@ def build_config(recipe: Recipe) -> SFTConfig:
         values["report_to"] = list(values["report_to"])
     if not values.get("fp16") and values.get("bf16") is None:
         values["bf16"] = has_fast_bf16(device)
+    schedule = values.get("lr_scheduler_type")
+    if schedule in (*TORCH, *OWN):
+        values["lr_scheduler_type"] = "linear"  # SFTConfig knows transformers' names alone; it carries the rest
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             config = SFTConfig(**values)
     except (ValueError, TypeError, ImportError) as error:
         raise recipe.error("trainer", f"SFTConfig refuses it: {' '.join(str(error).split())}") from error
+    if schedule in (*TORCH, *OWN):
+        config.lr_scheduler_type = schedule
     after = [*check_anchor(recipe, config), *_tracker_faults(config.report_to)]
     faults = [Fault(recipe.where(key), key, what) for key, what in after]
     if faults:
@@ -121,6 +127,15 @@ def _evaluation_faults(recipe: Recipe) -> list[tuple[str, str]]:
         )
         faults.append(("trainer.eval_strategy", what))
     sets = probes.sets() if probes is not None else {}
+    schedule, metric = trainer.get("lr_scheduler_type"), trainer.get("metric_for_best_model")
+    if schedule in ADAPTIVE and not evaluates:
+        what = f"{schedule} follows a metric of the evaluations. Set trainer.eval_strategy with eval_steps, or epoch."
+        faults.append(("trainer.lr_scheduler_type", what))
+    elif schedule in ADAPTIVE and metric is None and not held_out and sets:
+        what = (
+            f"{schedule} follows trainer.metric_for_best_model. Without corpus.held_out there is no loss; name another."
+        )
+        faults.append(("trainer.lr_scheduler_type", what))
     if probes is not None:
         if not evaluates:
             what = "missing. It says when the probes are asked: eval_strategy: steps with eval_steps, or epoch."
@@ -130,7 +145,6 @@ def _evaluation_faults(recipe: Recipe) -> list[tuple[str, str]]:
             faults.append(("probes.patience", what))
         if probes.most_forgotten is not None and all(item.role != "retention" for item in sets.values()):
             faults.append(("probes.most_forgotten", "no question set has role: retention. Give one that role."))
-    metric = trainer.get("metric_for_best_model")
     known = [*(["loss"] if held_out else []), *(f"{name}_accuracy" for name in sets), *(["accuracy"] if sets else [])]
     if metric is not None and evaluates and known and str(metric).removeprefix("eval_") not in known:
         faults.append(("trainer.metric_for_best_model", f"found {metric!r}.{suggestion(metric, known)}"))

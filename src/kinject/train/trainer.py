@@ -21,6 +21,7 @@ from kinject.train.checkpoints import mark_complete
 from kinject.train.eight_bit import settle_embedding_bits
 from kinject.train.guards import Guard
 from kinject.train.probes import Probes
+from kinject.train.schedules import schedule_of
 from kinject.train.trainable import split_by_layer
 
 _ISOLATION_TOLERANCE = 1e-3
@@ -41,6 +42,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     rounds: Sequence[int] = ()
     probes: Probes | None = None
     control: Any
+    lr_scheduler: Any
     learned_tokens: Any = 0
     """Tokens that bore loss so far in this process (a number, or a tensor that a device still adds up)."""
 
@@ -89,6 +91,14 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         if fresh:
             settle_embedding_bits(optimizer, self.model, self.args.optim_args)
         return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Return the scheduler of `kinject.train.schedules`, which knows more names than transformers."""
+        if self.lr_scheduler is None:
+            schedule = schedule_of(self.args, self.model)
+            self.lr_scheduler = schedule.over(self.optimizer if optimizer is None else optimizer, num_training_steps)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
 
     def _clip_grad_norm(self, model: Any) -> Any:
         """Add the pull to the base, then clip."""

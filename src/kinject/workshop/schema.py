@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from kinject.disk import write_text
 from kinject.recipe.adapter_fields import MERGE
 from kinject.recipe.read import Root
+from kinject.recipe.schedule_fields import schedule_names
 from kinject.recipe.trainer_fields import REFUSED, RENAMED, plain_hint
 
 Schema = dict[str, Any]
@@ -158,6 +159,7 @@ def _trainer() -> Schema:
     from trl import SFTConfig
 
     properties = _fields_of(SFTConfig, plain_hint)
+    properties["lr_scheduler_type"]["enum"] = schedule_names()
     older = {}
     for name, replacement in RENAMED.items():
         fields, note = replacement(None)
