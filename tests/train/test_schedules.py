@@ -164,10 +164,13 @@ def test_reduce_on_plateau_halves_the_rate_after_evaluations_that_are_no_better(
 ) -> None:
     losses: list[float] = []
     evaluations = iter([5.0, 4.0, 4.5, 4.6, 3.0, 3.5, 3.6, 3.7, 3.8, 3.9])
-    monkeypatch.setattr(
-        "kinject.train.trainer.KnowledgeTrainer.evaluate",
-        lambda self, **_: losses.append(next(evaluations)) or {"eval_loss": losses[-1]},
-    )
+
+    def _evaluate(self: Any, **_: Any) -> dict[str, float]:
+        losses.append(next(evaluations))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, {"eval_loss": losses[-1]})
+        return {"eval_loss": losses[-1]}
+
+    monkeypatch.setattr("kinject.train.trainer.KnowledgeTrainer.evaluate", _evaluate)
     recipe = _recipe(
         make_recipe, "reduce_lr_on_plateau", {"factor": 0.5, "patience": 1}, warmup, eval_strategy="steps",
         eval_steps=1, sections=watched,
