@@ -108,7 +108,8 @@ def check_schedule(
             checker.report((*place, key), f"found {checked}, allowed: {allowed_range}.")
     for key, (_, default) in allowed.items():
         if default is inspect.Parameter.empty and key not in given:
-            checker.report(place, f"lr_scheduler_type: {name} needs {key}. For example {{{key}: {_EXAMPLES[key]}}}.")
+            example = f"lr_scheduler_kwargs: {{{key}: {_EXAMPLES[key]}}}"
+            checker.report(("trainer", "lr_scheduler_type"), f"{name} needs {key}. For example {example}.")
     _check_together(name, given, trainer, checker)
 
 
@@ -122,7 +123,8 @@ def _check_together(name: str, given: Mapping[str, Any], trainer: Mapping[str, A
     floors = [key for key in ("min_lr", "min_lr_rate") if given.get(key) is not None]
     if name in ("cosine_with_min_lr", "cosine_warmup_with_min_lr") and len(floors) != 1:
         found = "both" if floors else "neither"
-        checker.report(place, f"found {found} of min_lr and min_lr_rate; lr_scheduler_type: {name} needs one.")
+        what = f"{name} needs one of lr_scheduler_kwargs.min_lr and min_lr_rate; found {found}."
+        checker.report(("trainer", "lr_scheduler_type"), what)
     if name == "one_cycle" and "pct_start" in given and warmup:
         checker.report((*place, "pct_start"), "says the same as trainer.warmup_steps. Keep one.")
     if name == "noam" and not warmup:
