@@ -171,6 +171,8 @@ def _trainer() -> Schema:
             shape = {}
         if name == "save_safetensors":
             shape = {"not": {"const": False}}
+        if name == "warmup_ratio":
+            shape |= {"minimum": 0, "exclusiveMaximum": 1}
         older[name] = {"deprecationMessage": f"{name} {note.partition(':')[0]}.", "doNotSuggest": True, **shape}
     for name, why in REFUSED.items():
         older[name] = {"not": {}, "deprecationMessage": f"{name} {why}", "doNotSuggest": True}
