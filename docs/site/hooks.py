@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -28,6 +29,15 @@ _SECTIONS = (
     "eval",
     "study",
 )
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put pages that the nav does not name at the end of Training: a new guide is found without a change here."""
+    assert config.nav is not None
+    named = json.dumps(config.nav)
+    training = next(section["Training"] for section in config.nav if "Training" in section)
+    training += [page.name for page in sorted(Path(config.docs_dir).glob("*.md")) if f'"{page.name}"' not in named]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
