@@ -59,6 +59,16 @@ def build_config(recipe: Recipe) -> SFTConfig:
     return config
 
 
+def trainer_field(recipe: Recipe, name: str) -> Any:
+    """Return what the recipe's trainer section sets `name` to, else SFTConfig's default. Raises `KeyError` for no such field."""
+    from trl import SFTConfig
+
+    if name in recipe.trainer:
+        return recipe.trainer[name]
+    field = {field.name: field for field in dataclasses.fields(SFTConfig)}[name]
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def _faults(recipe: Recipe) -> list[tuple[str, str]]:
     """Return (key, fault) for what only shows when sections are seen together."""
     from kinject.train.eight_bit import embedding_bits_fault

@@ -8,14 +8,11 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from kinject.corpus import CorpusFile, Layout, Tokenization
-from kinject.corpus.questions import read_questions
 from kinject.disk import (
     content_id,
     file_hash,
@@ -29,17 +26,9 @@ from kinject.disk import (
 from kinject.errors import TrainingError
 from kinject.recipe import Recipe
 from kinject.train.checkpoints import checkpoints, disk_faults, is_first_process, newest_whole
-from kinject.train.data import (
-    REPLAY,
-    Part,
-    Preparation,
-    TrainingData,
-    check_account,
-    exposures_by_document,
-    note_fill,
-    summarise_exposures,
-)
-from kinject.train.load import chat_template, load
+from kinject.train.data import REPLAY, TrainingData, exposures_by_document, note_fill, summarise_exposures
+from kinject.train.load import load
+from kinject.train.prepare import Corpora, prepare, read_corpora
 from kinject.types import TrainResult
 
 if TYPE_CHECKING:
@@ -49,13 +38,6 @@ if TYPE_CHECKING:
     from kinject.train.trainer import KnowledgeTrainer
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Corpora:
-    rows: CorpusFile
-    parts: dict[str, Part]
-    held_out: CorpusFile | None
 
 
 def run(recipe: Recipe, *, resume: bool, overwrite: bool) -> TrainResult:
@@ -73,7 +55,7 @@ def run(recipe: Recipe, *, resume: bool, overwrite: bool) -> TrainResult:
         done = _look_at_folder(recipe, inputs, resume=resume, overwrite=overwrite)
         if done is not None:
             return done
-        corpora = _read_corpora(recipe)
+        corpora = read_corpora(recipe)
         model, tokenizer, notes = load(recipe, corpora.rows)
         data, trainer, more = _build(recipe, config, adapter, model, tokenizer, corpora)
         notes = [*recipe.notes, *notes, *more]
@@ -168,59 +150,21 @@ def _look_at_folder(recipe: Recipe, inputs: Mapping[str, str], *, resume: bool, 
     return None
 
 
-def _read_corpora(recipe: Recipe) -> _Corpora:
-    corpus = recipe.corpus
-    assert corpus is not None
-    rows = CorpusFile(Path(corpus.path))
-    wrong = {"cpt": ("messages", "completion"), "sft": ("text",)}.get(recipe.method or "", ())
-    for shape, row_id in rows.shapes.items():
-        if shape in wrong:
-            held = {"text": "text", "messages": "messages", "completion": "prompt and completion"}[shape]
-            raise recipe.error(
-                "method",
-                f"found {recipe.method}, but row {row_id} of {corpus.path} holds {held}. Remove method or change the corpus.",
-            )
-    for item in recipe.probes.sets().values() if recipe.probes is not None else ():
-        read_questions(Path(item.path), item.layout)  # its faults before a model loads
-    parts = {
-        name: Part(CorpusFile(Path(part.path), REPLAY if name == REPLAY else ""), part.fraction)
-        for name, part in corpus.parts().items()
-    }
-    return _Corpora(rows, parts, CorpusFile(Path(corpus.held_out)) if corpus.held_out else None)
-
-
 def _build(
     recipe: Recipe,
     config: SFTConfig,
     adapter: Any,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    corpora: _Corpora,
+    corpora: Corpora,
 ) -> tuple[TrainingData, KnowledgeTrainer, list[str]]:
     from kinject.train.build import build_trainer
     from kinject.train.guards import check_start
     from kinject.train.trainable import check_trained, summarise
 
-    corpus = recipe.corpus
-    assert corpus is not None
-    asked = recipe.trainer
-    how = Tokenization(
-        corpus.bos, corpus.eos, asked.get("completion_only_loss"), asked.get("assistant_only_loss", False)
-    )
-    layout = Layout(
-        config.max_length,
-        asked.get("packing_strategy", config.packing_strategy) if asked.get("packing") else None,
-        corpus.spread,
-    )
-    if asked.get("chat_template_path"):
-        tokenizer.chat_template = chat_template(recipe, asked["chat_template_path"])
-    preparation = Preparation(tokenizer, how, layout, recipe.seed, Path(corpus.cache_dir))
-    data = preparation.apply(corpora.rows, corpora.parts)
-    held_out = preparation.apply(corpora.held_out) if corpora.held_out is not None else None
-    notes = [check_account(data.account, layout.block, corpus.allow_loss)]
-    for name, share in data.shares.items():
-        notes.append(f"{name}: {share:.2%} of the tokens from {corpus.parts()[name].path}")
-    trainer = build_trainer(recipe, config, adapter, (model, tokenizer), data, held_out)
+    prepared = prepare(recipe, tokenizer, corpora)
+    data, layout, notes = prepared.data, prepared.layout, prepared.notes
+    trainer = build_trainer(recipe, config, adapter, (model, tokenizer), data, prepared.held_out)
     names = check_trained(trainer.model, recipe)
     notes += check_start(recipe.guards, tokenizer, trainer.model, len(data.rows), config)
     n_all = sum(parameter.numel() for parameter in trainer.model.parameters())
