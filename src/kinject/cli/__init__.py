@@ -23,6 +23,8 @@ _VERBS = (
     "compare",
     "study",
     "bench",
+    "plan",
+    "doctor",
     "report",
     "sandbox",
     "check",

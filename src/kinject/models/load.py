@@ -68,7 +68,7 @@ def load_model(
         options["attn_implementation"] = chosen_attention
     if quantization != "none":
         options["quantization_config"] = _quantization(quantization, chosen_dtype)
-    model = _load_adapter(folder, _base_of(adapter), options) if adapter.exists() else _load_whole(path, options)
+    model = _load_adapter(folder, base_of_adapter(adapter), options) if adapter.exists() else _load_whole(path, options)
     if quantization == "none":
         model = model.to(chosen_device)
     model.eval()
@@ -115,7 +115,8 @@ def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTraine
     return tuned
 
 
-def _base_of(adapter: Path) -> str:
+def base_of_adapter(adapter: Path) -> str:
+    """Return the base model that an adapter_config.json names. Raises `InputError` when it names none."""
     try:
         base = json.loads(adapter.read_text("utf-8"))["base_model_name_or_path"]
     except (ValueError, KeyError, TypeError) as error:

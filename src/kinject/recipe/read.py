@@ -29,7 +29,7 @@ from kinject.recipe.study_section import StudySection
 from kinject.recipe.trainer_fields import check_trainer
 from kinject.recipe.yaml_lines import YamlFile, parse_scalar, read_yaml
 
-Verb = Literal["augment", "questions", "train", "eval", "study", "bench"]
+Verb = Literal["augment", "questions", "train", "eval", "study", "bench", "plan"]
 
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     "augment": ("augment",),
@@ -38,6 +38,7 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     "eval": ("eval",),
     "study": ("study",),
     "bench": ("model", "corpus", "trainer"),
+    "plan": ("model", "corpus", "trainer"),
 }
 _MAY_HAVE: Mapping[str, tuple[str, ...]] = {"train": ("probes",), "bench": ("probes",)}
 """Sections that a verb uses where they are there."""
@@ -130,14 +131,18 @@ def read_recipe(path: Path, overrides: Sequence[str] = (), verb: Verb | None = N
         faults.append(Fault(_where(file, frozenset(overridden), place), ".".join(map(str, place)), what))
 
     def look_for(place: Place, kind: str, value: str) -> None:
-        if verb is not None and place[0] in (*_NEEDS[verb], *_MAY_HAVE.get(verb, ())) and not _is_there(value, kind):
+        if (
+            verb not in (None, "plan")
+            and place[0] in (*_NEEDS[verb], *_MAY_HAVE.get(verb, ()))
+            and not _is_there(value, kind)
+        ):
             report(place, f"found {value!r}, but nothing is there.{_near(value)}")
 
     checker = Checker(report, look_for)
     root = checker.section(Root, raw, ())
     trainer: dict[str, Any] = {}
     notes: list[str] = []
-    if isinstance(raw.get("trainer"), Mapping) and verb in (None, "train", "bench"):
+    if isinstance(raw.get("trainer"), Mapping) and verb in (None, "train", "bench", "plan"):
         trainer, notes = check_trainer(raw["trainer"], checker)
     if isinstance(raw.get("adapter"), Mapping) and verb in (None, "train"):
         check_adapter(raw["adapter"], checker)

@@ -61,6 +61,8 @@ def build_config(recipe: Recipe) -> SFTConfig:
 
 def trainer_field(recipe: Recipe, name: str) -> Any:
     """Return what the recipe's trainer section sets `name` to, else SFTConfig's default. Raises `KeyError` for no such field."""
+    import dataclasses
+
     from trl import SFTConfig
 
     if name in recipe.trainer:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def load(recipe: Recipe, rows: Iterable[CorpusRow]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
     """Return the model in float32 (or as asked), its tokenizer, and what was chosen."""
-    from kinject.models import choose_attention, choose_device, load_model, load_tokenizer, new_model, train_tokenizer
+    from kinject.models import choose_attention, choose_device, load_model, load_tokenizer, new_model
 
     section = recipe.model
     assert section is not None
@@ -31,8 +31,7 @@ def load(recipe: Recipe, rows: Iterable[CorpusRow]) -> tuple[PreTrainedModel, Pr
             _keep_gradients(loaded.model)
         return loaded.model, loaded.tokenizer, [*loaded.notes, *said, *_precision_notes(recipe)]
     if isinstance(section.tokenizer, TokenizerSection):
-        texts = (text for row in rows for text in _texts(row))
-        tokenizer = train_tokenizer(texts, section.tokenizer.vocab_size)
+        tokenizer = tokenizer_of(section.tokenizer, rows)
     else:
         assert section.tokenizer is not None
         tokenizer = load_tokenizer(section.tokenizer, revision=section.revision)
@@ -47,6 +46,13 @@ def load(recipe: Recipe, rows: Iterable[CorpusRow]) -> tuple[PreTrainedModel, Pr
             f"{len(tokenizer):,} tokens, {model.config._attn_implementation} attention"
         ],
     )
+
+
+def tokenizer_of(section: TokenizerSection, rows: Iterable[CorpusRow]) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that `section` asks for, trained on the texts of `rows`."""
+    from kinject.models import train_tokenizer
+
+    return train_tokenizer((text for row in rows for text in _texts(row)), section.vocab_size)
 
 
 def _look_further(model: PreTrainedModel, asked: str, device: str) -> list[str]:
