@@ -49,6 +49,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "50M, adamw_8bit": (M50, {"per_device_train_batch_size": 4, "optim": "adamw_8bit"}, {}),
     "50M, adamw not fused": (M50, {"per_device_train_batch_size": 1, "optim": "adamw_torch"}, {}),
     "50M, sgd": (M50, {"per_device_train_batch_size": 4, "optim": "sgd"}, {}),
+    "25M": (llama(384, 7, 30_000), {"per_device_train_batch_size": 8}, {}),
+    "15M, 40 rows": (M15, {"per_device_train_batch_size": 40, "gradient_checkpointing": True}, {}),
     "50M, LoRA": (M50, {"per_device_train_batch_size": 4}, {"adapter": LORA}),
 }
 """Name -> (model, trainer fields, `attention` or `adapter`)."""
@@ -90,14 +92,14 @@ def measured(recipe: Path) -> int:
 
 
 def estimated(recipe: Path) -> tuple[int, int]:
-    """Return (parameters, bytes at the peak) as `kinject plan` counts them."""
+    """Return (parameters, bytes at the peak, without Python) as `kinject plan` counts them."""
     from kinject.recipe import read_recipe
     from kinject.workshop.plan import shape_of
-    from kinject.workshop.plan_devices import find_devices
+    from kinject.workshop.plan_devices import CPU_WORKING, find_devices
     from kinject.workshop.plan_memory import simulate
 
     memory = simulate(shape_of(read_recipe(recipe, verb="train"), find_devices("cpu", None, None)))
-    return memory.n_parameters, memory.peak
+    return memory.n_parameters, memory.peak + CPU_WORKING
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ import yaml
 from kinject.cli import main
 from kinject.errors import InputError
 from kinject.recipe import Recipe, read_recipe
-from kinject.workshop.plan import Wanted, parse_memory, plan
-from kinject.workshop.plan_devices import Devices, cheapest_changes, choose_way
+from kinject.workshop.plan import Wanted, plan
+from kinject.workshop.plan_devices import Devices, cheapest_changes, choose_way, parse_memory
 from kinject.workshop.plan_memory import Memory, simulate
 from kinject.workshop.plan_model import Shape
 from kinject.workshop.plan_optimizer import optimizer_memory
@@ -36,7 +36,9 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
 def make_recipe(tmp_path: Path, tiny_model: Path) -> Callable[..., Recipe]:
     """Return a recipe on the tiny model and forty short documents; ``trainer`` adds to the defaults."""
     corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps({"text": f"Person {i} was born in Kelm in {1900 + i}."}) + "\n" for i in range(40)))
+    corpus.write_text(
+        "".join(json.dumps({"text": f"Person {i} was born in Kelm in {1900 + i}."}) + "\n" for i in range(40))
+    )
 
     def _make(**trainer: Any) -> Recipe:
         values = {
@@ -106,12 +108,12 @@ def test_gradient_checkpointing_keeps_the_input_of_each_layer() -> None:
     assert saving.flops == pytest.approx(plain.flops * 4 / 3, rel=0.02)
 
 
-def test_a_gpu_never_holds_all_logits_nor_the_square_of_attention() -> None:
+def test_a_gpu_holds_a_tile_of_logits_and_no_square_of_attention() -> None:
     wide = {"batch": 2, "block": 256, "device": "cuda"}
     fused, eager = simulate(_shape(**wide, fused=True)), simulate(_shape(**wide, attention="eager", masked=True))
-    assert fused.logits == 0
-    assert eager.logits >= 4 * 2 * 255 * 500
-    assert eager.activations - fused.activations > 3 * 4 * 2 * 4 * 256 * 256  # float32 weights of 4 heads in 3 layers
+    assert fused.logits == 4 * 2 * 255 * 500  # one tile, which so few pieces fit into, not a copy for each use
+    assert eager.logits >= 2 * fused.logits
+    assert eager.activations - fused.activations > 2 * 4 * 2 * 4 * 256 * 256  # what 4 heads attend to, in float32
 
 
 @pytest.mark.parametrize(
@@ -178,16 +180,16 @@ def test_the_way_that_sends_least_is_taken_of_those_that_fit(gib: int, count: in
 
 
 def test_only_what_is_needed_is_changed_and_the_cheapest_first() -> None:
-    shape = _shape(batch=16, block=128, optim="adamw_torch_fused")
+    shape = _shape(batch=4, block=128)
     full = simulate(shape).peak
     roomy = Devices("cpu", "CPU", 1, full * 9 // 10, False, 0)
     changes, suffice = cheapest_changes(shape, roomy)
     assert suffice
     assert [change.overrides for change in changes] == [
-        ("trainer.per_device_train_batch_size=8", "trainer.gradient_accumulation_steps=2")
+        ("trainer.per_device_train_batch_size=2", "trainer.gradient_accumulation_steps=2")
     ]
     assert changes[-1].peak <= roomy.memory
-    changes, suffice = cheapest_changes(shape, Devices("cpu", "CPU", 1, 1000, False, 0))
+    changes, suffice = cheapest_changes(_shape(batch=1, block=16), Devices("cpu", "CPU", 1, 1000, False, 0))
     assert not suffice
     assert changes[-1].overrides == ("model.quantization=4bit",)
 
@@ -198,7 +200,8 @@ def test_steps_tokens_and_exposures_are_those_of_the_run(
     from kinject.disk import read_manifest
     from kinject.train import train
 
-    recipe = make_recipe(max_steps=-1, num_train_epochs=3, per_device_train_batch_size=2, gradient_accumulation_steps=3, max_length=48)  # fmt: skip
+    length = {"max_steps": -1, "num_train_epochs": 3, "max_length": 48}
+    recipe = make_recipe(**length, per_device_train_batch_size=2, gradient_accumulation_steps=3)
     found = plan(recipe, Wanted(calibration=False))
     result = train(recipe)
     manifest = read_manifest(Path(result.run_dir) / "manifest.json")

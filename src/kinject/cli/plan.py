@@ -42,8 +42,9 @@ def _run(arguments: argparse.Namespace) -> int:
             raise InputError(f"{option}: found {value:g}, allowed: more than 0.")
     recipe = recipe_of(arguments, "plan")
     from kinject.disk import write_json
-    from kinject.workshop.plan import Wanted, as_json, parse_memory, plan
-    from kinject.workshop.plan_pages import draw_rates, render
+    from kinject.workshop.plan import Wanted, plan
+    from kinject.workshop.plan_devices import parse_memory
+    from kinject.workshop.plan_pages import as_json, draw_rates, render
 
     memory = parse_memory(arguments.memory) if arguments.memory is not None else None
     found = plan(recipe, Wanted(memory, arguments.devices, not arguments.no_calibration, arguments.seconds))

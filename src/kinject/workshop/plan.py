@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kinject.errors import InputError, KinjectError, RecipeError
+from kinject.errors import KinjectError, RecipeError
 from kinject.models import choose_device, has_fast_bf16, load_tokenizer
 from kinject.recipe import Recipe, TokenizerSection
 from kinject.train.config import build_config, trainer_field
@@ -260,55 +259,3 @@ def _checkpoints_made(recipe: Recipe, length: Length | None) -> int:
         return max(round(length.epochs), 1)
     every = float(trainer_field(recipe, "save_steps"))
     return max(length.steps // max(int(every * length.steps) if every < 1 else int(every), 1), 1)
-
-
-def as_json(found: Plan) -> Mapping[str, Any]:
-    """Return the plan as plain values; bytes, seconds and counts as numbers."""
-    import dataclasses
-
-    values = {
-        field.name: _plain(getattr(found, field.name)) for field in dataclasses.fields(found) if field.name != "shape"
-    }
-    shape = {
-        field.name: _plain(getattr(found.shape, field.name))
-        for field in dataclasses.fields(found.shape)
-        if field.name != "config"
-    }
-    values["memory"]["peak"] = found.memory.peak
-    return {**values, "shape": shape, "global_batch": found.global_batch}
-
-
-def _plain(value: Any) -> Any:
-    import dataclasses
-
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def parse_memory(text: str) -> int:
-    """Return the bytes of ``24GiB``, ``24GB`` or ``24G`` (GB as makers of GPUs say it is read as GiB). Raises `InputError`."""
-    units = {
-        "": 2**30,
-        "g": 2**30,
-        "gb": 2**30,
-        "gib": 2**30,
-        "m": 2**20,
-        "mb": 2**20,
-        "mib": 2**20,
-        "t": 2**40,
-        "tib": 2**40,
-    }
-    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = text.strip()[len(number) :].strip().lower()
-    try:
-        n_bytes = int(float(number) * units[unit])
-    except (KeyError, ValueError, OverflowError) as error:
-        raise InputError(f"--memory: found {text!r}, expected a size such as 24GiB or 512MiB.") from error
-    if n_bytes <= 0:
-        raise InputError(f"--memory: found {text!r}, expected more than nothing.")
-    return n_bytes

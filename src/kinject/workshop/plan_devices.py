@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ GIB = 2**30
 _GPU_CONTEXT = int(0.6 * GIB)
 """What CUDA and its libraries take of a GPU before a tensor is made (an assumption: driver and GPU decide it)."""
 _LORA = {"r": 64, "lora_alpha": 128, "target_modules": "all-linear"}
+CPU_WORKING = 190 * 2**20
+"""What mathematics libraries work in and the heap does not give back on a CPU: the mean of what runs of 1M to 52M parameters
+took beyond their tensors (docs/plan.md)."""
 _GPU_FRAGMENTED = 0.05
 """Share of the peak that the caching allocator holds in pieces that fit nothing (an assumption)."""
 
@@ -78,7 +81,7 @@ def find_devices(kind: str, memory: int | None, count: int | None) -> Devices:
         found = count or torch.cuda.device_count()
         return Devices("cuda", held.name, found, memory or held.total_memory, here, _GPU_CONTEXT)
     name = "Apple GPU" if kind == "mps" else "CPU"
-    return Devices(kind, name, count or 1, memory or machine_memory(), memory is None, program_bytes())
+    return Devices(kind, name, count or 1, memory or machine_memory(), memory is None, program_bytes() + CPU_WORKING)
 
 
 def machine_memory() -> int:
@@ -103,11 +106,11 @@ def program_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Step:
     overrides: tuple[str, ...]
     cost: str
-    change: Mapping[str, Any]
+    change: tuple[tuple[str, Any], ...]
 
 
 def cheapest_changes(shape: Shape, devices: Devices) -> tuple[list[Change], bool]:
@@ -115,30 +118,26 @@ def cheapest_changes(shape: Shape, devices: Devices) -> tuple[list[Change], bool
 
     Changes are added from the cheapest on until it fits; then each that is not needed is taken out, the dearest first.
     """
-    ladder = list(_ladder(shape))
+    peaks: dict[tuple[_Step, ...], int] = {}
+
+    def peak(steps: list[_Step]) -> int:
+        key = tuple(steps)
+        if key not in peaks:
+            peaks[key] = simulate(replace(shape, **{name: value for step in steps for name, value in step.change})).peak
+        return peaks[key]
+
     chosen: list[_Step] = []
-    for step in ladder:
+    for step in _ladder(shape):
         chosen.append(step)
-        if devices.fits(_peak(shape, chosen)):
+        if devices.fits(peak(chosen)):
             break
-    else:
-        return _priced(shape, chosen), False
-    for step in chosen[-2::-1]:
+    suffice = devices.fits(peak(chosen))
+    for step in chosen[-2::-1] if suffice else ():
         rest = [other for other in chosen if other is not step]
-        if devices.fits(_peak(shape, rest)):
+        if devices.fits(peak(rest)):
             chosen = rest
-    return _priced(shape, chosen), True
-
-
-def _priced(shape: Shape, chosen: list[_Step]) -> list[Change]:
-    return [Change(step.overrides, step.cost, _peak(shape, chosen[: place + 1])) for place, step in enumerate(chosen)]
-
-
-def _peak(shape: Shape, steps: list[_Step]) -> int:
-    changes: dict[str, Any] = {}
-    for step in steps:
-        changes |= step.change
-    return simulate(replace(shape, **changes)).peak
+    priced = [Change(step.overrides, step.cost, peak(chosen[: place + 1])) for place, step in enumerate(chosen)]
+    return priced, suffice
 
 
 def _ladder(shape: Shape) -> Iterator[_Step]:
@@ -150,32 +149,32 @@ def _ladder(shape: Shape) -> Iterator[_Step]:
         yield _Step(
             (f"trainer.per_device_train_batch_size={batch}", f"trainer.gradient_accumulation_steps={more}"),
             "the same update, a little slower where a smaller batch does not fill the device",
-            {"batch": batch, "accumulation": more},
+            (("batch", batch), ("accumulation", more)),
         )
     if shape.adapter is None and "8bit" not in shape.optim and shape.optim not in ("adafactor", "sgd"):
         cost = "the optimizer's state in 8 bits: nearly the same updates"
-        yield _Step(("trainer.optim=adamw_8bit",), cost, {"optim": "adamw_8bit"})
+        yield _Step(("trainer.optim=adamw_8bit",), cost, (("optim", "adamw_8bit"),))
     if not shape.checkpointing:
         cost = "the same update, about a third more time"
-        yield _Step(("trainer.gradient_checkpointing=true",), cost, {"checkpointing": True})
+        yield _Step(("trainer.gradient_checkpointing=true",), cost, (("checkpointing", True),))
     if shape.device == "cuda" and not shape.offloading:
         cost = "the same update, slower by the way to the machine's memory and back"
-        yield _Step(("trainer.activation_offloading=true",), cost, {"offloading": True})
+        yield _Step(("trainer.activation_offloading=true",), cost, (("offloading", True),))
     if shape.adapter is None and shape.dtype == torch.float32 and shape.mixed == torch.bfloat16:
         cost = "small updates are rounded away: watch guards.vanishing_rate, and compare by kinject eval"
-        yield _Step(("model.dtype=bfloat16",), cost, {"dtype": torch.bfloat16})
+        yield _Step(("model.dtype=bfloat16",), cost, (("dtype", torch.bfloat16),))
     if shape.adapter is None and not shape.freeze:
         yield _Step(
             ("adapter={r: 64, lora_alpha: 128, target_modules: all-linear}", "model.dtype=bfloat16"),
             "LoRA: learns fewer new facts than all weights do (kinject bench and kinject eval measure it)",
-            {"adapter": dict(_LORA), "dtype": torch.bfloat16},
+            (("adapter", _LORA), ("dtype", torch.bfloat16)),
         )
     if shape.quantization == "none":
         cost = "QLoRA: base weights in 4 bits; slower products, a little less accurate"
-        yield _Step(("model.quantization=4bit",), cost, {"quantization": "4bit"})
+        yield _Step(("model.quantization=4bit",), cost, (("quantization", "4bit"),))
     if shape.block > 512:
         half = shape.block // 2
-        yield _Step((f"trainer.max_length={half}",), "longer documents are cut in two", {"block": half})
+        yield _Step((f"trainer.max_length={half}",), "longer documents are cut in two", (("block", half),))
 
 
 def choose_way(shape: Shape, memory: Memory, devices: Devices) -> Way:
@@ -237,3 +236,27 @@ def _beyond_sharding(memory: Memory, devices: Devices, fsdp: int) -> Way:
 
 def _size(n_bytes: int) -> str:
     return f"{n_bytes / GIB:.1f} GiB" if n_bytes >= GIB else f"{n_bytes / 2**20:.0f} MiB"
+
+
+def parse_memory(text: str) -> int:
+    """Return the bytes of ``24GiB``, ``24GB`` or ``24G`` (GB as makers of GPUs say it is read as GiB). Raises `InputError`."""
+    units = {
+        "": 2**30,
+        "g": 2**30,
+        "gb": 2**30,
+        "gib": 2**30,
+        "m": 2**20,
+        "mb": 2**20,
+        "mib": 2**20,
+        "t": 2**40,
+        "tib": 2**40,
+    }
+    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = text.strip()[len(number) :].strip().lower()
+    try:
+        n_bytes = int(float(number) * units[unit])
+    except (KeyError, ValueError, OverflowError) as error:
+        raise InputError(f"--memory: found {text!r}, expected a size such as 24GiB or 512MiB.") from error
+    if n_bytes <= 0:
+        raise InputError(f"--memory: found {text!r}, expected more than nothing.")
+    return n_bytes

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from kinject.progress import duration
 from kinject.study.figures import INK, LEARNING, style
@@ -63,7 +68,7 @@ def _memory(found: Plan) -> list[str]:
         lines.append(f"  {part:<12} {size(held):>10}  {held / memory.peak:>4.0%}")
     lines.append(f"  {'tensors':<12} {size(memory.peak):>10}")
     other = (
-        "Python and its libraries"
+        "Python, its libraries and what they work in"
         if found.devices.kind != "cuda"
         else "CUDA's context and the allocator's gaps, assumed"
     )
@@ -164,3 +169,27 @@ def draw_rates(found: Plan, path: Path) -> None:
         axes.margins(x=0.01)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
+
+
+def as_json(found: Plan) -> Mapping[str, Any]:
+    """Return the plan as plain values; bytes, seconds and counts as numbers."""
+    values = {
+        field.name: _plain(getattr(found, field.name)) for field in dataclasses.fields(found) if field.name != "shape"
+    }
+    shape = {
+        field.name: _plain(getattr(found.shape, field.name))
+        for field in dataclasses.fields(found.shape)
+        if field.name != "config"
+    }
+    values["memory"]["peak"] = found.memory.peak
+    return {**values, "shape": shape, "global_batch": found.global_batch}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
