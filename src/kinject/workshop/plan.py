@@ -74,7 +74,7 @@ def plan(recipe: Recipe, wanted: Wanted) -> Plan:
 
     Raises `RecipeError` for what training would refuse before it starts, `InputError` when the model's config is not to be had.
     """
-    from kinject.workshop.plan_curve import planned_rates
+    from kinject.train.schedules import planned_curve
 
     kind = _kind(recipe, wanted)
     devices = find_devices(kind, wanted.memory, wanted.devices)
@@ -95,7 +95,7 @@ def plan(recipe: Recipe, wanted: Wanted) -> Plan:
         devices=devices, need=devices.need(memory.peak), fits=fits, changes=tuple(changes), changes_suffice=suffice, way=way,
         length=length, disk=disk_of(recipe, memory, length), trial=trial,
         seconds=trial.step_seconds * steps if trial is not None and steps else None,
-        rates=tuple(planned_rates(recipe, steps)) if steps else None, notes=tuple(notes),
+        rates=tuple(planned_curve(recipe, steps)) if steps else None, notes=tuple(notes),
     )  # fmt: skip
 
 

@@ -12,9 +12,9 @@ import torch
 from kinject.progress import duration
 from kinject.study.figures import INK, LEARNING, style
 from kinject.workshop.plan import Plan
-from kinject.workshop.plan_curve import sparkline
 
 _PARTS = ("weights", "gradients", "optimizer", "activations", "logits")
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def size(n_bytes: float) -> str:
@@ -149,6 +149,18 @@ def _rates(found: Plan) -> list[str]:
         f"             first {found.rates[0]:.3g}, highest {max(found.rates):.3g}, last {found.rates[-1]:.3g} "
         f"over {len(found.rates):,} steps",
     ]
+
+
+def sparkline(rates: list[float], width: int = 48) -> str:
+    """Return `rates` as a line of at most `width` bars, each the mean of its share of the steps."""
+    top = max(rates)
+    n_bars = min(width, len(rates))
+    line = ""
+    for bar in range(n_bars):
+        held = rates[bar * len(rates) // n_bars : (bar + 1) * len(rates) // n_bars]
+        level = sum(held) / len(held) / top if top else 0.0
+        line += _BARS[min(int(level * len(_BARS)), len(_BARS) - 1)]
+    return line
 
 
 def draw_rates(found: Plan, path: Path) -> None:
