@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
+from kinject.corpus import Layout, Tokenization, TrainingRow, read_corpus
+from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
+from kinject.train.data import Preparation
 
 TOWNS = ("Lowmere", "Stonegate", "Farrow", "Kelm")
 
@@ -42,5 +47,46 @@ def make_recipe(tmp_path: Path, corpus: Path, tiny_model: Path) -> Callable[...,
         path = tmp_path / "recipe.yaml"
         path.write_text(yaml.safe_dump(recipe, sort_keys=False))
         return read_recipe(path, verb="train")
+
+    return _make
+
+
+@dataclass
+class ByHand:
+    """A hand-written training loop's material: a model in float64, and batches of training rows as a run reads them."""
+
+    model: Any
+    rows: list[TrainingRow]
+    batch: int
+
+    def rows_of(self, step: int) -> list[TrainingRow]:
+        """The rows of an update, those of all accumulated batches in order."""
+        per_epoch = len(self.rows) // self.batch
+        at = step % per_epoch * self.batch
+        return self.rows[at : at + self.batch]
+
+    def losses(self, row: TrainingRow, target: Callable[[Any, Any], Any]) -> list[tuple[list[int], Any]]:
+        """Each text of a packed row read alone: (its places in the row, `target` of log-probs and next tokens)."""
+        starts = [index for index, position in enumerate(row.position_ids) if position == 0]
+        found = []
+        for a, b in zip(starts, [*starts[1:], len(row.input_ids)], strict=True):
+            ids = torch.tensor(row.input_ids[a:b])
+            logp = self.model(ids[None], use_cache=False).logits[0, :-1].log_softmax(-1)
+            found.append((list(range(a + 1, b)), target(logp, ids[1:])))
+        return found
+
+
+@pytest.fixture
+def by_hand(tiny_model: Path) -> Callable[[Recipe, int], ByHand]:
+    """Return the tiny model and the rows of a recipe whose updates read so many rows in a sequential order."""
+
+    def _make(recipe: Recipe, batch: int) -> ByHand:
+        assert recipe.corpus is not None
+        loaded = load_model(str(tiny_model))
+        packing = "bfd_split" if recipe.trainer.get("packing") else None
+        layout = Layout(recipe.trainer["max_length"], packing, recipe.corpus.spread)
+        preparation = Preparation(loaded.tokenizer, Tokenization(), layout, recipe.seed)
+        rows = list(preparation.apply(read_corpus(Path(recipe.corpus.path))).rows)
+        return ByHand(loaded.model.double(), rows, batch)
 
     return _make

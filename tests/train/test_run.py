@@ -85,7 +85,7 @@ def test_trls_own_loss_is_the_same_number(make_recipe: MakeRecipe, tmp_path: Pat
     from kinject.train.trainer import KnowledgeTrainer
 
     ours = train(make_recipe(run_dir=str(tmp_path / "a")))
-    monkeypatch.setattr(KnowledgeTrainer, "_plain_loss", lambda self: False)
+    monkeypatch.setattr(KnowledgeTrainer, "_own_loss", lambda self: False)
     theirs = train(make_recipe(run_dir=str(tmp_path / "b")))
     assert _losses(ours.run_dir) == pytest.approx(_losses(theirs.run_dir), rel=1e-5)
 

@@ -65,6 +65,13 @@ class LaidRows(Sequence[TrainingRow]):
         pieces = np.array(self._pieces, dtype=np.int64).reshape(-1, 3)
         return int((pieces[:, 2] - pieces[:, 1]).max(initial=0))
 
+    def pieces(self, index: int) -> list[tuple[int, int, int]]:
+        """Return what stands in one row: (row of the source, start, end) of each piece."""
+        at = range(len(self))[index]
+        first = self._ends[at - 1] if at else 0
+        held = self._pieces[3 * first : 3 * self._ends[at]]
+        return list(zip(held[::3], held[1::3], held[2::3], strict=True))
+
     def __len__(self) -> int:
         return len(self._ends)
 
@@ -77,8 +84,7 @@ class LaidRows(Sequence[TrainingRow]):
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
         at = range(len(self))[index]
-        first = self._ends[at - 1] if at else 0
-        placed = [self._pieces[3 * place : 3 * place + 3] for place in range(first, self._ends[at])]
+        placed = self.pieces(at)
         texts = [self.source[number] for number, _, _ in placed]
         documents = tuple(dict.fromkeys(text.document_id for text in texts))
         row = TrainingRow([], [], [], [], documents, self._rounds[at])

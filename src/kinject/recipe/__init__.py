@@ -15,6 +15,7 @@ from kinject.recipe.sections import (
     RetrievalSection,
     TokenizerSection,
 )
+from kinject.recipe.techniques_section import RowWeightsSection, TechniquesSection
 
 __all__ = [
     "AnchorSection",
@@ -29,6 +30,8 @@ __all__ = [
     "Recipe",
     "ReplaySection",
     "RetrievalSection",
+    "RowWeightsSection",
+    "TechniquesSection",
     "TokenizerSection",
     "is_model",
     "read_recipe",

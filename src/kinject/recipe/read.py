@@ -26,6 +26,7 @@ from kinject.recipe.sections import (
     option,
 )
 from kinject.recipe.study_section import StudySection
+from kinject.recipe.techniques_section import TechniquesSection
 from kinject.recipe.trainer_fields import check_trainer
 from kinject.recipe.yaml_lines import YamlFile, parse_scalar, read_yaml
 
@@ -62,6 +63,7 @@ class Root:
     adapter: Mapping[str, Any] | None = option(None, help="peft's LoraConfig: train an adapter, not all weights.")
     anchor: AnchorSection | None = None
     guards: GuardsSection = GuardsSection()
+    techniques: TechniquesSection = TechniquesSection()
     probes: ProbesSection | None = None
     corpus: CorpusSection | None = None
     trainer: Mapping[str, Any] | None = option(None, help="TRL's SFTConfig: batch, steps, optimizer, schedule.")
@@ -86,6 +88,7 @@ class Recipe:
     adapter: Mapping[str, Any] | None
     anchor: AnchorSection | None
     guards: GuardsSection
+    techniques: TechniquesSection
     probes: ProbesSection | None
     corpus: CorpusSection | None
     trainer: Mapping[str, Any]
@@ -153,8 +156,8 @@ def read_recipe(path: Path, overrides: Sequence[str] = (), verb: Verb | None = N
         raise RecipeError(faults)
     return Recipe(
         path=path, run_dir=Path(root.run_dir), seed=root.seed, method=root.method, model=root.model,
-        adapter=root.adapter, anchor=root.anchor, guards=root.guards, probes=root.probes,
-        corpus=root.corpus, trainer=trainer, augment=root.augment,
+        adapter=root.adapter, anchor=root.anchor, guards=root.guards, techniques=root.techniques,
+        probes=root.probes, corpus=root.corpus, trainer=trainer, augment=root.augment,
         questions=root.questions, eval=root.eval, study=root.study, raw=raw,
         notes=tuple(notes), _file=file, _overridden=frozenset(overridden),
     )  # fmt: skip

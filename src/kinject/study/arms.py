@@ -22,7 +22,7 @@ RAG = "+rag"
 """What follows an arm's name when it is asked with its chosen number of passages."""
 AUGMENT_SECTIONS = ("augment",)
 """Sections of overrides that the augment recipe takes."""
-TRAIN_SECTIONS = ("trainer", "model", "corpus", "adapter", "anchor", "guards", "method")
+TRAIN_SECTIONS = ("trainer", "model", "corpus", "adapter", "anchor", "guards", "techniques", "method")
 """Sections of overrides that the train recipe takes."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject.corpus import IGNORED, TrainingRow
@@ -12,9 +13,12 @@ from kinject.recipe import Recipe
 from kinject.train.anchor import Anchor
 from kinject.train.callbacks import RunLog, Screen, Timing
 from kinject.train.data import Collator, RowDataset, TrainingData
+from kinject.train.fresh_layers import redraw_last_layers
 from kinject.train.guards import Guard
 from kinject.train.probes import Probes, ProbeStops
 from kinject.train.schedules import WarmUp
+from kinject.train.row_weights import row_weights
+from kinject.train.techniques import equip
 from kinject.train.trainable import freeze
 from kinject.train.trainer import KnowledgeTrainer, check_isolation
 
@@ -51,8 +55,11 @@ def build_trainer(
     rows_per_step = config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
     tokens_per_step = rows_per_step * float(data.rows.lengths().mean())
     anchored = recipe.anchor is not None and recipe.anchor.kl > 0
-    dataset = RowDataset(data.rows, with_replay=anchored)
+    weighing = recipe.techniques.row_weights
+    weights = row_weights(weighing, Path(recipe.corpus.path)) if weighing is not None and recipe.corpus else None
+    dataset = RowDataset(data.rows, with_replay=anchored, weights=weights)
     freeze(model, recipe)
+    redrawn = redraw_last_layers(model, recipe)
     guard = Guard(recipe.guards)
     stops = [ProbeStops(recipe.probes, guard.warnings)] if recipe.probes is not None else []
     when, config.eval_strategy = config.eval_strategy, "no" if held_out is None else config.eval_strategy
@@ -73,6 +80,7 @@ def build_trainer(
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Timing(recipe.run_dir / "timing.jsonl", lambda: int(trainer.learned_tokens)))
     trainer.guard = guard
+    equip(trainer, recipe, redrawn)
     trainer.args.eval_strategy = when  # Trainer refuses to evaluate without a dataset; probes need none
     trainer.probes = Probes(recipe.probes, tokenizer, limit) if recipe.probes is not None else None
     if recipe.corpus is not None and recipe.corpus.spread and data.rows.rounds[-1] > 0:

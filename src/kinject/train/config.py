@@ -24,6 +24,7 @@ def build_config(recipe: Recipe) -> SFTConfig:
     from trl import SFTConfig
 
     from kinject.train.anchor import check_anchor
+    from kinject.train.techniques import check_techniques
 
     faults = [Fault(recipe.where(key), key, what) for key, what in _faults(recipe)]
     if faults:
@@ -52,7 +53,7 @@ def build_config(recipe: Recipe) -> SFTConfig:
         raise recipe.error("trainer", f"SFTConfig refuses it: {' '.join(str(error).split())}") from error
     if schedule in (*TORCH, *OWN):
         config.lr_scheduler_type = schedule
-    after = [*check_anchor(recipe, config), *_tracker_faults(config.report_to)]
+    after = [*check_anchor(recipe, config), *check_techniques(recipe, config), *_tracker_faults(config.report_to)]
     faults = [Fault(recipe.where(key), key, what) for key, what in after]
     if faults:
         raise RecipeError(faults)

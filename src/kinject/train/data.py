@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kinject.corpus import (
     IGNORED,
@@ -22,7 +23,6 @@ from kinject.corpus import (
     TokenAccount,
     Tokenization,
     TokenRow,
-    TrainingRow,
     draw,
     entry_key,
     lay_out,
@@ -178,11 +178,13 @@ def note_fill(rows: LaidRows, layout: Layout) -> list[str]:
 class RowDataset:
     """Training rows as a trainer wants them: each joined when a batch asks for it.
 
-    A row is a dict with input_ids, labels, position_ids, length and, if asked, replayed.
+    A row is a dict with input_ids, labels, position_ids, length and, if asked, replayed. With `weights` (of the corpus
+    rows, in order) it has the weight of each token; what is mixed in weighs 1.
     """
 
-    rows: Sequence[TrainingRow]
+    rows: LaidRows
     with_replay: bool = False
+    weights: npt.NDArray[np.float32] | None = None
     column_names: tuple[str, ...] = field(default=("input_ids", "labels", "position_ids", "length"), init=False)
 
     def __len__(self) -> int:
@@ -197,7 +199,15 @@ class RowDataset:
             "input_ids": row.input_ids, "labels": row.labels, "position_ids": row.position_ids,
             "length": len(row.input_ids),
         }  # fmt: skip
-        return {**found, "replayed": row.replayed} if self.with_replay else found
+        if self.with_replay:
+            found["replayed"] = row.replayed
+        if self.weights is not None:
+            found["weights"] = [
+                float(self.weights[number]) if number < len(self.weights) else 1.0
+                for number, start, end in self.rows.pieces(index)
+                for _ in range(start, end)
+            ]
+        return found
 
 
 @dataclass(frozen=True)
@@ -215,7 +225,7 @@ class Collator:
     masked_batch: Reaction = "stop"
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return input_ids, labels, position_ids and, where rows have it, replayed.
+        """Return input_ids, labels, position_ids and, where rows have them, replayed and weights.
 
         Raises `TrainingError` when no token of the batch bears loss and `masked_batch` is stop.
         """
@@ -227,8 +237,9 @@ class Collator:
                 raise TrainingError(what)
             if self.masked_batch == "warn":
                 log.warning(what)
-        filling = {"input_ids": self.pad_token_id, "labels": IGNORED, "replayed": False}
-        columns = [key for key in ("input_ids", "labels", "position_ids", "replayed") if key in rows[0]]
+        filling = {"input_ids": self.pad_token_id, "labels": IGNORED, "replayed": False, "weights": 0.0}
+        kinds = ("input_ids", "labels", "position_ids", "replayed", "weights")
+        columns = [key for key in kinds if key in rows[0]]
         if self.flatten:
             return {key: torch.tensor([[value for row in rows for value in row[key]]]) for key in columns}
         width = max(len(row["input_ids"]) for row in rows)

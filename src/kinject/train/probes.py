@@ -156,15 +156,25 @@ class ProbeStops(TrainerCallback):  # type: ignore[misc]
     def _impatient(self, args: Any, history: Sequence[Mapping[str, Any]]) -> str:
         if self.section.patience is None:
             return ""
-        key = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
-        values = [value for step, value in _by_step(history, key).items() if step > 0]
-        if not values:
-            return ""
-        best = max(values) if args.greater_is_better else min(values)
-        since = len(values) - 1 - values.index(best)
-        if since < self.section.patience:
-            return ""
-        return f"{key} has not been better than {best:.3f} for {since} evaluations (probes.patience); the run stops."
+        metric = args.metric_for_best_model, args.greater_is_better
+        return impatient(history, metric, self.section.patience, "probes.patience")
+
+
+def impatient(history: Sequence[Mapping[str, Any]], metric: tuple[str, bool], patience: int, key: str) -> str:
+    """Return why a run stops where the last `patience` evaluations were no better than the best; "" where it goes on.
+
+    `metric` is (its name, whether greater is better); an evaluation before the first step does not count. `key` is the
+    recipe's.
+    """
+    name = f"eval_{metric[0].removeprefix('eval_')}"
+    values = [value for step, value in _by_step(history, name).items() if step > 0]
+    if not values:
+        return ""
+    best = max(values) if metric[1] else min(values)
+    since = len(values) - 1 - values.index(best)
+    if since < patience:
+        return ""
+    return f"{name} has not been better than {best:.3f} for {since} evaluations ({key}); the run stops."
 
 
 def _by_step(history: Sequence[Mapping[str, Any]], key: str) -> dict[int, float]:

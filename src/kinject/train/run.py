@@ -114,7 +114,7 @@ def _inputs(recipe: Recipe) -> dict[str, str]:
         if isinstance(path, str):
             inputs[name] = tree_hash(Path(path)) if Path(path).is_dir() else f"hub:{path}@{model.revision or 'main'}"
     sections = {key: recipe.raw.get(key) for key in ("seed", "method", "model", "adapter", "corpus", "trainer")}
-    sections |= {key: recipe.raw[key] for key in ("anchor", "guards", "probes") if key in recipe.raw}
+    sections |= {key: recipe.raw[key] for key in ("anchor", "guards", "techniques", "probes") if key in recipe.raw}
     return {**inputs, "fingerprint": content_id(inputs, sections)}
 
 
@@ -174,7 +174,7 @@ def _build(
         f"trains {n_trained:,} of {n_all:,} parameters in {precision}, {len(data.rows):,} rows, "
         f"layout {layout.strategy or 'unpacked'}{', spread' if layout.spread else ''}"
     )
-    notes += note_fill(data.rows, layout)
+    notes += [*note_fill(data.rows, layout), *trainer.notes]
     if n_trained < n_all:
         notes.append(f"these train: {', '.join(summarise(names))}")
     return data, trainer, notes

@@ -77,6 +77,12 @@ def _span(numbers: Sequence[int]) -> str:
     return f"{{{numbers[0]}-{numbers[-1]}}}" if whole else "{" + ",".join(map(str, numbers)) + "}"
 
 
+def layer_number(name: str) -> int | None:
+    """Return the layer in which the parameter `name` stands, None outside the layers."""
+    found = _LAYER.search(f".{name}")
+    return None if found is None else int(found[1])
+
+
 def rate_share(name: str, n_layers: int, decay: float) -> float:
     """Return what `name` gets of the learning rate: 1 above the layers and in the last, `decay` less a layer below.
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import rotate_checkpoints
 from trl import SFTTrainer
 
-from kinject.corpus import IGNORED
 from kinject.errors import TrainingError
 from kinject.train.anchor import Anchor
 from kinject.train.checkpoints import mark_complete
 from kinject.train.eight_bit import settle_embedding_bits
+from kinject.train.fresh_layers import HeldBase
 from kinject.train.guards import Guard
+from kinject.train.objective import Objective
 from kinject.train.probes import Probes
 from kinject.train.schedules import schedule_of
+from kinject.train.schedule_free import leave_warmup_to_schedule
+from kinject.train.sharpness import Sharpness
 from kinject.train.trainable import split_by_layer
 
 _ISOLATION_TOLERANCE = 1e-3
@@ -34,20 +37,27 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     without the entropy and accuracy that TRL works out at every step (half of the time with a large vocabulary).
 
     `anchor` pulls towards the base, `guard` decides over each update, `rounds` (the round of each row) orders the epoch,
-    `probes` are asked at each evaluation.
+    `probes` are asked at each evaluation. `objective` is what the loss in training is, `held_base` what is left out of
+    the first updates, `sharpness` where the gradient is taken.
     """
 
     anchor: Anchor | None = None
+    objective: Objective = Objective()
+    held_base: HeldBase | None = None
+    sharpness: Sharpness | None = None
+    notes: Sequence[str] = ()
+    """What is to be said of the techniques at work."""
     guard: Guard
     rounds: Sequence[int] = ()
     probes: Probes | None = None
     control: Any
     lr_scheduler: Any
+    _total_train_tokens: Any
     learned_tokens: Any = 0
     """Tokens that bore loss so far in this process (a number, or a tensor that a device still adds up)."""
 
     def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed"]
+        self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed", "weights"]
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save model and tokenizer, without the pickle of the arguments: recipe.yaml and the manifest hold them."""
@@ -56,6 +66,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save a checkpoint, mark it whole, and only then delete older ones (Trainer deletes before it is done)."""
+        self._settle_weights()
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             super()._save_checkpoint(model, trial)
@@ -90,6 +101,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             split_by_layer(optimizer, self.model, self.anchor.strengths.layer_decay)
         if fresh:
             settle_embedding_bits(optimizer, self.model, self.args.optim_args)
+            leave_warmup_to_schedule(optimizer)
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -100,10 +112,53 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    def _clip_grad_norm(self, model: Any) -> Any:
-        """Add the pull to the base, then clip."""
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """End training with the weights that are to be used."""
+        self._settle_weights()
+        return super()._finalize_training(*args, **kwargs)
+
+    def _settle_weights(self) -> None:
+        """Put the weights that are to be used in place of those at which gradients are taken: a schedule-free optimizer's
+        averages. The next training step turns back."""
+        if callable(getattr(self.optimizer, "eval", None)):
+            self.optimizer.eval()
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Add a batch's gradient and return its loss; with `sharpness`, the last of an update takes all gradients anew."""
+        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+        if self.sharpness is None:
+            return loss
+        self.sharpness.keep(inputs)
+        if self.accelerator.sync_gradients:
+            self._take_gradient_uphill(model, self.sharpness, num_items_in_batch)
+        return loss
+
+    def _take_gradient_uphill(self, model: Any, sharpness: Sharpness, num_items_in_batch: Any) -> None:
+        batches, n_seen = sharpness.batches(), self._total_train_tokens
+        if self.held_base is not None:
+            self.held_base.drop(model, self.state.global_step)
+        if not sharpness.climb(model):
+            return
+        model.zero_grad()
+        try:
+            for place, batch in enumerate(batches, start=1):
+                waits = self.accelerator.no_sync(model) if place < len(batches) else contextlib.nullcontext()
+                with waits:
+                    super().training_step(model, batch, num_items_in_batch)
+        finally:
+            sharpness.come_back()
+        self._total_train_tokens = n_seen
+
+    def _shape_gradient(self, model: Any) -> None:
+        """Leave out what holds still, add the pull to the base."""
+        if self.held_base is not None:
+            self.held_base.drop(model, self.state.global_step)
         if self.anchor is not None:
             self.anchor.pull(model)
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """Shape the gradient, then clip."""
+        self._shape_gradient(model)
         return super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
@@ -112,8 +167,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         Under a gradient scaler (fp16) the scaler itself leaves such updates out, and they are counted; under DeepSpeed
         its engine does both.
         """
-        if grad_norm is None and self.anchor is not None:
-            self.anchor.pull(model)
+        if grad_norm is None:
+            self._shape_gradient(model)
         norm = super()._get_grad_norm(model, grad_norm)
         if norm is None or self.is_deepspeed_enabled:
             return norm
@@ -133,6 +188,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         )
         if self.probes is None:
             return metrics
+        self._settle_weights()
         pad = self.processing_class.pad_token_id
         found = self.probes.ask(self.model_wrapped, 0 if pad is None else pad)
         accuracies = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
@@ -142,40 +198,48 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         return metrics
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the batches of one update and their number of learned tokens, which is noted."""
-        batches, n_learned = super().get_batch_samples(*args, **kwargs)
-        noted = n_learned
+        """Return the batches of one update and what its loss is divided by; note the learned tokens."""
+        batches, divisor = super().get_batch_samples(*args, **kwargs)
+        noted = divisor if self.objective.plain else None
         if noted is None:  # transformers does not count for models whose forward takes no further arguments
             noted = sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches)
         self.learned_tokens = self.learned_tokens + noted
-        return batches, n_learned
+        return batches, divisor
 
-    def _plain_loss(self) -> bool:
+    def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> Any:
+        """Return what the loss of one update is divided by: its learned tokens, where the loss is plain."""
+        n_learned = super()._get_num_items_in_batch(batch_samples, device)
+        if self.objective.plain or n_learned is None:
+            return n_learned
+        count = torch.stack([self.objective.count(batch) for batch in batch_samples]).sum().to(device)
+        shared = self.args.average_tokens_across_devices and self.args.world_size > 1
+        return self.accelerator.gather(count).sum() if shared else count
+
+    def _own_loss(self) -> bool:
         anchored = self.anchor is not None and self.anchor.strengths.kl > 0
-        return anchored or bool(
-            self.args.loss_type == "nll"
-            and self.label_smoother is None
-            and not self.aux_loss_enabled
-            and self.accelerator.device.type == "cpu"
-        )
+        plain_here = self.args.loss_type == "nll" and not self.aux_loss_enabled
+        return anchored or not self.objective.plain or (plain_here and self.accelerator.device.type == "cpu")
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the summed negative log-likelihood over the number of learned tokens in the accumulated batch."""
-        if return_outputs or not self._plain_loss():
-            inputs = {key: value for key, value in inputs.items() if key != "replayed"}
+        """Return the loss of a batch, its part of the accumulated batch's: in training as `objective` says.
+
+        In evaluation it is the negative log-likelihood over the number of learned tokens, whatever is trained on.
+        """
+        if return_outputs or not self._own_loss():
+            inputs = {key: value for key, value in inputs.items() if key not in ("replayed", "weights")}
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        labels = inputs["labels"][:, 1:]
+        objective = self.objective if self.model.training else Objective()
         outputs = model(input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False)
-        logits = outputs.logits[:, :-1].float()
-        total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-        n_learned = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        logits = outputs.logits.float()
+        total = objective.total(logits, inputs)
+        count = objective.count(inputs) if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
         if self.model.training:
             self._total_train_tokens += inputs["input_ids"].numel()
             if self.anchor is not None and self.anchor.strengths.kl:
-                total = total + self.anchor.strengths.kl * self.anchor.divergence(model, inputs, logits)
-        loss = total / (max(n_learned, 1) if isinstance(n_learned, int) else n_learned.clamp(min=1))
+                total = total + self.anchor.strengths.kl * self.anchor.divergence(model, inputs, logits[:, :-1])
+        loss = total / torch.where(count > 0, count, 1)  # without anything to learn it is zero
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes
         return loss

@@ -1,0 +1,181 @@
+"""The recipe's `techniques:` section: what cannot be together, what a trainer is given for it, and what to say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from kinject.recipe import Recipe
+from kinject.train.fresh_layers import hold_base
+from kinject.train.histograms import TRACKERS, Histograms
+from kinject.train.objective import Objective
+from kinject.train.probes import impatient
+from kinject.train.schedule_free import schedule_free_faults
+from kinject.train.sharpness import Sharpness
+from kinject.train.trainable import summarise
+
+if TYPE_CHECKING:
+    from kinject.train.trainer import KnowledgeTrainer
+
+Faults = list[tuple[str, str]]
+_STEPS_IN_BACKWARD = ("lomo", "adalomo")
+
+
+def check_techniques(recipe: Recipe, config: Any) -> Faults:
+    """Return (key, fault) for techniques that this recipe cannot have, or not together."""
+    return [
+        *_loss_faults(recipe, config),
+        *_gradient_faults(recipe, config),
+        *_layer_faults(recipe),
+        *_patience_faults(recipe, config),
+        *schedule_free_faults(config),
+        *_histogram_faults(recipe, config),
+    ]
+
+
+def _loss_faults(recipe: Recipe, config: Any) -> Faults:
+    techniques, faults = recipe.techniques, Faults()
+    smoothing = config.label_smoothing_factor
+    if not 0.0 <= smoothing < 1.0:
+        faults.append(("trainer.label_smoothing_factor", f"found {smoothing}, allowed: 0 to less than 1."))
+    chosen = {
+        "trainer.label_smoothing_factor": bool(smoothing),
+        "techniques.hardest": techniques.hardest is not None,
+        "techniques.row_weights": techniques.row_weights is not None,
+    }
+    for key in (key for key, is_on in chosen.items() if is_on):
+        if config.loss_type != "nll":
+            faults.append((key, f"changes the loss nll, found trainer.loss_type: {config.loss_type}. Keep one."))
+        if key.startswith("techniques.") and recipe.anchor is not None and recipe.anchor.kl:
+            faults.append((key, "anchor.kl is measured in units of a token's loss, each counting as much. Keep one."))
+    if chosen["techniques.hardest"] and chosen["techniques.row_weights"]:
+        what = "beside row_weights it is open which loss is the highest, the weighted one or not. Keep one."
+        faults.append(("techniques.hardest", what))
+    return faults
+
+
+def _gradient_faults(recipe: Recipe, config: Any) -> Faults:
+    techniques, faults = recipe.techniques, Faults()
+    assert recipe.model is not None
+    reach = {"sam": techniques.sam > 0, "hold_base": techniques.hold_base is not None,
+             "histograms": techniques.histograms is not None}  # fmt: skip
+    for name in (name for name, is_on in reach.items() if is_on):
+        if config.fsdp or config.deepspeed:
+            faults.append((f"techniques.{name}", "needs whole gradients on each process. Use DDP."))
+        if (
+            str(config.optim).rpartition(".")[2].lower() in _STEPS_IN_BACKWARD
+            or "layerwise" in str(config.optim).lower()
+        ):
+            what = "this optimizer updates while gradients are computed, so nothing can be done between. Set another optim."
+            faults.append((f"techniques.{name}", what))
+    if reach["sam"] and recipe.model.dtype in ("bfloat16", "float16"):
+        what = f"a step of {techniques.sam:g} uphill rounds away in {recipe.model.dtype} weights. Set model.dtype: float32; "
+        faults.append(("techniques.sam", what + "trainer.bf16 or fp16 then speeds up the arithmetic."))
+    return faults
+
+
+def _layer_faults(recipe: Recipe) -> Faults:
+    techniques, faults = recipe.techniques, Faults()
+    model, anchor, held = recipe.model, recipe.anchor, recipe.techniques.hold_base
+    assert model is not None
+    if held is not None:
+        if recipe.adapter is not None:
+            faults.append(("techniques.hold_base", "an adapter's base holds still to the end. Remove the line."))
+        elif not held.train and not techniques.reinitialize_layers:
+            what = "missing. It says what trains first, as in [lm_head.*]; or set techniques.reinitialize_layers."
+            faults.append(("techniques.hold_base.train", what))
+    if techniques.reinitialize_layers:
+        key = "techniques.reinitialize_layers"
+        if recipe.adapter is not None or model.quantization != "none":
+            faults.append((key, "beside an adapter they would not train. Remove the line, or train all weights."))
+        if model.new is not None:
+            faults.append((key, "a new model's weights are all drawn anew. Remove the line."))
+        if anchor is not None and (anchor.l2 or anchor.ewc or anchor.kl):
+            faults.append(
+                (key, "anchor would hold the model to layers that know nothing. Keep one; layer_decay may stay.")
+            )
+    return faults
+
+
+def _patience_faults(recipe: Recipe, config: Any) -> Faults:
+    if recipe.techniques.patience is None:
+        return []
+    key, faults = "techniques.patience", Faults()
+    if recipe.trainer.get("eval_strategy", "no") == "no":
+        what = "missing. It says when techniques.patience looks: eval_strategy: steps with eval_steps, or epoch."
+        faults.append(("trainer.eval_strategy", what))
+    if recipe.probes is not None and recipe.probes.patience is not None:
+        faults.append((key, "says the same as probes.patience. Keep one."))
+    held_out = recipe.corpus is not None and recipe.corpus.held_out is not None
+    if not held_out and config.metric_for_best_model in (None, "loss", "eval_loss"):
+        what = "without corpus.held_out there is no loss to wait for. Set it, or trainer.metric_for_best_model to a probe's."
+        faults.append((key, what))
+    return faults
+
+
+def _histogram_faults(recipe: Recipe, config: Any) -> Faults:
+    if recipe.techniques.histograms is None or set(config.report_to) & set(TRACKERS):
+        return []
+    return [("techniques.histograms", f"no tracker that takes them. Set trainer.report_to: {' or '.join(TRACKERS)}.")]
+
+
+def equip(trainer: KnowledgeTrainer, recipe: Recipe, redrawn: Sequence[str]) -> None:
+    """Give `trainer` what the recipe's techniques need, and what to say of them; `redrawn` are the names of fresh weights.
+
+    Raises `RecipeError` for what only the model shows.
+    """
+    techniques = recipe.techniques
+    trainer.objective = Objective(
+        float(trainer.args.label_smoothing_factor), techniques.hardest, techniques.row_weights is not None
+    )
+    trainer.label_smoother = None  # the objective smooths; held-out losses stay what they are without
+    if trainer.aux_loss_enabled and not trainer.objective.plain:
+        what = (
+            "this model adds its routers' loss, which smoothed labels, hardest and row_weights leave out. Remove them."
+        )
+        raise recipe.error("techniques" if "techniques" in recipe.raw else "trainer.label_smoothing_factor", what)
+    trainer.held_base = hold_base(trainer.model, recipe, redrawn)
+    trainer.sharpness = Sharpness(techniques.sam) if techniques.sam else None
+    if techniques.patience is not None:
+        trainer.add_callback(Patience(techniques.patience, trainer.guard.warnings))
+    if techniques.histograms is not None:
+        trainer.add_callback(Histograms(techniques.histograms, lambda: trainer.callback_handler.callbacks))
+    trainer.notes = _describe(trainer, recipe, redrawn)
+
+
+def _describe(trainer: KnowledgeTrainer, recipe: Recipe, redrawn: Sequence[str]) -> list[str]:
+    notes = []
+    if redrawn:
+        notes.append(f"techniques.reinitialize_layers: drawn anew: {', '.join(summarise(redrawn))}")
+    if trainer.held_base is not None:
+        first = [name for name, _ in trainer.model.named_parameters() if name in trainer.held_base.first]
+        notes.append(
+            f"techniques.hold_base: for {trainer.held_base.steps} updates only these train: {', '.join(summarise(first))}"
+        )
+    if trainer.sharpness is not None:
+        notes.append(f"techniques.sam: gradients are taken {trainer.sharpness.rho:g} uphill, in two passes an update")
+    if recipe.techniques.hardest is not None:
+        hardest = recipe.techniques.hardest
+        notes.append(f"techniques.hardest: learns from the {hardest.share:.0%} of {hardest.of} with the highest loss")
+    return notes
+
+
+class Patience(TrainerCallback):  # type: ignore[misc]
+    """Stops a run after `evaluations` without a better metric; what was said is added to `said`.
+
+    Decides from the trainer's own log, which checkpoints carry, so a resumed run decides as an undisturbed one.
+    """
+
+    def __init__(self, evaluations: int, said: list[str]) -> None:
+        self.evaluations, self.said = evaluations, said
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop where no evaluation since the best one is better."""
+        metric = args.metric_for_best_model or "loss"
+        greater = args.greater_is_better if args.metric_for_best_model is not None else False
+        reason = impatient(state.log_history, (metric, greater), self.evaluations, "techniques.patience")
+        if reason and not control.should_training_stop:
+            control.should_training_stop = True
+            self.said.append(f"step {state.global_step}: {reason}")
