@@ -23,6 +23,7 @@ _SECTIONS = (
     "trainer",
     "anchor",
     "guards",
+    "techniques",
     "probes",
     "augment",
     "questions",
