@@ -26,6 +26,6 @@ def schedule_free_faults(config: Any) -> list[tuple[str, str]]:
 
 def leave_warmup_to_schedule(optimizer: Any) -> None:
     """Let a fresh schedule-free `optimizer` not warm up by itself: transformers hands the same warmup to both."""
-    if "train_mode" in optimizer.defaults and "warmup_steps" in optimizer.defaults:
+    if {"train_mode", "warmup_steps"} <= getattr(optimizer, "defaults", {}).keys():  # DeepSpeed's stand-in has none
         for group in optimizer.param_groups:
             group["warmup_steps"] = 0
