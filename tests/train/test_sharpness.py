@@ -96,7 +96,7 @@ def test_the_climb_has_the_length_asked_for_and_the_way_back_is_bitwise() -> Non
             weight.grad = scale * torch.ones_like(weight) * (number + 1)
         sharpness = Sharpness(0.05)
         assert sharpness.climb(model)
-        moves.append(torch.cat([(w - before[n]).flatten() for n, w in model.named_parameters()]))
+        moves.append(torch.cat([(w.detach() - before[n]).flatten() for n, w in model.named_parameters()]))
         sharpness.come_back()
         assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     assert float(moves[0].norm()) == pytest.approx(0.05, rel=1e-5)

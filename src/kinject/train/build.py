@@ -16,8 +16,8 @@ from kinject.train.data import Collator, RowDataset, TrainingData
 from kinject.train.fresh_layers import redraw_last_layers
 from kinject.train.guards import Guard
 from kinject.train.probes import Probes, ProbeStops
-from kinject.train.schedules import WarmUp
 from kinject.train.row_weights import row_weights
+from kinject.train.schedules import WarmUp
 from kinject.train.techniques import equip
 from kinject.train.trainable import freeze
 from kinject.train.trainer import KnowledgeTrainer, check_isolation

@@ -14,6 +14,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import rotate_checkpoints
 from trl import SFTTrainer
 
+from kinject.corpus import IGNORED
 from kinject.errors import TrainingError
 from kinject.train.anchor import Anchor
 from kinject.train.checkpoints import mark_complete
@@ -22,8 +23,8 @@ from kinject.train.fresh_layers import HeldBase
 from kinject.train.guards import Guard
 from kinject.train.objective import Objective
 from kinject.train.probes import Probes
-from kinject.train.schedules import schedule_of
 from kinject.train.schedule_free import leave_warmup_to_schedule
+from kinject.train.schedules import schedule_of
 from kinject.train.sharpness import Sharpness
 from kinject.train.trainable import split_by_layer
 
