@@ -43,13 +43,7 @@ def build_trainer(
     disable_progress_bar()
 
     model, tokenizer = model_and_tokenizer
-    limit = getattr(model.config, "max_position_embeddings", None)
-    longest_document = data.rows.longest_text()
-    if limit is not None and longest_document > limit:
-        raise recipe.error(
-            "trainer.max_length",
-            f"rows reach {longest_document} tokens, but the model has {limit} positions. Set at most {limit}.",
-        )
+    limit = _most_positions(recipe, model, data)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
     flatten = model.config._attn_implementation == "flash_attention_2" and bool(recipe.trainer.get("packing"))
     rows_per_step = config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
@@ -90,6 +84,16 @@ def build_trainer(
         anchor.measure(trainer.model, list(islice(replayed, anchor.strengths.ewc_rows if anchor.strengths.ewc else 0)))
     trainer.anchor = anchor
     return trainer
+
+
+def _most_positions(recipe: Recipe, model: PreTrainedModel, data: TrainingData) -> int | None:
+    """Return how many positions the model has, None for any number; a fault of the recipe where texts need more."""
+    limit: int | None = getattr(model.config, "max_position_embeddings", None)
+    longest = data.rows.longest_text()
+    if limit is not None and longest > limit:
+        what = f"rows reach {longest} tokens, but the model has {limit} positions. Set at most {limit}."
+        raise recipe.error("trainer.max_length", what)
+    return limit
 
 
 def _check_packing(model: PreTrainedModel, dataset: RowDataset) -> None:
