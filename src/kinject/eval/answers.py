@@ -17,8 +17,10 @@ from kinject.eval.encode import Encoded
 from kinject.types import Answer
 
 _Place = tuple[str, str, str, int, int, int, str]
+_FIELDS = tuple(item.name for item in fields(Answer))
 _LATER = frozenset({"truncated", "n_chars", "subject", "document_id", "rotation", "greedy"})
 """What an older kinject's rows may lack."""
+_NEEDED = frozenset(("key", *_FIELDS)) - _LATER
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +121,11 @@ def _place(answer: Answer) -> _Place:
 
 
 def _answer_of(row: Row, where: str) -> Answer:
-    names = [item.name for item in fields(Answer)]
-    missing = [name for name in ("key", *names) if name not in row and name not in _LATER]
-    if missing:
-        raise InputError(f"{where}: no {missing[0]}. It is not an answer of this kinject; choose another run folder.")
+    if not row.keys() >= _NEEDED:
+        missing = next(name for name in ("key", *_FIELDS) if name in _NEEDED and name not in row)
+        raise InputError(f"{where}: no {missing}. It is not an answer of this kinject; choose another run folder.")
     values: dict[str, Any] = {
-        name: tuple(v) if isinstance(v := row[name], list) else v for name in names if name in row
+        name: tuple(v) if isinstance(v := row[name], list) else v for name in _FIELDS if name in row
     }
     values["log_probs"] = tuple(math.nan if value is None else float(value) for value in row["log_probs"])
     return Answer(**values)
