@@ -194,14 +194,15 @@ def test_only_what_is_needed_is_changed_and_the_cheapest_first() -> None:
     assert changes[-1].overrides == ("model.quantization=4bit",)
 
 
-def test_steps_tokens_and_exposures_are_those_of_the_run(
-    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("strategy", ["bfd_split", "wrapped"])
+def test_steps_tokens_and_exposures_are_those_of_the_run(make_recipe: Callable[..., Recipe], strategy: str) -> None:
     from kinject.disk import read_manifest
     from kinject.train import train
 
     length = {"max_steps": -1, "num_train_epochs": 3, "max_length": 48}
-    recipe = make_recipe(**length, per_device_train_batch_size=2, gradient_accumulation_steps=3)
+    recipe = make_recipe(
+        **length, packing_strategy=strategy, per_device_train_batch_size=2, gradient_accumulation_steps=3
+    )
     found = plan(recipe, Wanted(calibration=False))
     result = train(recipe)
     manifest = read_manifest(Path(result.run_dir) / "manifest.json")
@@ -253,6 +254,8 @@ def test_a_config_alone_is_enough_and_a_missing_corpus_is_said(
     assert "parallelism  DDP" in out
     assert main(["plan", "recipe.yaml", "model.path=not/here/x"]) == 2
     assert "no model is there yet" in capsys.readouterr().err
+    assert main(["plan", "recipe.yaml", "adapter={rank: 4}"]) == 2
+    assert "adapter.rank" in capsys.readouterr().err
     assert main(["plan", "recipe.yaml", "--memory", "much"]) == 2
     assert "--memory: found 'much'" in capsys.readouterr().err
 

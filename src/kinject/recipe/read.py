@@ -147,7 +147,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = (), verb: Verb | None = N
     notes: list[str] = []
     if isinstance(raw.get("trainer"), Mapping) and verb in (None, "train", "bench", "plan"):
         trainer, notes = check_trainer(raw["trainer"], checker)
-    if isinstance(raw.get("adapter"), Mapping) and verb in (None, "train"):
+    if isinstance(raw.get("adapter"), Mapping) and verb in (None, "train", "plan"):
         check_adapter(raw["adapter"], checker)
     for section in _NEEDS.get(verb or "", ()):
         if section not in raw:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def plan(recipe: Recipe, wanted: Wanted) -> Plan:
     devices = find_devices(kind, wanted.memory, wanted.devices)
     if devices.here:
         build_config(recipe)
-    notes = list(recipe.notes)
+    notes = [*recipe.notes, *_uncounted(recipe)]
     shape = shape_of(recipe, devices)
     memory = simulate(shape)
     length = _length(recipe, devices.count, notes)
@@ -97,6 +98,18 @@ def plan(recipe: Recipe, wanted: Wanted) -> Plan:
         seconds=trial.step_seconds * steps if trial is not None and steps else None,
         rates=tuple(planned_curve(recipe, steps)) if steps else None, notes=tuple(notes),
     )  # fmt: skip
+
+
+def _uncounted(recipe: Recipe) -> list[str]:
+    """Return a note for each thing of the recipe that holds memory beside what is simulated."""
+    held = {
+        "anchor (its copies of weights)": recipe.anchor is not None,
+        "techniques.sam (a copy of the weights that train)": recipe.techniques.sam > 0,
+        "trainer.torch_compile": bool(recipe.trainer.get("torch_compile")),
+        "evaluation and probes, which have batches of their own": str(trainer_field(recipe, "eval_strategy")) != "no",
+    }
+    names = [name for name, there in held.items() if there]
+    return [f"memory not counted: {'; '.join(names)}."] if names else []
 
 
 def _kind(recipe: Recipe, wanted: Wanted) -> str:
@@ -228,6 +241,7 @@ def _trial(
     if reason:
         notes.append(f"time is not estimated: {reason}.")
         return None
+    print(f"plan: timing a few steps, at most {wanted.seconds:g} s (--no-calibration leaves it out)", file=sys.stderr)
     trial = try_steps(recipe, wanted.seconds)
     if isinstance(trial, str):
         notes.append(f"time is not estimated: {trial}")

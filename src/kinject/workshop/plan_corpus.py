@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Length:
-    """What a run reads. `tokens` are read in all `steps` together (padding left out), `learned` of them bear loss.
+    """What a run reads. `tokens` are read in all `steps` together, `learned` of them bear loss.
 
-    `wordings` is (least, median, most) texts of a document that the whole run reads, `fill` the share of a row's places that
-    hold a token.
+    Padding is not counted, and a token that is repeated where a document is cut counts once. `wordings` is (least, median,
+    most) texts of a document that the whole run reads, `fill` the share of a row's places that hold a token.
     """
 
     n_rows: int
@@ -48,7 +48,7 @@ def measure(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, n_devices: int) 
     rows = seen.get("rows")
     block = trainer_field(recipe, "max_length") if recipe.trainer.get("packing") else int(lengths.max())
     return Length(
-        n_rows=n_rows, steps=steps, epochs=epochs, tokens=round(int(lengths.sum()) * epochs),
+        n_rows=n_rows, steps=steps, epochs=epochs, tokens=round((data.account.source - data.account.lost) * epochs),
         learned=round(data.account.trained * epochs), documents=seen["documents"],
         wordings=(rows["min"], rows["median"], rows["max"]) if rows else None,
         fill=float(lengths.mean()) / block, shares=dict(data.shares),

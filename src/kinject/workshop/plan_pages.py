@@ -121,13 +121,15 @@ def _run(found: Plan) -> list[str]:
             lines.append(
                 f"exposures    {length.documents:,} documents, each read in {median:g} texts (least {least:g}, most {most:g})"
             )
-    lines.append(f"operations   {found.memory.flops / 1e12:,.3g} TFLOP a step on each device")
+    operations = found.memory.flops / 1e12
+    few = f"{operations:,.0f}" if operations >= 100 else f"{operations:.3g}"
+    lines.append(f"operations   {few} TFLOP a step on each device")
     if found.seconds is not None and found.trial is not None:
         lines.append(
             f"time         {duration(found.seconds)} ({found.trial.step_seconds:.2f} s a step, measured here; evaluation, probes "
             "and saving not counted)"
         )
-    elif length is not None:
+    elif length is not None and found.devices.kind == "cuda":
         total = found.memory.flops * length.steps
         lines.append(f"time         {duration(total / 1e14)} for each 100 TFLOP/s that a device really does")
     disk = found.disk

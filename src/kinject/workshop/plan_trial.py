@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from kinject.disk import read_jsonl
+from kinject.disk.jsonl import Row, parse_row
 from kinject.recipe import Recipe
 from kinject.train.config import trainer_field
 
@@ -39,17 +39,26 @@ def trial_recipe(recipe: Recipe, folder: Path) -> dict[str, Any]:
     values["trainer"] = {key: list(item) if isinstance(item, tuple) else item for key, item in recipe.trainer.items()}
     values["corpus"].pop("held_out", None)
     values["run_dir"] = str(folder / "run")
-    for key in ("num_train_epochs", "metric_for_best_model", "eval_steps", "save_steps"):
+    for key in _OF_A_WHOLE_RUN:
         values["trainer"].pop(key, None)
+    if isinstance(values.get("techniques"), dict):
+        values["techniques"] = {key: item for key, item in values["techniques"].items() if key not in _NOT_EVERY_STEP}
     values["trainer"] |= {
         "max_steps": _WARM_UP + _STEPS, "logging_strategy": "steps", "logging_steps": 1, "save_strategy": "no",
         "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False, "report_to": "none",
+        "lr_scheduler_type": "constant",
         "gradient_accumulation_steps": min(trainer_field(recipe, "gradient_accumulation_steps"), _MOST_ACCUMULATED),
     }  # fmt: skip
     return values
 
 
-_KEPT = ("seed", "method", "model", "adapter", "anchor", "corpus")
+_KEPT = ("seed", "method", "model", "adapter", "anchor", "techniques", "corpus")
+_OF_A_WHOLE_RUN = (
+    "num_train_epochs", "metric_for_best_model", "greater_is_better", "eval_steps", "save_steps", "lr_scheduler_kwargs",
+    "warmup_steps", "warmup_ratio",
+)  # fmt: skip
+"""What needs evaluations, or more steps than these; none of it changes how long a step takes."""
+_NOT_EVERY_STEP = ("hold_base", "patience", "histograms")
 
 
 def try_steps(recipe: Recipe, seconds: float) -> Trial | str:
@@ -65,8 +74,7 @@ def try_steps(recipe: Recipe, seconds: float) -> Trial | str:
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
         except subprocess.TimeoutExpired:
             done = None
-        timing = folder / "run" / "timing.jsonl"
-        rows = [row for _, row in read_jsonl(timing)] if timing.is_file() else []
+        rows = _rows(folder / "run" / "timing.jsonl")
         if done is not None and done.returncode:
             last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             return f"the steps broke: {last}"
@@ -77,3 +85,11 @@ def try_steps(recipe: Recipe, seconds: float) -> Trial | str:
         longer = own / min(own, _MOST_ACCUMULATED)
         steps = [later - earlier for earlier, later in itertools.pairwise(ends)]
         return Trial(statistics.median(steps) * longer, len(steps), max(row["peak_bytes"] for row in rows))
+
+
+def _rows(timing: Path) -> list[Row]:
+    """Return the whole rows of a timing.jsonl: one that was being written when the process was ended is left out."""
+    if not timing.is_file():
+        return []
+    lines = timing.read_bytes().splitlines(keepends=True)
+    return [parse_row(line, f"{timing}:{number}") for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
