@@ -11,7 +11,7 @@ from pathlib import Path
 import kinject.cli
 
 README = Path(__file__).parents[1] / "README.md"
-BLOCK = re.compile(r"(<!-- help: kinject((?: \w+)*) -->\n```text\n)(.*?)(```\n)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- help: kinject((?: [\w-]+)*?) -->\n```text\n)(.*?)(```\n)", re.DOTALL)
 
 
 def _help(verb: str) -> str:

@@ -25,6 +25,8 @@ _VERBS = (
     "bench",
     "plan",
     "doctor",
+    "find-lr",
+    "find-batch",
     "report",
     "sandbox",
     "check",
@@ -110,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for verb in _VERBS:
-        importlib.import_module(f"kinject.cli.{verb}").add_parser(verbs)
+        importlib.import_module(f"kinject.cli.{verb.replace('-', '_')}").add_parser(verbs)
     return parser
 
 

@@ -50,7 +50,7 @@ def run(recipe: Recipe, *, resume: bool, overwrite: bool) -> TrainResult:
 
     config = build_config(recipe)
     adapter = peft_config(recipe)
-    inputs = _inputs(recipe)
+    inputs = inputs_of(recipe)
     with lock_dir(recipe.run_dir) if is_first_process() else contextlib.nullcontext():
         done = _look_at_folder(recipe, inputs, resume=resume, overwrite=overwrite)
         if done is not None:
@@ -91,6 +91,20 @@ def run(recipe: Recipe, *, resume: bool, overwrite: bool) -> TrainResult:
     return _result(recipe, counts, model_dir, already_done=False)
 
 
+def trainer_of(recipe: Recipe) -> KnowledgeTrainer:
+    """Return the trainer of `recipe` as `run` would start it; beside the token cache nothing is written.
+
+    Raises what `run` raises before the first step.
+    """
+    from kinject.train.config import build_config, peft_config
+
+    config, adapter = build_config(recipe), peft_config(recipe)
+    corpora = read_corpora(recipe)
+    model, tokenizer, _ = load(recipe, corpora.rows)
+    _, trainer, _ = _build(recipe, config, adapter, model, tokenizer, corpora)
+    return trainer
+
+
 def _result(recipe: Recipe, counts: Mapping[str, Any], model_dir: Path, *, already_done: bool) -> TrainResult:
     return TrainResult(
         run_dir=str(recipe.run_dir), model_dir=str(model_dir), n_steps=counts["steps"], n_epochs=counts["epochs"],
@@ -99,7 +113,7 @@ def _result(recipe: Recipe, counts: Mapping[str, Any], model_dir: Path, *, alrea
     )  # fmt: skip
 
 
-def _inputs(recipe: Recipe) -> dict[str, str]:
+def inputs_of(recipe: Recipe) -> dict[str, str]:
     """Return the hashes of everything that decides the outcome; their fingerprint tells one run from another."""
     model, corpus = recipe.model, recipe.corpus
     assert model is not None
