@@ -116,14 +116,14 @@ def test_a_shipped_recipe_that_is_not_here_is_told_how_to_get(here: Path, capsys
     )
 
 
-def test_the_package_data_take_every_recipe_into_a_wheel() -> None:
+def test_every_recipe_goes_into_a_wheel_where_an_installed_kinject_looks() -> None:
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
     taken = {
-        Path(found).relative_to("workshop/recipes").as_posix()
-        for pattern in setup["package-data"]["kinject"]
-        if pattern.startswith("workshop/")
-        for found in glob.glob(pattern, root_dir=ROOT / "src" / "kinject", recursive=True)
+        f"{folder}/{Path(found).name}"
+        for folder, patterns in setup["data-files"].items()
+        for pattern in patterns
+        for found in glob.glob(pattern, root_dir=ROOT)
     }
-    own = {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.suffix in (".yaml", ".json")}
-    assert taken == own
-    assert FOLDER.resolve() == ROOT / "recipes"
+    own = {path.relative_to(ROOT).as_posix() for path in FOLDER.rglob("*") if path.suffix in (".yaml", ".json")}
+    assert taken == {f"share/kinject/{name}" for name in own}
+    assert ROOT / "recipes" == FOLDER

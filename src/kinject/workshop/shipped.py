@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,24 @@ from kinject.recipe.check import suggestion
 from kinject.recipe.yaml_lines import read_yaml
 from kinject.sandbox import write_sandbox
 
-FOLDER = Path(__file__).parent / "recipes"
-"""The repository's recipes/: a link to it in a checkout, the files themselves in an installed package."""
-
 SCHEMA = "recipe.schema.json"
+_INSTALLED = f"share/kinject/recipes/{SCHEMA}"
+
+
+def _folder() -> Path:
+    """Return the repository's recipes/ in a checkout, and where pip put it elsewhere (pyproject's data-files)."""
+    checkout = Path(__file__).parents[3] / "recipes"
+    if (checkout / SCHEMA).is_file():
+        return checkout
+    for file in distribution("kinject").files or ():
+        if file.as_posix().endswith(_INSTALLED):
+            return Path(str(file.locate())).resolve().parent
+    return checkout
+
+
+FOLDER = _folder()
+"""The shipped recipes, with their schema."""
+
 _FIELD = re.compile(r"^# (Purpose|Needs|Run|Expect): +(.*)$")
 _MENTION = re.compile(r"\brecipes/([\w./-]+)\.yaml\b")
 _SANDBOX = re.compile(r"\b(?:data|eval)/sandbox/")
