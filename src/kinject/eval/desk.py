@@ -57,9 +57,10 @@ def _passes(path: Path, prompts: Mapping[str, Encoded], stored: Collection[str])
     """Yield the keys to read together: those of a pass that was cut short, then what else is not stored."""
     left = [key for key in prompts if key not in stored]
     begun = _begun(path)
-    if begun and prompts.keys() >= set(begun) and not set(left).isdisjoint(begun):
+    together = set(begun)
+    if prompts.keys() >= together and not together.isdisjoint(left):
         yield begun
-        left = [key for key in left if key not in set(begun)]
+        left = [key for key in left if key not in together]
     if left:
         yield left
 
