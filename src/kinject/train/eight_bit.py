@@ -13,7 +13,7 @@ _FAMILIES = ("adamw", "lion", "ademamix")
 
 def embedding_bits_fault(trainer: Mapping[str, Any]) -> str:
     """Return what is wrong with `embedding_bits` in trainer.optim_args; "" where it is right or absent."""
-    bits = _asked(trainer.get("optim_args"))
+    bits = embedding_bits(trainer.get("optim_args"))
     if bits is None:
         return ""
     optim = str(trainer.get("optim", "adamw_torch"))
@@ -31,7 +31,7 @@ def settle_embedding_bits(optimizer: Any, model: nn.Module, optim_args: str | No
 
     With a large vocabulary they are most of a small model: in float32 they hold adamw_8bit at 0.5 to 0.63 of AdamW's state.
     """
-    bits = _asked(optim_args)
+    bits = embedding_bits(optim_args)
     if bits is None:
         return
     manager = optimizer.mng
@@ -42,7 +42,8 @@ def settle_embedding_bits(optimizer: Any, model: nn.Module, optim_args: str | No
     ]
 
 
-def _asked(optim_args: str | None) -> str | None:
+def embedding_bits(optim_args: str | None) -> str | None:
+    """Return what trainer.optim_args sets embedding_bits to, None where it does not."""
     for pair in (optim_args or "").replace(" ", "").split(","):
         key, _, value = pair.partition("=")
         if key == _KEY:

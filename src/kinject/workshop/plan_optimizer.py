@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from kinject.errors import InputError
+from kinject.train.eight_bit import embedding_bits
 from kinject.workshop.plan_model import Shape
 
 _STATES = {
@@ -72,7 +73,7 @@ def _asks(optim_args: str | None, key: str) -> bool:
 def _eight_bit(model: Any, shape: Shape) -> set[int]:
     """Return the ids of the parameters whose state is kept in 8 bits: large, and in no embedding unless the recipe says so."""
     tables: Iterable[Any] = (module for module in model.modules() if isinstance(module, nn.Embedding))
-    whole = set() if "embedding_bits=8" in (shape.optim_args or "").replace(" ", "") else {id(t.weight) for t in tables}
+    whole = set() if embedding_bits(shape.optim_args) == "8" else {id(t.weight) for t in tables}
     return {id(p) for p in model.parameters() if p.numel() >= _BNB_LEAST and id(p) not in whole}
 
 
