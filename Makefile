@@ -1,9 +1,10 @@
 # make demo: from nothing to a report that shows knowledge going into a model (CPU, no key, no network but pip's index)
-# make test: every check. make docs: the documentation as a site. All make .venv when it is missing.
+# make test: every check. make docs: the documentation as a site.
+# make soak: the long proofs (hours). All make .venv when it is missing.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check docs format clean
+.PHONY: demo test soak check docs format clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -40,6 +41,9 @@ docs: .venv/dev
 test: .venv/dev
 	$(MAKE) check
 	$(BIN)/python -m pytest
+
+soak: .venv/dev
+	$(BIN)/python -m pytest -m soak tests/soak
 
 format: .venv/dev
 	$(BIN)/ruff check --fix .
