@@ -228,8 +228,10 @@ def test_the_command_prints_writes_and_draws(
 ) -> None:
     recipe = make_recipe()
     target, figure = tmp_path / "plan.json", tmp_path / "rates.png"
-    assert main(["plan", str(recipe.path), "--no-calibration", "--json", str(target), "--figure", str(figure)]) == 0
+    words = [str(recipe.path), "trainer.lr_scheduler_kwargs={}", "--no-calibration", "--json", str(target)]
+    assert main(["plan", *words, "--figure", str(figure)]) == 0
     out = capsys.readouterr().out
+    assert f"  kinject train {recipe.path} 'trainer.lr_scheduler_kwargs={{}}'\n" in out
     assert "fits one device" in out
     assert "time is not estimated: --no-calibration" in out
     values = json.loads(target.read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -77,10 +78,12 @@ class Root:
 class Recipe:
     """A checked recipe. `trainer` holds SFTConfig's own keyword arguments; `raw` is the file with overrides applied.
 
-    `notes` are things to tell the user (an older name was read as today's). Sections that the file lacks are None.
+    `overrides` are the command line's. `notes` are things to tell the user (an older name was read as today's). Sections
+    that the file lacks are None.
     """
 
     path: Path
+    overrides: tuple[str, ...]
     run_dir: Path
     seed: int
     method: str | None
@@ -100,6 +103,11 @@ class Recipe:
     notes: tuple[str, ...]
     _file: YamlFile
     _overridden: frozenset[Place]
+
+    @property
+    def words(self) -> str:
+        """The recipe as a shell's command line names it: its file, then its overrides, quoted."""
+        return shlex.join((str(self.path), *self.overrides))
 
     def where(self, key: str | Place) -> str:
         """Return ``file:line`` of a key (dotted, or part by part), or ``command line`` when an override set it."""
@@ -155,7 +163,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = (), verb: Verb | None = N
     if root is None or faults:
         raise RecipeError(faults)
     return Recipe(
-        path=path, run_dir=Path(root.run_dir), seed=root.seed, method=root.method, model=root.model,
+        path=path, overrides=tuple(overrides), run_dir=Path(root.run_dir), seed=root.seed, method=root.method, model=root.model,
         adapter=root.adapter, anchor=root.anchor, guards=root.guards, techniques=root.techniques,
         probes=root.probes, corpus=root.corpus, trainer=trainer, augment=root.augment,
         questions=root.questions, eval=root.eval, study=root.study, raw=raw,

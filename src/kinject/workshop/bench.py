@@ -12,7 +12,9 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import yaml
 
@@ -159,10 +161,11 @@ def read_run(folder: Path, strategy: str, number: int) -> Measured:
     if len(timing) < LEAST_STEPS:
         raise InputError(f"{folder}: its timing.jsonl has {len(timing)} steps. Delete the folder to measure it again.")
     start, end = timing[WARM_UP - 1], timing[-1]
-    n_tokens = end["learned_tokens"] - start["learned_tokens"]
+    step = median(after["seconds"] - before["seconds"] for before, after in pairwise(timing[WARM_UP - 1 :]))
+    n_tokens = (end["learned_tokens"] - start["learned_tokens"]) / (len(timing) - WARM_UP)
     accuracy = {match[1]: value for row in log for key, value in row.items() if (match := _ACCURACY.match(key))}
     return Measured(
-        strategy=strategy, round=number, seconds=1000 * (end["seconds"] - start["seconds"]) / n_tokens,
+        strategy=strategy, round=number, seconds=1000 * step / n_tokens,
         first_seconds=start["seconds"], peak_bytes=end["peak_bytes"], tokens=end["learned_tokens"],
         loss=next(row["loss"] for row in reversed(log) if "loss" in row), accuracy=accuracy,
     )  # fmt: skip
@@ -192,8 +195,9 @@ def _notes(run: _Run, wanted: Wanted) -> list[str]:
         else "the process's resident set up to its last step, with Python, libraries and the loading of the model"
     )  # fmt: skip
     said = [
-        f"time: seconds for 1,000 learned tokens, without start-up and the first {WARM_UP} steps, which stand apart (the "
-        "longest of the rounds: torch.compile compiles in the first, later rounds find its cache)",
+        f"time: seconds for 1,000 learned tokens at the pace of the median step, without start-up and the first {WARM_UP} "
+        "steps, which stand apart (the longest of the rounds: torch.compile compiles in the first, later rounds find its "
+        "cache)",
         f"memory: {memory}",
         "shares are of the vanilla run of the same round; intervals are 95% (Student's t over rounds, shares on the log "
         "scale); spread is the range of the time shares over their mean",

@@ -32,7 +32,8 @@ class Estimate:
 class Measured:
     """One run of one strategy in one round.
 
-    `seconds` is the time of 1,000 learned tokens without the first `WARM_UP` steps, which took `first_seconds` in all.
+    `seconds` is the time of 1,000 learned tokens: the median step over the mean tokens of one, both without the first
+    `WARM_UP` steps, which took `first_seconds` in all. One step that the machine held up does not count.
     `peak_bytes` is the most memory up to the last step, `accuracy` that of each question set after it.
     """
 

@@ -45,7 +45,10 @@ class Disk:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole plan. Where something could not be counted it is None, and `notes` say why."""
+    """The whole plan; `recipe` is its file and overrides as a shell takes them.
+
+    Where something could not be counted it is None, and `notes` say why.
+    """
 
     recipe: str
     model: str
@@ -92,7 +95,7 @@ def plan(recipe: Recipe, wanted: Wanted) -> Plan:
     steps = length.steps if length is not None else max(trainer_field(recipe, "max_steps"), 0)
     assert recipe.model is not None
     return Plan(
-        recipe=str(recipe.path), model=recipe.model.path or f"new {shape.config.model_type}", shape=shape, memory=memory,
+        recipe=recipe.words, model=recipe.model.path or f"new {shape.config.model_type}", shape=shape, memory=memory,
         devices=devices, need=devices.need(memory.peak), fits=fits, changes=tuple(changes), changes_suffice=suffice, way=way,
         length=length, disk=disk_of(recipe, memory, length), trial=trial,
         seconds=trial.step_seconds * steps if trial is not None and steps else None,
