@@ -60,8 +60,29 @@ def test_questions_on_one_document_count_as_one_observation():
     assert (clustered[1] - clustered[0]) / (alone[1] - alone[0]) == pytest.approx(10**0.5, rel=0.2)
 
 
-def test_one_document_alone_gives_no_interval():
+def test_one_document_alone_gives_no_interval_two_do():
     assert bootstrap_interval([1.0, 0.0], ["d", "d"]) is None
+    assert bootstrap_interval([], []) is None
+    assert bootstrap_interval([1.0, 0.0], ["d", "e"]) == (0.0, 1.0)
+
+
+def test_the_same_input_gives_the_same_interval_another_seed_another_one():
+    values = np.random.default_rng(1).random(300).tolist()
+    assert bootstrap_interval(values, [""] * 300) == bootstrap_interval(values, [""] * 300, seed=0)
+    assert bootstrap_interval(values, [""] * 300) != bootstrap_interval(values, [""] * 300, seed=1)
+
+
+def test_how_many_draws_are_held_at_once_changes_nothing(monkeypatch):
+    values, clusters = np.random.default_rng(1).random(300).tolist(), [f"d{i % 70}" for i in range(300)]
+    strata = [str(i % 3) for i in range(300)]
+    whole = bootstrap_interval(values, clusters, strata)
+    monkeypatch.setattr("kinject.eval.statistics._MOST_DRAWS", 1001)
+    assert bootstrap_interval(values, clusters, strata) == whole
+
+
+def test_values_and_clusters_of_unequal_number_are_refused():
+    with pytest.raises(ValueError, match="shorter"):
+        bootstrap_interval([1.0, 0.0, 1.0], ["d", "e"])
 
 
 def test_strata_count_alike_whatever_their_size():
@@ -89,6 +110,8 @@ def test_the_smallest_difference_is_found_with_the_power_it_promises():
 def test_a_handful_of_questions_can_show_no_difference():
     assert smallest_difference(5, 2) is None
     assert smallest_difference(100, 0) >= 0.06  # six questions, all one way
+    assert smallest_difference(6, 2) == 1.0
+    assert smallest_difference(7, 2) == 6 / 7
 
 
 def test_the_gain_is_the_papers():
@@ -102,3 +125,4 @@ def test_seeds_have_students_interval():
     expected = t.interval(0.95, 2, loc=np.mean(deltas), scale=sem(deltas))
     assert (mean, spread, low, high) == pytest.approx((0.12, 0.02, *expected))
     assert seed_interval([0.1]) is None
+    assert seed_interval([0.1, 0.3])[0] == pytest.approx(0.2)

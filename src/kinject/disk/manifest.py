@@ -18,7 +18,11 @@ from kinject.errors import DiskError, InputError
 FORMAT_VERSION = 1
 """Version of the run-folder format. A reader refuses a newer one."""
 
-_PACKAGES = ("kinject", "torch", "transformers", "trl", "peft", "datasets", "tokenizers", "bitsandbytes", "openai")
+_PACKAGES = (
+    "kinject", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy", "scipy",
+    "bm25s", "openai",
+)  # fmt: skip
+"""Everything that decides a number, and what speaks to endpoints."""
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, allow_nan=False)

@@ -9,6 +9,8 @@ POWER = 0.8
 """The probability with which the smallest detectable difference would be found."""
 
 _N_RESAMPLES = 4000
+_MOST_DRAWS = 1 << 21
+"""Draws held at once, so that memory does not grow with the number of clusters."""
 
 
 def wilson(n_correct: int, n: int) -> tuple[float, float]:
@@ -56,9 +58,9 @@ def bootstrap_interval(
     for own in groups.values():
         sums = np.array([math.fsum(part) for part in own.values()])
         counts = np.array([len(part) for part in own.values()])
-        for start in range(0, _N_RESAMPLES, 500):  # a few resamples at once: the draws are [resamples, clusters]
-            drawn = random.integers(0, len(sums), (500, len(sums)))
-            means[start : start + 500] += sums[drawn].sum(1) / counts[drawn].sum(1)
+        for part in np.array_split(means, -(-_N_RESAMPLES * len(sums) // _MOST_DRAWS)):
+            drawn = random.integers(0, len(sums), (len(part), len(sums)))  # [resamples, clusters]
+            part += sums[drawn].sum(1) / counts[drawn].sum(1)
     low, high = np.quantile(means / len(groups), (0.025, 0.975))
     return float(low), float(high)
 
@@ -90,7 +92,7 @@ def smallest_difference(n: int, n_discordant: int) -> float | None:
         needed = (z_alpha * math.sqrt(discordant) + z_beta * math.sqrt(discordant - delta**2)) ** 2 / delta**2
         return needed - n
 
-    if n < 6 or excess(1.0) > 0:
+    if n < 6:
         return None
     found = brentq(excess, 1e-9, 1.0)
     return max(float(found), 6 / n)

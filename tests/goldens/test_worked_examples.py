@@ -1,0 +1,138 @@
+"""Statistics against examples that were worked and printed by others, and against whole distributions counted out.
+
+A resampled number is held to its exact distribution within what 4,000 draws (20,000 flips) leave to chance; the draws are
+seeded, so that a test which passes once passes always.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from kinject.eval.statistics import bootstrap_interval, mcnemar, seed_interval, smallest_difference
+from kinject.study.inference import Sheet, interval, near_p, sign_flip_p, trend_p
+
+
+def _sheet(values: Sequence[float]) -> Sheet:
+    """One seed, each value a document of its own."""
+    names = tuple(map(str, range(len(values))))
+    return Sheet(np.array([values], dtype=float), names, names)
+
+
+def _exact_bootstrap(values: Sequence[int], n: int | None = None) -> dict[float, float]:
+    """Return the distribution of the mean of len(values) draws with replacement: mean -> probability."""
+    size = len(values) if n is None else n
+    sums: Counter[int] = Counter({0: 1})
+    for _ in range(size):
+        longer: Counter[int] = Counter()
+        for total, ways in sums.items():
+            for value in values:
+                longer[total + value] += ways
+        sums = longer
+    whole = len(values) ** size
+    return {total / size: float(Fraction(ways, whole)) for total, ways in sorted(sums.items())}
+
+
+def test_students_interval_is_that_of_his_own_sleep_data() -> None:
+    """Gosset 1908, Biometrika 6:20: mean 1.58, t = 4.0621; the 95% interval (0.7001, 2.4599) as R's ?t.test prints it."""
+    hours = [1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4]
+    mean, spread, low, high = seed_interval(hours)  # type: ignore[misc]
+    assert mean == pytest.approx(1.58)
+    assert mean / (spread / math.sqrt(10)) == pytest.approx(4.0621, abs=5e-5)
+    assert (low, high) == pytest.approx((0.7001142, 2.4598858), abs=5e-7)
+
+
+def test_flipping_signs_gives_fishers_p_of_darwins_maize() -> None:
+    """Fisher 1935, The Design of Experiments, section 21: of 32,768 ways, 863 reach the sum of 314 and 863 its negative."""
+    eighths_of_inches = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+    p = sign_flip_p(_sheet(eighths_of_inches), _sheet([0] * 15))
+    signs = (np.arange(2**15)[:, None] >> np.arange(15) & 1) * 2 - 1
+    assert (np.abs(signs @ eighths_of_inches) >= 314).sum() == 2 * 863
+    exact = 1726 / 32768
+    assert p == pytest.approx(exact, abs=3 * math.sqrt(exact * (1 - exact) / 20_000))
+
+
+def test_mcnemars_p_is_a_sum_of_binomials_in_whole_numbers() -> None:
+    """The first counts are those of Agresti's prime minister (Categorical Data Analysis): 150 approve no more, 86 do now."""
+    for one, other in ((150, 86), (86, 150), (7, 2), (30, 30)):
+        n, least = one + other, min(one, other)
+        tail = Fraction(2 * sum(math.comb(n, k) for k in range(least + 1)), 2**n)
+        assert mcnemar(one, other) == pytest.approx(min(1.0, float(tail)), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_bootstrap_of_efrons_mice_is_the_exact_one_within_its_draws(seed: int) -> None:
+    """Efron and Tibshirani 1993, table 2.1: the seven treated mice; their ideal bootstrap, all 7^7 samples counted."""
+    days = [94, 197, 16, 38, 99, 141, 23]
+    exact = _exact_bootstrap(days)
+    means, shares = np.array(list(exact)), np.cumsum(list(exact.values()))
+    low, high = bootstrap_interval(days, [""] * 7, seed=seed)  # type: ignore[misc]
+    for found, share in ((low, 0.025), (high, 0.975)):
+        slack = 4 * math.sqrt(share * (1 - share) / 4000)
+        bounds = np.interp([share - slack, share + slack], shares, means)
+        assert bounds[0] <= found <= bounds[1]
+    variance = sum(share * mean**2 for mean, share in exact.items()) - (sum(days) / 7) ** 2
+    assert math.sqrt(variance) == pytest.approx(23.36, abs=0.005)  # as their table 6.1 has it for endless resamples
+
+
+@pytest.mark.parametrize(("n_right", "n"), [(60, 100), (3, 40), (290, 300)])
+def test_intervals_of_right_and_wrong_are_binomial(n_right: int, n: int) -> None:
+    """Drawing n of n answers with replacement draws a binomial number of right ones."""
+    values = [1.0] * n_right + [0.0] * (n - n_right)
+    for low, high in (interval(_sheet(values)), bootstrap_interval(values, [""] * n)):  # type: ignore[misc]
+        for found, share in ((low, 0.025), (high, 0.975)):
+            slack = 4 * math.sqrt(share * (1 - share) / 4000)
+            least, most = (binom.ppf(share + sign * slack, n, n_right / n) for sign in (-1, 1))
+            assert least <= round(found * n, 6) <= most
+
+
+def test_nearness_is_the_worse_of_two_binomial_tails() -> None:
+    values, margin = [1.0] * 30 + [0.0] * 70, 0.1
+    above, below = binom.sf(34, 100, 0.3), binom.cdf(15, 100, 0.3)  # means of 0.35 and more, of 0.15 and less
+    found = near_p(_sheet(values), 0.25, margin)
+    assert found == pytest.approx(max(above, below), abs=4 * math.sqrt(above / 4000))
+
+
+def test_pages_p_is_that_of_every_order_counted() -> None:
+    """Page 1963, JASA 58:216: four conditions, six documents without ties; his table has L = 163 at 5%."""
+    ranks = [(1, 2, 3, 4), (1, 3, 2, 4), (2, 1, 3, 4), (1, 2, 4, 3), (3, 1, 2, 4), (2, 3, 1, 4)]
+    sheets = [_sheet([row[at] / 4 for row in ranks]) for at in range(4)]
+    one = _exact_l(1)
+    ways = _exact_l(6)
+    seen = sum(place * rank for row in ranks for place, rank in enumerate(row, 1))
+    exact = sum(n for total, n in ways.items() if total >= seen) / sum(ways.values())
+    assert sum(one.values()) == 24
+    assert trend_p(sheets) == pytest.approx(exact, rel=1e-9)
+    tail = {least: sum(n for total, n in ways.items() if total >= least) / 24**6 for least in (162, 163)}
+    assert tail[163] <= 0.05 < tail[162]
+
+
+def _exact_l(n_blocks: int) -> Counter[int]:
+    from itertools import permutations
+
+    one = Counter(sum(at * rank for at, rank in enumerate(order, 1)) for order in permutations(range(1, 5)))
+    ways: Counter[int] = Counter({0: 1})
+    for _ in range(n_blocks):
+        longer: Counter[int] = Counter()
+        for a, n in ways.items():
+            for b, m in one.items():
+                longer[a + b] += n * m
+        ways = longer
+    return ways
+
+
+def test_the_smallest_difference_solves_connors_formula() -> None:
+    """Connor 1987, Biometrics 43:207: n = (1.96 sqrt(psi) + 0.8416 sqrt(psi - delta^2))^2 / delta^2, psi discordant."""
+    for n, n_discordant in ((155, 31), (942, 283), (60, 20)):
+        delta, psi = smallest_difference(n, n_discordant), n_discordant / n
+        wanted = (1.959963985 * math.sqrt(psi) + 0.841621234 * math.sqrt(psi - delta**2)) ** 2 / delta**2  # type: ignore[operator]
+        assert wanted == pytest.approx(n, rel=1e-6)
+    assert smallest_difference(155, 31) == pytest.approx(0.1, abs=5e-4)
+    alone = smallest_difference(1000, 0)  # no more than the difference itself is discordant: psi = delta
+    assert alone == pytest.approx((1.959963985 + 0.841621234 * math.sqrt(1 - alone)) ** 2 / 1000, rel=1e-6)  # type: ignore[operator]
