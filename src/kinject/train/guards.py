@@ -45,7 +45,12 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         self.skipped = 0
         self.warnings: list[str] = []
         self._norms: deque[float] = deque(maxlen=_WINDOW)
+        self._highest_rate = 0.0
         self._told_rate = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take up the highest rate of the steps before the checkpoint from which this run goes on."""
+        self._highest_rate = max((row.get("learning_rate", 0.0) for row in state.log_history), default=0.0)
 
     def may_update(self, norm: float, step: int) -> bool:
         """Return whether the update of this (0-based) step may be made: False when its gradient norm is not finite.
@@ -101,9 +106,10 @@ class Guard(TrainerCallback):  # type: ignore[misc]
                 f"step {state.global_step}: the loss is exactly 0, so nothing is learned. Check the labels.",
             )
         rate = logs.get("learning_rate")
+        self._highest_rate = max(self._highest_rate, rate or 0.0)
         left = 1 - state.global_step / max(state.max_steps, 1)
         settled = state.global_step > args.get_warmup_steps(state.max_steps) and left > 0.05
-        if rate is not None and settled and rate < 1e-4 * args.learning_rate and not self._told_rate:
+        if rate is not None and settled and rate < 1e-4 * self._highest_rate and not self._told_rate:
             self._told_rate = True
             self._say(
                 self.reactions.vanishing_rate,
