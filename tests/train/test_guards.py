@@ -102,7 +102,12 @@ def test_a_rate_that_moves_no_weight_and_one_that_dies_early_are_said(make_recip
     assert any("the learning rate is down to" in warning for warning in warnings)
     with pytest.raises(TrainingError, match="the learning rate is down to"):
         train(make_recipe(trainer=dying, guards={"vanishing_rate": "stop"}), overwrite=True)
-    small = {"lr_scheduler_type": "noam", "lr_scheduler_kwargs": {"d_model": 10**9}, "learning_rate": 1, "warmup_steps": 1}
+    small = {
+        "lr_scheduler_type": "noam",
+        "lr_scheduler_kwargs": {"d_model": 10**9},
+        "learning_rate": 1,
+        "warmup_steps": 1,
+    }
     train(make_recipe(trainer={**small, "max_steps": 8}, guards={"vanishing_rate": "stop"}), overwrite=True)
 
 
