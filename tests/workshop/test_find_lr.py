@@ -17,7 +17,7 @@ import yaml
 
 from kinject.cli import main
 from kinject.disk import tree_hash
-from kinject.errors import InputError
+from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe, read_recipe
 from kinject.recipe.sections import AnchorSection
 from kinject.train.run import trainer_of
@@ -170,6 +170,15 @@ def test_a_loss_that_is_no_number_ends_the_series() -> None:
 def test_a_ramp_out_of_range_is_refused(ramp: Ramp, said: str) -> None:
     with pytest.raises(InputError, match=said):
         check_ramp(ramp)
+
+
+def test_an_optimizer_that_averages_over_rates_is_refused_with_its_line(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe()
+    trainer = {**recipe.trainer, "optim": "schedule_free_adamw", "lr_scheduler_type": "constant"}
+    with pytest.raises(
+        RecipeError, match=r"trainer\.optim.*averages over all rates so far.*trainer\.optim=adamw_torch"
+    ):
+        finding.find_lr(replace(recipe, trainer=trainer), Ramp())
 
 
 def test_two_digits_are_cut_not_rounded_up() -> None:

@@ -74,6 +74,7 @@ def find_lr(recipe: Recipe, ramp: Ramp) -> tuple[Found, Path]:
     `kinject.train` raises before a run starts.
     """
     check_ramp(ramp)
+    _check_optimizer(recipe)
     from kinject.train.run import inputs_of, trainer_of
     from kinject.workshop.find_lr_pages import draw
 
@@ -124,6 +125,17 @@ def check_ramp(ramp: Ramp) -> None:
     ):
         if not value >= least:
             raise InputError(f"--{option}: found {value:g}, allowed: {least:g} or more.")
+
+
+def _check_optimizer(recipe: Recipe) -> None:
+    """Raise `RecipeError` for an optimizer whose losses do not show the rate of the moment."""
+    optim = str(recipe.trainer.get("optim", ""))
+    if optim.startswith("schedule_free"):
+        raise recipe.error(
+            "trainer.optim",
+            f"{optim} averages over all rates so far, so a range test cannot tell one from another. Test AdamW with "
+            "trainer.optim=adamw_torch and begin there: schedule-free bears that rate or a higher one.",
+        )
 
 
 def _ramped(recipe: Recipe, ramp: Ramp, folder: Path) -> Recipe:
