@@ -161,7 +161,7 @@ def test_weights_in_4_bits_take_4_bits_and_a_scale_for_64() -> None:
 def _memory(**more: int) -> Memory:
     gib = 2**30
     values: dict[str, Any] = {
-        "weights": 16 * gib, "gradients": 16 * gib, "optimizer": 32 * gib, "activations": 4 * gib, "logits": 0,
+        "weights": 16 * gib, "gradients": 16 * gib, "optimizer": 32 * gib, "activations": 4 * gib, "logits": 0, "heap": 0,
         "when": "", "n_parameters": 4, "n_trained": 4, "trained_bytes": 16 * gib, "largest_block": gib, "flops": 1.0, **more,
     }  # fmt: skip
     return Memory(**values)
@@ -236,7 +236,7 @@ def test_the_command_prints_writes_and_draws(
     assert "time is not estimated: --no-calibration" in out
     values = json.loads(target.read_text())
     assert values["memory"]["peak"] == sum(
-        values["memory"][part] for part in ("weights", "gradients", "optimizer", "activations", "logits")
+        values["memory"][part] for part in ("weights", "gradients", "optimizer", "activations", "logits", "heap")
     )
     assert values["global_batch"] == 4
     assert figure.read_bytes().startswith(b"\x89PNG")

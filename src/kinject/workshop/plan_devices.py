@@ -20,9 +20,9 @@ GIB = 2**30
 _GPU_CONTEXT = int(0.6 * GIB)
 """What CUDA and its libraries take of a GPU before a tensor is made (an assumption: driver and GPU decide it)."""
 _LORA = {"r": 64, "lora_alpha": 128, "target_modules": "all-linear"}
-CPU_WORKING = 190 * 2**20
-"""What mathematics libraries work in and the heap does not give back on a CPU: the mean of what runs of 1M to 52M parameters
-took beyond their tensors (docs/plan.md)."""
+CPU_WORKING = 160 * 2**20
+"""What a run on a CPU holds beyond its tensors and their heap as `plan_heap` replays it: the mean of runs of 1M to 50M
+parameters (docs/plan.md)."""
 _GPU_FRAGMENTED = 0.05
 """Share of the peak that the caching allocator holds in pieces that fit nothing (an assumption)."""
 

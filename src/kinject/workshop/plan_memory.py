@@ -10,7 +10,7 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,11 +20,14 @@ from torch.nn import ModuleList
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from kinject.workshop.plan_heap import Heap
 from kinject.workshop.plan_model import GPU_ATTENTION, Shape, build, count
 from kinject.workshop.plan_optimizer import optimizer_memory
 
 _TILE = (4096, 32_768)
 """Tokens and pieces of the vocabulary that TRL's fused head projects at once, at most."""
+_STEPS = 2
+"""Steps after the first in which a heap settles."""
 _LEAST_OFFLOADED = 1024
 """Bytes; TRL keeps smaller tensors where they are."""
 
@@ -33,7 +36,8 @@ _LEAST_OFFLOADED = 1024
 class Memory:
     """Bytes at the fullest moment of a step: `peak` is their sum, `when` that moment.
 
-    `activations` are what the backward pass needs and what is being worked on, `logits` all tensors over the vocabulary.
+    `activations` are what the backward pass needs and what is being worked on, `logits` all tensors over the vocabulary,
+    `heap` what a CPU's heap keeps beyond the tensors (`kinject.workshop.plan_heap`; 0 on a GPU).
     `n_parameters` and `n_trained` are counts, `flops` the operations of an optimizer step on one device,
     `largest_block` the bytes of weights of the largest layer (what sharding gathers at a time).
     """
@@ -43,6 +47,7 @@ class Memory:
     optimizer: int
     activations: int
     logits: int
+    heap: int
     when: str
     n_parameters: int
     n_trained: int
@@ -53,14 +58,14 @@ class Memory:
     @property
     def peak(self) -> int:
         """The sum of the parts."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.heap
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of every storage that an operation creates, until nothing holds it any more.
 
     `parts` are the bytes now, `fullest` the same at the fullest moment so far. Tensors whose last axis is `vocabulary`
-    long count as logits.
+    long count as logits. `heap` is asked for each storage as a CPU's would be.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -68,6 +73,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.vocabulary = vocabulary
         self.parts = {"weights": 0, "gradients": 0, "activations": 0, "logits": 0}
         self.fullest = dict(self.parts)
+        self.heap = Heap()
         self._held: dict[int, str] = {}
 
     def hold(self, tensor: torch.Tensor, part: str) -> None:
@@ -77,6 +83,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = self._held.get(key)
         if before is None:
             weakref.finalize(storage, self._forget, key, n_bytes)
+            self.heap.take(key, n_bytes)
         else:
             self.parts[before] -= n_bytes
         self._held[key] = part
@@ -86,6 +93,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _forget(self, key: int, n_bytes: int) -> None:
         self.parts[self._held.pop(key)] -= n_bytes
+        self.heap.give_back(key)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count what it made."""
@@ -173,7 +181,21 @@ def simulate(shape: Shape) -> Memory:
                     parameter.register_post_accumulate_grad_hook(lambda held: meter.hold(held.grad, "gradients"))
             for _ in range(min(shape.accumulation, 2)):
                 _pass(model, shape, meter)
-            return _fullest(model, shape, meter, counts)
+            found = _fullest(model, shape, meter, counts)
+            return replace(found, heap=_kept_by_heap(model, shape, meter, found)) if shape.device == "cpu" else found
+
+
+def _kept_by_heap(model: Any, shape: Shape, meter: Meter, found: Memory) -> int:
+    """Return the bytes beyond the tensors of `found` that the heap spans once a few more steps have gone through it."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for number, parameter in enumerate(trained):  # the first step makes the optimizer's state: two numbers for most
+        for half in range(2):
+            meter.heap.take((number, half), found.optimizer * parameter.numel() // (2 * found.n_trained))
+    for _ in range(_STEPS):
+        model.zero_grad(set_to_none=True)
+        for _ in range(min(shape.accumulation, 2)):
+            _pass(model, shape, meter)
+    return max(meter.heap.peak - found.peak, 0)
 
 
 def _make_room(model: Any) -> None:
@@ -249,7 +271,7 @@ def _fullest(model: Any, shape: Shape, meter: Meter, counts: tuple[int, int]) ->
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Memory(
         weights=parts["weights"], gradients=parts["gradients"], optimizer=state, activations=parts["activations"],
-        logits=parts["logits"], when=when, n_parameters=counts[0], n_trained=counts[1],
+        logits=parts["logits"], heap=0, when=when, n_parameters=counts[0], n_trained=counts[1],
         trained_bytes=sum(parameter.numel() * parameter.element_size() for parameter in trained),
         largest_block=_largest_block(model), flops=_flops(counts, shape),
     )  # fmt: skip

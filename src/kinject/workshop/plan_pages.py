@@ -66,7 +66,11 @@ def _memory(found: Plan) -> list[str]:
     for part in _PARTS:
         held = getattr(memory, part)
         lines.append(f"  {part:<12} {size(held):>10}  {held / memory.peak:>4.0%}")
-    lines.append(f"  {'tensors':<12} {size(memory.peak):>10}")
+    if memory.heap:
+        lines.append(
+            f"  {'heap':<12} {size(memory.heap):>10}  {memory.heap / memory.peak:>4.0%}  kept in holes between tensors"
+        )
+    lines.append(f"  {'the step':<12} {size(memory.peak):>10}")
     other = (
         "Python, its libraries and what they work in"
         if found.devices.kind != "cuda"
