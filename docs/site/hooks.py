@@ -29,6 +29,7 @@ _SECTIONS = (
     "questions",
     "eval",
     "study",
+    "bench",
 )
 
 

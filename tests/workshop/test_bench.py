@@ -205,9 +205,57 @@ def test_a_run_is_the_recipe_with_every_technique_off_but_one(make_recipe: Calla
         (Wanted(steps=3), "--steps: found 3, allowed: 4 or more"),
     ],
 )
-def test_what_the_command_line_may_not_ask_is_refused(wanted: Wanted, fault: str) -> None:
+def test_what_the_command_line_may_not_ask_is_refused(
+    wanted: Wanted, fault: str, make_recipe: Callable[..., Recipe]
+) -> None:
     with pytest.raises(InputError, match=fault.replace("?", r"\?")):
-        choose_strategies(wanted)
+        choose_strategies(wanted, make_recipe())
+
+
+def _with_bench(recipe: Recipe, **section: Any) -> Recipe:
+    recipe.path.write_text(yaml.safe_dump({**recipe.raw, "bench": section}, sort_keys=False))
+    return read_recipe(recipe.path, verb="bench")
+
+
+def test_strategies_of_the_recipe_are_measured_beside_vanilla(
+    make_recipe: Callable[..., Recipe], worker: type[InProcess]
+) -> None:
+    mine = {"uphill": {"techniques.sam": 0.05}, "less": {"trainer.learning_rate": 1e-4, "adapter": {"r": 2}}}
+    recipe = _with_bench(make_recipe(), strategies=mine, built_in=False)
+    found, page = bench(recipe, Wanted(repeats=1))
+    assert sorted(row.name for row in found.rows) == ["less", "uphill", "vanilla"]
+    assert worker.given == ["vanilla, round 1", "uphill, round 1", "less, round 1"]
+    held = [yaml.safe_load(path.read_text()) for path in page.parent.glob("runs/*.yaml")]
+    assert sorted(item.get("techniques", {}).get("sam", 0) for item in held) == [0, 0, 0.05]
+    assert [item["adapter"] for item in held if item["trainer"]["learning_rate"] == 1e-4] == [{"r": 2}]
+    assert all("bench" not in item for item in held)
+    losses = {row.name: row.loss.mean for row in found.rows if row.loss is not None}
+    assert losses["uphill"] != losses["vanilla"]
+    assert "techniques.sam: 0.05" in page.read_text()
+    beside = _with_bench(make_recipe(), strategies=mine)
+    names = [item.name for item in choose_strategies(Wanted(), beside)]
+    assert names == [*BY_NAME, "uphill", "less"]
+    chosen = choose_strategies(Wanted(only=("less", "bf16")), beside)
+    assert [item.name for item in chosen] == ["vanilla", "bf16", "less"]
+
+
+def test_every_fault_of_a_recipes_strategies_is_told_with_its_line(
+    make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = _with_bench(
+        make_recipe(),
+        strategies={"lora": {}, "high": {"trainer.learning_rat": 1}, "mine": {"seed": 4, "techniques.sam": "x"}},
+    )
+    assert main(["bench", str(recipe.path)]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 4
+    assert any("bench.strategies.lora: bench has a strategy of this name" in line for line in told)
+    assert any("high: trainer.learning_rat" in line and "Did you mean learning_rate?" in line for line in told)
+    assert any("mine.seed: is not a strategy's to change" in line for line in told)
+    assert any("mine: techniques.sam: found 'x'" in line for line in told)
+    at = next(number for number, line in enumerate(recipe.path.read_text().splitlines(), 1) if "high:" in line)
+    assert any(f"{recipe.path}:{at}: high: trainer.learning_rat" in line for line in told)
+    assert main(["check", str(recipe.path)]) == 2
 
 
 def test_time_is_that_of_the_median_step_after_the_first_two(tmp_path: Path) -> None:

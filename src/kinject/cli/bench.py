@@ -12,7 +12,7 @@ Training strategies side by side on one train recipe, each run in a process of i
 given, a document a row), fp16, bf16, packing, gradient accumulation, gradient checkpointing, activation offloading,
 Adafactor, 8-bit AdamW, torch.compile, LoRA, and all of them that run here. Time and peak memory stand beside those of
 the vanilla run of the same round; accuracy is that of the recipe's probes (or eval questions) after the last step. What
-cannot run here is marked with its reason. In the recipe's run_dir:
+cannot run here is marked with its reason. Strategies of your own stand in the recipe's bench section. In its run_dir:
   bench.md, bench.csv, bench.json   the table, rows by time
   bench.png, bench.svg              the same drawn
   runs/ID/                          log.jsonl, timing.jsonl and stage.log of each run; a finished run is not done again
@@ -20,6 +20,7 @@ cannot run here is marked with its reason. In the recipe's run_dir:
 examples:
   kinject bench recipes/bench/50m.yaml
   kinject bench recipes/bench/sandbox.yaml --repeats 2 --steps 20
+  kinject bench recipes/bench/techniques.yaml --repeats 1
   kinject bench recipes/cpt.yaml --only bf16,packing,compile run_dir=runs/bench/cpt"""
 
 

@@ -31,6 +31,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from kinject.recipe import read_recipe
     from kinject.recipe.yaml_lines import read_yaml
     from kinject.study.arm_faults import check_names, check_shared
+    from kinject.workshop.bench_strategies import own_strategies
 
     asked = arguments.recipes or [Path("recipes")]
     files = [file for path in asked for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
@@ -44,6 +45,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 continue
             recipe = read_recipe(file)
             check_sections(recipe)
+            own_strategies(recipe)
             if recipe.study is not None:
                 check_names(recipe)
                 check_shared(recipe)

@@ -14,6 +14,7 @@ import yaml
 
 from kinject.errors import Fault, RecipeError
 from kinject.recipe.adapter_fields import check_adapter
+from kinject.recipe.bench_section import BenchSection
 from kinject.recipe.check import Checker, Place, suggestion
 from kinject.recipe.sections import (
     AnchorSection,
@@ -72,6 +73,7 @@ class Root:
     questions: QuestionsSection | None = None
     eval: EvalSection | None = None
     study: StudySection | None = None
+    bench: BenchSection = BenchSection()
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class Recipe:
     questions: QuestionsSection | None
     eval: EvalSection | None
     study: StudySection | None
+    bench: BenchSection
     raw: Mapping[str, Any]
     notes: tuple[str, ...]
     _file: YamlFile
@@ -166,7 +169,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = (), verb: Verb | None = N
         path=path, overrides=tuple(overrides), run_dir=Path(root.run_dir), seed=root.seed, method=root.method, model=root.model,
         adapter=root.adapter, anchor=root.anchor, guards=root.guards, techniques=root.techniques,
         probes=root.probes, corpus=root.corpus, trainer=trainer, augment=root.augment,
-        questions=root.questions, eval=root.eval, study=root.study, raw=raw,
+        questions=root.questions, eval=root.eval, study=root.study, bench=root.bench, raw=raw,
         notes=tuple(notes), _file=file, _overridden=frozenset(overridden),
     )  # fmt: skip
 

@@ -33,6 +33,7 @@ from kinject.workshop.bench_strategies import (
     STRATEGIES,
     Setting,
     Strategy,
+    own_strategies,
     parts_of_combined,
 )
 
@@ -68,7 +69,7 @@ def bench(recipe: Recipe, wanted: Wanted) -> tuple[Bench, Path]:
     Returns the table and the path of bench.md. A strategy that breaks is marked with its reason, the others go on.
     Raises `InputError` for names or numbers out of range and when the vanilla run breaks: all is compared with it.
     """
-    chosen = choose_strategies(wanted)
+    chosen = choose_strategies(wanted, recipe)
     run = _Run(recipe, look_around(recipe), steps_of(recipe, wanted.steps), machine())
     running = [item for item in chosen if not item.cannot(run.setting)]
     with lock_dir(recipe.run_dir), _compile_cache(recipe.run_dir / "compiled"):
@@ -89,9 +90,10 @@ def rotated(strategies: Sequence[Strategy], number: int) -> list[Strategy]:
     return [*strategies[at:], *strategies[:at]]
 
 
-def choose_strategies(wanted: Wanted) -> list[Strategy]:
+def choose_strategies(wanted: Wanted, recipe: Recipe) -> list[Strategy]:
     """Return the strategies in the table's order. Raises `InputError` for what the command line may not ask."""
-    every = (*STRATEGIES, COMBINED)
+    brought = (*STRATEGIES[1:], COMBINED) if recipe.bench.built_in else ()
+    every = (STRATEGIES[0], *brought, *own_strategies(recipe))
     names = [item.name for item in every]
     for option, given in (("--only", wanted.only), ("--skip", wanted.skip)):
         for name in given:

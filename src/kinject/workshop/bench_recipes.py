@@ -16,7 +16,7 @@ from kinject.workshop.bench_strategies import BATCH, VANILLA, Setting, Strategy,
 
 _STEPS = 12
 """Optimizer steps where neither the command line nor the recipe says how many."""
-_UNWANTED = ("eval", "study", "augment", "questions")
+_UNWANTED = ("eval", "study", "augment", "questions", "bench")
 
 
 def look_around(recipe: Recipe) -> Setting:

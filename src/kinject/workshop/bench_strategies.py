@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from kinject.errors import Fault, RecipeError
+from kinject.recipe import Recipe, read_recipe
 
 BATCH = "trainer.per_device_train_batch_size"
 ACCUMULATION = "trainer.gradient_accumulation_steps"
@@ -123,6 +127,37 @@ STRATEGIES: tuple[Strategy, ...] = (
     ),
 )  # fmt: skip
 """In the order in which the combination applies them: of two that exclude each other the later one stays."""
+
+_BENCH_SETS = ("run_dir", "seed", "eval", "study", "augment", "questions", "bench")
+"""Sections that no run of a bench takes from a strategy."""
+
+
+def own_strategies(recipe: Recipe) -> list[Strategy]:
+    """Return the strategies of the recipe's bench section. Raises `RecipeError` with every fault in them, at its line."""
+    taken = {item.name for item in (*STRATEGIES, COMBINED)}
+    faults: list[Fault] = []
+    for name, changes in recipe.bench.strategies.items():
+        place = ("bench", "strategies", name)
+        if name in taken:
+            faults.append(recipe.fault(place, "bench has a strategy of this name. Give it another."))
+        refused = "is not a strategy's to change. It changes how a model is trained."
+        faults += [recipe.fault((*place, key), refused) for key in changes if key.split(".")[0] in _BENCH_SETS]
+        words = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+        try:
+            read_recipe(recipe.path, (*recipe.overrides, *words))
+        except RecipeError as error:
+            faults += [replace(fault, where=recipe.where(place), key=f"{name}: {fault.key}") for fault in error.faults]
+    if faults:
+        raise RecipeError(faults)
+    return [
+        Strategy(name, name, ", ".join(f"{key}: {value}" for key, value in changes.items()), _changes(changes))
+        for name, changes in recipe.bench.strategies.items()
+    ]
+
+
+def _changes(changes: Mapping[str, Any]) -> Change:
+    return lambda _so_far, _setting: dict(changes)
+
 
 COMBINED = Strategy("combined", "all combined", "all of these that run here", lambda so_far, setting: _all(setting))
 
