@@ -16,9 +16,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_LONGEST_LINE = 2_000
+_MOST_LINES = 200
+
 
 class KinjectError(Exception):
-    """Base of every error that a user can cause and mend."""
+    """Base of every error that a user can cause and mend.
+
+    A message that quotes megabytes of its input keeps the beginning and the end of each line: the place and the cure.
+    """
+
+    def __init__(self, message: str) -> None:
+        lines = message.split("\n", _MOST_LINES)
+        if len(lines) > _MOST_LINES:
+            lines[_MOST_LINES:] = [f"... and {lines[_MOST_LINES].count(chr(10)) + 1} more lines."]
+        super().__init__("\n".join(map(_shortened, lines)))
+
+
+def _shortened(line: str) -> str:
+    half = _LONGEST_LINE // 2
+    left_out = f" ... ({len(line) - _LONGEST_LINE:,} characters left out) ... "
+    return line if len(line) <= _LONGEST_LINE else line[:half] + left_out + line[-half:]
 
 
 class InputError(KinjectError):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from kinject.errors import InputError
 from kinject.eval.prompts import rotated
 from kinject.eval.scores import letter_mass, letter_priors, merge_rotations, rescored, scores_of
 from kinject.types import Answer, Question
@@ -25,7 +26,7 @@ def test_scores_divide_by_the_length_they_name(score, expected):
 def test_pmi_takes_away_what_the_choice_has_without_the_question():
     without = replace(ANSWER, log_probs=(-1.0, -5.0))
     assert scores_of(ANSWER, "pmi", without) == (-3.0, -1.0)
-    with pytest.raises(ValueError, match="pmi needs the answer without the question"):
+    with pytest.raises(InputError, match="pmi needs the answer to the prompt without the question"):
         scores_of(ANSWER, "pmi")
 
 

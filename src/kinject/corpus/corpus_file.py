@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
-from kinject.corpus.rows import CorpusRow, Shape, parse_corpus_row, tell_faults
-from kinject.disk import open_to_read
+from kinject.corpus.rows import CorpusRow, LineFaults, Shape, parse_corpus_row
+from kinject.disk import open_to_read, read_lines
 from kinject.disk.jsonl import parse_row
 from kinject.errors import InputError
 
@@ -26,21 +26,20 @@ class CorpusFile(Sequence[CorpusRow]):
         self.path, self.origin = path, origin
         self.shapes: dict[Shape, str] = {}
         self._starts, self._numbers = array("q"), array("q")
-        faults: list[str] = []
+        faults = LineFaults(path)
         at = 0
-        with open_to_read(path) as file:
-            for number, line in enumerate(file, start=1):
-                start, at = at, at + len(line)
-                if not line.removeprefix(_BYTE_ORDER_MARK if number == 1 else b"").strip():
-                    continue
-                self._starts.append(start)
-                self._numbers.append(number)
-                try:
-                    row = self._parse(line, number)
-                    self.shapes.setdefault(row.shape, row.id)
-                except InputError as error:
-                    faults.append(str(error))
-        tell_faults(path, faults, len(self._starts))
+        for number, line in read_lines(path):
+            start, at = at, at + len(line)
+            if not line.removeprefix(_BYTE_ORDER_MARK if number == 1 else b"").strip():
+                continue
+            self._starts.append(start)
+            self._numbers.append(number)
+            try:
+                row = self._parse(line, number)
+                self.shapes.setdefault(row.shape, row.id)
+            except InputError as error:
+                faults.add(str(error))
+        faults.tell(len(self._starts))
 
     def _parse(self, line: bytes, number: int) -> CorpusRow:
         where = f"{self.path}:{number}"

@@ -17,7 +17,8 @@ from kinject.corpus.readers_rows import (
     read_parquet,
     read_saved_dataset,
 )
-from kinject.disk import content_id, file_hash, tree_hash
+from kinject.disk import content_id, file_hash, is_there, tree_hash
+from kinject.disk.reading import LONGEST_LINE
 from kinject.errors import DiskError, InputError
 from kinject.types import Document
 
@@ -76,7 +77,7 @@ def document_files(path: Path) -> list[Path]:
 
     Raises `InputError` on a file whose suffix has no reader, `DiskError` when nothing is there.
     """
-    if not path.exists():
+    if not is_there(path):
         raise DiskError(f"{path}: nothing is there. Check the path.")
     files = [path]
     if path.is_dir():
@@ -104,7 +105,7 @@ def document_hashes(path: Path) -> dict[str, str]:
 
 def is_hub_name(path: Path) -> bool:
     """Return whether `path` can only be meant as the name of a data set on the hub."""
-    if path.exists() or path.suffix.lower() in READERS or (path.parent != Path() and path.parent.is_dir()):
+    if is_there(path) or path.suffix.lower() in READERS or (path.parent != Path() and path.parent.is_dir()):
         return False
     return HUB_NAME.fullmatch(str(path)) is not None
 
@@ -117,8 +118,12 @@ def _check_text(text: str, where: str, key: str, *, may_be_empty: bool = False) 
     """Raise `InputError` where `text` is blank or holds what UTF-8 files and tokenizers cannot carry."""
     if not text.strip() and not may_be_empty:
         raise InputError(f"{where}: empty document. Each must hold some text; take the row out or fill it.")
+    if len(text) > LONGEST_LINE:
+        raise InputError(f"{where}: {key}: {len(text):,} characters, allowed: {LONGEST_LINE:,}. Split the document.")
     if "\0" in text:
-        raise InputError(f"{where}: {key}: a NUL character at position {text.index(chr(0))}. Is this a text file?")
+        raise InputError(
+            f"{where}: {key}: a NUL character at position {text.index(chr(0))}. Is this a text file? Take it out."
+        )
     surrogate = _SURROGATE.search(text)
     if surrogate:
         raise InputError(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from kinject.disk import content_id
+from kinject.disk import content_id, is_there
 from kinject.errors import InputError
 from kinject.types import Document, Passage
 
@@ -18,7 +18,7 @@ TokenSpans = Callable[[str], Sequence[tuple[int, int]]]
 _CJK = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"
 # A run of letters without spaces (an encoded blob, a language that writes none) must not count as one token.
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]{{1,32}}|[^\w\s]")
-_END = re.compile(r"""[.!?…]+["'”’»)\]]*(?=\s)|[。！？]+[”’」』）]*|\n\s*\n""")
+_END = re.compile(r"""(?<![.!?…])[.!?…]++["'”’»)\]]*+(?=\s)|[。！？]+[”’」』）]*|\n\s*\n""")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Gen|Col|Lt|Capt|Rev|Hon|No|vs|etc|cf|ca|approx|est|Mt|Ltd|Inc|Bros|Jan|Feb|Aug|Sept|Oct|Nov|Dec|fig|eq|vol|pp|e\.g|i\.e|al)|\b[A-Z](?:\.[A-Z])*)\.$"
 )
@@ -96,7 +96,9 @@ def sentence_ends(text: str) -> list[int]:
     ends: list[int] = []
     for match in _END.finditer(text):
         if match[0].isspace():
-            end = len(text[: match.start()].rstrip())
+            end = match.start()
+            while end and text[end - 1].isspace():
+                end -= 1
         else:
             end = match.end()
             following = text[end : end + 40].lstrip()
@@ -134,14 +136,18 @@ def token_spans(tokenizer: str | None) -> TokenSpans:
     path = Path(tokenizer)
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
-        loaded = Tokenizer.from_file(str(file)) if path.exists() else Tokenizer.from_pretrained(tokenizer)
-    except Exception as error:  # the library raises bare Exception
+        loaded = Tokenizer.from_file(str(file)) if is_there(path) else Tokenizer.from_pretrained(tokenizer)
+        loaded.no_truncation()
+        loaded.no_padding()
+        loaded.encode("a b", add_special_tokens=False)  # a broken file may fail only here
+    except BaseException as error:
+        # the library raises bare Exception, and for a failed assertion of its Rust a BaseException
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise InputError(
-            f"{tokenizer}: no tokenizer can be loaded ({str(error).splitlines()[0][:200]}). "
+            f"{tokenizer}: no tokenizer can be loaded ({' '.join(str(error).split())[:200] or type(error).__name__}). "
             "Name a folder that holds tokenizer.json, or leave the tokenizer out to count words and punctuation marks."
         ) from error
-    loaded.no_truncation()
-    loaded.no_padding()
 
     def spans(text: str) -> list[tuple[int, int]]:
         return list(loaded.encode(text, add_special_tokens=False).offsets)

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from kinject.corpus.readers_rows import text_lines
 from kinject.disk import Row, read_jsonl
-from kinject.errors import DiskError, InputError
+from kinject.errors import InputError
 
 Layout = Literal["auto", "native", "mmlu", "arc", "squad"]
 
@@ -45,22 +46,21 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
     subject = path.stem
     for suffix in _CSV_SUFFIXES:
         subject = subject.removesuffix(suffix)
+    reader = csv.reader(text_lines(path))
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            for cells in reader:
-                number = reader.line_num
-                if len(cells) < 4 or not _is_letter(cells[-1].strip(), len(cells) - 2):
-                    what = f"found {len(cells)} cells, the last {cells[-1:]!r}"
-                    raise InputError(
-                        f"{path}:{number}: {what}, expected question, options, and the letter of the right one."
-                    )
-                row = {"question": cells[0], "choices": cells[1:-1], "answer": cells[-1].strip(), "subject": subject}
-                yield number, _with_index(row)
-    except OSError as error:
-        raise DiskError(f"{path}: cannot be read: {error.strerror}. Check the path.") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: not a CSV file in UTF-8 ({error}).") from error
+        for cells in reader:
+            number = reader.line_num
+            if len(cells) < 4 or not _is_letter(cells[-1].strip(), len(cells) - 2):
+                what = f"found {len(cells)} cells, the last {cells[-1:]!r:.80}"
+                raise InputError(
+                    f"{path}:{number}: {what}, expected question, options, and the letter of the right one."
+                )
+            row = {"question": cells[0], "choices": cells[1:-1], "answer": cells[-1].strip(), "subject": subject}
+            yield number, _with_index(row)
+    except csv.Error as error:
+        raise InputError(
+            f"{path}:{reader.line_num}: not CSV: {error}. Quote cells that hold quotes or line ends."
+        ) from error
 
 
 def _is_letter(text: str, n: int) -> bool:

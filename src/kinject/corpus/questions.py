@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,13 @@ class _Reading:
     questions: list[Question] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+    n_more: int = 0
+
+    def add_faults(self, *faults: str) -> None:
+        """Note faults: the first in words, all in number."""
+        n_told = max(_MOST_FAULTS - len(self.faults), 0)
+        self.faults.extend(faults[:n_told])
+        self.n_more += len(faults[n_told:])
 
 
 def read_questions(path: Path, layout: Layout = "auto", n_choices: int = 4) -> list[Question]:
@@ -37,11 +45,10 @@ def read_questions(path: Path, layout: Layout = "auto", n_choices: int = 4) -> l
         for number, row in read_rows(path, layout, n_choices):
             _read_row(reading, number, row)
     except InputError as error:  # a line that is no JSON object ends the reading, but not the telling
-        reading.faults.append(str(error))
+        reading.add_faults(str(error))
     if reading.faults:
-        shown = reading.faults[:_MOST_FAULTS]
-        n_more = len(reading.faults) - len(shown)
-        raise InputError("\n".join([*shown, f"{path}: ... and {n_more} more."] if n_more else shown))
+        more = [f"{path}: ... and {reading.n_more} more."] if reading.n_more else []
+        raise InputError("\n".join([*reading.faults, *more]))
     if not reading.questions:
         raise InputError(f"{path}: holds no questions. Each row needs question, choices and answer.")
     return reading.questions
@@ -64,15 +71,15 @@ def _read_row(reading: _Reading, number: int, row: Row) -> None:
     identity = _text(row, "id", report) if given is not None else content_id("question", question, choices, answer)
     rest = {key: _text(row, key, report) for key in ("subject", "document_id", "fact_id")}
     if faults:
-        reading.faults.extend(faults)
+        reading.add_faults(*faults)
         return
     if not identity:
-        reading.faults.append(f"{where}: id: is empty. Give it a text, or leave it out.")
+        reading.add_faults(f"{where}: id: is empty. Give it a text, or leave it out.")
         return
     first = reading.lines.setdefault(identity, number)
     if first != number:
         what = f"two questions have the id {identity!r}" if given is not None else "the same question stands twice"
-        reading.faults.append(f"{where}: {what}, the first on line {first}. Each needs an id of its own.")
+        reading.add_faults(f"{where}: {what}, the first on line {first}. Each needs an id of its own.")
         return
     reading.questions.append(Question(identity, question, tuple(choices), answer, **rest))
 
@@ -104,7 +111,7 @@ def _choices(row: Row, report: Callable[[str], None]) -> list[str]:
         report(f"choices: found {len(value)}, expected at least two; a question with fewer measures nothing.")
     else:
         empty = [index for index, choice in enumerate(value) if not choice.strip()]
-        doubled = sorted({choice for choice in value if value.count(choice) > 1})
+        doubled = sorted(choice for choice, n in Counter(value).items() if n > 1)
         if empty:
             report(f"choices: choice {empty[0]} is empty. Every choice must hold a text.")
         elif doubled:

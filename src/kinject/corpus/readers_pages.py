@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject.disk import content_id, read_bytes
+from kinject.disk.reading import LARGEST_FILE, size_in_words
 from kinject.errors import InputError
 from kinject.types import Document
 
@@ -19,6 +22,26 @@ Placed = tuple[str, Document]
 """Where a document stands (file:line, or file: page), and the document."""
 
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?([\w-]+)""", re.IGNORECASE)
+_HEADING = re.compile(r"^#[ \t]+(.*)$", re.MULTILINE)
+_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)([^>]*)")
+_DEEPEST = 20_000
+_MOST_ATTRIBUTES = 2_000
+"""The parser needs time that grows with the square of both."""
+_MOST_OPERATIONS = 200_000
+"""Drawing operations of one page of a PDF: a dense map has some ten thousand."""
+_MOST_OPERATIONS_IN_ALL = 10_000_000
+_CLOSED_BY_OTHERS = frozenset({
+    "p", "li", "dt", "dd", "tr", "td", "th", "thead", "tbody", "tfoot", "option", "optgroup", "rt", "rp", "colgroup",
+    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
+})  # fmt: skip
+_CHARSETS = frozenset(codecs.lookup(name).name for name in (
+    "utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "ascii", "latin-1", "iso8859-2", "iso8859-3",
+    "iso8859-4", "iso8859-5", "iso8859-6", "iso8859-7", "iso8859-8", "iso8859-10", "iso8859-13", "iso8859-14",
+    "iso8859-15", "iso8859-16", "iso8859-9", "koi8-r", "koi8-u", "cp866", "cp874", "cp1250", "cp1251", "cp1252",
+    "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "mac-roman", "mac-cyrillic", "gbk", "gb2312",
+    "gb18030", "big5", "big5hkscs", "euc-jp", "shift_jis", "iso2022_jp", "euc-kr",
+))  # fmt: skip
+"""What a page may say it is written in: the encodings of the web, of which none runs code or takes long."""
 _SPACE = re.compile(r"\s+")
 _UNREAD = "head script style noscript template nav footer aside form button select svg iframe object canvas"
 _SKIPPED = frozenset(_UNREAD.split())
@@ -41,8 +64,8 @@ def read_text(path: Path) -> Iterator[Placed]:
 def read_markdown(path: Path) -> Iterator[Placed]:
     """Yield the one document in a Markdown file, named by its first heading of level 1."""
     text = _decoded(path)
-    heading = re.search(r"^#\s+(.+?)\s*#*\s*$", text, re.MULTILINE)
-    title = heading[1] if heading else path.stem
+    headings = (found[1].strip().rstrip("#").strip() for found in _HEADING.finditer(text))
+    title = next(filter(None, headings), path.stem)
     yield f"{path}:1", Document(content_id(title, text), title, text, str(path))
 
 
@@ -51,7 +74,9 @@ def read_html(path: Path) -> Iterator[Placed]:
     parser = needed("selectolax.lexbor", path).LexborHTMLParser
     data = read_bytes(path)
     charset = _CHARSET.search(data[:4096])
-    tree = parser(_decoded(path, charset[1].decode("ascii") if charset else "utf-8-sig"))
+    source = _decoded(path, charset[1].decode("ascii") if charset else "utf-8-sig")
+    _check_page(path, source)
+    tree = parser(source)
     articles = tree.css("article")
     root = tree.css_first("main") or (articles[0] if len(articles) == 1 else tree.body)
     text = page_text(root) if root is not None else ""
@@ -59,6 +84,26 @@ def read_html(path: Path) -> Iterator[Placed]:
     title = " ".join(heading.text().split()) if heading is not None else ""
     title = title or path.stem
     yield f"{path}:1", Document(content_id(title, text), title, text, str(path))
+
+
+def _check_page(path: Path, source: str) -> None:
+    """Raise `InputError` where the parser would take very long, or cannot be given the text."""
+    depth = 0
+    for tag in _TAG.finditer(source):
+        name, rest = tag[2].lower(), tag[3]
+        if name not in _CLOSED_BY_OTHERS:
+            depth += -1 if tag[1] else 1
+        if depth > _DEEPEST:
+            line = source.count("\n", 0, tag.start()) + 1
+            raise InputError(
+                f"{path}:{line}: elements lie more than {_DEEPEST:,} deep. Repair the page, or take it out."
+            )
+        if len(rest) > 2 * _MOST_ATTRIBUTES and len(_QUOTED.sub("", rest).split()) > _MOST_ATTRIBUTES:
+            line = source.count("\n", 0, tag.start()) + 1
+            raise InputError(f"{path}:{line}: an element with more than {_MOST_ATTRIBUTES:,} attributes. Take it out.")
+
+
+_QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 
 
 def page_text(root: LexborNode) -> str:
@@ -83,7 +128,7 @@ def page_text(root: LexborNode) -> str:
             stack.append((node, True, verbatim))
             children = list(node.iter(include_text=True))
             stack += [(child, False, verbatim or tag == "pre") for child in reversed(children)]
-    return re.sub(r"[ \t]+(?=\n)", "", "".join(pieces)).strip()
+    return "\n".join(line.rstrip(" \t") for line in "".join(pieces).split("\n")).strip()
 
 
 def read_pdf(path: Path) -> Iterator[Placed]:
@@ -95,15 +140,14 @@ def read_pdf(path: Path) -> Iterator[Placed]:
     data = read_bytes(path)
     pages: list[str] = []
     place = f"{path}: page 1"
+    spent = _Spent()
     try:
-        import io
-
         reader = pypdf.PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
             raise InputError(f"{path}: the PDF wants a password. Save a copy without one.")
         for number, page in enumerate(reader.pages, start=1):
             place = f"{path}: page {number}"
-            pages.append(unwrap_lines(page.extract_text()))
+            pages.append(unwrap_lines(spent.text_of(page)))
         title = str((reader.metadata and reader.metadata.title) or "").strip()
     except InputError:
         raise
@@ -118,6 +162,28 @@ def read_pdf(path: Path) -> Iterator[Placed]:
         )
     title = title or path.stem
     yield f"{path}: page 1", Document(content_id(title, text), title, text, str(path))
+
+
+class _Spent:
+    """What the pages of a PDF have cost so far; a small file may ask for any amount of work."""
+
+    def __init__(self) -> None:
+        self._n_bytes = self._n_operations = 0
+
+    def text_of(self, page: Any) -> str:
+        """Return the text of a page of pypdf's. Raises `ValueError` where it, or all so far, draws too much."""
+        contents = page.get_contents()
+        self._n_bytes += len(contents.get_data()) if contents is not None else 0
+        if self._n_bytes > LARGEST_FILE:
+            raise ValueError(f"its pages unpack to more than {size_in_words(LARGEST_FILE)}")
+        before = self._n_operations
+
+        def count(*_: object) -> None:
+            self._n_operations += 1
+            if self._n_operations - before > _MOST_OPERATIONS or self._n_operations > _MOST_OPERATIONS_IN_ALL:
+                raise ValueError(f"more than {_MOST_OPERATIONS:,} drawing operations")
+
+        return str(page.extract_text(visitor_operand_before=count))
 
 
 def unwrap_lines(page: str) -> str:
@@ -150,6 +216,8 @@ def needed(module: str, path: Path) -> Any:
 def _decoded(path: Path, charset: str = "utf-8-sig") -> str:
     data = read_bytes(path)
     try:
+        if codecs.lookup(charset).name not in _CHARSETS:
+            raise LookupError
         return data.decode(charset).removeprefix("\ufeff").replace("\r\n", "\n")
     except LookupError as error:
         raise InputError(f"{path}:1: unknown charset {charset!r}. Save the file as UTF-8.") from error

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from kinject.corpus.readers_pages import Placed
-from kinject.disk import Row, content_id, open_to_read, read_jsonl
+from kinject.disk import Row, content_id, open_to_read, read_jsonl, read_lines
+from kinject.disk.reading import LONGEST_LINE
 from kinject.errors import InputError
 from kinject.types import Document
 
 HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<config>[\w.-]*))?(?::(?P<split>\w+))?")
 """``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``train`` where it is left out)."""
 _FIELDS = ("id", "title", "text", "source", "meta")
-_LONGEST_CELL = 2**30
-_ROWS = 256
-"""Rows of a table in memory at once."""
+_MOST_EXPANSION = 2_000
+"""How many times larger a column may become when it is unpacked, where that is more than a page: text packs about tenfold."""
+_ROWS = 16
+"""Rows of a table in memory at once: each may hold a long document."""
 
 
 def document_of(row: Row, where: str) -> Document:
@@ -55,8 +57,8 @@ def read_csv(path: Path) -> Iterator[Placed]:
 
     Raises `InputError` (file:line) on a row that has more or fewer cells than the header, or a quote left open.
     """
-    csv.field_size_limit(_LONGEST_CELL)
-    rows = csv.reader(_lines(path), strict=True)
+    csv.field_size_limit(LONGEST_LINE)
+    rows = csv.reader(text_lines(path), strict=True)
     header: list[str] = []
     for first in itertools.count():
         number = rows.line_num + 1
@@ -71,6 +73,7 @@ def read_csv(path: Path) -> Iterator[Placed]:
             return
         if first == 0:
             header = cells
+            _check_header(header, where)
         elif cells:
             if len(cells) != len(header):
                 raise InputError(
@@ -80,13 +83,22 @@ def read_csv(path: Path) -> Iterator[Placed]:
             yield where, document_of(row, where)
 
 
-def _lines(path: Path) -> Iterator[str]:
-    with open_to_read(path) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise InputError(f"{path}:{number}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
+def _check_header(names: list[str], where: str) -> None:
+    """Raise `InputError` where two columns have one name: which of them is meant cannot be told."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InputError(f"{where}: two columns are called {name!r:.80}. Give each a name of its own.")
+        seen.add(name)
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file with their ends. Raises `InputError` (file:line) where it is something else."""
+    for number, line in read_lines(path):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}:{number}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
 
 
 def read_parquet(path: Path) -> Iterator[Placed]:
@@ -96,15 +108,29 @@ def read_parquet(path: Path) -> Iterator[Placed]:
 
     number = 0
     try:
-        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+        with open_to_read(path) as opened, parquet.ParquetFile(opened, pre_buffer=False, buffer_size=1 << 20) as file:
+            check_parquet(path, file)
             for batch in file.iter_batches(batch_size=_ROWS, use_threads=False):
                 for row in batch.to_pylist():
                     number += 1
                     yield _table_row(row, f"{path}:{number}")
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also text that is not UTF-8
         raise InputError(
             f"{path}:{number + 1}: not readable as Parquet ({str(error)[:150]}). Write it anew."
         ) from error
+
+
+def check_parquet(path: Path, file: Any) -> None:
+    """Raise `InputError` where a `pyarrow.parquet.ParquetFile` says that a column unpacks to far more than text does."""
+    for group in range(file.metadata.num_row_groups):
+        for index in range(file.metadata.num_columns):
+            column = file.metadata.row_group(group).column(index)
+            packed, whole = max(column.total_compressed_size, 1), column.total_uncompressed_size
+            if whole > LONGEST_LINE and whole > _MOST_EXPANSION * packed:
+                raise InputError(
+                    f"{path}: column {column.path_in_schema!r} unpacks from {packed:,} bytes to {whole:,}, allowed: "
+                    f"{_MOST_EXPANSION:,} times as much. Is this a text file? Take it out."
+                )
 
 
 def _table_row(row: Row, where: str) -> Placed:

@@ -33,25 +33,40 @@ def read_corpus(path: Path, origin: str = "") -> list[CorpusRow]:
     Raises `InputError` with every faulty line (the first 20), each as file:line.
     """
     rows: list[CorpusRow] = []
-    faults: list[str] = []
+    faults = LineFaults(path)
     for number, raw in read_jsonl(path):
         try:
             rows.append(parse_corpus_row(raw, origin))
         except InputError as error:
-            faults.append(f"{path}:{number}: {error}")
-    tell_faults(path, faults, len(rows))
+            faults.add(f"{path}:{number}: {error}")
+    faults.tell(len(rows))
     return rows
 
 
-def tell_faults(path: Path, faults: list[str], n_rows: int) -> None:
-    """Raise `InputError` with the faults of a corpus, or because it holds no rows."""
-    if faults:
-        more = [f"... and {len(faults) - _MAX_TOLD} more faulty lines."] if len(faults) > _MAX_TOLD else []
-        raise InputError("\n".join(faults[:_MAX_TOLD] + more))
-    if not n_rows:
-        raise InputError(
-            f"{path}: no rows. A corpus holds one JSON object a line, with text, messages, or prompt and completion."
-        )
+class LineFaults:
+    """The faults of a corpus: the first 20 in words, however many there are."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._told: list[str] = []
+        self._n = 0
+
+    def add(self, what: str) -> None:
+        """Note a fault."""
+        self._n += 1
+        if self._n <= _MAX_TOLD:
+            self._told.append(what)
+
+    def tell(self, n_rows: int) -> None:
+        """Raise `InputError` with the faults, or because the corpus holds no rows."""
+        if self._told:
+            n_more = self._n - len(self._told)
+            raise InputError("\n".join([*self._told, *([f"... and {n_more} more faulty lines."] if n_more else [])]))
+        if not n_rows:
+            raise InputError(
+                f"{self.path}: no rows. A corpus holds one JSON object a line, with text, messages, or prompt and "
+                "completion."
+            )
 
 
 def parse_corpus_row(raw: Row, origin: str) -> CorpusRow:
@@ -59,14 +74,16 @@ def parse_corpus_row(raw: Row, origin: str) -> CorpusRow:
     shapes = [name for name, keys in _SHAPES.items() if all(key in raw for key in keys)]
     if len(shapes) != 1:
         found = ", ".join(raw) or "nothing"
-        raise InputError(f"found the keys {found}; a row holds text, or messages, or prompt and completion.")
+        raise InputError(
+            f"found the keys {found:.200}; each row must hold text, or messages, or prompt and completion."
+        )
     shape: Shape = shapes[0]
     fields: dict[str, Any] = (
         {"messages": _messages(raw)} if shape == "messages" else {key: _text(raw, key) for key in _SHAPES[shape]}
     )
     given = raw.get("id")
     return CorpusRow(
-        id=given if isinstance(given, str) and given else content_id({key: raw[key] for key in _SHAPES[shape]}),
+        id=given if isinstance(given, str) and given else content_id(fields),
         document_id=str(raw.get("document_id", "")),
         origin=origin or str(raw.get("origin", "original")),
         shape=shape,

@@ -144,4 +144,9 @@ def _tokenize_messages(row: CorpusRow, tokenizer: PreTrainedTokenizerBase, how: 
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], speak: bool) -> str:
     options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": speak}
-    return str(tokenizer.apply_chat_template(messages, **options)) if messages else ""
+    try:
+        return str(tokenizer.apply_chat_template(messages, **options)) if messages else ""
+    except Exception as error:  # a template is a program: its expressions raise anything
+        raise InputError(
+            f"corpus: the tokenizer's chat template cannot be rendered ({str(error)[:200]}). Set trainer.chat_template_path."
+        ) from error

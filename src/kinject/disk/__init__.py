@@ -5,7 +5,7 @@ from kinject.disk.journal import Journal, lock_dir
 from kinject.disk.jsonl import Row, read_jsonl, write_jsonl
 from kinject.disk.manifest import content_id, file_hash, read_manifest, tree_hash, write_manifest
 from kinject.disk.places import Places
-from kinject.disk.reading import open_to_read, read_bytes
+from kinject.disk.reading import is_there, open_to_read, read_bytes, read_lines
 
 __all__ = [
     "Journal",
@@ -13,10 +13,12 @@ __all__ = [
     "Row",
     "content_id",
     "file_hash",
+    "is_there",
     "lock_dir",
     "open_to_read",
     "read_bytes",
     "read_jsonl",
+    "read_lines",
     "read_manifest",
     "tree_hash",
     "write_json",

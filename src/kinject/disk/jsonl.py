@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from kinject.disk.atomic import atomic_file
-from kinject.disk.reading import open_to_read
+from kinject.disk.reading import read_lines
 from kinject.errors import InputError
 
 Row = dict[str, Any]
+DEEPEST = 64
+"""Levels that a row may be nested: what reads it further (copies, hashes, writes) recurses."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
@@ -23,18 +25,38 @@ def encode_row(row: object) -> str:
 
 
 def parse_row(line: bytes, where: str) -> Row:
-    """Return the object on one line. Raises `InputError` at `where` when it is not UTF-8 JSON or not an object."""
+    """Return the object on one line. Raises `InputError` at `where` when it is not UTF-8 JSON or not an object.
+
+    Also where it is nested deeper than `DEEPEST`, or holds a whole number of more digits than Python reads.
+    """
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except RecursionError as error:
+        raise _too_deep(where) from error
+    except ValueError as error:  # also a whole number of thousands of digits
         raise InputError(f"{where}: not JSON: {error}. Each line must hold one JSON object.") from error
     if not isinstance(value, dict):
         raise InputError(f"{where}: found {type(value).__name__}, each line must hold one JSON object.")
+    if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(value) > DEEPEST:
+        raise _too_deep(where)
     if b"\\u" in line:
         _check_pairs(value, where)
     return value
+
+
+def _too_deep(where: str) -> InputError:
+    return InputError(f"{where}: nested more than {DEEPEST} levels deep. Each line must hold one plain JSON object.")
+
+
+def _depth(value: object) -> int:
+    """Return how many lists and objects lie in one another."""
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        depth += 1
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+    return depth
 
 
 def _check_pairs(value: Row, where: str) -> None:
@@ -52,14 +74,14 @@ def _check_pairs(value: Row, where: str) -> None:
 def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
     """Yield (line number from 1, object) for every line that is not blank. A byte-order mark is skipped.
 
-    Raises `DiskError` when the file cannot be opened and `InputError` (file:line) when a line is not a JSON object.
+    Raises `DiskError` when the file cannot be opened and `InputError` (file:line) when a line is not a JSON object, or
+    longer than `LONGEST_LINE`.
     """
-    with open_to_read(path) as file:
-        for number, line in enumerate(file, start=1):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if line.strip():
-                yield number, parse_row(line, f"{path}:{number}")
+    for number, line in read_lines(path):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if line.strip():
+            yield number, parse_row(line, f"{path}:{number}")
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any] | object]) -> int:

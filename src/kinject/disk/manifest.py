@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.disk.atomic import write_json
+from kinject.disk.reading import open_to_read
 from kinject.errors import DiskError, InputError
 
 FORMAT_VERSION = 1
@@ -36,7 +37,7 @@ def content_id(*parts: object) -> str:
 def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file's bytes. Raises `DiskError` when it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DiskError(f"{path}: cannot be read: {error.strerror}. Check the path.") from error

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +13,7 @@ from typing import Any
 from kinject.disk import Journal, Row, read_jsonl, tree_hash
 from kinject.errors import InputError
 from kinject.eval.encode import Encoded
+from kinject.models import base_of_adapter
 from kinject.types import Answer
 
 _Place = tuple[str, str, str, int, int, int, str]
@@ -43,8 +43,7 @@ def hash_model(path: str, revision: str | None) -> str:
     parts = [tree_hash(folder, pattern) for pattern in ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")]
     adapter = folder / "adapter_config.json"
     if adapter.exists():
-        base = json.loads(adapter.read_text("utf-8")).get("base_model_name_or_path")
-        parts.append(hash_model(str(base), revision))
+        parts.append(hash_model(base_of_adapter(adapter), revision))
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
@@ -127,8 +126,43 @@ def _answer_of(row: Row, where: str) -> Answer:
     values: dict[str, Any] = {
         name: tuple(v) if isinstance(v := row[name], list) else v for name in _FIELDS if name in row
     }
+    for name in _FIELDS:
+        if name in values and not _KINDS[name](values[name]):
+            raise InputError(f"{where}: {name}: found {row[name]!r:.60}, which no kinject writes. Remove the row.")
     values["log_probs"] = tuple(math.nan if value is None else float(value) for value in row["log_probs"])
+    if not 0 <= values["gold"] < max(1, len(values["log_probs"])):
+        raise InputError(f"{where}: gold is {values['gold']} of {len(values['log_probs'])} choices. Remove the row.")
+    if not isinstance(row["key"], str):
+        raise InputError(f"{where}: key: found {row['key']!r:.60}, expected a text. Remove the row.")
     return Answer(**values)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_log_prob(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST)
+
+
+def _all(check: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda values: isinstance(values, tuple) and all(map(check, values))
+
+
+_LARGEST = 1e300
+_KINDS: Mapping[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("question_id", "question_set", "arm", "format", "subject", "document_id"), _is_text),
+    **dict.fromkeys(("shots", "k", "gold", "truncated", "rotation"), _is_count),
+    **dict.fromkeys(("n_tokens", "n_bytes", "n_chars"), _all(_is_count)),
+    "context_ids": _all(_is_text),
+    "log_probs": _all(_is_log_prob),
+    "greedy": _all(lambda value: isinstance(value, bool)),
+}
+"""Field of an answer -> whether a value read from a file is one."""
 
 
 def _finite(values: Sequence[float]) -> list[float | None]:

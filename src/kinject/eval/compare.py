@@ -61,7 +61,10 @@ def read_run(path: Path, score: Score = "sum") -> Run:
         raise InputError(f"{path}: holds no answers. Run kinject eval first.")
     for way, arms in ways.items():
         for arm, own in arms.items():
-            arms[arm] = rescored(own, score, _without(ways, way, arm) if score == "pmi" else ())
+            try:
+                arms[arm] = rescored(own, score, _without(ways, way, arm) if score == "pmi" else ())
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from error
     return Run(path.name or str(path), ways)
 
 

@@ -84,8 +84,10 @@ class Encoder:
                 self.notes.append("the chat template takes no system turn; headers stand in the user's")
         try:
             return applied(("user", prompt.context))
-        except TemplateError as error:
-            raise InputError(f"{self._name}: its chat template cannot be rendered: {error}.") from error
+        except Exception as error:  # a template is a program: its expressions raise anything
+            raise InputError(
+                f"{self._name}: its chat template cannot be rendered: {error}. Set eval.chat: false."
+            ) from error
 
     def _special_tokens_before(self) -> list[int]:
         whole = list(self._tokenizer("a").input_ids)

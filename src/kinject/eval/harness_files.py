@@ -38,7 +38,16 @@ def read_samples(path: Path) -> list[Answer]:
     """
     match = _NAME.match(path.name)
     task = match["task"] if match else path.stem.removeprefix("samples_")
-    return [_answer_of(row, task, f"{path}:{number}") for number, row in read_jsonl(path)]
+    found: list[Answer] = []
+    lines: dict[str, int] = {}
+    for number, row in read_jsonl(path):
+        answer = _answer_of(row, task, f"{path}:{number}")
+        first = lines.setdefault(answer.question_id, number)
+        if first != number:
+            what = f"question {answer.question_id!r:.80} stands there twice, first on line {first}. Keep one."
+            raise InputError(f"{path}:{number}: {what}")
+        found.append(answer)
+    return found
 
 
 def _answer_of(row: Row, task: str, where: str) -> Answer:
@@ -48,11 +57,13 @@ def _answer_of(row: Row, task: str, where: str) -> Answer:
     try:
         log_probs = tuple(float(pair[0]) for pair in pairs)
         gold = int(row["target"])
-    except (TypeError, ValueError, IndexError, KeyError) as error:
+    except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
         what = "filtered_resps must be pairs of log-prob and greedy, target the index of the right choice"
         raise InputError(f"{where}: no multiple-choice sample: {what} ({error}).") from error
     if not 0 <= gold < len(log_probs):
-        raise InputError(f"{where}: target is {gold}, but there are log-probs of {len(log_probs)} choices.")
+        raise InputError(
+            f"{where}: target is {gold}, but there are log-probs of {len(log_probs)} choices. Count from 0."
+        )
     texts = _continuations(row.get("arguments"), len(log_probs))
     identity = doc.get("id", row.get("doc_hash", row.get("doc_id")))
     return Answer(

@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from kinject.corpus.questions import read_questions
-from kinject.errors import DiskError, Fault, InputError, RecipeError
+from kinject.disk import read_bytes
+from kinject.errors import Fault, InputError, RecipeError
 from kinject.eval.asks import Plan, QuestionSet
 from kinject.eval.dense import Ranks
-from kinject.eval.prompts import MOST_LETTERS, SHOWS_OPTIONS, compile_template
+from kinject.eval.prompts import MOST_LETTERS, SHOWS_OPTIONS
 from kinject.eval.retrieval import make_retriever, measure_recall, read_contexts, read_passages
 from kinject.eval.tasks import Task, read_task
+from kinject.eval.templates import compile_template
 from kinject.recipe import Recipe
 from kinject.recipe.sections import EvalSection, QuestionSetSection
 from kinject.types import Passage, Question, Recall
@@ -95,9 +97,9 @@ def _read_template(section: EvalSection) -> str:
     if section.template is None:
         return ""
     try:
-        source = Path(section.template).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DiskError(f"{section.template}: cannot be read: {error}.") from error
+        source = read_bytes(Path(section.template)).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{section.template}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
     try:
         compile_template(source)
     except InputError as error:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from string import ascii_uppercase
 from typing import Any, Literal
 
 from kinject.errors import InputError
 from kinject.eval.scores import LETTERED
+from kinject.eval.templates import compile_template, render
 from kinject.types import Question
 
 Format = Literal["letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question", "task"]
@@ -131,7 +131,6 @@ def _continuations(question: Question, ask: Ask) -> tuple[str, ...]:
 
 def _from_template(ask: Ask) -> str:
     """Return the context by `ask.template`: it sees question, choices, letters, subject, shots, passages, format."""
-    from jinja2 import TemplateError
 
     def seen(question: Question) -> dict[str, Any]:
         texts = scored_texts(question, ask.format)
@@ -142,29 +141,8 @@ def _from_template(ask: Ask) -> str:
 
     own = seen(ask.question)
     del own["answer"]  # the prompt must not hold it
+    values = {**own, "shots": [seen(shot) for shot in ask.shots], "passages": list(ask.passages), "format": ask.format}
     try:
-        return str(
-            compile_template(ask.template).render(
-                **own, shots=[seen(shot) for shot in ask.shots], passages=list(ask.passages), format=ask.format
-            )
-        )
-    except (TemplateError, TypeError, ValueError, ZeroDivisionError) as error:
+        return render(compile_template(ask.template), values)
+    except InputError as error:
         raise InputError(f"eval.template: cannot be rendered for question {ask.question.id!r}: {error}") from error
-
-
-@lru_cache(maxsize=64)
-def compile_template(source: str, *, keep_newline: bool = False) -> Any:
-    """Return `source` as a Jinja template in a sandbox; a name it does not know is an error.
-
-    With `keep_newline` a line break at the end is part of the text, as lm-evaluation-harness has it.
-
-    Raises `InputError` with the line when it is no template.
-    """
-    from jinja2 import StrictUndefined, TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=keep_newline)
-    try:
-        return environment.from_string(source)
-    except TemplateSyntaxError as error:
-        raise InputError(f"template, line {error.lineno}: {error.message}. Source: {source[:120]!r}") from error

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
+from kinject.errors import InputError
 from kinject.types import Answer
 
 Score = Literal["sum", "chars", "bytes", "tokens", "pmi"]
@@ -21,19 +22,23 @@ def scores_of(answer: Answer, score: Score, without: Answer | None = None) -> tu
 
     ``sum``: the log-prob (lm-evaluation-harness's acc). ``chars``, ``bytes``, ``tokens``: divided by the choice's
     length (acc_norm, acc_bytes). ``pmi``: less the log-prob of the same choice in `without`, the answer to the prompt
-    without the question (Holtzman et al. 2021). Raises `ValueError` where `answer` lacks what the score needs.
+    without the question (Holtzman et al. 2021). Raises `InputError` where `answer` lacks what the score needs.
     """
     if score == "sum":
         return answer.log_probs
     if score == "pmi":
         if without is None or len(without.log_probs) != len(answer.log_probs):
-            raise ValueError(f"question {answer.question_id}: pmi needs the answer without the question")
+            raise InputError(
+                f"question {answer.question_id!r}: pmi needs the answer to the prompt without the question. Ask for it as well."
+            )
         return tuple(a - b for a, b in zip(answer.log_probs, without.log_probs, strict=True))
     lengths: Mapping[str, Sequence[int]] = {
         "chars": answer.n_chars, "bytes": answer.n_bytes, "tokens": answer.n_tokens,
     }  # fmt: skip
     if len(lengths[score]) != len(answer.log_probs):
-        raise ValueError(f"question {answer.question_id}: the lengths in {score} were not stored")
+        raise InputError(
+            f"question {answer.question_id!r}: the lengths in {score} were not stored. Choose another score."
+        )
     return tuple(value / max(1, n) for value, n in zip(answer.log_probs, lengths[score], strict=True))
 
 

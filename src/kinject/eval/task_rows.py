@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import read_jsonl
-from kinject.errors import DiskError, InputError
+from kinject.corpus.readers_rows import check_parquet
+from kinject.disk import is_there, open_to_read, read_jsonl
+from kinject.errors import InputError
 
 Row = Mapping[str, Any]
 
@@ -29,10 +30,16 @@ def files_of(path: Path, config: Mapping[str, Any], split: str) -> list[Path]:
     source = str(config.get("dataset_path", ""))
     if files is None and source not in _KINDS:
         folder = path.parent / source / str(config.get("dataset_name") or "")
-        found = sorted(folder.glob(f"{split}.*")) or sorted(folder.glob(f"{split}-*"))
+        there = sorted(folder.iterdir()) if is_there(folder) and folder.is_dir() else []
+        found = [item for item in there if item.name.startswith(f"{split}.")]
+        found = found or [item for item in there if item.name.startswith(f"{split}-")]
         return [item for item in found if item.suffix in _SUFFIXES]
     named = files.get(split) if isinstance(files, Mapping) else files
-    names = [named] if isinstance(named, str) else list(named or ())
+    names = [named] if isinstance(named, str) else named or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError(
+            f"{path}: dataset_kwargs.data_files: found {named!r:.60}, expected the name of a file, or a list."
+        )
     return [path.parent / name for name in names]
 
 
@@ -50,7 +57,7 @@ def read_split(path: Path, config: Mapping[str, Any], split: str) -> tuple[list[
         )
     rows = [row for file in files for row in _read(file)]
     if not rows:
-        raise InputError(f"{files[0]}: holds no questions.")
+        raise InputError(f"{files[0]}: holds no questions. Each row is one.")
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return [{column: row.get(column) for column in columns} for row in rows], tuple(files)
 
@@ -69,12 +76,11 @@ def _csv_rows(file: Path) -> list[Row]:
     """Return the rows with numbers as numbers and empty cells as None, as pandas reads them for `datasets`."""
     import pandas as pd  # type: ignore[import-untyped]
 
-    try:
-        frame = pd.read_csv(file)
-    except OSError as error:
-        raise DiskError(f"{file}: cannot be read: {error.strerror}.") from error
-    except ValueError as error:  # pandas' own errors and wrong encodings among them
-        raise InputError(f"{file}: not a CSV file ({str(error).splitlines()[0]}).") from error
+    with open_to_read(file) as opened:
+        try:
+            frame = pd.read_csv(opened)
+        except (ValueError, OverflowError, MemoryError) as error:  # pandas' own errors and wrong encodings among them
+            raise InputError(f"{file}: not a CSV file in UTF-8 ({_said(error)}). Save it anew.") from error
     plain = frame.astype(object).where(frame.notna(), None)
     return [{str(key): value for key, value in row.items()} for row in plain.to_dict("records")]
 
@@ -83,10 +89,15 @@ def _parquet_rows(file: Path) -> list[Row]:
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet
 
-    try:
-        found: list[Row] = parquet.read_table(file).to_pylist()
-    except OSError as error:
-        raise DiskError(f"{file}: cannot be read: {error}.") from error
-    except pyarrow.ArrowException as error:
-        raise InputError(f"{file}: not a Parquet file ({str(error).splitlines()[0]}).") from error
+    with open_to_read(file) as opened:
+        try:
+            with parquet.ParquetFile(opened) as table:
+                check_parquet(file, table)
+                found: list[Row] = table.read(use_threads=False).to_pylist()
+        except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also text that is not UTF-8
+            raise InputError(f"{file}: not a Parquet file ({_said(error)}). Write it anew.") from error
     return found
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

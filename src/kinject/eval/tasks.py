@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from kinject.errors import DiskError, InputError
-from kinject.eval.prompts import TaskStyle, compile_template
+from kinject.errors import InputError
+from kinject.eval.prompts import TaskStyle
 from kinject.eval.task_rows import Row, files_of, read_split
+from kinject.eval.task_yaml import read_config
+from kinject.eval.templates import compile_template, render
 from kinject.types import Question
 
 _READ = frozenset({
@@ -25,6 +25,7 @@ _READ = frozenset({
 })  # fmt: skip
 _SAMPLERS = ("default", "first_n")
 _METRICS = ("acc", "acc_norm", "acc_bytes")
+_MOST_DIGITS = 10
 _SEED = 1234
 """The harness's own seed for drawing examples, unless it is told another."""
 
@@ -79,20 +80,6 @@ class Task:
         )  # fmt: skip
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which ``!function`` is a fault that says so."""
-
-
-def _refuse_function(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
-    raise InputError(
-        f"{loader.name}:{node.start_mark.line + 1}: !function names Python code, which kinject does not run. "
-        "Write the field as a Jinja template, or convert the questions to JSONL."
-    )
-
-
-_Loader.add_constructor("!function", _refuse_function)
-
-
 def read_task(path: Path) -> Task:
     """Return the task in the YAML file `path`.
 
@@ -102,7 +89,7 @@ def read_task(path: Path) -> Task:
     question) for what cannot be read: ``!function``, other output types, several inputs or targets, data on the hub;
     `DiskError` when a file is not there.
     """
-    config = _with_includes(path, ())
+    config = read_config(path)
     _check(path, config)
     split = str(config.get("test_split") or config.get("validation_split"))
     rows, files = read_split(path, config, split)
@@ -132,7 +119,7 @@ def _check(path: Path, config: Mapping[str, Any]) -> None:
         refuse("a group of tasks. Name each task's own YAML under eval.questions.")
     unknown = sorted(set(config) - _READ)
     if unknown:
-        refuse(f"{', '.join(unknown)}: not among the keys of a task that kinject reads.")
+        refuse(f"{', '.join(map(str, unknown))}: not among the keys of a task that kinject reads.")
     if config.get("output_type") != "multiple_choice":
         refuse(f"output_type: found {config.get('output_type')!r}, kinject reads multiple_choice.")
     for key in ("doc_to_text", "doc_to_choice", "doc_to_target"):
@@ -154,7 +141,8 @@ def _check(path: Path, config: Mapping[str, Any]) -> None:
 def _notes(path: Path, config: Mapping[str, Any]) -> list[str]:
     """Return what a task says and kinject does otherwise."""
     notes = []
-    metrics = [item.get("metric") for item in config.get("metric_list") or () if isinstance(item, Mapping)]
+    listed = config.get("metric_list")
+    metrics = [item.get("metric") for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
     others = [str(metric) for metric in metrics if metric not in _METRICS]
     if others:
         notes.append(f"{path}: {', '.join(others)}: not computed; kinject has {', '.join(_METRICS)} (eval.scores)")
@@ -178,30 +166,6 @@ def _read_pool(path: Path, config: Mapping[str, Any]) -> tuple[tuple[Question, .
     rows, files = read_split(path, config, str(split))
     names = _names(rows)
     return tuple(_question(path, config, row, number, names[number]) for number, row in enumerate(rows)), files, ""
-
-
-def _with_includes(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    """Return the YAML with what it includes underneath, as the harness merges it."""
-    if path in above:
-        raise InputError(f"{path}: includes itself by way of {above[-1]}.")
-    try:
-        with path.open(encoding="utf-8") as file:
-            loader = _Loader(file)
-            try:
-                own = loader.get_single_data()
-            finally:
-                loader.dispose()
-    except OSError as error:
-        raise DiskError(f"{path}: cannot be read: {error.strerror}.") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: not YAML: {str(error).splitlines()[0]}.") from error
-    if not isinstance(own, dict):
-        raise InputError(f"{path}: holds no task: expected a mapping.")
-    whole: dict[str, Any] = {}
-    included = own.pop("include", ())
-    for name in [included] if isinstance(included, str) else list(included):
-        whole |= _with_includes(path.parent / name, (*above, path))
-    return whole | own
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
@@ -237,16 +201,14 @@ def _style(path: Path, config: Mapping[str, Any], row: Row, number: int) -> Task
 
 def _field(template: Any, row: Row, where: str) -> Any:
     """Return a column, or a rendered template, as the harness reads the field."""
-    from jinja2 import TemplateError
-
     if not isinstance(template, str):
         raise InputError(f"{where}: found {template!r:.60}, expected a text.")
     if template in row:
         return row[template]
     try:
-        return compile_template(template, keep_newline=True).render(**row)
-    except (TemplateError, TypeError, ValueError) as error:
-        raise InputError(f"{where}: {template!r:.80} cannot be rendered: {error}.") from error
+        return render(compile_template(template, keep_newline=True), row)
+    except InputError as error:
+        raise InputError(f"{where}: {template!r:.80} cannot be rendered: {error}") from error
 
 
 def _text(template: Any, row: Row, where: str) -> str:
@@ -277,21 +239,23 @@ def _literal(text: str, where: str) -> Any:
 
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError) as error:
-        raise InputError(f"{where}: rendered to {text!r:.80}, which is no list.") from error
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError) as error:  # MemoryError: nested too deep
+        raise InputError(
+            f"{where}: rendered to {text!r:.80}, which is no list. Let it write a list of texts."
+        ) from error
 
 
 def _target(template: Any, row: Row, choices: list[str], where: str) -> int:
     """Return the index of the gold choice: a number (in a column, or as a template renders it), or one of the choices."""
     value = template if isinstance(template, int) else _field(template, row, where)
-    if isinstance(value, str) and value.isdigit() and template not in row:
+    if isinstance(value, str) and value.isdecimal() and len(value) < _MOST_DIGITS and template not in row:
         value = int(value)  # even where that number is a choice: so does the harness
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise InputError(f"{where}: found {value!r:.60}, expected an index or one of the choices.")
+        raise InputError(f"{where}: found {value!r:.60}, which is neither an index nor one of the choices.")
     if isinstance(value, str):
         if value not in choices:
             raise InputError(f"{where}: found {value!r:.60}, which is neither an index nor one of the choices.")
         return choices.index(value)
     if not 0 <= value < len(choices):
-        raise InputError(f"{where}: found {value}, but there are {len(choices)} choices.")
+        raise InputError(f"{where}: found {value}, but there are {len(choices)} choices. Count from 0.")
     return value

@@ -6,11 +6,12 @@ Importing this package imports no torch; its functions do.
 from typing import Any
 
 from kinject.models.hardware import choose_attention, choose_device, has_fast_bf16, varlen_missing
-from kinject.models.load import LoadedModel, load_model, load_tokenizer
+from kinject.models.load import LoadedModel, base_of_adapter, load_model, load_tokenizer
 from kinject.models.new import check_config, new_model, train_tokenizer
 
 __all__ = [
     "LoadedModel",
+    "base_of_adapter",
     "check_config",
     "choose_attention",
     "choose_device",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kinject.disk import read_bytes
 from kinject.errors import InputError
 from kinject.models.hardware import choose_attention, choose_device, choose_dtype
 
@@ -31,13 +34,30 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
     """Load a tokenizer from a folder or the hub. Raises `InputError` when it cannot be."""
     from transformers import AutoTokenizer
 
-    try:
+    with _told(path, "tokenizer"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=revision, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise InputError(f"{path}: no usable tokenizer ({_first_line(error)}). {_cure(path, 'tokenizer')}") from error
+        # A broken file may load and fail, or say nothing at all, at the first text.
+        whole = bool(tokenizer("a b", add_special_tokens=False)["input_ids"])
+    if not whole:
+        raise InputError(f"{path}: no usable tokenizer (it makes no tokens of 'a b'). {_cure(path, 'tokenizer')}")
     return tokenizer
+
+
+@contextlib.contextmanager
+def _told(path: str, what: str) -> Iterator[None]:
+    """Raise `InputError` for whatever the libraries raise while they load the `what` in `path`."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # what damaged files make of transformers, tokenizers, safetensors: any exception
+        raise InputError(f"{path}: no usable {what} ({_first_line(error)}). {_cure(path, what)}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # a failed assertion of tokenizers, which is written in Rust
+            raise
+        raise InputError(f"{path}: no usable {what} ({_first_line(error)}). {_cure(path, what)}") from error
 
 
 def load_model(
@@ -76,11 +96,23 @@ def load_model(
     dtype_name = str(chosen_dtype).removeprefix("torch.")
     notes = (f"{path}: {_count(model)} parameters, {dtype_name}, {used_attention} attention, on {chosen_device}",)
     tokenizer = load_tokenizer(path, revision=revision)
+    _check_rows(path, model, tokenizer)
     return LoadedModel(model, tokenizer, chosen_dtype, used_attention, chosen_device, notes)
 
 
+def _check_rows(path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise `InputError` where an ordinary token has no row in the model's embedding: reading it would end the run."""
+    added = tokenizer.get_added_vocab()
+    highest = max((number for token, number in tokenizer.get_vocab().items() if token not in added), default=0)
+    n_rows = int(model.get_input_embeddings().weight.shape[0])
+    if highest >= n_rows:
+        raise InputError(
+            f"{path}: the tokenizer has token ids up to {highest:,}, the model rows for {n_rows:,}. They are not of one "
+            "model; make the folder again."
+        )
+
+
 def _load_whole(path: str, options: dict[str, Any]) -> PreTrainedModel:
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, PreTrainedModel
     from transformers.utils.logging import disable_progress_bar
 
@@ -89,12 +121,10 @@ def _load_whole(path: str, options: dict[str, Any]) -> PreTrainedModel:
     folder = Path(path)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise InputError(f"{path}: no *.safetensors in this folder. {_cure(path, 'model')}")
-    try:
+    with _told(path, "model"):
         model, info = AutoModelForCausalLM.from_pretrained(
             path, **options, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        raise InputError(f"{path}: no usable model ({_first_line(error)}). {_cure(path, 'model')}") from error
     broken = sorted({*info["missing_keys"], *(str(key) for key in info.get("mismatched_keys", ()))})
     if broken:
         raise InputError(f"{path}: weights missing for {', '.join(broken[:3])}. {_cure(path, 'model')}")
@@ -106,22 +136,20 @@ def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTraine
     from peft import PeftModel
 
     model = _load_whole(base, {**options, "revision": None})
-    try:
+    with _told(str(folder), "adapter"):
         tuned: PreTrainedModel = PeftModel.from_pretrained(model, str(folder))
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise InputError(
-            f"{folder}: no usable adapter ({_first_line(error)}). {_cure(str(folder), 'adapter')}"
-        ) from error
     return tuned
 
 
 def base_of_adapter(adapter: Path) -> str:
     """Return the base model that an adapter_config.json names. Raises `InputError` when it names none."""
     try:
-        base = json.loads(adapter.read_text("utf-8"))["base_model_name_or_path"]
-    except (ValueError, KeyError, TypeError) as error:
+        base = json.loads(read_bytes(adapter))["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{adapter}: names no base model ({_first_line(error)}). Train the adapter again.") from error
-    return str(base)
+    if not isinstance(base, str) or not base or "\0" in base or Path(base).resolve() == adapter.parent.resolve():
+        raise InputError(f"{adapter}: names {base!r:.80} as its base model. Train the adapter again.")
+    return base
 
 
 def _quantization(kind: str, dtype: torch.dtype) -> Any:
@@ -140,7 +168,7 @@ def _count(model: PreTrainedModel) -> str:
     return str(n)
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:200].rstrip(".")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +22,7 @@ _BAD = object()
 def suggestion(word: object, allowed: Iterable[str]) -> str:
     """Return `` Did you mean X?`` for the nearest allowed word, else the list of what is allowed."""
     names = sorted(allowed)
-    near = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(f"{word!s:.80}", names, n=1, cutoff=0.6)
     if near:
         return f" Did you mean {near[0]}?"
     shown = ", ".join(names[:24]) + (", ..." if len(names) > 24 else "")
@@ -72,7 +73,7 @@ class Checker:
         """Return `value` as `hint` demands, or a private marker after reporting why it does not fit."""
         origin, arguments = get_origin(hint), get_args(hint)
         if hint is Any:
-            return value
+            return value if self._is_finite(value, place) else _BAD
         if origin in (Union, types.UnionType):
             return self._union(arguments, value, place)
         if origin is Literal:
@@ -118,12 +119,24 @@ class Checker:
         if hint is int and isinstance(value, int) and not isinstance(value, bool):
             return value
         if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            if math.isfinite(value):
-                return float(value)
-            return self._bad(place, f"found {value}, expected a finite number.")
+            return float(value) if self._is_finite(value, place) else _BAD
         if hint is str and isinstance(value, str):
             return value
         return self._bad(place, f"found {_describe(value)}, expected {_name(hint)}.")
+
+    def _is_finite(self, value: Any, place: Place) -> bool:
+        """Return whether every number in `value` is finite, after reporting those that are not."""
+        if isinstance(value, Mapping):
+            items: list[tuple[str | int, Any]] = list(value.items())
+        else:
+            items = list(enumerate(value)) if isinstance(value, list) else []
+        if items:
+            found = [self._is_finite(item, (*place, key)) for key, item in items]
+            return all(found)
+        if isinstance(value, (int, float)) and not -sys.float_info.max <= value <= sys.float_info.max:
+            self.report(place, f"found {value}, expected a finite number.")
+            return False
+        return True
 
     def _within_bounds(self, value: Any, metadata: Mapping[str, Any], place: Place) -> bool:
         if metadata.get("nonempty") and not value:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from kinject.disk import is_there
 from kinject.errors import Fault, RecipeError
 from kinject.recipe.adapter_fields import check_adapter
 from kinject.recipe.bench_section import BenchSection
@@ -55,7 +54,7 @@ _HUB_DATA = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]*){0,2}$"
 class Root:
     """The top level of a recipe: where it writes, the seed, and a section for each thing that its verb needs."""
 
-    run_dir: str = option(help="Folder for everything this run writes, for example runs/NAME.")
+    run_dir: str = option(help="Folder for everything this run writes, for example runs/NAME.", nonempty=True)
     seed: int = option(42, help="Seed of everything that is drawn.", min=0, max=2**32 - 1)
     method: Literal["cpt", "sft"] | None = option(
         None,
@@ -196,11 +195,13 @@ def _apply(override: str, raw: dict[str, Any], overridden: set[Place]) -> Fault 
     """Put one ``section.key=value`` into `raw`; return the fault if it cannot be."""
     key, equals, text = override.partition("=")
     if not equals or not key:
-        return Fault("command line", override, "expected section.key=value, for example trainer.learning_rate=1e-5.")
+        return Fault(
+            "command line", f"{override:.200}", "expected section.key=value, for example trainer.learning_rate=1e-5."
+        )
     try:
         value = parse_scalar(text)
-    except yaml.YAMLError as error:
-        return Fault("command line", key, f"the value {text!r} is not YAML ({str(error).splitlines()[0]}).")
+    except RecipeError as error:
+        return Fault("command line", key, f"the value {text!r:.200} cannot be read: {error.faults[0].what}")
     parts = tuple(key.split("."))
     if parts[0] not in {field.name for field in fields(Root)}:
         return Fault("command line", key, f"unknown key.{suggestion(parts[0], (f.name for f in fields(Root)))}")
@@ -217,12 +218,16 @@ def _apply(override: str, raw: dict[str, Any], overridden: set[Place]) -> Fault 
 def _is_there(value: str, kind: str) -> bool:
     """Return whether an input exists; a name on the hub counts, since only loading it can tell."""
     path = Path(value)
-    if path.exists():
+    if is_there(path):
         return True
     if kind == "documents":  # not a misspelt file, nor one in a folder that is there
-        meant_here = path.suffix[1:].isalpha() or (path.parent != Path() and path.parent.is_dir())
+        meant_here = path.suffix[1:].isalpha() or (path.parent != Path() and _is_folder(path.parent))
         return not meant_here and _HUB_DATA.match(value) is not None
     return kind == "model" and _HUB_NAME.match(value) is not None
+
+
+def _is_folder(path: Path) -> bool:
+    return is_there(path) and path.is_dir()
 
 
 def is_model(value: str) -> bool:
@@ -233,11 +238,11 @@ def is_model(value: str) -> bool:
 def _near(entry: str) -> str:
     """Return a hint at what a missing path may have meant."""
     parent = Path(entry).parent
-    if not parent.is_dir():
-        first = next((folder for folder in Path(entry).parents if folder.is_dir()), Path())
+    if not _is_folder(parent):
+        first = next((folder for folder in Path(entry).parents if _is_folder(folder)), Path())
         hint = f" The folder {parent} does not exist" + (f" ({first} does)." if str(first) != "." else ".")
     else:
-        near = suggestion(Path(entry).name, (child.name for child in parent.iterdir()))
+        near = suggestion(Path(entry).name, (child.name for child in parent.glob("*")))
         hint = near if "mean" in near else ""
     made_by = " Run the recipe that makes it first." if entry.startswith("runs/") else " Check the path."
     return hint + made_by

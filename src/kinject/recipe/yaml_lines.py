@@ -14,23 +14,33 @@ from kinject.disk import read_bytes
 from kinject.errors import Fault, RecipeError
 from kinject.recipe.check import Place
 
-_MAX_NODES = 100_000
+MOST_BYTES = 2**18
+"""Bytes of a recipe: 256 KiB, thirty times the longest one that is shipped."""
+_MOST_VALUES = 100_000
+"""Values that a file may come to, every alias counted as what it stands for."""
+_DEEPEST = 32
+_LONGEST_NUMBER = 64
+_TAG = "tag:yaml.org,2002:"
+_READ = {"null": "no value", "bool": "true or false", "int": "a whole number", "float": "a number"}
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's scalars: ``1e-5`` is a number, ``no`` and ``on`` are words, as ``eval_strategy: no`` wants."""
+    """SafeLoader with YAML 1.2's scalars: ``1e-5`` is a number, ``no``, ``1:30`` and ``2026-01-01`` are words, 010 is ten."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (PyYAML's own class attribute)
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag == f"{_TAG}null"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
 
+_Loader.add_implicit_resolver(f"{_TAG}bool", re.compile("^(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile("^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+    f"{_TAG}int", re.compile(r"^([-+]?\d[\d_]*|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")
 )
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
+    f"{_TAG}float",
+    re.compile(r"^([-+]?(\.\d+|\d[\d_]*(\.[\d_]*)?)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"),
+    list("-+0123456789."),
 )
 
 
@@ -50,55 +60,114 @@ class YamlFile:
 
 
 def parse_scalar(text: str) -> Any:
-    """Return the value that `text` has in YAML (``1e-5`` a float, ``[0, 5]`` a list). Raises `yaml.YAMLError`."""
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+    """Return the value that `text` has in YAML (``1e-5`` a float, ``[0, 5]`` a list). Raises `RecipeError`."""
+    value, _ = _parsed(text, "command line")
+    return value
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Read a YAML mapping. Raises `RecipeError` (file:line) on bad syntax, repeated keys, or another root."""
+    """Read a YAML mapping. Raises `RecipeError` (file:line) on bad syntax, repeated keys, or another root.
+
+    Aliases are read, but not tags, merge keys, or more than `MOST_BYTES`.
+    """
     try:
-        text = read_bytes(path).decode("utf-8-sig")
+        text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RecipeError(
             [Fault(f"{path}:1", "", f"not UTF-8 (byte {error.start}). Save the file as UTF-8.")]
         ) from error
+    root, lines = _parsed(text, str(path))
+    root = {} if root is None and () not in lines else root
+    if not isinstance(root, dict):
+        raise RecipeError([Fault(f"{path}:1", "", f"found {type(root).__name__}, a recipe is a mapping of sections.")])
+    return YamlFile(path, root, lines)
+
+
+def _parsed(text: str, where: str) -> tuple[Any, dict[Place, int]]:
+    """Return the value of `text` and the line of every place in it. Raises `RecipeError` at `where` (and the line)."""
+    in_file = where != "command line"
+
+    def fault(line: int, what: str) -> RecipeError:
+        return RecipeError([Fault(f"{where}:{line}" if in_file else where, "", what)])
+
+    builder = None
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        builder = _Builder(path, loader)
-        root = builder.build(node, ()) if node is not None else {}
+        builder = _Builder(where, loader)
+        value = builder.build(node, ()) if node is not None else None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise RecipeError([Fault(f"{path}:{line}", "", f"bad YAML: {error.problem or error.context}.")]) from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise RecipeError([Fault(f"{path}:1", "", f"bad YAML: {str(error).splitlines()[0]}.")]) from error
+        raise fault(line, f"bad YAML: {error.problem or error.context}.") from error
+    except yaml.YAMLError as error:
+        raise fault(1, f"bad YAML: {str(error).splitlines()[0]}. Write it as UTF-8 text.") from error
+    except RecursionError as error:
+        raise fault(1, f"bad YAML: nested more than {_DEEPEST} levels deep.") from error
+    except _TooMuchError as error:
+        raise fault(error.line, f"bad YAML: {error}.") from error
     if builder.faults:
         raise RecipeError(builder.faults)
-    if not isinstance(root, dict):
-        raise RecipeError([Fault(f"{path}:1", "", f"found {type(root).__name__}, a recipe is a mapping of sections.")])
-    return YamlFile(path, root, builder.lines)
+    return value, builder.lines
+
+
+class _TooMuchError(Exception):
+    def __init__(self, line: int, what: str) -> None:
+        super().__init__(what)
+        self.line = line
 
 
 class _Builder:
     """Builds values from nodes so that lines are known; bounds what aliases can expand to."""
 
-    def __init__(self, path: Path, loader: _Loader) -> None:
-        self.path = path
+    def __init__(self, where: str, loader: _Loader) -> None:
+        self.where = where
         self.loader = loader
         self.lines: dict[Place, int] = {}
         self.faults: list[Fault] = []
-        self.n_nodes = 0
+        self.n_values = 0
 
     def build(self, node: yaml.Node, path: Place) -> Any:
-        self.n_nodes += 1
-        if self.n_nodes > _MAX_NODES:
-            raise ValueError(f"more than {_MAX_NODES} values (aliases that multiply?)")
-        self.lines.setdefault(path, node.start_mark.line + 1)
+        line = node.start_mark.line + 1
+        self.n_values += 1
+        if self.n_values > _MOST_VALUES:
+            raise _TooMuchError(line, f"more than {_MOST_VALUES:,} values (aliases that multiply?)")
+        if len(path) > _DEEPEST:
+            raise _TooMuchError(line, f"nested more than {_DEEPEST} levels deep (an alias within itself?)")
+        self.lines.setdefault(path, line)
+        if isinstance(node, yaml.ScalarNode):
+            return self._build_scalar(node, path)
+        kind = "map" if isinstance(node, yaml.MappingNode) else "seq"
+        if node.tag != _TAG + kind:
+            self.report(line, path, _tag_fault(node))
+            return None
         if isinstance(node, yaml.MappingNode):
             return self._build_mapping(node, path)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.build(child, (*path, index)) for index, child in enumerate(node.value)]
-        return self.loader.construct_object(node)
+        return [self.build(child, (*path, index)) for index, child in enumerate(node.value)]
+
+    def report(self, line: int, path: Place, what: str) -> None:
+        where = self.where if self.where == "command line" else f"{self.where}:{line}"
+        self.faults.append(Fault(where, ".".join(map(str, path)), what))
+
+    def _build_scalar(self, node: yaml.ScalarNode, path: Place) -> Any:
+        line, text, kind = node.start_mark.line + 1, node.value, node.tag.removeprefix(_TAG)
+        if kind == "str":
+            if "\0" in text or (not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text)):
+                self.report(line, path, f"found {text!r}: a NUL, or half a surrogate pair, is no text. Remove it.")
+            return text
+        resolved = self.loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+        implied = str(resolved).removeprefix(_TAG)
+        if kind not in _READ:
+            self.report(line, path, _tag_fault(node))
+        elif kind != implied and (kind, implied) != ("float", "int"):
+            self.report(line, path, f"found {text!r}, expected {_READ[kind]}, as its tag says. Remove the tag.")
+        elif kind in ("int", "float") and len(text) > _LONGEST_NUMBER:
+            self.report(line, path, f"found a number of {len(text)} characters, allowed: {_LONGEST_NUMBER}.")
+        elif kind == "int":
+            plain = text.replace("_", "").lower()
+            return int(plain, {"0x": 16, "0o": 8}.get(plain[:2], 10))
+        else:
+            return self.loader.construct_object(node)
+        return None
 
     def _build_mapping(self, node: yaml.MappingNode, path: Place) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -106,18 +175,18 @@ class _Builder:
             line = key_node.start_mark.line + 1
             key = key_node.value
             if not isinstance(key_node, yaml.ScalarNode):
-                self.faults.append(Fault(f"{self.path}:{line}", "", "a key must be a plain word."))
-                continue
-            if key in found:
+                self.report(line, (), "a key must be a plain word.")
+            elif key == "<<":
+                self.report(line, path, "a merge key (<<) is not read. Write the keys out.")
+            elif key in found:
                 first = self.lines[(*path, key)]
-                self.faults.append(
-                    Fault(
-                        f"{self.path}:{line}",
-                        ".".join(map(str, (*path, key))),
-                        f"stands twice (first in line {first}). Keep one.",
-                    )
-                )
-                continue
-            self.lines[(*path, key)] = line
-            found[key] = self.build(value_node, (*path, key))
+                self.report(line, (*path, key), f"stands twice (first in line {first}). Keep one.")
+            else:
+                self._build_scalar(yaml.ScalarNode(f"{_TAG}str", key, key_node.start_mark), (*path, key))
+                self.lines[(*path, key)] = line
+                found[key] = self.build(value_node, (*path, key))
         return found
+
+
+def _tag_fault(node: yaml.Node) -> str:
+    return f"the tag {node.tag.replace(_TAG, '!!', 1)!r} is not read. Remove it."

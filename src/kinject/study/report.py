@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import read_manifest, write_text
+from kinject.disk import read_bytes, read_manifest, write_text
 from kinject.disk.atomic import atomic_file
 from kinject.disk.manifest import FORMAT_VERSION
 from kinject.errors import DiskError, InputError
@@ -117,9 +118,9 @@ def read_report(path: Path) -> Report:
     of a newer format. Keys that this version does not know are left out.
     """
     try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DiskError(f"{path}: cannot be read: {error.strerror}. Check the path or run kinject eval.") from error
+        value = json.loads(read_bytes(path))
+    except DiskError as error:
+        raise DiskError(f"{error} Or run kinject eval.") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: damaged report: not JSON ({error}). Run kinject eval again.") from error
     source = _Source(path, value, "report")
@@ -175,21 +176,24 @@ class _Source:
 
     def count(self, key: str) -> int:
         found = int(self._get(key, int, "a whole number"))
-        if found < 0:
-            raise self.fault(key, f"found {found}, allowed is 0 or more")
+        if not 0 <= found < 2**53:
+            raise self.fault(key, f"found {found!r:.60}, allowed is 0 or more, up to what is exact as a float")
         return found
 
     def number(self, key: str) -> float:
-        return float(self._get(key, (int, float), "a number"))
+        found = self._get(key, (int, float), "a number")
+        if not _is_finite(found):
+            raise self.fault(key, f"found {found!r:.60}, a finite number is needed")
+        return float(found)
 
     def maybe(self, key: str) -> float | None:
         return None if self.value.get(key) is None else self.number(key)
 
     def share(self, key: str, least: float = 0.0) -> float:
-        found = float(self._get(key, (int, float), "a number"))
+        found = self._get(key, (int, float), "a number")
         if not least <= found <= 1:
             raise self.fault(key, f"found {found}, allowed is {least:g} to 1")
-        return found
+        return float(found)
 
 
 def _read_cell(source: _Source) -> Cell:
@@ -255,9 +259,13 @@ def _read_macro(source: _Source) -> tuple[float, float, float] | None:
     found = source.value.get("macro")
     if found is None:
         return None
-    if not isinstance(found, list) or len(found) != 3 or not all(isinstance(value, float | int) for value in found):
+    if not isinstance(found, list) or len(found) != 3 or not all(map(_is_finite, found)):
         raise source.fault("macro", f"found {found!r:.60}, a mean and two bounds are needed")
     return float(found[0]), float(found[1]), float(found[2])
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, float | int) and -sys.float_info.max <= value <= sys.float_info.max
 
 
 def _read_recall(source: _Source) -> Recall:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 import types
 import typing
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import write_text
+from kinject.disk import read_bytes, write_text
 from kinject.errors import DiskError, InputError
 from kinject.study.outcomes import Contrast, Score, StudyResult
 
@@ -42,9 +42,9 @@ def read_study(path: Path) -> StudyResult:
     is of a newer format. Keys that this version does not know are left out.
     """
     try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DiskError(f"{path}: cannot be read: {error.strerror}. Check the path or run kinject study.") from error
+        value = json.loads(read_bytes(path))
+    except DiskError as error:
+        raise DiskError(f"{error} Or run kinject study.") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: damaged study: not JSON ({error}). Run kinject study again.") from error
     try:
@@ -108,7 +108,7 @@ def _read_plain(kind: Any, value: Any, place: str) -> Any:
     if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
         raise _Fault(place, f"found {value!r:.60}, {_NAMES[kind]} is needed")
     if kind is float:
-        if not math.isfinite(value):
+        if not -sys.float_info.max <= value <= sys.float_info.max:
             raise _Fault(place, f"found {value}, a finite number is needed")
         return float(value)
     return value

@@ -135,9 +135,13 @@ class LocalModel:
     def _encode(self, messages: Sequence[Message]) -> list[int]:
         assert self._loaded is not None
         tokenizer = self._loaded.tokenizer
-        text = tokenizer.apply_chat_template(
-            [dict(one) for one in messages], add_generation_prompt=True, tokenize=False
-        )
+        try:
+            text = tokenizer.apply_chat_template(
+                [dict(one) for one in messages], add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # a template is a program: its expressions raise anything
+            what = f"{self._section.model}: its chat template cannot be rendered ({str(error)[:200]}). Choose another model."
+            raise InputError(what) from error
         encoded: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return encoded
 

@@ -1,0 +1,80 @@
+"""Jinja templates of recipes and tasks: in a sandbox, and within bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from kinject.errors import InputError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+_LONGEST = 2**24
+"""Characters that a template may write, or one of its multiplications make: 16 Mi."""
+_MOST_BITS = 2**16
+"""Bits of the numbers that a template may reckon with."""
+
+
+@lru_cache(maxsize=64)
+def compile_template(source: str, *, keep_newline: bool = False) -> Template:
+    """Return `source` as a Jinja template in a sandbox; a name it does not know is an error.
+
+    With `keep_newline` a line break at the end is part of the text, as lm-evaluation-harness has it.
+
+    Raises `InputError` with the line when it is no template.
+    """
+    from jinja2 import StrictUndefined, TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Bounded(ImmutableSandboxedEnvironment):
+        """The sandbox, in which products and powers cannot fill the memory either."""
+
+        intercepted_binops = frozenset(["*", "**"])
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            _check_size(operator, left, right)
+            return super().call_binop(context, operator, left, right)
+
+    environment = Bounded(undefined=StrictUndefined, keep_trailing_newline=keep_newline)
+    try:
+        return environment.from_string(source)
+    except TemplateSyntaxError as error:
+        raise InputError(f"template, line {error.lineno}: {error.message}. Source: {source[:120]!r}") from error
+    except (SyntaxError, RecursionError, MemoryError, ValueError, OverflowError) as error:
+        # what Python makes of the code that Jinja writes: loops or brackets nested too deep, numbers of too many digits
+        raise InputError(f"template: too deep or too long ({error}). Source: {source[:120]!r}") from error
+
+
+def render(template: Template, values: Mapping[str, Any]) -> str:
+    """Return the text that `template` writes with `values`, each known by its name.
+
+    Raises `InputError` on whatever an expression of it raises, and where it writes more than `_LONGEST` characters.
+    """
+    pieces: list[str] = []
+    n = 0
+    try:
+        for piece in template.generate(dict(values)):
+            n += len(piece)
+            if n > _LONGEST:
+                raise InputError(f"it writes more than {_LONGEST:,} characters. Shorten its loops.")
+            pieces.append(piece)
+    except InputError:
+        raise
+    except Exception as error:  # a template is a program: its expressions raise anything
+        raise InputError(f"{str(error) or type(error).__name__}. Correct the template or the row.") from error
+    return "".join(pieces)
+
+
+def _check_size(operator: str, left: Any, right: Any) -> None:
+    """Raise `InputError` where a product or power of the two would be too large."""
+    if operator == "**":
+        too_large = isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _MOST_BITS
+    else:
+        sized = [item for item in (left, right) if isinstance(item, str | list | tuple)]
+        times = [item for item in (left, right) if isinstance(item, int)]
+        too_large = bool(sized and times) and len(sized[0]) * times[0] > _LONGEST
+        too_large |= len(times) == 2 and sum(item.bit_length() for item in times) > _MOST_BITS
+    if too_large:
+        raise InputError(f"{operator} makes a value that is too large.")

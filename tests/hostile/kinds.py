@@ -1,0 +1,368 @@
+"""Every kind of input that kinject reads: good ones to damage, and the function that a verb reads it with."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from mutations import as_json_line, as_yaml, damaged_bytes, damaged_tree, without_structure
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`make(random)` is the bytes of one input, written to a file called `name` and read by `read`."""
+
+    name: str
+    file: str
+    make: Callable[[Random], bytes]
+    read: Callable[[Path], object]
+
+
+def from_trees(
+    trees: list[Any], write: Callable[[Any], bytes], share_of_bytes: float = 0.35
+) -> Callable[[Random], bytes]:
+    """Return a maker that damages `trees`, or what they are written as, or leaves structure aside."""
+    good = [write(tree) for tree in trees]
+
+    def make(random: Random) -> bytes:
+        luck = random.random()
+        if luck < 0.08:
+            return without_structure(random)
+        if luck < 0.08 + share_of_bytes:
+            return damaged_bytes(random.choice(good), good, random)
+        try:
+            return write(damaged_tree(random.choice(trees), random))
+        except Exception:  # noqa: BLE001 (what no file of the kind can hold)
+            return damaged_bytes(random.choice(good), good, random)
+
+    return make
+
+
+def lines_of(rows: Iterable[Any]) -> bytes:
+    """Return rows as JSON lines; what is no list of rows, as one line."""
+    return b"".join(map(as_json_line, rows)) if isinstance(rows, list) else as_json_line(rows)
+
+
+def everything(values: Iterable[object]) -> None:
+    """Read to the end."""
+    for _ in values:
+        pass
+
+
+DOCUMENTS: list[Any] = [
+    [
+        {"id": "a", "title": "One", "text": "First, \"quoted\".\nSecond line.", "source": "s", "year": 1931},
+        {"text": "Ünïcode – 中文 \U0001f600.", "meta": {"a": [1, 2.5, None]}},
+    ],
+    [{"id": 7, "text": "Built in 1931. " * 20}, {"id": 8, "text": "It, \"too\",\nstands.", "title": "T"}],
+]  # fmt: skip
+QUESTIONS: list[Any] = [
+    [{"question": "Where?", "choices": ["Farrow", "Kelm", "Lowmere", "Arden"], "answer": 1, "id": "q1", "subject": "born"},
+     {"question": "Who?", "choices": ["x", "y"], "answer": 0, "document_id": "d", "fact_id": "f"}],
+    [{"question": {"stem": "Why?", "choices": [{"text": "a", "label": "A"}, {"text": "b", "label": "B"}]}, "answerKey": "B"},
+     {"question": "Why?", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A", "id": "z"}],
+    [{"question": "When?", "answers": {"text": ["1931"], "answer_start": [3]}, "title": "T", "id": "s1"},
+     {"question": "How?", "answers": [{"text": "so"}], "title": "T"}, {"question": "Why?", "answers": ["no"], "title": "U"}],
+]  # fmt: skip
+CORPORA: list[Any] = [
+    [{"text": "One text.", "id": "r1", "document_id": "d", "origin": "original"}, {"prompt": "Q", "completion": " A"}],
+    [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho", "name": "x"}]}],
+]
+CONTEXTS: list[Any] = [[{"question_id": "q1", "passages": ["text", {"text": "more", "id": "p", "document_id": "d"}]}]]
+SAMPLES: list[Any] = [
+    [
+        {"doc_id": n, "doc": {"id": f"q{n}", "subject": "s", "document_id": f"d{n}"}, "target": "1",
+         "arguments": {"gen_args_0": {"arg_0": "Q", "arg_1": " a"}, "gen_args_1": {"arg_0": "Q", "arg_1": " bc"}},
+         "filtered_resps": [["-1.5", "False"], [-0.5, "True"]], "doc_hash": "h", "acc": 1.0}
+        for n in range(4)
+    ]
+]  # fmt: skip
+ANSWERS: list[Any] = [
+    [
+        {"key": f"{n}{arm}", "question_id": f"q{n}", "question_set": "set", "arm": arm, "format": "texts", "shots": 0, "k": 0,
+         "context_ids": [], "gold": 0, "log_probs": [-1.0, -2.0 + n], "n_tokens": [1, 1], "n_bytes": [1, 1], "n_chars": [1, 1],
+         "subject": "s", "document_id": "d", "truncated": 0, "rotation": 0, "greedy": [True, False]}
+        for n in range(3) for arm in ("base", "tuned")
+    ]
+]  # fmt: skip
+TASK: dict[str, Any] = {
+    "task": "t", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "q.jsonl", "dev": "q.csv"}},
+    "output_type": "multiple_choice", "test_split": "test", "fewshot_split": "dev", "doc_to_text": "stem",
+    "doc_to_target": "{{choices.label.index(answerKey.lstrip())}}", "doc_to_choice": "{{choices.text}}",
+    "description": "About {{subject}}.\n", "fewshot_config": {"sampler": "first_n"}, "metric_list": [{"metric": "acc"}],
+}  # fmt: skip
+TASKS = [
+    {key: value for key, value in TASK.items() if key not in ("fewshot_split", "fewshot_config")},
+    {**TASK, "fewshot_split": "test", "doc_to_choice": ["A", "B"], "doc_to_target": 1, "target_delimiter": " "},
+]
+TASK_ROWS: list[Any] = [
+    [
+        {
+            "id": "a",
+            "stem": "Who?",
+            "choices": {"text": ["x", "y"], "label": ["A", "B"]},
+            "answerKey": " B",
+            "subject": "s",
+        }
+    ]
+]
+TABLES: list[Any] = [
+    [{"id": "a", "stem": "Who?", "answerKey": "B", "subject": "s"}, {"id": 2, "stem": "x,y", "answerKey": "A"}]
+]
+
+
+def read_verbs_recipe(path: Path) -> None:
+    """Read a recipe as some verb does (the text says which), and check the sections that have checks of their own."""
+    from kinject.augment.demands import check_sections
+    from kinject.recipe import read_recipe
+    from kinject.study.arm_faults import check_names
+
+    data = path.read_bytes()
+    verbs = [verb for verb in ("augment", "questions", "eval", "study") if f"{verb}:".encode() in data]
+    recipe = read_recipe(path, (), verbs[0] if verbs and zlib.crc32(data) % 4 == 0 else None)  # type: ignore[arg-type]
+    check_sections(recipe)
+    if recipe.study is not None:
+        check_names(recipe)
+
+
+def read_override(path: Path) -> None:
+    """Read a good recipe with the file's text as an override on the command line."""
+    from kinject.recipe import read_recipe
+
+    read_recipe(ROOT / "recipes" / "documented.yaml", [path.read_bytes().decode("utf-8", "surrogateescape")])
+
+
+def read_all_documents(path: Path) -> None:
+    """Read documents and cut them into passages."""
+    from kinject.corpus.documents import document_hashes, read_documents
+    from kinject.corpus.passages import split_passages, word_spans
+
+    for document in read_documents(path):
+        split_passages(document, 16, word_spans)
+    document_hashes(path)
+
+
+def read_some_questions(path: Path) -> None:
+    """Read questions."""
+    from kinject.corpus.questions import read_questions
+
+    layout = ("native", "mmlu", "arc", "squad", *["auto"] * 12)[zlib.crc32(path.read_bytes()) % 16]
+    read_questions(path, layout, 3)  # type: ignore[arg-type]
+
+
+def read_whole_corpus(path: Path) -> None:
+    """Read a corpus both ways."""
+    from kinject.corpus.corpus_file import CorpusFile
+    from kinject.corpus.rows import read_corpus
+
+    everything(CorpusFile(path))
+    read_corpus(path)
+
+
+def read_some_contexts(path: Path) -> None:
+    """Read prepared contexts."""
+    from kinject.eval.retrieval import read_contexts
+    from kinject.types import Question
+
+    read_contexts(path, [Question("q1", "Where?", ("a", "b"), 0)])
+
+
+def compare_with_itself(path: Path) -> None:
+    """Compare a run or sample file with itself."""
+    from kinject.eval.compare import compare_runs, read_run, render_comparison
+
+    render_comparison(compare_runs([read_run(path), read_run(path)]))
+
+
+def read_some_task(path: Path) -> None:
+    """Read a task YAML, with good rows beside it; or rows, with a good YAML beside them."""
+    from kinject.eval.tasks import read_task
+
+    folder = path.parent
+    if path.suffix != ".yaml":
+        suffix = path.suffix[1:]
+        config = {**TASKS[0], "dataset_path": "json" if suffix == "jsonl" else suffix}
+        if suffix == "csv":
+            config |= {"doc_to_choice": ["A", "B"], "doc_to_target": "answerKey"}
+        config["dataset_kwargs"] = {"data_files": {"test": path.name}}
+        path = folder / "beside.yaml"
+        path.write_bytes(as_yaml(config))
+    else:
+        (folder / "q.jsonl").write_bytes(lines_of(TASK_ROWS[0]))
+    read_task(path).examples(0)
+
+
+def read_study_result(path: Path) -> None:
+    """Read a study's report.json."""
+    from kinject.study.study_file import read_study
+
+    read_study(path)
+
+
+def read_eval_report(path: Path) -> None:
+    """Read an evaluation's report.json."""
+    from kinject.study.report import read_report
+
+    read_report(path)
+
+
+def read_rewritings(path: Path) -> None:
+    """Read rewritings that someone else made."""
+    from kinject.augment.given import read_given
+
+    read_given(path).check_documents(["a"])
+
+
+def as_csv(rows: Any) -> bytes:
+    """Return rows as CSV, a column for each key."""
+    import csv
+
+    out = io.StringIO()
+    rows = (
+        [row if isinstance(row, dict) else {"text": row} for row in rows] if isinstance(rows, list) else [{"x": rows}]
+    )
+    writer = csv.DictWriter(out, list(dict.fromkeys(key for row in rows for key in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().encode()
+
+
+def as_parquet(rows: Any) -> bytes:
+    """Return rows as Parquet; raises what pyarrow raises where columns are of no one type."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    out = io.BytesIO()
+    parquet.write_table(pa.Table.from_pylist(rows), out, compression="zstd")
+    return out.getvalue()
+
+
+def as_mmlu_csv(rows: Any) -> bytes:
+    """Return rows as MMLU's CSV: no header."""
+    import csv
+
+    out = io.StringIO()
+    csv.writer(out).writerows(rows if isinstance(rows, list) else [[rows]])
+    return out.getvalue().encode()
+
+
+def pdf_of(pages: list[bytes], extra: list[bytes] | None = None, resources: bytes = b"") -> bytes:
+    """Return a PDF whose pages have the content streams `pages`, deflated; `extra` are further objects."""
+    n = len(pages)
+    kids = b" ".join(b"%d 0 R" % (4 + i) for i in range(n))
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [%s] /Count %d >>" % (kids, n),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    page = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents %d 0 R /Resources << /Font << /F1 3 0 R >> %s >> >>"
+    objects += [page % (4 + n + i, resources) for i in range(n)]
+    for content in pages:
+        packed = zlib.compress(content)
+        objects.append(b"<< /Length %d /Filter /FlateDecode >>\nstream\n%s\nendstream" % (len(packed), packed))
+    objects += [*(extra or []), b"<< /Title (A bridge) >>"]
+    out, places = bytearray(b"%PDF-1.4\n"), []
+    for number, body in enumerate(objects, start=1):
+        places.append(len(out))
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    last = (len(objects), len(objects) + 1)
+    xref = len(out)
+    out += b"xref\n0 %d\n0000000000 65535 f \n%s" % (last[1], table)
+    out += b"trailer\n<< /Size %d /Root 1 0 R /Info %d 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (last[1], last[0], xref)
+    return bytes(out)
+
+
+LINES = b"BT /F1 12 Tf 72 720 Td 14 TL (The bridge was built in 1931.) Tj T* (It stands.) Tj ET"
+PDFS = [pdf_of([LINES]), pdf_of([LINES, b"q 1 0 0 1 0 0 cm Q " + LINES, b""])]
+PAGES = [
+    b"<!doctype html><html><head><title>The Falk Bridge &amp; more</title></head><body><nav>Home</nav><script>x</script>"
+    b"<main><h1>Bridge</h1><p>Built in\n 1931 by <b>Mara</b>.<br>It stands.</p><table><tr><td>span<td>40 m</table></main>",
+    b'<meta charset="latin-1"><p>Malm\xf6<pre>a\n  b</pre><ul><li>one<li>two</ul>',
+]
+TEXTS = [b"# Title\n\nThe bridge. It stands.\n\n* one\n* two\n", "Grüße. 中文。\r\nNext.".encode()]
+MMLU = [[["Where?", "a", "b", "c", "d", "B"], ["Who, then?", "a\nb", "b", "c", "d", "A"]]]
+
+
+def _bytes_only(good: list[bytes]) -> Callable[[Random], bytes]:
+    return lambda random: (
+        without_structure(random) if random.random() < 0.08 else damaged_bytes(random.choice(good), good, random)
+    )
+
+
+def recipe_trees() -> list[Any]:
+    """Return every shipped recipe."""
+    from kinject.recipe.yaml_lines import read_yaml
+
+    found = [read_yaml(file).root for file in sorted((ROOT / "recipes").rglob("*.yaml"))]
+    return [tree for tree in found if "run_dir" in tree]
+
+
+def override_texts() -> list[bytes]:
+    """Return overrides of every sort."""
+    return [
+        b"trainer.learning_rate=1e-4", b"run_dir=runs/x", b"corpus.replay={path: b, fraction: 0.5}", b"seed=3",
+        b"corpus.bos=false",
+        b"model.new={model_type: llama}", b"guards.norm_spike=stop", b"trainer.weight_decay=0", b"adapter.r=8",
+    ]  # fmt: skip
+
+
+def kinds() -> list[tuple[Kind, float]]:
+    """Return every kind that is read in a moment, each with its share of the inputs."""
+    recipes = from_trees(recipe_trees(), as_yaml)
+    return [
+        (Kind("recipe", "recipe.yaml", recipes, read_verbs_recipe), 5),
+        (Kind("override", "override.txt", _bytes_only(override_texts()), read_override), 1.5),
+        (Kind("documents jsonl", "d.jsonl", from_trees(DOCUMENTS, lines_of), read_all_documents), 2),
+        (Kind("documents csv", "d.csv", from_trees(DOCUMENTS[1:], as_csv), read_all_documents), 1),
+        (Kind("documents parquet", "d.parquet", from_trees(DOCUMENTS, as_parquet), read_all_documents), 1),
+        (Kind("documents txt", "d.txt", _bytes_only(TEXTS), read_all_documents), 0.5),
+        (Kind("documents md", "d.md", _bytes_only(TEXTS), read_all_documents), 0.5),
+        (Kind("documents html", "d.html", _bytes_only(PAGES), read_all_documents), 1.5),
+        (Kind("documents pdf", "d.pdf", _bytes_only(PDFS), read_all_documents), 1.5),
+        (Kind("questions jsonl", "q.jsonl", from_trees(QUESTIONS, lines_of), read_some_questions), 2),
+        (Kind("questions csv", "q.csv", from_trees(MMLU, as_mmlu_csv), read_some_questions), 0.7),
+        (Kind("corpus", "c.jsonl", from_trees(CORPORA, lines_of), read_whole_corpus), 2),
+        (Kind("contexts", "x.jsonl", from_trees(CONTEXTS, lines_of), read_some_contexts), 0.7),
+        (Kind("rewritings", "g.jsonl", from_trees([DOCUMENTS[0]], lines_of), read_rewritings), 0.3),
+        (Kind("harness samples", "samples_t.jsonl", from_trees(SAMPLES, lines_of), compare_with_itself), 1.5),
+        (Kind("answers", "answers.jsonl", from_trees(ANSWERS, lines_of), compare_with_itself), 1),
+        (Kind("harness task", "task.yaml", from_trees(TASKS, as_yaml), read_some_task), 2),
+        (Kind("harness rows jsonl", "rows.jsonl", from_trees(TASK_ROWS, lines_of), read_some_task), 1),
+        (Kind("harness rows csv", "rows.csv", from_trees(TABLES, as_csv), read_some_task), 0.5),
+        (Kind("harness rows parquet", "rows.parquet", from_trees(TASK_ROWS, as_parquet), read_some_task), 0.5),
+    ]
+
+
+def good_inputs() -> list[tuple[Kind, bytes]]:
+    """Return undamaged inputs with the kinds that read them."""
+    from kinject.recipe import read_recipe
+
+    by_name = {kind.name: kind for kind, _ in kinds()}
+    whole = Kind("recipe", "recipe.yaml", lambda _: b"", lambda path: read_recipe(path))
+    return [
+        *((whole, as_yaml(tree)) for tree in recipe_trees()),
+        *((by_name["override"], text) for text in override_texts()),
+        *((by_name["documents jsonl"], lines_of(rows)) for rows in DOCUMENTS),
+        (by_name["documents csv"], as_csv(DOCUMENTS[1])),
+        *((by_name["documents parquet"], as_parquet(rows)) for rows in DOCUMENTS[1:]),
+        *((by_name["documents html"], page) for page in PAGES),
+        *((by_name["documents pdf"], data) for data in PDFS),
+        *((by_name["documents md"], text) for text in TEXTS),
+        (by_name["questions csv"], as_mmlu_csv(MMLU[0])),
+        *((by_name["corpus"], lines_of(rows)) for rows in CORPORA),
+        (by_name["contexts"], lines_of(CONTEXTS[0])),
+        (by_name["harness samples"], lines_of(SAMPLES[0])),
+        (by_name["answers"], lines_of(ANSWERS[0])),
+        *((by_name["harness task"], as_yaml(tree)) for tree in TASKS),
+        (by_name["harness rows jsonl"], lines_of(TASK_ROWS[0])),
+        (by_name["harness rows csv"], as_csv(TABLES[0])),
+        (by_name["harness rows parquet"], as_parquet(TASK_ROWS[0])),
+    ]
