@@ -1,10 +1,10 @@
 # make demo: from nothing to a report that shows knowledge going into a model (CPU, no key, no network but pip's index)
 # make test: every check. make docs: the documentation as a site.
-# make soak: the long proofs (hours). All make .venv when it is missing.
+# make soak: the long proofs (hours). make mutants: changes of the code that no test notices (a quarter of an hour). All make .venv when it is missing.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test soak check docs format clean
+.PHONY: demo test soak mutants check docs format clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -44,6 +44,11 @@ test: .venv/dev
 
 soak: .venv/dev
 	$(BIN)/python -m pytest -m soak tests/soak
+
+mutants: .venv/dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mutmut==3.8.1
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children 1
+	$(BIN)/mutmut results
 
 format: .venv/dev
 	$(BIN)/ruff check --fix .

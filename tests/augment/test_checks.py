@@ -1,6 +1,6 @@
 import pytest
 
-from kinject.augment.checks import REASONS, Checker, check_completion
+from kinject.augment.checks import NEAR, REASONS, Checker, Rules, check_completion, overlap
 from kinject.augment.language import compare_languages
 from kinject.types import Completion
 
@@ -76,19 +76,94 @@ def test_words_that_the_source_says_itself_are_no_refusal(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("completion", "reason"),
+    ("completion", "reason", "detail"),
     [
-        (Completion("text"), ""),
-        (Completion("text", ""), ""),
-        (Completion("half", "length"), "truncated"),
-        (Completion("half", "tool_calls"), "truncated"),
-        (Completion("", "content_filter"), "filtered"),
-        (Completion(" ", "stop"), "no answer"),
-        (Completion("", "no choices"), "no answer"),
+        (Completion("text"), "", ""),
+        (Completion("text", ""), "", ""),
+        (Completion("text", "eos"), "", ""),
+        (Completion("text", "end_turn"), "", ""),
+        (Completion("half", "length"), "truncated", "finish_reason is length"),
+        (Completion(" ", "length"), "truncated", "finish_reason is length"),
+        (Completion("half", "tool_calls"), "truncated", "finish_reason is tool_calls"),
+        (Completion("", "content_filter"), "filtered", "finish_reason is content_filter"),
+        (Completion(" ", "stop"), "no answer", "finish_reason is stop"),
+        (Completion("", ""), "no answer", "finish_reason is missing"),
+        (Completion("", "no choices"), "no answer", "finish_reason is no choices"),
     ],
 )
-def test_an_answer_that_is_not_whole_is_refused(completion: Completion, reason: str) -> None:
-    assert check_completion(completion).reason == reason
+def test_an_answer_that_is_not_whole_is_refused(completion: Completion, reason: str, detail: str) -> None:
+    verdict = check_completion(completion)
+    assert (verdict.reason, verdict.detail) == (reason, detail)
+
+
+def _nonsense(first: int, n: int) -> str:
+    """`n` words that hold no fact and are of no language."""
+    return " ".join("k" + chr(97 + at // 26) + chr(97 + at % 26) for at in range(first, first + n))
+
+
+def test_seven_tenths_of_all_triples_may_be_shared_and_not_more() -> None:
+    assert NEAR == 7 / 10
+    nine, twelve = _nonsense(0, 9), _nonsense(0, 12)  # 7 triples, all of them among 10
+    assert Checker(nine).check(twelve).measures["source_overlap"] == 0.7
+    assert Checker(nine).check(_nonsense(0, 11)).detail == "shares 78% of its word triples with the source"
+    checker = Checker(_nonsense(100, 12))
+    checker.accept(nine)
+    assert checker.check(twelve).measures["sibling_overlap"] == 0.7
+    assert checker.check(_nonsense(0, 11)).detail == "shares 78% of its word triples with an accepted paraphrase"
+
+
+def test_the_very_same_words_are_told_as_a_whole_and_refused_where_nearness_is_not() -> None:
+    source, other = _nonsense(0, 12), _nonsense(50, 12)
+    assert Checker(source).check(source.upper()).detail == "shares 100% of its word triples with the source"
+    checker = Checker(source, Rules(near=False, echo=False))
+    assert checker.check(other).accepted
+    checker.accept(other)
+    assert checker.check(f"{other}!").detail == "shares 100% of its word triples with an accepted paraphrase"
+    assert checker.check(f"{_nonsense(40, 1)} {other}").accepted  # nearly the same may stand
+    assert checker.check(source).accepted
+
+
+def test_a_text_counts_as_accepted_whatever_was_looked_at_before() -> None:
+    source, one, other = (_nonsense(at, 12) for at in (0, 30, 60))
+    checker = Checker(source)
+    checker.check(one)
+    checker.accept(other)  # not the one that was checked last
+    assert checker.check(one).accepted
+    assert checker.check(other).reason == "duplicate"
+    checker.check(one)
+    checker.accept(one)
+    assert checker.check(one).reason == "duplicate"
+
+
+def test_texts_too_short_for_a_triple_are_compared_whole() -> None:
+    assert Checker("kab kac").check("Kab, kac!").reason == "echo"
+    assert Checker("kab kac").check("kad kae").measures["source_overlap"] == 0.0
+    assert overlap(frozenset([("a",)]), frozenset([("a",)])) == 1.0
+    assert overlap(frozenset(), frozenset()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("n_source", "n_text", "reason"),
+    [(12, 4, ""), (13, 4, "length"), (20, 7, ""), (20, 6, "length"), (20, 10, ""), (10, 25, ""), (10, 26, "length"), (4, 12, ""),
+     (4, 13, "length")],
+)  # fmt: skip
+def test_length_is_bounded_by_a_ratio_and_by_eight_words(n_source: int, n_text: int, reason: str) -> None:
+    verdict = Checker(_nonsense(0, n_source)).check(_nonsense(100, n_text))
+    assert verdict.reason == reason
+    assert not reason or verdict.detail == f"{n_text} words for {n_source}"
+
+
+def test_a_style_that_need_not_be_complete_may_lose_a_fact_and_still_not_invent_one() -> None:
+    source, without = f"{_nonsense(0, 9)} 1931.", _nonsense(50, 9)
+    assert Checker(source).check(without).reason == "number"
+    assert Checker(source, Rules(complete=False)).check(without).accepted
+    assert Checker(source, Rules(complete=False)).check(f"{without} 1932.").reason == "number"
+
+
+def test_what_was_found_is_told_to_sixty_characters() -> None:
+    text = f"Sure, {'very ' * 20}well: {GOOD}"
+    detail = Checker(SOURCE).check(text).detail
+    assert detail == f"found {text[:60]!r}"
 
 
 def test_a_text_without_any_common_word_has_no_language() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,19 +89,58 @@ def test_a_prompt_that_fills_the_block_leaves_nothing_to_learn_and_is_counted_as
     assert (account.truncated, account.dropped) == (6, 4)
 
 
-def test_best_fit_fills_rows_as_the_textbook_example() -> None:
+@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_best_fit_fills_rows_as_the_textbook_example(spread: bool, named: bool) -> None:
     # best-fit decreasing of 7 5 5 4 3 2 2 2 into bins of 10: [7 3] [5 5] [4 2 2 2]
-    laid, _ = lay_out(_rows([(n, 0) for n in (2, 5, 4, 7, 2, 5, 3, 2)]), Layout(10, "bfd_split"), seed=0)
+    rows = _rows([(n, 0) for n in (2, 5, 4, 7, 2, 5, 3, 2)])
+    if not named:
+        rows = [TokenRow(row.row_id, "", row.origin, row.input_ids, row.learned) for row in rows]
+    laid, _ = lay_out(rows, Layout(10, "bfd_split", spread), seed=0)
     pieces = [[b - a for a, b in zip(starts, [*starts[1:], len(row.input_ids)], strict=True)]
               for row in laid if (starts := [i for i, p in enumerate(row.position_ids) if p == 0])]  # fmt: skip
     assert sorted(map(sorted, pieces)) == [[2, 2, 2, 4], [3, 7], [5, 5]]
 
 
-def test_the_order_depends_on_the_seed_only() -> None:
-    rows = _rows([(5, 0)] * 9)
-    first, again, other = (list(lay_out(rows, Layout(8), seed)[0]) for seed in (3, 3, 4))
+@pytest.mark.parametrize("spread", [False, True])
+def test_the_order_depends_on_the_seed_only(spread: bool) -> None:
+    named, nameless = _paraphrases(6, 9), _rows([(5, 0)] * 9)
+    rows = [*named, *(TokenRow("", "", "", row.input_ids, row.learned) for row in nameless)]
+    first, again, other = (list(lay_out(rows, Layout(8, "bfd_split", spread), seed)[0]) for seed in (3, 3, 4))
     assert first == again
     assert first != other
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=20),
+    st.integers(2, 12),
+    st.booleans(),
+)
+def test_wrapped_is_one_text_cut_every_block_whether_spread_or_not(
+    shapes: list[tuple[int, int]], block: int, spread: bool
+) -> None:
+    rows = _rows(shapes)
+    order = list(range(len(rows)))
+    random.Random(5).shuffle(order)
+    text = [pair for at in order for pair in zip(rows[at].input_ids, rows[at].learned, strict=True)]
+    wanted = []
+    for start in range(0, max(1, len(text) - 1), block - 1):
+        ids = [token for token, _ in text[start : start + block]]
+        labels = [token if bears and at else IGNORED for at, (token, bears) in enumerate(text[start : start + block])]
+        if set(labels) - {IGNORED}:
+            wanted.append((ids, labels))
+    laid, account = lay_out(rows, Layout(block, "wrapped", spread), seed=5)
+    assert [(row.input_ids, row.labels) for row in laid] == wanted
+    assert {row.round for row in laid} <= {0}
+    assert account.source == len(text)
+    assert account.trained == sum(label != IGNORED for _, labels in wanted for label in labels)
+    assert account.dropped == len(text) - len({token for ids, _ in wanted for token in ids})
+
+
+def test_wrapped_without_a_block_is_one_row() -> None:
+    laid, account = lay_out(_rows([(5, 0), (6, 0), (1, 0)]), Layout(None, "wrapped"), seed=0)
+    assert [len(row.input_ids) for row in laid] == [12]
+    assert account.lost == 0
 
 
 def _paraphrases(n_documents: int, n_each: int, length: int = 5) -> list[TokenRow]:
@@ -150,3 +192,40 @@ def test_replayed_tokens_are_marked_where_they_are_learned() -> None:
     ]
     row = lay_out(rows, Layout(8, "bfd_split"), 0)[0][0]
     assert dict(zip(row.input_ids, row.replayed, strict=True)) == {1: False, 2: True, 3: True, 4: False, 5: False}
+
+
+def test_rounds_hold_eight_blocks_at_least_and_are_no_more_than_a_documents_rows() -> None:
+    def rounds(n_documents: int, n_each: int, block: int | None, strategy: str | None = "bfd_split") -> int:
+        return 1 + max(
+            row.round for row in lay_out(_paraphrases(n_documents, n_each), Layout(block, strategy, True), 1)[0]
+        )
+
+    assert rounds(2, 8, 20) == 1  # 80 tokens are half of 8 blocks
+    assert rounds(8, 8, 20) == 2
+    assert rounds(40, 3, 20) == 3
+    assert rounds(8, 16, None, None) == 16  # without a block the longest row is one: 8 of 5 tokens make a round
+
+
+def test_rows_of_no_document_fall_into_any_round_and_ask_for_none() -> None:
+    nameless = [TokenRow("", "", "", row.input_ids, row.learned) for row in _paraphrases(50, 8)]
+    assert {row.round for row in lay_out(nameless, Layout(20, "bfd_split", True), 1)[0]} == {0}
+    laid, _ = lay_out([*_paraphrases(10, 8), *nameless], Layout(20, "bfd_split", True), 1)
+    held = Counter(row.round for row in laid for document in row.documents if not document)
+    assert set(held) == set(range(8))
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_what_is_packed_together_is_bounded_and_nothing_is_lost(spread: bool, monkeypatch: Any) -> None:
+    rows = _paraphrases(60, 1)
+    monkeypatch.setattr("kinject.corpus.packing._WINDOW", 16)
+    laid, account = lay_out(rows, Layout(20, "bfd_split", spread), 1)
+    order = list(range(60))
+    random.Random(1).shuffle(order)
+    window_of = {row: at // 16 for at, row in enumerate(order)}
+    for at in range(len(laid)):
+        assert len({window_of[row] for row, _, _ in laid.pieces(at)}) == 1
+    assert (account.lost, account.source, {row.round for row in laid}) == (0, 300, {0})
+    monkeypatch.setattr("kinject.corpus.packing._WINDOW", 3)
+    narrow = list(lay_out(rows, Layout(7, "wrapped", spread), 1)[0])
+    monkeypatch.undo()
+    assert narrow == list(lay_out(rows, Layout(7, "wrapped", spread), 1)[0])  # one text has no windows

@@ -15,7 +15,6 @@ from __future__ import annotations
 import random
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,7 +28,7 @@ _ROUND_BLOCKS = 8
 """A round of the epoch holds at least this many blocks, or packing would leave too much room unused."""
 
 _WINDOW = 1 << 18
-"""Documents that are packed together where nothing else bounds a round: a larger window fills rows no better."""
+"""Token rows that are packed together at most: a larger window fills rows no better."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,18 @@ def lay_out(rows: Sequence[TokenRow], layout: Layout, seed: int) -> tuple[LaidRo
     joined = layout.strategy == "wrapped"
     laid = LaidRows(rows, joined=joined)
     for number, part in enumerate(_rounds(rows, order, layout, seed)):
-        for pieces in _chunks(rows, part, layout, account) if joined else _bins(rows, part, layout, account):
+        for pieces in _chunks(rows, part, layout, account) if joined else _windows(rows, part, layout, account):
             laid.append([(piece.row, piece.start, piece.end) for piece in pieces], number)
     account.masked = account.source - account.trained - account.lost
     return laid, account
+
+
+def _windows(
+    rows: Sequence[TokenRow], part: Sequence[int], layout: Layout, account: TokenAccount
+) -> Iterator[list[Piece]]:
+    """Yield the packed rows of a round; what is in memory does not grow with it."""
+    for at in range(0, len(part), _WINDOW):
+        yield from _bins(rows, part[at : at + _WINDOW], layout, account)
 
 
 def _bins(rows: Sequence[TokenRow], part: Sequence[int], layout: Layout, account: TokenAccount) -> list[list[Piece]]:
@@ -91,27 +98,32 @@ def _rounds(rows: Sequence[TokenRow], order: Sequence[int], layout: Layout, seed
     There are as many rounds as the most frequent document has rows, each of at least `_ROUND_BLOCKS` blocks. The k-th
     of a document's n rows goes to round ``floor((k + u) * rounds / n)`` with one u in [0, 1) a document.
     """
-    if not layout.spread or layout.strategy == "wrapped" or not order:
-        size = len(order) if layout.strategy == "wrapped" else _WINDOW
-        return [order[at : at + size] for at in range(0, len(order), max(size, 1))]
-    counts: Counter[str] = Counter()
+    if not layout.spread or layout.strategy == "wrapped":
+        return [order]
+    numbers: dict[str, int] = {}
+    documents, counts = array("q"), array("q")  # each row's document by number, -1 for none; rows of each document
     n_tokens = longest = 0
     for row in rows:
-        counts[row.document_id] += 1
+        documents.append(numbers.setdefault(row.document_id, len(counts)) if row.document_id else -1)
+        if documents[-1] == len(counts):
+            counts.append(0)
+        if row.document_id:
+            counts[documents[-1]] += 1
         n_tokens += len(row.input_ids)
         longest = max(longest, len(row.input_ids))
-    del counts[""]
-    block = layout.block or longest
-    n_rounds = max(1, min(max(counts.values(), default=1), n_tokens // (_ROUND_BLOCKS * block)))
+    del numbers
+    n_rounds = max(1, min(max(counts, default=1), n_tokens // (_ROUND_BLOCKS * max(1, layout.block or longest))))
     rng = random.Random(seed)
-    offsets = {document: rng.random() for document in counts}
-    dealt: Counter[str] = Counter()
+    offsets = array("d", (rng.random() for _ in counts))
+    dealt = array("q", bytes(8 * len(counts)))
     rounds: list[array[int]] = [array("q") for _ in range(n_rounds)]
     for index in order:
-        document = rows[index].document_id
-        n, u, k = (counts[document], offsets[document], dealt[document]) if document else (1, rng.random(), 0)
+        document = documents[index]
+        if document < 0:
+            rounds[int(rng.random() * n_rounds)].append(index)
+            continue
+        rounds[int((dealt[document] + offsets[document]) * n_rounds / counts[document])].append(index)
         dealt[document] += 1
-        rounds[int((k + u) * n_rounds / n)].append(index)
     return [part for part in rounds if part]
 
 
@@ -172,20 +184,25 @@ def _best_fit_apart(pieces: Sequence[Piece], block: int) -> list[list[Piece]]:
     by_room: dict[int, list[int]] = {}
     rooms: list[int] = []
     for piece in sorted(pieces, key=lambda piece: -piece.size):
-        fits = (
-            (room, index)
-            for room in rooms[bisect_left(rooms, piece.size) :]
-            for index in reversed(by_room[room])
-            if not piece.document or piece.document not in held[index]
+        found = next(
+            (
+                (at, place)
+                for at in range(bisect_left(rooms, piece.size), len(rooms))
+                for place in reversed(range(len(by_room[rooms[at]])))
+                if not piece.document or piece.document not in held[by_room[rooms[at]][place]]
+            ),
+            None,
         )
-        room, index = next(fits, (block, len(bins)))
-        if index == len(bins):
+        if found is None:
             bins.append([])
             held.append(set())
+            index, room = len(bins) - 1, block
         else:
-            by_room[room].remove(index)
+            at, place = found
+            room = rooms[at]
+            index = by_room[room].pop(place)  # near the end as a rule: removing by value would search from the front
             if not by_room[room]:
-                rooms.remove(room)
+                rooms.pop(at)
         bins[index].append(piece)
         held[index].add(piece.document)
         _leave(by_room, rooms, room - piece.size, index)
