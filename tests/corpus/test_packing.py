@@ -137,6 +137,16 @@ def test_wrapped_is_one_text_cut_every_block_whether_spread_or_not(
     assert account.dropped == len(text) - len({token for ids, _ in wanted for token in ids})
 
 
+def test_wrapped_has_one_round_however_many_rows_a_document_has() -> None:
+    assert {row.round for row in lay_out(_paraphrases(8, 8), Layout(5, "wrapped", True), 1)[0]} == {0}
+
+
+def test_bins_with_equal_room_wait_for_one_another() -> None:
+    # 6 6 6 leave a room of 4 three times, which three documents of 4 fill
+    laid, _ = lay_out(_rows([(n, 0) for n in (6, 6, 6, 4, 4, 4)]), Layout(10, "bfd_split", spread=True), seed=0)
+    assert [len(row.input_ids) for row in laid] == [10, 10, 10]
+
+
 def test_wrapped_without_a_block_is_one_row() -> None:
     laid, account = lay_out(_rows([(5, 0), (6, 0), (1, 0)]), Layout(None, "wrapped"), seed=0)
     assert [len(row.input_ids) for row in laid] == [12]
