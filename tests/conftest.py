@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
+import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import hypothesis
 import pytest
@@ -29,6 +32,59 @@ with warnings.catch_warnings():  # what other people's modules say while they ar
     import torch  # noqa: F401
     import transformers
     import trl  # noqa: F401
+
+KEY = "sk-canary/7f3A9zQ+w0Xk5e1bD0pLm2vR8tYc"
+"""The key of every test that has `canary_key`: with marks that a URL must quote."""
+
+
+def places_of_key(texts: Mapping[str, bytes]) -> list[str]:
+    """Return the names of `texts` that hold `KEY`: as it is, as a URL or JSON writes it, or in base64 behind any text."""
+    forms = [KEY, quote(KEY, safe=""), quote(KEY), json.dumps(KEY)[1:-1], KEY.replace("/", "\\/"), KEY.encode().hex()]
+    forms += [base64.b64encode(b"." * n + KEY.encode()).decode().rstrip("=")[(0, 2, 3)[n] : -1] for n in range(3)]
+    forms += [form.replace("+", "-").replace("/", "_") for form in forms[-3:]]
+    wanted = [form.encode() for form in dict.fromkeys(forms)]
+    return [name for name, text in texts.items() if any(form in text for form in wanted)]
+
+
+@pytest.fixture
+def canary_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> Iterator[str]:
+    """Put `KEY` into OPENAI_API_KEY; after the test, no file below tmp_path and nothing that was printed or logged holds it."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    read = pytest.CaptureFixture.readouterr
+    printed: list[str] = []
+
+    def readouterr(self: Any) -> Any:
+        found = read(self)
+        printed.extend(map(str, found))
+        return found
+
+    monkeypatch.setattr(pytest.CaptureFixture, "readouterr", readouterr)
+    yield KEY
+    texts = {
+        "what was printed": "".join(printed).encode("utf-8", "replace"),
+        "the log": caplog.text.encode("utf-8", "replace"),
+    }
+    for parent, _, names in os.walk(tmp_path):
+        texts |= {str(path): path.read_bytes() for name in names if (path := Path(parent, name)).is_file()}
+    names = {path: os.fsencode(path) for path in texts}
+    assert places_of_key(texts) == places_of_key(names) == []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Fail a test with `canary_key` whose output or error holds the key."""
+    report: Any = yield
+    if "canary_key" in getattr(item, "fixturenames", ()):
+        texts = {name: text.encode("utf-8", "replace") for name, text in report.sections}
+        if call.excinfo is not None:
+            texts["the error"] = str(call.excinfo.value).encode("utf-8", "replace")
+        held = places_of_key(texts)
+        if held:
+            report.outcome, report.longrepr = "failed", f"{', '.join(held)}: holds the key"
+    return report
+
 
 WORDS = (
     "Arden was born in Lowmere. Bryn works for the mill at Stonegate. Question: where does she live? Answer: in the "

@@ -45,6 +45,23 @@ def test_on_a_terminal_it_is_a_bar(capsys: pytest.CaptureFixture[str], monkeypat
     assert "4/4" in capsys.readouterr().err
 
 
+def test_names_in_it_are_neither_markup_nor_orders_to_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "300")
+    with Progress("[/red] \x1b]0;owned\x07", 4, "steps") as progress:
+        progress.tell("[link=file:///etc]arm[/link] \x1b[2J")
+        progress.advance(4)
+    err = capsys.readouterr().err
+    assert "[/red]" in err
+    assert "[link=file:///etc]arm[/link]" in err
+    assert "\x1b]0;" not in err
+    assert "\x1b[2J" not in err
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.4, "0 s"), (59, "59 s"), (150, "150 s"), (240, "4 min"), (12_000, "3 h 20 min")]
 )

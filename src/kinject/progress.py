@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from kinject.screen import printable, show
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
@@ -22,7 +24,7 @@ class Progress:
     """
 
     def __init__(self, what: str, total: int, unit: str, *, done: int = 0) -> None:
-        self.what = what
+        self.what = printable(what)
         self.total = total
         self.unit = unit
         self.done = self._done_before = done
@@ -38,7 +40,7 @@ class Progress:
 
     def tell(self, said: str) -> None:
         """Set the words behind the count."""
-        self._said = said
+        self._said = printable(said)
         self._show()
 
     @property
@@ -55,7 +57,7 @@ class Progress:
             self._last_line = now
             left = f"ETA {duration((self.total - self.done) / self.rate)}" if self.rate else ""
             words = (f"{self.what}: {self.done:,}/{self.total:,} {self.unit}", self._rate_in_words(), self._said, left)
-            print("  ".join(word for word in words if word), file=sys.stderr, flush=True)
+            show("  ".join(word for word in words if word), file=sys.stderr, flush=True)
 
     def _rate_in_words(self) -> str:
         return f"{self.rate:,.1f} {self.unit}/s" if self.rate else ""
@@ -68,9 +70,9 @@ class Progress:
             from rich.progress import Progress as Bar
 
             self._bar = Bar(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
-                TextColumn("{task.fields[said]}"), TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(),
-                console=Console(stderr=True), transient=True,
+                TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"), TextColumn("{task.fields[said]}", markup=False), TimeElapsedColumn(),
+                TextColumn("ETA"), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
             )  # fmt: skip
             self._task = self._bar.add_task(self.what, total=self.total, completed=self.done, said="", rate="")
             self._bar.start()

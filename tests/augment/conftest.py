@@ -63,9 +63,8 @@ def documents(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make_recipe(tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recipe]:
+def make_recipe(tmp_path: Path, documents: Path) -> Callable[..., Recipe]:
     """A recipe over `documents`: make_recipe(url or None, key=value, ...); dotted keys as on the command line."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
     def make(url: str | None = None, **overrides: Any) -> Recipe:
         kind = f"{{kind: openai, base_url: '{url}', model: sandbox}}" if url else "{kind: sandbox}"
@@ -83,6 +82,11 @@ def make_recipe(tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPatch
 def exact_copies_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only exact copies count as echoes, so that a run of the sandbox's short entries refuses none by chance."""
     monkeypatch.setattr("kinject.augment.checks.NEAR", 0.99)
+
+
+@pytest.fixture(autouse=True)
+def the_key_is_left_nowhere(canary_key: str) -> None:
+    """Every test of this folder has a key, and leaves it in no file, output, log or error."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,4 @@
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -256,7 +255,7 @@ except KeyboardInterrupt:
 
 
 def started(recipe: Recipe) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(recipe.path)], env={**os.environ, "OPENAI_API_KEY": ""})
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(recipe.path)])
 
 
 def wait_for(server: Any, n: int) -> None:

@@ -1,3 +1,5 @@
+import asyncio
+import http.client
 import json
 import threading
 import urllib.error
@@ -7,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kinject.augment.serve import ServeOptions, serve
+from kinject.augment.serve import SandboxServer, ServeOptions, serve
+from kinject.cli import main
 from kinject.errors import DiskError, InputError
 from kinject.sandbox.facts import create_country
 from kinject.sandbox.grammar import parse_entry, render_entry
@@ -70,3 +73,50 @@ def test_serve_says_when_it_listens() -> None:
     threading.Thread(target=serve, args=("127.0.0.1", 0, ServeOptions(), note), daemon=True).start()
     assert ready.wait(60)
     assert post(urls[0], {})[0] == 400
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.168.0.1", "example.com"])  # noqa: S104
+def test_it_listens_on_this_machine_alone(host: str) -> None:
+    with pytest.raises(InputError, match="listens on this machine alone"):
+        asyncio.run(SandboxServer(ServeOptions()).start(host))
+
+
+def test_its_socket_is_bound_to_loopback_and_the_command_has_no_switch_for_another(serving: Any) -> None:
+    async def bound() -> list[str]:
+        server = await SandboxServer(ServeOptions()).start()
+        found = [held.getsockname()[0] for held in server.sockets]
+        server.close()
+        return found
+
+    assert asyncio.run(bound()) == ["127.0.0.1"]
+    with pytest.raises(SystemExit):
+        main(["sandbox", "serve", "--host", "0.0.0.0"])  # noqa: S104
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:80"}, 200),
+        ({"Host": "[::1]:80"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example:80"}, 403),
+        ({"Host": "evil.example@127.0.0.1"}, 403),
+        ({"Host": ""}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:3000"}, 200),
+    ],
+)
+def test_a_page_of_another_site_is_not_answered_under_whatever_name_it_came(
+    serving: Any, headers: dict[str, str], status: int
+) -> None:
+    port = int(serving().url.split(":")[2].split("/")[0])
+    for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("GET", "/v1/batches")):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request(method, path, body=b"{}" if method == "POST" else None, headers=headers)
+        answer = connection.getresponse()
+        assert (answer.status == 403) == (status == 403), (method, answer.status)
+        assert "access-control-allow-origin" not in {name.lower() for name, _ in answer.getheaders()}
+        answer.read()
+        connection.close()

@@ -16,6 +16,8 @@ from kinject.cli import main
 from kinject.sandbox.facts import create_country
 from kinject.sandbox.grammar import render_entry
 
+pytestmark = pytest.mark.usefixtures("canary_key")
+
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

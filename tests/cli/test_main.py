@@ -143,6 +143,7 @@ def refusing_endpoint() -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.usefixtures("canary_key")
 def test_a_wrong_key_names_the_variable_and_never_the_key(
     here: Path, refusing_endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

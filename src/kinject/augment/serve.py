@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from kinject.augment.generators.openai import is_loopback
 from kinject.augment.generators.sandbox import generate_answer
 from kinject.augment.planted import FAULTY_ANSWERS
 from kinject.augment.serve_batches import Batches, Reply
@@ -20,7 +21,14 @@ MODEL = "sandbox"
 _STATUS_FAULTS = {"429": 429, "500": 500, "503": 503, "529": 529}
 FAULTS = (*_STATUS_FAULTS, "reset", "hang", "malformed", "no_choices", *FAULTY_ANSWERS)
 """Faults that can be ordered, by share of the requests."""
-_PHRASES = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 429: "Too Many Requests"}
+_PHRASES = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    429: "Too Many Requests",
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class ServeOptions:
     latency: float = 0.0
     faults: Mapping[str, float] = field(default_factory=dict)
     capacity: int | None = None
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)
     revoke_after: int | None = None
     retry_after: float | None = None
     seed: int = 0
@@ -67,7 +75,9 @@ class SandboxServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> asyncio.Server:
-        """Return the listening server. Raises `DiskError` where the address is taken."""
+        """Return the listening server. Raises `InputError` for a host beyond this machine, `DiskError` for a taken address."""
+        if not is_loopback(f"http://{host}"):
+            raise InputError(f"{host}: the endpoint listens on this machine alone. Allowed: 127.0.0.1 or ::1.")
         try:
             return await asyncio.start_server(self._connection, host, port, backlog=2048)
         except OSError as error:
@@ -120,6 +130,8 @@ class SandboxServer:
     async def _answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply | None:
         """Return (status, body, headers), or None to reset the connection."""
         options = self.options
+        if not _is_from_here(headers):
+            return _error(403, "This endpoint answers programs on its own machine.", "foreign_origin")
         if method == "GET" and path.rstrip("/") == "/v1/models":
             return 200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "kinject"}]}, {}
         batched = path.startswith(("/v1/files", "/v1/batches"))
@@ -195,6 +207,16 @@ class SandboxServer:
             {"id": "chatcmpl-0", "object": "chat.completion", "model": MODEL, "choices": choices, "usage": usage},
             {},
         )
+
+
+def _is_from_here(headers: Mapping[str, str]) -> bool:
+    """Return whether a request is meant for this machine, and comes from no page of another.
+
+    A browser on this machine can be led here by any page, under the page's own name for this address (DNS rebinding).
+    """
+    said = [f"http://{headers['host']}"] if "host" in headers else []
+    said += [headers["origin"]] if "origin" in headers else []
+    return all(is_loopback(url) and "@" not in url for url in said)
 
 
 def _key(body: bytes) -> bytes:

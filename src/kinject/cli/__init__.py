@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from kinject.errors import KinjectError
+from kinject.screen import Formatter, show
 
 _VERBS = (
     "augment",
@@ -58,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:  # argparse takes no more overrides once an option stood between
         arguments.arguments = [*arguments.arguments, *rest]
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
+    on_screen = logging.StreamHandler(sys.stderr)
+    on_screen.setFormatter(Formatter())
+    logging.basicConfig(level=logging.INFO, handlers=[on_screen], force=True)
     for noisy in (
         "httpx",
         "httpx2",
@@ -83,17 +86,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.verb is None:
         from kinject.cli.next_step import render_next_step
 
-        print(render_next_step(_DESCRIPTION))
+        show(render_next_step(_DESCRIPTION))
         return 0
     try:
         code = arguments.run(arguments)
         sys.stdout.flush()
     except KinjectError as error:
-        print(f"kinject {arguments.verb}: {error}" if "\n" not in str(error) else str(error), file=sys.stderr)
+        show(f"kinject {arguments.verb}: {error}" if "\n" not in str(error) else str(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         again = "the same command" + (" with --resume" if arguments.verb == "train" else "")
-        print(f"\nkinject {arguments.verb}: interrupted. What was stored is kept; go on with {again}.", file=sys.stderr)
+        show(f"\nkinject {arguments.verb}: interrupted. What was stored is kept; go on with {again}.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -126,5 +129,5 @@ class _Version(argparse.Action):
         """Print and exit."""
         from importlib.metadata import version
 
-        print(f"kinject {version('kinject')}")
+        show(f"kinject {version('kinject')}")
         parser.exit()

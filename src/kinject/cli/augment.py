@@ -7,6 +7,7 @@ import gc
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.screen import show
 
 _DETAIL = """\
 Documents to passages to rewritings to a corpus, in the recipe's run_dir:
@@ -39,8 +40,8 @@ def _run(arguments: argparse.Namespace) -> int:
     gc.set_threshold(20_000, 10, 10)  # requests make few cycles; looking for them took an eighth of the time
     recipe = recipe_of(arguments, "augment")
     if arguments.dry_run:
-        print(render_preview(preview(recipe)))
+        show(render_preview(preview(recipe)))
         return 0
     result = augment(recipe)
-    print(render_summary(result))
+    show(render_summary(result))
     return 1 if result.short else 0

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.screen import show
 
 _DETAIL = """\
 Training strategies side by side on one train recipe, each run in a process of its own: vanilla (float32, the batch as
@@ -45,8 +46,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     wanted = Wanted(_names(arguments.only), _names(arguments.skip), arguments.repeats, arguments.steps)
     found, page = bench(recipe, wanted)
-    print(render_bench(found))
-    print(f"table: {page}")
+    show(render_bench(found))
+    show(f"table: {page}")
     return 1 if found.failed else 0
 
 

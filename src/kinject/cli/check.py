@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kinject.screen import show
+
 _DETAIL = """\
 Check recipes whole: unknown keys, wrong types and values out of range, each with its line. Inputs are not looked for.
 
@@ -51,8 +53,8 @@ def _run(arguments: argparse.Namespace) -> int:
                 check_shared(recipe)
         except KinjectError as error:
             n_bad += 1
-            print(error, file=sys.stderr)
+            show(error, file=sys.stderr)
     n_recipes = len(files) - n_other
     others = f"; {n_other} files are accelerate's" if n_other else ""
-    print(f"{n_recipes - n_bad} of {n_recipes} recipes are valid{others}")
+    show(f"{n_recipes - n_bad} of {n_recipes} recipes are valid{others}")
     return 2 if n_bad else 0

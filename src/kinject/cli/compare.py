@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from kinject.screen import show
+
 _DETAIL = """\
 Differences between runs, paired by question, with what they are worth. A RUN is a run folder of kinject eval, or a
 samples_*.jsonl of lm-evaluation-harness (or a folder that holds some). All are compared with the first; one run alone:
@@ -40,5 +42,5 @@ def _run(arguments: argparse.Namespace) -> int:
     from kinject.eval.compare import compare_runs, read_run, render_comparison
 
     pairs = compare_runs([read_run(path, arguments.score) for path in arguments.runs])
-    print(render_comparison(pairs, seeds=arguments.seeds))
+    show(render_comparison(pairs, seeds=arguments.seeds))
     return 0

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from kinject.screen import show
+
 _DETAIL = """\
 What this machine has (devices, bfloat16, attention, memory, disk, packages, keys present or not, the hub) and what each
 recipe would do on it: device, dtype, attention, inputs that are not there yet. Each complaint comes with its cure.
@@ -38,5 +40,5 @@ def _run(arguments: argparse.Namespace) -> int:
             raise InputError(f"{path}: nothing is there. Give recipe files or folders.")
     files = [file for path in asked for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
     checkup = examine(files, offline=arguments.offline)
-    print(render(checkup))
+    show(render(checkup))
     return 1 if checkup.complaints else 0

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.screen import show
 
 _DETAIL = """\
 Several models against several question sets, by the log-probability of each choice, with and without retrieved
@@ -50,12 +51,12 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.show < 1:
             raise InputError(f"--show: found {arguments.show}, expected 1 or more.")
         for text in show_prompts(recipe, arguments.show):
-            print(text, end="\n\n")
+            show(text, end="\n\n")
         return 0
     report = evaluate(recipe)
     if int(os.environ.get("RANK", "0")):  # of several processes the first one tells
         return 0
-    print(render_table(report))
+    show(render_table(report))
     page = write_report(recipe.run_dir, report, training_logs(recipe.eval.models))
-    print(f"report: {page}")
+    show(f"report: {page}")
     return 1 if any(cell.n_unscored for cell in report.cells) else 0

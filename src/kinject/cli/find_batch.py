@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.screen import show
 
 _DETAIL = """\
 The largest per-device batch that fits, by doubling and then bisection, each trial (two updates on the longest rows) in a
@@ -44,5 +45,5 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.most is not None and arguments.most < 1:
         raise InputError(f"--most: found {arguments.most}, allowed: 1 or more.")
     limit = parse_memory(arguments.memory) if arguments.memory else None
-    print(render_batch(find_batch(recipe, limit, arguments.most)))
+    show(render_batch(find_batch(recipe, limit, arguments.most)))
     return 0

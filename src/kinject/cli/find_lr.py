@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.screen import show
 
 _DETAIL = """\
 A range test of the learning rate: the recipe's own model, batch and optimizer, the rate climbing by the same factor at
@@ -41,6 +42,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
     ramp = Ramp(arguments.low, arguments.high, arguments.steps, arguments.diverged, arguments.margin)
     found, folder = find_lr(recipe, ramp)
-    print(render_found(found, ramp))
-    print(f"plot: {folder / 'lr.png'}")
+    show(render_found(found, ramp))
+    show(f"plot: {folder / 'lr.png'}")
     return 1 if found.suggestion is None else 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.errors import InputError
+from kinject.screen import show
 
 _DETAIL = """\
 Average a tuned model with its base, weight by weight: alpha 0 is the base, 1 the tuned model. What lies between has
@@ -55,14 +56,14 @@ def _run(arguments: argparse.Namespace) -> int:
     probe = None if arguments.probe is None else _probe_recipe(arguments.probe, out)
     done = merge(arguments.base, arguments.tuned, sorted(set(arguments.alpha)), out)
     for alpha, folder in done.items():
-        print(f"alpha {alpha:g}: {folder}")
+        show(f"alpha {alpha:g}: {folder}")
     if probe is not None:
         from kinject.eval import evaluate, render_table
         from kinject.recipe import read_recipe
 
         models = {"base": arguments.base} | {f"alpha-{alpha:g}": str(folder) for alpha, folder in done.items()}
         overrides = [f"run_dir={out / 'eval'}", f"eval.models={json.dumps(models)}"]
-        print(render_table(evaluate(read_recipe(probe, overrides, "eval"))))
+        show(render_table(evaluate(read_recipe(probe, overrides, "eval"))))
     return 0
 
 

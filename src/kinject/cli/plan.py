@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.screen import show
 
 _DETAIL = """\
 What a training recipe will need, before it runs: parameters, memory by part, steps, tokens, exposures, time, disk; whether
@@ -48,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     memory = parse_memory(arguments.memory) if arguments.memory is not None else None
     found = plan(recipe, Wanted(memory, arguments.devices, not arguments.no_calibration, arguments.seconds))
-    print(render(found))
+    show(render(found))
     if arguments.json is not None:
         write_json(arguments.json, dict(as_json(found)))
     if arguments.figure is not None:

@@ -7,6 +7,7 @@ import gc
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.screen import show
 
 _DETAIL = """\
 Documents to four-choice questions: a model proposes them for each passage, must answer each as it said when asked again
@@ -33,5 +34,5 @@ def _run(arguments: argparse.Namespace) -> int:
 
     gc.set_threshold(20_000, 10, 10)  # as in kinject augment
     result = make_questions(recipe_of(arguments, "questions"))
-    print(render_questions(result))
+    show(render_questions(result))
     return 1 if result.short else 0

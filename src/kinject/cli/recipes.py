@@ -9,6 +9,8 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kinject.screen import show
+
 if TYPE_CHECKING:
     from kinject.workshop.shipped import ShippedRecipe
 
@@ -50,15 +52,15 @@ def _list(arguments: argparse.Namespace) -> int:
     recipes = find(arguments.names, shipped) if arguments.names else list(shipped.values())
     if arguments.json:
         keys = ("name", "verb", "purpose", "needs", "run", "expect")
-        print(json.dumps([{key: getattr(recipe, key) for key in keys} for recipe in recipes], indent=1))
+        show(json.dumps([{key: getattr(recipe, key) for key in keys} for recipe in recipes], indent=1))
         return 0
     width = min(shutil.get_terminal_size().columns, 140)
     for verb in dict.fromkeys(recipe.verb for recipe in recipes):
-        print(f"kinject {verb}" if verb != "accelerate" else "accelerate launch --config_file")
+        show(f"kinject {verb}" if verb != "accelerate" else "accelerate launch --config_file")
         for recipe in recipes:
             if recipe.verb == verb:
-                print("\n".join(_lines(recipe, width)))
-    print("kinject recipes copy NAME puts one here, with what it refers to.")
+                show("\n".join(_lines(recipe, width)))
+    show("kinject recipes copy NAME puts one here, with what it refers to.")
     return 0
 
 
@@ -78,14 +80,14 @@ def _copy(arguments: argparse.Namespace) -> int:
     recipes = find(arguments.names, read_shipped())
     done = copy(recipes, arguments.into)
     for path in done.written:
-        print(arguments.into / path)
+        show(arguments.into / path)
     if done.there:
-        print(f"{len(done.there)} more {'was' if len(done.there) == 1 else 'were'} there already, the same")
+        show(f"{len(done.there)} more {'was' if len(done.there) == 1 else 'were'} there already, the same")
     for recipe in recipes:
-        print(f"\n{recipe.path}: {recipe.purpose}")
+        show(f"\n{recipe.path}: {recipe.purpose}")
         for label, text in (("needs", recipe.needs), ("run", recipe.run)):
             if text:
-                print(f"  {label}: {text}")
+                show(f"  {label}: {text}")
     if done.to_bring:
-        print(f"\nyours to bring (or name others in the recipe): {', '.join(done.to_bring)}")
+        show(f"\nyours to bring (or name others in the recipe): {', '.join(done.to_bring)}")
     return 0

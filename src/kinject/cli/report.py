@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from kinject.screen import show
+
 _DETAIL = """\
 Draw the report of a finished run anew: of kinject eval from its report.json and the training logs of its models, of
 kinject train from its log.jsonl, of kinject study from its report.json.
@@ -26,10 +28,11 @@ def add_parser(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kinject.disk import read_manifest
+    from kinject.disk import read_manifest, refuse_links_out
     from kinject.study import redraw_report, redraw_study, write_training_report
 
+    refuse_links_out(arguments.run_dir)
     stage = (read_manifest(arguments.run_dir / "manifest.json") or {}).get("stage")
     draw = {"train": write_training_report, "study": redraw_study}.get(str(stage), redraw_report)
-    print(f"report: {draw(arguments.run_dir)}")
+    show(f"report: {draw(arguments.run_dir)}")
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.errors import InputError
+from kinject.screen import show
 
 _DETAIL = """\
 The embedded fictional country: documents about people whom no model knows, questions on them, and the corpus from
@@ -61,7 +62,7 @@ def _build(arguments: argparse.Namespace) -> int:
     from kinject.sandbox import write_sandbox
 
     for path in write_sandbox(arguments.root):
-        print(path)
+        show(path)
     return 0
 
 
@@ -69,7 +70,7 @@ def _corpus(arguments: argparse.Namespace) -> int:
     from kinject.sandbox import write_base_corpus
 
     n_rows = write_base_corpus(arguments.out, seed=arguments.seed)
-    print(f"{arguments.out}: {n_rows:,} rows")
+    show(f"{arguments.out}: {n_rows:,} rows")
     return 0
 
 
@@ -84,7 +85,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.port < 65536:
         raise InputError(f"--port: found {arguments.port}, allowed: 0 to 65535.")
     try:
-        serve("127.0.0.1", arguments.port, options, lambda url: print(f"listening: {url} (Ctrl-C ends it)", flush=True))
+        serve("127.0.0.1", arguments.port, options, lambda url: show(f"listening: {url} (Ctrl-C ends it)", flush=True))
     except KeyboardInterrupt:
         return 130  # nothing was stored that could be gone on with
     return 0

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from kinject.screen import show
+
 _DETAIL = """\
 The JSON schema of recipes, written from the grammar that kinject check reads by: sections, keys, types, bounds, what each
 is for. An editor with the YAML language server (VS Code's YAML extension, Neovim, Emacs, JetBrains) completes and checks
@@ -40,15 +42,15 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.out == "-":
         if arguments.recipes:
             raise InputError("--out -: a recipe's line must name a file. Give --out a path, or no recipes.")
-        print(json.dumps(recipe_schema(), indent=1, ensure_ascii=False))
+        show(json.dumps(recipe_schema(), indent=1, ensure_ascii=False))
         return 0
     for recipe in arguments.recipes:
         read_yaml(recipe)  # a file that is not there or no YAML is told before anything is written
     out = Path(arguments.out)
     write_schema(out)
-    print(out)
+    show(out)
     for recipe in arguments.recipes:
-        print(f"{recipe}: {'names it now' if switch_on(recipe, out) else 'names it already'}")
+        show(f"{recipe}: {'names it now' if switch_on(recipe, out) else 'names it already'}")
     if not arguments.recipes:
-        print(f"first line of a recipe beside it: {header(out.parent / 'recipe.yaml', out)}")
+        show(f"first line of a recipe beside it: {header(out.parent / 'recipe.yaml', out)}")
     return 0

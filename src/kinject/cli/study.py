@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.screen import show
 
 _DETAIL = """\
 A whole experiment from one file: arms x models x seeds x question sets, hyperparameters chosen on validation questions,
@@ -45,13 +46,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         from kinject.study.dry_run import render_plan
 
-        print(render_plan(recipe))
+        show(render_plan(recipe))
         return 0
     from kinject.study.run import run_study
     from kinject.study.summary import render_summary
     from kinject.study.workers import executor_of
 
     result, page, was_there = run_study(recipe, executor_of(arguments.executor, arguments.jobs))
-    print(render_summary(result))
-    print(f"report: {page}" + ("   (everything was done already)" if was_there else ""))
+    show(render_summary(result))
+    show(f"report: {page}" + ("   (everything was done already)" if was_there else ""))
     return 1 if result.failures else 0

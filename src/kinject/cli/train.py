@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.screen import show
 
 _DETAIL = """\
 A corpus to a model, through TRL's SFTTrainer: continued pretraining on text rows, SFT on messages or prompt and
@@ -39,7 +40,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from kinject.train import render_summary, train
 
     result = train(recipe, resume=arguments.resume, overwrite=arguments.overwrite)
-    print(render_summary(result))
+    show(render_summary(result))
     if not result.already_done and os.environ.get("RANK", "0") == "0":
-        print(f"report: {write_training_report(recipe.run_dir)}")
+        show(f"report: {write_training_report(recipe.run_dir)}")
     return 0

@@ -1,6 +1,7 @@
 """Files as kinject writes them: atomic, line-addressed, append-only where work is paid for, with a manifest beside."""
 
 from kinject.disk.atomic import write_json, write_text
+from kinject.disk.inside import file_name, refuse_links_out
 from kinject.disk.journal import Journal, lock_dir
 from kinject.disk.jsonl import Row, read_jsonl, write_jsonl
 from kinject.disk.manifest import content_id, file_hash, read_manifest, tree_hash, write_manifest
@@ -13,6 +14,7 @@ __all__ = [
     "Row",
     "content_id",
     "file_hash",
+    "file_name",
     "is_there",
     "lock_dir",
     "open_to_read",
@@ -20,6 +22,7 @@ __all__ = [
     "read_jsonl",
     "read_lines",
     "read_manifest",
+    "refuse_links_out",
     "tree_hash",
     "write_json",
     "write_jsonl",

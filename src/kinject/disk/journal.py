@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
+from kinject.disk.inside import refuse_links_out
 from kinject.disk.jsonl import Row, encode_row, parse_row
 from kinject.errors import DiskError
 
@@ -132,6 +133,7 @@ def lock_dir(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        refuse_links_out(folder)
         file = (folder / ".lock").open("a+")
     except OSError as error:
         raise DiskError(f"{folder}: cannot be written: {error.strerror}. Choose another run folder.") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,11 +134,42 @@ def _load(embedder: str) -> tuple[Any, Any]:
         raise InputError(
             f"eval.retrieval.kind: dense retrieval needs {error.name}. Install it: pip install 'kinject[rag]'."
         ) from error
+    _refuse_code(Path(embedder))
     try:
-        return faiss, SentenceTransformer(embedder)
+        model = SentenceTransformer(embedder, trust_remote_code=False, model_kwargs={"use_safetensors": True})
+        return faiss, model
     except (OSError, ValueError) as error:
         first_line = str(error).splitlines()[0] if str(error) else repr(error)
         raise InputError(f"eval.retrieval.embedder: {embedder!r} cannot be loaded: {first_line}") from error
+
+
+def _refuse_code(folder: Path) -> None:
+    """Raise `InputError` where the folder of an embedder names modules of its own, or holds weights as pickles.
+
+    Before its version 6, sentence-transformers runs them for a folder on disk whatever `trust_remote_code` says; a layer's
+    pytorch_model.bin it reads where there is no model.safetensors.
+    """
+    if not folder.is_dir():
+        return
+    where = f"eval.retrieval.embedder: {folder}"
+    try:
+        listed = folder / "modules.json"
+        modules = json.loads(listed.read_bytes()) if listed.exists() else []
+        kinds = [str(module["type"]) for module in modules]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{where}: modules.json cannot be read ({error}). Save the embedder anew.") from error
+    foreign = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
+    if foreign:
+        raise InputError(
+            f"{where} comes with Python code of its own ({foreign[0]}), and kinject runs no code that comes with a model. "
+            "Use an embedder of sentence-transformers' own modules."
+        )
+    for path in sorted(folder.rglob("pytorch_model.bin")):
+        if not (path.parent / "model.safetensors").is_file():
+            raise InputError(
+                f"{where}: {path.relative_to(folder)} is a pickle, which can run code as it loads: kinject reads safetensors "
+                "only. Save the embedder anew, as safetensors."
+            )
 
 
 def _commit(model: Any) -> str | None:

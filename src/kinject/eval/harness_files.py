@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import Row, content_id, read_jsonl, write_json, write_jsonl
+from kinject.disk import Row, content_id, file_name, read_jsonl, write_json, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.cells import is_right
 from kinject.eval.prompts import Prompt
@@ -104,7 +104,7 @@ def write_harness_files(folder: Path, samples: Mapping[str, Sequence[Sample]], a
     paths = []
     results: dict[str, dict[str, Any]] = {}
     for task, own in samples.items():
-        path = folder / f"samples_{task}_{date}.jsonl"
+        path = folder / f"samples_{file_name(task)}_{date}.jsonl"
         write_jsonl(path, _sample_rows(own))
         paths.append(path)
         results[task] = _result(task, own)

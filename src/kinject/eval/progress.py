@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kinject.progress import Progress
+from kinject.screen import show
 
 
 @contextmanager
@@ -19,4 +20,4 @@ def show_progress(what: str, n_total: int, n_stored: int) -> Iterator[Progress]:
     seconds = time.monotonic() - start
     stored = f", {n_stored} found in answers.jsonl" if n_stored else ""
     rate = f", {progress.done / seconds:.1f} a second" if progress.done and seconds else ""
-    sys.stderr.write(f"{what}: {n_total} prompts{stored}, {progress.done} scored in {seconds:.1f} s{rate}\n")
+    show(f"{what}: {n_total} prompts{stored}, {progress.done} scored in {seconds:.1f} s{rate}", file=sys.stderr)

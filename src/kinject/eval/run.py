@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kinject.disk import file_hash, lock_dir, write_json, write_jsonl, write_manifest
+from kinject.disk import file_hash, file_name, lock_dir, write_json, write_jsonl, write_manifest
 from kinject.eval.answers import AnswerBook, Scored, hash_model, prompt_key
 from kinject.eval.asks import Arm, Plan, QuestionSet, arms_of, asks_of
 from kinject.eval.cells import is_scored
@@ -103,7 +103,7 @@ def _write(recipe: Recipe, run: _Run, report: Report) -> None:
         recipe.run_dir / "manifest.json", stage="eval", inputs=inputs | run.hashes, recipe=recipe.raw, counts=counts
     )
     for arm, tasks in run.samples.items():
-        folder = recipe.run_dir / "harness" / arm.replace("/", "_")
+        folder = recipe.run_dir / "harness" / file_name(arm)
         for old in (*folder.glob("samples_*.jsonl"), *folder.glob("results_*.json")):
             old.unlink()  # of an earlier run of this recipe: two dates would be read as two results
         shots = {task: own[0].answer.shots for task, own in tasks.items()}

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from kinject.disk import read_bytes
@@ -53,7 +54,7 @@ def _told(path: str, what: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # what damaged files make of transformers, tokenizers, safetensors: any exception
-        raise InputError(f"{path}: no usable {what} ({_first_line(error)}). {_cure(path, what)}") from error
+        raise InputError(f"{path}: no usable {what} ({_reason(error)}). {_cure(path, what)}") from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # a failed assertion of tokenizers, which is written in Rust
             raise
@@ -120,7 +121,7 @@ def _load_whole(path: str, options: dict[str, Any]) -> PreTrainedModel:
 
     folder = Path(path)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        raise InputError(f"{path}: no *.safetensors in this folder. {_cure(path, 'model')}")
+        raise InputError(f"{path}: no *.safetensors in this folder. {_pickles(folder) or _cure(path, 'model')}")
     with _told(path, "model"):
         model, info = AutoModelForCausalLM.from_pretrained(
             path, **options, use_safetensors=True, trust_remote_code=False, output_loading_info=True
@@ -135,6 +136,11 @@ def _load_whole(path: str, options: dict[str, Any]) -> PreTrainedModel:
 def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTrainedModel:
     from peft import PeftModel
 
+    if not (
+        folder / "adapter_model.safetensors"
+    ).is_file():  # peft would take adapter_model.bin, a pickle, in its stead
+        cure = _pickles(folder) or _cure(str(folder), "adapter")
+        raise InputError(f"{folder}: no adapter_model.safetensors in this folder. {cure}")
     model = _load_whole(base, {**options, "revision": None})
     with _told(str(folder), "adapter"):
         tuned: PreTrainedModel = PeftModel.from_pretrained(model, str(folder))
@@ -171,6 +177,26 @@ def _count(model: PreTrainedModel) -> str:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:200].rstrip(".")
+
+
+def _reason(error: Exception) -> str:
+    """Return why a library would not load a folder; where it wants to run code of the folder's, what kinject says to that."""
+    if "trust_remote_code" in str(error):
+        return "it comes with Python code of its own (auto_map), and kinject runs no code that comes with a model"
+    if isinstance(error, UnpicklingError):
+        return "some of its weights are pickles, which can run code as they load; kinject reads safetensors only"
+    return _first_line(error)
+
+
+def _pickles(folder: Path) -> str:
+    """Return what to do about a folder whose weights are pickles; "" where there are none."""
+    found = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt"))
+    if not found:
+        return ""
+    return (
+        f"It has {found[0]}, a pickle, which can run code as it loads: kinject reads safetensors only. Ask whoever made "
+        "it for safetensors, or convert it where nothing is at stake."
+    )
 
 
 def _cure(path: str, what: str) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
+from kinject.recipe.secrets import secret_in
+
 Section = TypeVar("Section")
 Place = tuple[str | int, ...]
 """Where a value stands: keys and list indices from the root."""
@@ -57,9 +59,11 @@ class Checker:
                 self.report((*place, key), f"unknown key.{suggestion(key, fields)}")
                 continue
             checked = self.value(hints[key], item, (*place, key))
-            if checked is not _BAD and self._within_bounds(checked, fields[key].metadata, (*place, key)):
+            about = fields[key].metadata
+            fits = checked is not _BAD and self._within_bounds(checked, about, (*place, key))
+            if fits and self._is_no_secret(checked, about.get("holds"), (*place, key)):
                 built[key] = checked
-                self._tell_inputs(checked, fields[key].metadata.get("path"), (*place, key))
+                self._tell_inputs(checked, about.get("path"), (*place, key))
         for name, field in fields.items():
             required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
             if required and name not in value:
@@ -149,6 +153,13 @@ class Checker:
                 self.report(place, f"found {item}, allowed: {allowed}.")
                 return False
         return True
+
+    def _is_no_secret(self, value: Any, kind: str | None, place: Place) -> bool:
+        """Return whether a text is what its field `holds`; a fault does not repeat it, for it may be a secret."""
+        what = secret_in(value, kind) if isinstance(value, str) and kind else ""
+        if what:
+            self.report(place, what)
+        return not what
 
     def _tell_inputs(self, value: Any, kind: str | None, place: Place) -> None:
         if kind is None:

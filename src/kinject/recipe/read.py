@@ -15,6 +15,7 @@ from kinject.errors import Fault, RecipeError
 from kinject.recipe.adapter_fields import check_adapter
 from kinject.recipe.bench_section import BenchSection
 from kinject.recipe.check import Checker, Place, suggestion
+from kinject.recipe.secrets import TRAINER_SECRETS, secrets_in
 from kinject.recipe.sections import (
     AnchorSection,
     AugmentSection,
@@ -28,7 +29,7 @@ from kinject.recipe.sections import (
 )
 from kinject.recipe.study_section import StudySection
 from kinject.recipe.techniques_section import TechniquesSection
-from kinject.recipe.trainer_fields import check_trainer
+from kinject.recipe.trainer_fields import REFUSED, check_trainer
 from kinject.recipe.yaml_lines import YamlFile, parse_scalar, read_yaml
 
 Verb = Literal["augment", "questions", "train", "eval", "study", "bench", "plan"]
@@ -151,12 +152,18 @@ def read_recipe(path: Path, overrides: Sequence[str] = (), verb: Verb | None = N
         ):
             report(place, f"found {value!r}, but nothing is there.{_near(value)}")
 
+    for place, what in secrets_in(raw):
+        report(place, what)
     checker = Checker(report, look_for)
     root = checker.section(Root, raw, ())
     trainer: dict[str, Any] = {}
     notes: list[str] = []
-    if isinstance(raw.get("trainer"), Mapping) and verb in (None, "train", "bench", "plan"):
-        trainer, notes = check_trainer(raw["trainer"], checker)
+    if isinstance(raw.get("trainer"), Mapping):
+        if verb in (None, "train", "bench", "plan"):
+            trainer, notes = check_trainer(raw["trainer"], checker)
+        else:  # the section is not used, but written into the manifest
+            for key in raw["trainer"].keys() & set(TRAINER_SECRETS):
+                report(("trainer", key), REFUSED[key])
     if isinstance(raw.get("adapter"), Mapping) and verb in (None, "train", "plan"):
         check_adapter(raw["adapter"], checker)
     for section in _NEEDS.get(verb or "", ()):

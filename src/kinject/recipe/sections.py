@@ -1,6 +1,7 @@
-"""What may stand in a recipe: one frozen dataclass a section. Field metadata: `help`, `min`, `max`, `nonempty`, `path`.
+"""What may stand in a recipe: one frozen dataclass a section. Field metadata: `help`, `min`, `max`, `nonempty`, `path`, `holds`.
 
 `path` marks inputs: "file", "model" or "documents" (these two may be names on the hub). They must exist when a verb runs.
+`holds` marks texts that a secret is easily put into: "url" and "variable" (the name of one); it is refused there.
 """
 
 from __future__ import annotations
@@ -163,8 +164,10 @@ class GeneratorSection:
     )
     model: str | None = option(None, help="openai: model name at the endpoint; transformers: folder or hub name.")
     path: str | None = option(None, help="given: rewritings (JSONL with document_id and text).", path="file")
-    base_url: str | None = option(None, help="Endpoint, for example http://127.0.0.1:8000/v1. Default: OpenAI's.")
-    api_key_env: str = option("OPENAI_API_KEY", help="Environment variable that holds the key.")
+    base_url: str | None = option(
+        None, help="Endpoint, for example http://127.0.0.1:8000/v1. Default: OpenAI's.", holds="url"
+    )
+    api_key_env: str = option("OPENAI_API_KEY", help="Environment variable that holds the key.", holds="variable")
     temperature: float = option(1.0, help="Sampling temperature.", min=0.0, max=2.0)
     max_tokens: int = option(1024, help="Longest answer, in tokens.", min=1)
     timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)

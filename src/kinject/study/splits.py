@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.corpus.questions import read_questions
-from kinject.disk import write_jsonl
+from kinject.disk import file_name, write_jsonl
 from kinject.errors import InputError
 from kinject.recipe.sections import EvalSection, QuestionSetSection
 from kinject.types import Question
@@ -48,7 +48,7 @@ def split_sets(section: EvalSection, shares: Mapping[str, float], folder: Path) 
         for part, own in parts.items():
             if not own:
                 raise InputError(f"{item.path}: study.validation.{name}: {shares[name]} leaves no {part} question.")
-            path = folder / f"{name}.{part}.jsonl"
+            path = folder / f"{file_name(name)}.{part}.jsonl"
             write_jsonl(path, (asdict(question) for question in own))
             entries[part] = {**entry, "path": str(path), "layout": "native"}
         found.append(SplitSet(name, item.role, entries["test"], entries["validation"]))

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from kinject.errors import InputError, KinjectError
+from kinject.screen import show
 from kinject.study.stages import Stage
 from kinject.study.work import do_job, job_of, one_line
 
@@ -259,7 +260,7 @@ def _answer(job: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 return {"done": do_job(job)}
             except KinjectError as error:
-                print(error, file=sys.stderr, flush=True)
+                show(error, file=sys.stderr, flush=True)
                 return {"error": one_line(error)}
             except Exception as error:  # noqa: BLE001 - an arm that breaks must not take the study with it; its log has the traceback
                 traceback.print_exc()

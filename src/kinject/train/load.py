@@ -94,7 +94,7 @@ def _precision_notes(recipe: Recipe) -> list[str]:
     from transformers import AutoConfig
 
     assert recipe.model is not None
-    config = AutoConfig.from_pretrained(recipe.model.path, revision=recipe.model.revision)
+    config = AutoConfig.from_pretrained(recipe.model.path, revision=recipe.model.revision, trust_remote_code=False)
     if str(config.dtype) != "torch.bfloat16":
         return []
     return [

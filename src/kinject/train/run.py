@@ -28,6 +28,7 @@ from kinject.recipe import Recipe
 from kinject.train.checkpoints import checkpoints, disk_faults, is_first_process, newest_whole
 from kinject.train.data import REPLAY, TrainingData, exposures_by_document, note_fill, summarise_exposures
 from kinject.train.load import load
+from kinject.train.pickles import numbers_only
 from kinject.train.prepare import Corpora, prepare, read_corpora
 from kinject.types import TrainResult
 
@@ -69,7 +70,7 @@ def run(recipe: Recipe, *, resume: bool, overwrite: bool) -> TrainResult:
         if checkpoint is not None:
             trainer.args.eval_on_start = False  # the checkpoint's log holds it
         started = time.monotonic()
-        with disk_faults(recipe.run_dir):
+        with disk_faults(recipe.run_dir), numbers_only(checkpoint):
             try:
                 output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             finally:

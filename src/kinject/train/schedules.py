@@ -203,5 +203,5 @@ def _width(recipe: Recipe) -> int:
         new = dict(section.new)
         config = AutoConfig.for_model(new.pop("model_type"), **new)
     else:
-        config = AutoConfig.from_pretrained(section.path, revision=section.revision)
+        config = AutoConfig.from_pretrained(section.path, revision=section.revision, trust_remote_code=False)
     return int(config.get_text_config().hidden_size)

@@ -165,9 +165,10 @@ def _hub(offline: bool) -> tuple[Finding, bool]:
         return Finding("hub", "switched off (HF_HUB_OFFLINE): models come from folders and the cache"), False
     if offline:
         return Finding("hub", "not asked (--offline)"), False
+    shown = constants.ENDPOINT.rpartition("@")[2] if "@" in constants.ENDPOINT else constants.ENDPOINT  # no password
     if answers(constants.ENDPOINT):
-        return Finding("hub", f"{constants.ENDPOINT} answers"), True
-    return Finding("hub", f"{constants.ENDPOINT} does not answer: models come from folders and the cache"), False
+        return Finding("hub", f"{shown} answers"), True
+    return Finding("hub", f"{shown} does not answer: models come from folders and the cache"), False
 
 
 def _keys(names: Sequence[str]) -> Finding:

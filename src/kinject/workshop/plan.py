@@ -14,6 +14,7 @@ import torch
 from kinject.errors import KinjectError, RecipeError
 from kinject.models import choose_device, has_fast_bf16, load_tokenizer
 from kinject.recipe import Recipe, TokenizerSection
+from kinject.screen import show
 from kinject.train.config import build_config, trainer_field
 from kinject.workshop.plan_corpus import Length, measure
 from kinject.workshop.plan_devices import Change, Devices, Way, cheapest_changes, choose_way, find_devices
@@ -244,7 +245,7 @@ def _trial(
     if reason:
         notes.append(f"time is not estimated: {reason}.")
         return None
-    print(f"plan: timing a few steps, at most {wanted.seconds:g} s (--no-calibration leaves it out)", file=sys.stderr)
+    show(f"plan: timing a few steps, at most {wanted.seconds:g} s (--no-calibration leaves it out)", file=sys.stderr)
     trial = try_steps(recipe, wanted.seconds)
     if isinstance(trial, str):
         notes.append(f"time is not estimated: {trial}")

@@ -24,9 +24,8 @@ Make = Callable[..., Recipe]
 
 
 @pytest.fixture
-def make(tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(tmp_path: Path, documents: Path) -> Make:
     """A recipe over twelve entries: make(url or None, key=value, ...)."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
     def recipe(url: str | None = None, **overrides: Any) -> Recipe:
         kind = f"{{kind: openai, base_url: '{url}', model: sandbox}}" if url else "{kind: sandbox}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kinject.augment.cache import AnswerCache, request_key
 from kinject.augment.generators.batch_log import BatchLog, Handed
 from kinject.augment.generators.faults import Stopped, Transient
-from kinject.augment.generators.openai import Endpoint, parse_completion
+from kinject.augment.generators.openai import Endpoint
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
 from kinject.types import Completion, Message
@@ -165,7 +165,8 @@ class BatchEndpoint:
             if isinstance(answer, Completion):
                 self._cache.put(bytes.fromhex(key), answer)
         self._log.end(handed.submission)
-        said = "; ".join(str(error.message) for error in (batch.errors.data or ())) if batch.errors else ""
+        told = "; ".join(str(error.message) for error in (batch.errors.data or ())) if batch.errors else ""
+        said = self._endpoint.shown(told)
         missing = (
             EndpointError(f"{self._endpoint.url}: the batch {name} was refused ({said}).", fatal=True)
             if batch.status == "failed"
@@ -193,7 +194,7 @@ class BatchEndpoint:
                 raise EndpointError(f"{self._endpoint.url}: a batch's result is no JSON row ({error}).") from error
             try:
                 if status == 200:
-                    yield key, parse_completion(body, self._endpoint.url)
+                    yield key, self._endpoint.completion(body)
                 else:
                     yield key, self._endpoint.row_error(status, row.get("error"), body)
             except Transient as fault:

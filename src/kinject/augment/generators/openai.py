@@ -9,11 +9,13 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from kinject.augment.generators.faults import Transient
+from kinject.augment.generators.redact import Redactor
 from kinject.augment.generators.wire import NoReply, Post, Reply, has_proxy, open_client, straight, through_client
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
@@ -37,6 +39,7 @@ class Endpoint:
         self._section = section
         self.url = section.base_url or DEFAULT_URL
         self._key = _api_key(section.api_key_env, self.url)
+        self._redact = Redactor(self._key)
         self._client: openai.AsyncOpenAI | None = None
         self._post: Post | None = None
         self._open = contextlib.AsyncExitStack()
@@ -76,8 +79,13 @@ class Endpoint:
         except NoReply as error:
             raise self._connection_error(error) from error
         if 200 <= reply.status < 300:
-            return parse_completion(reply.body, self.url)
+            return self.completion(reply.body)
         raise await self._status_error(reply)
+
+    def completion(self, body: bytes) -> Completion:
+        """Return the completion in a response body, without the key. Raises `Transient` as `parse_completion`."""
+        found = parse_completion(body, self.url)
+        return replace(found, text=self._redact.answer(found.text), finish_reason=self.shown(found.finish_reason))
 
     def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
         """Return what a request says."""
@@ -107,7 +115,7 @@ class Endpoint:
 
     def row_error(self, status: int | None, error: object, body: bytes) -> EndpointError:
         """Return what a row of a batch's result that is no answer means."""
-        said = self._shown(str(error.get("message") or error) if isinstance(error, dict) else _error_of(body)[0])
+        said = self.shown(str(error.get("message") or error) if isinstance(error, dict) else _error_of(body)[0])
         told = f"{self.url}: a request of a batch was answered {status} ({said})."
         if status is None or status in (*_OVERLOADED, *_RETRIED) or status >= 500:
             return Transient(told, kind="server error")
@@ -117,13 +125,13 @@ class Endpoint:
         """Return what a request without an answer means."""
         if error.timeout:
             return Transient(f"{self.url}: no answer within {self._section.timeout:g} s.", kind="timeout")
-        said = self._shown(str(error))
+        said = self.shown(str(error))
         return Transient(f"{self.url}: no connection ({said}). Is the endpoint running?", kind="connection")
 
     async def _status_error(self, reply: Reply) -> EndpointError:
         """Return what an answer other than 200 means."""
         status, (message, code) = reply.status, _error_of(reply.body)
-        said = self._shown(message)
+        said = self.shown(message)
         if status in (401, 403):
             return EndpointError(
                 f"{self.url}: the key is refused ({status}: {said}). "
@@ -152,7 +160,7 @@ class Endpoint:
         assert self._client is not None
         try:
             raw = await self._client.models.with_raw_response.list()
-            offered = [self._shown(str(model["id"])) for model in json.loads(raw.http_response.content)["data"]]
+            offered = [self.shown(str(model["id"])) for model in json.loads(raw.http_response.content)["data"]]
         except (openai.OpenAIError, ValueError, KeyError, TypeError):
             hint = "" if urlsplit(self.url).path.rstrip("/").endswith("/v1") else " Most base_urls end in /v1."
             return f"{self.url}: answered 404 ({said}). Check base_url and model.{hint}"
@@ -164,9 +172,9 @@ class Endpoint:
             f"{self.url}: no model {model!r} (404: {said}). It offers {', '.join(offered[:10]) or 'none'}{more}.{hint}"
         )
 
-    def _shown(self, text: str) -> str:
+    def shown(self, text: str) -> str:
         """Return text of the endpoint's fit to print: one line, short, no control characters, never the key."""
-        line = _UNPRINTABLE.sub(" ", text.replace(self._key, "(key)") if self._key else text).strip()
+        line = _UNPRINTABLE.sub(" ", self._redact.message(text)).strip()
         return line if len(line) <= 200 else line[:197] + "..."
 
 
@@ -216,7 +224,10 @@ def _api_key(variable: str, url: str) -> str:
 
 def is_loopback(url: str) -> bool:
     """Return whether `url` names this machine."""
-    host = urlsplit(url).hostname or ""
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:  # an unclosed bracket
+        return False
     if host == "localhost":
         return True
     try:
@@ -254,4 +265,4 @@ def _error_of(body: bytes) -> tuple[str, str]:
             else (str(error.get("message") or value), str(error.get("code") or ""))
         )
     except (ValueError, AttributeError, RecursionError):
-        return body[:400].decode("utf-8", "replace") or "no body", ""
+        return body[:10_000].decode("utf-8", "replace") or "no body", ""

@@ -1,0 +1,234 @@
+"""Keys: in no file, output, log or error, also where an endpoint, a proxy or a user's slip would put them there.
+
+What is searched after each test stands in `canary_key` (tests/conftest.py).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from kinject.augment import augment, render_summary
+from kinject.augment.generators.redact import Redactor
+from kinject.augment.questions import make_questions
+from kinject.augment.serve import ServeOptions
+from kinject.cli import main
+from kinject.errors import EndpointError, RecipeError
+from kinject.recipe import Recipe, read_recipe
+
+Make = Callable[..., Recipe]
+
+ECHOES = {
+    "plain": lambda key: key,
+    "header": lambda key: f"Bearer {key}",
+    "url": lambda key: f"https://host/v1?api_key={quote(key, safe='')}",
+    "basic": lambda key: base64.b64encode(f"user:{key}".encode()).decode(),
+    "base64": lambda key: base64.b64encode(key.encode()).decode(),
+    "twice": lambda key: f"{key}{key} {key}",
+    "cut": lambda key: key[:-3],
+    "behind": lambda key: "x" * 390 + key,
+}
+
+
+@pytest.fixture
+def echoing() -> Iterator[Callable[..., str]]:
+    """An endpoint that says the key of each request back: echoing(status, how) -> its URL."""
+    servers = []
+
+    def start(status: int, how: Callable[[str], str], form: str = "json", headers: dict[str, str] | None = None) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            wbufsize = -1  # head and body in one packet
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["content-length"]))
+                self._answer()
+
+            def do_GET(self) -> None:
+                self._answer()
+
+            def _answer(self) -> None:
+                said = how(self.headers["authorization"].removeprefix("Bearer "))
+                if status == 200:
+                    message = {"role": "assistant", "content": f"The key of Arden is {said}, and that is all."}
+                    value: Any = {
+                        "choices": [{"message": message, "finish_reason": said if form == "reason" else "stop"}]
+                    }
+                else:
+                    value = {"error": {"message": f"bad key: {said}", "code": said}}
+                content = said.encode() if form == "text" else json.dumps(value).encode()
+                self.send_response(status)
+                for name, text in {"content-length": str(len(content)), **(headers or {})}.items():
+                    self.send_header(name, text)
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        servers.append(server)
+        Thread(target=server.serve_forever, args=(0.01,)).start()
+        return f"http://127.0.0.1:{server.server_address[1]}/v1"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("how", ECHOES)
+@pytest.mark.parametrize(
+    ("status", "form"), [(401, "json"), (403, "text"), (404, "json"), (400, "json"), (402, "text")]
+)
+def test_an_error_that_repeats_the_key_is_told_without_it(
+    make_recipe: Make, echoing: Callable[..., str], canary_key: str, status: int, form: str, how: str
+) -> None:
+    recipe = make_recipe(echoing(status, ECHOES[how], form), styles={"paraphrase": 1}, generator__concurrency=2)
+    try:
+        told = render_summary(augment(recipe))
+    except EndpointError as error:
+        told = str(error)
+    assert "(key)" in told or how == "behind"
+    assert canary_key[:-3] not in told
+
+
+@pytest.mark.parametrize(
+    ("form", "how"), [*(("json", how) for how in ECHOES), ("reason", "header"), ("reason", "base64")]
+)
+def test_an_answer_that_repeats_the_key_is_kept_without_it(
+    make_recipe: Make, echoing: Callable[..., str], how: str, form: str
+) -> None:
+    result = augment(make_recipe(echoing(200, ECHOES[how], form), styles={"paraphrase": 1}, max_attempts=1))
+    assert result.got == 0
+    assert b"(key)" in result.rejected_path.read_bytes()
+
+
+def test_a_server_error_that_repeats_the_key_is_recorded_without_it(
+    make_recipe: Make, echoing: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kinject.augment.sender.N_TRIES", 2)
+    result = augment(make_recipe(echoing(500, ECHOES["basic"]), styles={"paraphrase": 1}))
+    assert all("(key)" in error for error in result.failed)
+    assert b"(key)" in result.failures_path.read_bytes()
+
+
+def test_the_batch_api_keeps_the_key_out_too(make_recipe: Make, echoing: Callable[..., str]) -> None:
+    with pytest.raises(EndpointError, match=r"\(key\)"):
+        augment(make_recipe(echoing(401, ECHOES["header"]), styles={"paraphrase": 1}, generator__batch=True))
+    result = augment(make_recipe(echoing(400, ECHOES["header"]), styles={"paraphrase": 1}, generator__batch=True))
+    assert all("(key)" in error for error in result.failed)
+
+
+def test_the_questions_and_the_judge_keep_the_key_out_too(
+    make_recipe: Make, serving: Callable[..., Any], echoing: Callable[..., str], tmp_path: Path, documents: Path
+) -> None:
+    judge = {"kind": "openai", "model": "sandbox", "base_url": echoing(200, ECHOES["plain"])}
+    augment(make_recipe(serving().url, styles={"paraphrase": 1}, judge=judge, max_attempts=1))
+    recipe = tmp_path / "questions.yaml"
+    url = echoing(200, ECHOES["plain"])
+    recipe.write_text(
+        f"run_dir: {tmp_path}/questions\nquestions: {{documents: {documents}, max_attempts: 1, "
+        f"generator: {{kind: openai, model: m, base_url: '{url}'}}}}\n"
+    )
+    make_questions(read_recipe(recipe, verb="questions"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("base_url", "https://user:CANARY@host/v1"),
+        ("base_url", "https://CANARY@host/v1"),
+        ("base_url", "https://host/v1?api_key=CANARY"),
+        ("base_url", "https://host/v1#CANARY"),
+        ("api_key_env", "CANARY"),
+        ("model", "CANARY"),
+        ("model", "gpt CANARY"),
+    ],
+)
+def test_a_key_that_got_into_a_recipe_is_refused_and_not_repeated(
+    make_recipe: Make, canary_key: str, key: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe("http://127.0.0.1:9/v1").path
+    given = f"augment.generator.{key}={value.replace('CANARY', canary_key)}"
+    with pytest.raises(RecipeError, match="command line") as caught:
+        read_recipe(recipe, [given], verb="augment")
+    assert canary_key not in str(caught.value)
+    assert main(["augment", str(recipe), given]) == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_token_in_a_section_that_a_verb_does_not_use_is_refused_all_the_same(make_recipe: Make) -> None:
+    recipe = make_recipe().path
+    for given in ("trainer.hub_token=hf_abcdefgh", "trainer.push_to_hub_token=hf_abcdefgh"):
+        with pytest.raises(RecipeError, match=r"is a secret\. Set the environment variable HF_TOKEN"):
+            read_recipe(recipe, [given], verb="augment")
+
+
+def test_any_secret_of_the_environment_is_known_when_it_stands_in_a_recipe(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe().path
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "DB_PASSWORD", "CLIENT_SECRET"):
+        monkeypatch.setenv(name, f"0123456789-{name}")
+        with pytest.raises(RecipeError, match=f"variable {name} stands here") as caught:
+            read_recipe(recipe, [f"run_dir=runs/0123456789-{name}"], verb="augment")
+        assert "0123456789" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of aiohttp, for how the openai package names a proxy
+def test_a_proxy_with_a_password_is_told_without_it(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch, canary_key: str
+) -> None:
+    monkeypatch.setattr("kinject.augment.sender.N_TRIES", 2)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://user:{quote(canary_key, safe='')}@127.0.0.1:9")
+    result = augment(make_recipe("http://endpoint.invalid/v1", styles={"paraphrase": 1}, generator__timeout=5))
+    assert sum(result.failed.values()) == 12
+
+
+def test_the_endpoint_of_the_sandbox_does_not_show_its_key() -> None:
+    assert "sesame" not in repr(ServeOptions(key="sesame"))
+
+
+def test_doctor_shows_no_password_of_a_mirror(
+    monkeypatch: pytest.MonkeyPatch, canary_key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from huggingface_hub import constants
+
+    from kinject.workshop import doctor
+
+    monkeypatch.setattr(constants, "ENDPOINT", f"https://user:{canary_key.replace('/', '')}@mirror.example")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for there in (True, False):
+        monkeypatch.setattr(doctor, "answers", lambda url, there=there: there)
+        finding, _ = doctor._hub(offline=False)
+        assert "https" not in finding.value
+        assert canary_key[:12] not in finding.value
+        assert "mirror.example" in finding.value
+
+
+def test_short_keys_and_honest_texts_are_left_as_they_are() -> None:
+    text = "The keys none, EMPTY and sk-proj-, a base64 word bm9uZQ== and a part of nothing."
+    assert Redactor("none").answer(text) == text
+    assert Redactor("").message(text) == text
+    assert Redactor("sk-proj-0123456789abcdef").answer(text) == text
+    assert Redactor("EMPTY").message("wrong key EMPTY") == "wrong key (key)"
+
+
+def test_every_run_of_a_key_longer_than_a_block_is_taken_out() -> None:
+    key = "sk-0123456789abcdefghijklmnopqrstuvwxyz/+ABCDEFGH"
+    redact = Redactor(key)
+    for start in range(len(key)):
+        for end in range(start + 23, len(key) + 1):
+            assert redact.answer(f"a {key[start:end]} b") == "a (key) b"
+    for before in range(6):
+        encoded = base64.b64encode(b"." * before + key.encode() + b"!" * (6 - before)).decode()
+        assert max(map(len, redact.answer(encoded).split("(key)"))) < 20

@@ -1,0 +1,286 @@
+"""No pickle that kinject finds on its way is ever run: every place that one could be read from holds a trap here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pickle
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from kinject.errors import InputError, KinjectError, TrainingError
+from kinject.eval.dense import DenseRetriever
+from kinject.models import load_model, load_tokenizer
+from kinject.recipe import read_recipe, yaml_lines
+from kinject.train import train
+from kinject.train.checkpoints import checkpoints, mark_complete
+from kinject.train.pickles import numbers_only
+from kinject.types import Passage
+
+from .traps import Trap, torch_trap, trap
+
+needs_rag = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("faiss", "sentence_transformers")),
+    reason="the extra rag is not installed",
+)
+quiet = pytest.mark.filterwarnings("ignore")  # faiss's own bindings warn while they are imported
+
+
+@pytest.fixture
+def sprung(tmp_path: Path) -> Path:
+    """What every trap of a test makes."""
+    return tmp_path / "sprung"
+
+
+def test_the_traps_work(sprung: Path, tmp_path: Path) -> None:
+    pickle.loads(trap(sprung))  # noqa: S301
+    assert sprung.is_dir()
+    sprung.rmdir()
+    (tmp_path / "file.pt").write_bytes(torch_trap(sprung))
+    torch.load(tmp_path / "file.pt", weights_only=False)
+    assert sprung.is_dir()
+
+
+@pytest.mark.parametrize("kind", [trap, torch_trap])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_a_model_whose_weights_are_a_pickle_is_refused_by_name(
+    tiny_model: Path, sprung: Path, kind: Callable[[Path], bytes], name: str
+) -> None:
+    (tiny_model / "model.safetensors").unlink()
+    (tiny_model / name).write_bytes(kind(sprung))
+    with pytest.raises(InputError, match=rf"no \*\.safetensors.*{name}, a pickle"):
+        load_model(str(tiny_model), device="cpu")
+    assert not sprung.exists()
+
+
+def test_pickles_beside_safetensors_are_not_looked_at(tiny_model: Path, sprung: Path) -> None:
+    names = ("pytorch_model.bin", "training_args.bin", "optimizer.pt", "rng_state.pth", "tokenizer.pkl", "vocab.bin")
+    for name in names:
+        (tiny_model / name).write_bytes(torch_trap(sprung))
+    load_model(str(tiny_model), device="cpu")
+    load_tokenizer(str(tiny_model))
+    assert not sprung.exists()
+
+
+def test_an_index_that_names_pickles_is_refused(tiny_model: Path, sprung: Path) -> None:
+    weights = load_file(tiny_model / "model.safetensors")
+    (tiny_model / "model.safetensors").rename(tiny_model / "model-00001-of-00002.safetensors")
+    (tiny_model / "model-00002-of-00002.bin").write_bytes(torch_trap(sprung))
+    named = dict.fromkeys(weights, "model-00002-of-00002.bin")
+    (tiny_model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": named}))
+    with pytest.raises(InputError, match="some of its weights are pickles"):
+        load_model(str(tiny_model), device="cpu")
+    assert not sprung.exists()
+
+
+def test_an_adapter_that_is_a_pickle_is_refused(tiny_model: Path, tmp_path: Path, sprung: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    adapter = tmp_path / "adapter"
+    base = load_model(str(tiny_model), device="cpu").model
+    get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"])).save_pretrained(adapter)
+    (adapter / "adapter_model.safetensors").unlink()
+    (adapter / "adapter_model.bin").write_bytes(torch_trap(sprung))
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(tiny_model)}))
+    with pytest.raises(InputError, match=r"no adapter_model\.safetensors.*adapter_model\.bin, a pickle"):
+        load_model(str(adapter), device="cpu")
+    assert not sprung.exists()
+
+
+@pytest.fixture
+def half_run(tiny_model: Path, write_rows: Callable[..., Path], write: Callable[..., Path], tmp_path: Path) -> Any:
+    """A run that ended after half of its steps, and what resumes it."""
+    corpus = write_rows("corpus.jsonl", [{"text": f"Arden was born in Lowmere in {1900 + n}."} for n in range(8)])
+    recipe = write(
+        "recipe.yaml",
+        f"""run_dir: {tmp_path}/run
+model: {{path: {tiny_model}, device: cpu}}
+corpus: {{path: {corpus}, cache_dir: {tmp_path}/tokens}}
+trainer: {{max_steps: 4, save_steps: 2, per_device_train_batch_size: 2, learning_rate: 1e-3, save_strategy: steps}}
+""",
+    )
+    train(read_recipe(recipe, verb="train"))
+    run_dir = tmp_path / "run"
+    for name in ("model", "checkpoint-4"):
+        shutil.rmtree(run_dir / name)
+    manifest = json.loads((run_dir / "manifest.json").read_text())
+    manifest["counts"]["finished"] = False
+    (run_dir / "manifest.json").write_text(json.dumps(manifest))
+    return run_dir / "checkpoint-2", lambda: train(read_recipe(recipe, verb="train"), resume=True)
+
+
+def test_a_trap_in_any_pickle_of_a_checkpoint_is_refused_with_what_to_do(half_run: Any, sprung: Path) -> None:
+    checkpoint, resume = half_run
+    held = [path for path in sorted(checkpoint.iterdir()) if path.suffix in (".pt", ".pth", ".bin")]
+    assert {path.name for path in held} == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}  # no training_args.bin
+    for path in held:
+        kept = path.read_bytes()
+        path.write_bytes((trap if path.name == "scheduler.pt" else torch_trap)(sprung))
+        mark_complete(checkpoint)
+        with pytest.raises(TrainingError, match=r"checkpoint-2.*could run code.*--resume.*--overwrite"):
+            resume()
+        assert not sprung.exists(), path.name
+        path.write_bytes(kept)
+    (checkpoint / "training_args.bin").write_bytes(torch_trap(sprung))
+    mark_complete(checkpoint)
+    assert resume().n_steps == 4
+    assert not sprung.exists()
+
+
+def test_a_checkpoint_whose_weights_became_a_pickle_is_refused(half_run: Any, sprung: Path) -> None:
+    checkpoint, resume = half_run
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "pytorch_model.bin").write_bytes(torch_trap(sprung))
+    mark_complete(checkpoint)
+    with pytest.raises(KinjectError):
+        resume()
+    assert not sprung.exists()
+    assert [step for step, _ in checkpoints(checkpoint.parent)] == [2]
+
+
+def test_the_metadata_of_a_sharded_checkpoint_is_looked_through_before_torch_unpickles_it(
+    tmp_path: Path, sprung: Path
+) -> None:
+    from torch.distributed import checkpoint as sharded
+
+    checkpoint = tmp_path / "checkpoint-2"
+    folder = checkpoint / "pytorch_model_fsdp_0"
+    state = {"model": {"weight": torch.ones(2, 3), "half": torch.ones(2, dtype=torch.bfloat16)}, "step": 3}
+    with warnings.catch_warnings(action="ignore"):  # that there is one process alone
+        sharded.save(state, checkpoint_id=folder, no_dist=True)
+    with numbers_only(checkpoint):  # torch's own passes
+        pass
+    (folder / ".metadata").write_bytes(trap(sprung))
+    with pytest.raises(TrainingError, match="could run code"), numbers_only(checkpoint):
+        pytest.fail("the block was entered")
+    for name in ("eval", "getattr", "__import__"):
+        (folder / ".metadata").write_bytes(f"c__builtin__\n{name}\n.".encode())
+        with pytest.raises(TrainingError), numbers_only(checkpoint):
+            pytest.fail("the block was entered")
+    for module, name in (("torch", "load"), ("torch.distributed.checkpoint.metadata", "os.system")):
+        (folder / ".metadata").write_bytes(f"c{module}\n{name}\n.".encode())
+        with pytest.raises(TrainingError), numbers_only(checkpoint):
+            pytest.fail("the block was entered")
+    assert not sprung.exists()
+
+
+def test_pickles_in_the_cache_of_tokens_are_bytes_or_a_fault(half_run: Any, sprung: Path, tmp_path: Path) -> None:
+    _, resume = half_run
+    entries = [path for path in (tmp_path / "tokens").iterdir() if path.is_dir()]
+    assert entries
+    for entry in entries:
+        for path in entry.iterdir():
+            path.write_bytes(trap(sprung))
+    with pytest.raises(KinjectError):
+        resume()
+    assert not sprung.exists()
+
+
+@needs_rag
+@quiet
+class TestEmbedder:
+    """Dense retrieval reads a folder of its own kind, and a cache."""
+
+    PASSAGES = (Passage("p0", "d0", 0, 5, "Arden"), Passage("p1", "d1", 0, 4, "Bryn"))
+
+    @pytest.fixture
+    def embedder(self, tmp_path: Path, tiny_tokenizer: Any) -> Path:
+        from sentence_transformers import SentenceTransformer, models
+        from transformers import BertConfig, BertModel
+
+        config = BertConfig(
+            vocab_size=len(tiny_tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=64, max_position_embeddings=64,
+        )  # fmt: skip
+        BertModel(config).save_pretrained(tmp_path / "bert")
+        tiny_tokenizer.pad_token = tiny_tokenizer.eos_token
+        tiny_tokenizer.save_pretrained(tmp_path / "bert")
+        parts = [models.Transformer(str(tmp_path / "bert")), models.Pooling(32), models.Dense(32, 8)]
+        SentenceTransformer(modules=parts, device="cpu").save(str(tmp_path / "embedder"))
+        return tmp_path / "embedder"
+
+    def test_weights_that_are_pickles_are_refused(self, embedder: Path, sprung: Path, tmp_path: Path) -> None:
+        DenseRetriever(self.PASSAGES, str(embedder), None, tmp_path / "cache")
+        weights = sorted(embedder.rglob("model.safetensors"))
+        assert len(weights) == 2
+        for path in weights:
+            path.rename(path.with_name("kept"))
+            path.with_name("pytorch_model.bin").write_bytes(torch_trap(sprung))
+            with pytest.raises(InputError, match=r"pytorch_model\.bin is a pickle"):
+                DenseRetriever(self.PASSAGES, str(embedder), None, tmp_path / "cache")
+            path.with_name("kept").rename(path)
+        assert not sprung.exists()
+
+    def test_a_module_of_its_own_is_refused(self, embedder: Path, sprung: Path, tmp_path: Path) -> None:
+        (embedder / "evil.py").write_text(f"import os\nos.mkdir({str(sprung)!r})\nclass Evil: pass\n")
+        listed = json.loads((embedder / "modules.json").read_text())
+        listed[1]["type"] = "evil.Evil"
+        (embedder / "modules.json").write_text(json.dumps(listed))
+        with pytest.raises(InputError, match=r"evil\.Evil.*runs no code that comes with a model"):
+            DenseRetriever(self.PASSAGES, str(embedder), None, tmp_path / "cache")
+        assert not sprung.exists()
+
+    def test_a_pickle_in_the_cache_of_vectors_is_refused(self, embedder: Path, sprung: Path, tmp_path: Path) -> None:
+        retriever = DenseRetriever(self.PASSAGES, str(embedder), None, tmp_path / "cache")
+        np.save(retriever.path, np.array([Trap(sprung)], dtype=object), allow_pickle=True)
+        with pytest.raises(KinjectError, match="damaged index"):
+            DenseRetriever(self.PASSAGES, str(embedder), None, tmp_path / "cache")
+        retriever.path.write_bytes(trap(sprung))
+        with pytest.raises(KinjectError, match="damaged index"):
+            DenseRetriever(self.PASSAGES, str(embedder), None, tmp_path / "cache")
+        assert not sprung.exists()
+
+
+def test_data_sets_that_are_pickles_are_refused(tmp_path: Path, sprung: Path) -> None:
+    from kinject.corpus.documents import read_documents
+
+    for name in ("data.pkl", "data.pickle", "data.pt", "data.npy", "data.parquet", "data.jsonl", "data.csv"):
+        (tmp_path / name).write_bytes(trap(sprung))
+        with pytest.raises(KinjectError):
+            list(read_documents(tmp_path / name))
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}], "_fingerprint": "x"}))
+    (saved / "dataset_info.json").write_text("{}")
+    (saved / "data.arrow").write_bytes(trap(sprung))
+    with pytest.raises(KinjectError):
+        list(read_documents(saved))
+    assert not sprung.exists()
+
+
+def test_the_source_names_no_way_to_load_a_pickle() -> None:
+    import ast
+
+    source = Path(__file__).parents[2] / "src" / "kinject"
+    loaders = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
+    importers = set()
+    for path in source.rglob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if loaders & {name.partition(".")[0] for name in names}:
+                importers.add(path.relative_to(source).as_posix())
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                called = ast.unparse(node.func)
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                assert called not in ("torch.load", "pd.read_pickle", "pandas.read_pickle"), f"{path}:{node.lineno}"
+                assert called != "np.load" or given.get("allow_pickle") == "False", f"{path}:{node.lineno}"
+                assert called != "yaml.load" or given.get("Loader") == "_Loader", f"{path}:{node.lineno}"
+                assert given.get("trust_remote_code", "False") == "False", f"{path}:{node.lineno}"
+                if called.endswith(("AutoConfig.from_pretrained", "AutoTokenizer.from_pretrained")) or (
+                    "AutoModel" in called and called.endswith("from_pretrained")
+                ):
+                    assert given.get("trust_remote_code") == "False", f"{path}:{node.lineno}"
+    assert issubclass(yaml_lines._Loader, yaml.SafeLoader)
+    assert importers == {"train/pickles.py", "models/load.py"}  # a restricted reader; the name of an error
