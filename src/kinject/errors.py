@@ -7,6 +7,9 @@
     ├── EndpointError            a language-model endpoint that refuses or fails
     └── TrainingError            a run that must not go on (text lost, loss not finite, ...)
 
+    KeyboardInterrupt            Ctrl-C (SIGINT); exit code 130
+    └── Terminated               the system asks to end (SIGTERM); exit code 143
+
 Each message says where, what was found, what is allowed, and what to do. Anything else that escapes is a bug in
 kinject and keeps its traceback.
 """
@@ -60,6 +63,10 @@ class EndpointError(KinjectError):
 
 class TrainingError(KinjectError):
     """A training run must not start or go on."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came, as from a batch system before it kills: what ends for Ctrl-C ends for this."""
 
 
 @dataclass(frozen=True, slots=True)

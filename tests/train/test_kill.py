@@ -1,12 +1,10 @@
-"""A run that is killed goes on from a whole checkpoint as if nothing had happened."""
+"""A disk that fills, and which checkpoints are there at any moment. Kills: tests/soak/test_kills.py."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,37 +15,12 @@ from safetensors.torch import load_file
 from kinject.disk import read_jsonl
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.checkpoints import newest_whole
 
 MakeRecipe = Callable[..., Recipe]
 
 
 def _losses(run_dir: Path) -> list[float]:
     return [row["loss"] for _, row in read_jsonl(run_dir / "log.jsonl") if "loss" in row]
-
-
-def test_a_killed_run_resumes_bitwise(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    save = {"save_strategy": "steps", "save_steps": 5, "max_steps": 60}
-    killed = tmp_path / "killed"
-    recipe = make_recipe(run_dir=str(killed), trainer=save)
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "kinject.cli", "train", str(recipe.path)], stderr=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    until = time.monotonic() + 120
-    while newest_whole(killed) is None and worker.poll() is None and time.monotonic() < until:
-        time.sleep(0.02)
-    worker.send_signal(signal.SIGKILL)
-    worker.wait()
-    newest = newest_whole(killed)
-    assert newest is not None
-    assert not (killed / "model").exists()
-    resumed = train(make_recipe(run_dir=str(killed), trainer=save), resume=True)
-    straight = train(make_recipe(run_dir=str(tmp_path / "straight"), trainer={**save, "save_strategy": "no"}))
-    assert resumed.n_steps == 60
-    assert _losses(killed) == _losses(tmp_path / "straight")
-    one, two = (load_file(Path(result.model_dir) / "model.safetensors") for result in (straight, resumed))
-    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 FILL = """

@@ -25,6 +25,7 @@ from kinject.augment.plan import Plan
 from kinject.augment.sender import Sender, Traffic
 from kinject.augment.store import Store
 from kinject.augment.tally import AugmentResult, Tally
+from kinject.augment.workers import ending_gently
 from kinject.corpus.documents import document_hashes
 from kinject.disk import file_hash, lock_dir, write_jsonl, write_manifest
 from kinject.errors import EndpointError
@@ -136,7 +137,10 @@ async def _open_judge(
     cache = stack.enter_context(AnswerCache(recipe.run_dir / "judge.sqlite")) if writer.remote else None
     judge = Judge(Sender(writer, cache, limits, cache.usage() if cache else Usage(), sender), recipe.seed)
     pairs = ((document.title, passage.text) for document, passages in plan.passages() for passage in passages)
-    with contextlib.suppress(Stopped):  # out of budget: the run ends before its first request
+    with (
+        ending_gently(judge.sender),
+        contextlib.suppress(Stopped),
+    ):  # out of budget: the run ends before its first request
         await judge.try_out(list(islice(pairs, N_TRIALS)))
     return judge
 

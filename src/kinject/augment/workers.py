@@ -7,10 +7,12 @@ import contextlib
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from types import FrameType
 from typing import TypeVar
 
 from kinject.augment.generators.faults import Stopped
 from kinject.augment.sender import Sender
+from kinject.errors import Terminated
 
 Item = TypeVar("Item")
 
@@ -21,7 +23,7 @@ async def work_through(
     """Do `work` on every item, `n_workers` at a time; items are drawn as workers come free.
 
     Raises the first exception of `work` after the requests in flight have ended (`Stopped` ends the run without one),
-    and `KeyboardInterrupt` the same way; a second Ctrl-C does not wait for them.
+    and `KeyboardInterrupt` as `ending_gently` does.
     """
     errors: list[Exception] = []
 
@@ -37,35 +39,41 @@ async def work_through(
             errors.append(error)
             sender.stop()
 
-    with _interruptible(sender) as interrupted:
+    with ending_gently(sender):
         await asyncio.gather(*(draw() for _ in range(n_workers)))
-    if errors:
-        raise errors[0]
-    if interrupted:
-        raise KeyboardInterrupt
+        if errors:
+            raise errors[0]
 
 
 @contextlib.contextmanager
-def _interruptible(sender: Sender) -> Iterator[list[int]]:
-    """Turn the first Ctrl-C into `sender.stop()`; yield a list that is not empty once that happened."""
-    interrupted: list[int] = []
+def ending_gently(sender: Sender) -> Iterator[None]:
+    """Turn the first Ctrl-C or SIGTERM into `sender.interrupt()`, so that what is in flight is answered and stored.
+
+    When the block has ended, `KeyboardInterrupt` (`Terminated`) is raised; a second signal does not wait for that.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield interrupted
+        yield
         return
+    came: list[int] = []
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
-    def interrupt() -> None:
-        interrupted.append(signal.SIGINT)
+    def end() -> None:
         sender.interrupt()
-        if len(interrupted) > 1 and task is not None:
+        if len(came) > 1 and task is not None:
             task.cancel()
 
-    loop.add_signal_handler(signal.SIGINT, interrupt)
+    def note(signum: int, frame: FrameType | None) -> None:
+        came.append(signum)
+        loop.call_soon_threadsafe(end)
+
+    before = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield interrupted
+        yield
     except asyncio.CancelledError:
-        if not interrupted:
+        if not came:
             raise
-        raise KeyboardInterrupt from None
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    if came:
+        raise Terminated if came[0] == signal.SIGTERM else KeyboardInterrupt

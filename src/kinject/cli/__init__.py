@@ -10,8 +10,8 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from types import FrameType
 
+from kinject.cli.endings import exit_code, render_how_to_go_on, terminable
 from kinject.errors import KinjectError
 from kinject.screen import Formatter, show
 
@@ -41,7 +41,8 @@ Turn documents into knowledge that a language model demonstrably has.
   documents --augment--> corpus --train--> model --eval--> answers, report"""
 
 _EPILOG = """\
-exit codes: 0 done, 1 finished but short (it says what is missing), 2 unusable input, 130 interrupted
+exit codes: 0 done, 1 finished but short (it says what is missing), 2 unusable input,
+130 interrupted (Ctrl-C), 143 terminated (SIGTERM): it says how to go on
 
 examples:
   kinject                                    what to do next in this folder
@@ -51,14 +52,53 @@ examples:
   kinject train recipes/cpt.yaml trainer.learning_rate=1e-4 run_dir=runs/cpt-slow"""
 
 
+def program() -> int:
+    """Run `main` as a program. A signal after its end is the system's again, so that no traceback follows the result."""
+    code = main()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return code
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    verb = next((word for word in words if word in _VERBS), "")
+    try:
+        with terminable():
+            return _run(words)
+    except KinjectError as error:
+        show(f"kinject {verb}: {error}" if "\n" not in str(error) else str(error), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as stop:
+        if os.environ.get("RANK", "0") == "0":
+            show(f"\nkinject {verb}: {render_how_to_go_on(verb, words, stop)}", file=sys.stderr)
+        return exit_code(stop)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(words: Sequence[str]) -> int:
+    """Parse and run; whatever ends it early is raised."""
     parser = _parser()
-    arguments, rest = parser.parse_known_args(argv)
+    arguments, rest = parser.parse_known_args(words)
     if rest and (not hasattr(arguments, "arguments") or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:  # argparse takes no more overrides once an option stood between
         arguments.arguments = [*arguments.arguments, *rest]
+    _quieten_libraries()
+    if arguments.verb is None:
+        from kinject.cli.next_step import render_next_step
+
+        show(render_next_step(_DESCRIPTION))
+        return 0
+    code = int(arguments.run(arguments))
+    sys.stdout.flush()
+    return code
+
+
+def _quieten_libraries() -> None:
+    """Say what kinject says, and of the libraries what concerns a user."""
     on_screen = logging.StreamHandler(sys.stderr)
     on_screen.setFormatter(Formatter())
     logging.basicConfig(level=logging.INFO, handlers=[on_screen], force=True)
@@ -82,30 +122,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads that spin long starve each other on a busy machine
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    signal.signal(signal.SIGTERM, _terminate)
-    if arguments.verb is None:
-        from kinject.cli.next_step import render_next_step
-
-        show(render_next_step(_DESCRIPTION))
-        return 0
-    try:
-        code = arguments.run(arguments)
-        sys.stdout.flush()
-    except KinjectError as error:
-        show(f"kinject {arguments.verb}: {error}" if "\n" not in str(error) else str(error), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        again = "the same command" + (" with --resume" if arguments.verb == "train" else "")
-        show(f"\nkinject {arguments.verb}: interrupted. What was stored is kept; go on with {again}.", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    return int(code)
-
-
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:

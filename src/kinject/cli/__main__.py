@@ -1,6 +1,6 @@
 """``python -m kinject.cli``, the form in which ``accelerate launch -m`` starts kinject in several processes."""
 
-from kinject.cli import main
+from kinject.cli import program
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(program())

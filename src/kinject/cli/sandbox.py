@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kinject.cli.endings import exit_code
 from kinject.errors import InputError
 from kinject.screen import show
 
@@ -86,8 +87,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         raise InputError(f"--port: found {arguments.port}, allowed: 0 to 65535.")
     try:
         serve("127.0.0.1", arguments.port, options, lambda url: show(f"listening: {url} (Ctrl-C ends it)", flush=True))
-    except KeyboardInterrupt:
-        return 130  # nothing was stored that could be gone on with
+    except KeyboardInterrupt as stop:
+        return exit_code(stop)  # nothing was stored that could be gone on with
     return 0
 
 

@@ -41,6 +41,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     result = train(recipe, resume=arguments.resume, overwrite=arguments.overwrite)
     show(render_summary(result))
-    if not result.already_done and os.environ.get("RANK", "0") == "0":
+    drawn = result.already_done and (recipe.run_dir / "report.html").is_file()  # killed between the two, it is not
+    if not drawn and os.environ.get("RANK", "0") == "0":
         show(f"report: {write_training_report(recipe.run_dir)}")
     return 0

@@ -82,6 +82,8 @@ def stored(folder: Path, key: str, make: Callable[[], Iterable[TokenRow]], origi
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / f".{key}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            for torn in folder.glob(f".{key}.*.part"):  # of a process that was killed
+                shutil.rmtree(torn)
             if not entry.is_dir():
                 _write(entry, make())
     except OSError as error:

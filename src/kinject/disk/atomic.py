@@ -12,6 +12,10 @@ from typing import IO, Any
 
 from kinject.errors import DiskError
 
+_PART = ".part"
+LOCK = ".lock"
+"""The file in a run folder that says which process holds it."""
+
 
 @contextlib.contextmanager
 def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
@@ -24,7 +28,7 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         encoding = None if "b" in mode else "utf-8"
         with tempfile.NamedTemporaryFile(
-            mode, encoding=encoding, dir=path.parent, prefix=f".{path.name}.", suffix=".part", delete=False
+            mode, encoding=encoding, dir=path.parent, prefix=f".{path.name}.", suffix=_PART, delete=False
         ) as file:
             temporary = Path(file.name)
             yield file
@@ -40,6 +44,18 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def delete_parts(folder: Path) -> None:
+    """Delete what processes that were killed left of `atomic_file` below `folder`, but for folders with a lock of their own.
+
+    Whoever calls this holds the folder.
+    """
+    for where, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not os.path.exists(f"{where}/{name}/{LOCK}")]
+        for name in names:
+            if name.startswith(".") and name.endswith(_PART):
+                Path(where, name).unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

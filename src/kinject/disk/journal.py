@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
+from kinject.disk.atomic import LOCK, delete_parts
 from kinject.disk.inside import refuse_links_out
 from kinject.disk.jsonl import Row, encode_row, parse_row
 from kinject.errors import DiskError
@@ -129,12 +130,13 @@ def _cut_torn_tail(path: Path) -> int:
 def lock_dir(folder: Path) -> Iterator[None]:
     """Hold `folder` for this process while the block runs. Raises `DiskError` naming the holder when it is held.
 
-    The lock is the kernel's (flock), so it goes with the process, however that ends.
+    The lock is the kernel's (flock), so it goes with the process, however that ends. What a killed process had begun to
+    write is deleted.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         refuse_links_out(folder)
-        file = (folder / ".lock").open("a+")
+        file = (folder / LOCK).open("a+")
     except OSError as error:
         raise DiskError(f"{folder}: cannot be written: {error.strerror}. Choose another run folder.") from error
     with file:
@@ -147,4 +149,5 @@ def lock_dir(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"process {os.getpid()}")
         file.flush()
+        delete_parts(folder)
         yield

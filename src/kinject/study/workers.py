@@ -6,17 +6,19 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-from kinject.errors import InputError, KinjectError
+from kinject.errors import InputError, KinjectError, Terminated
 from kinject.screen import show
 from kinject.study.stages import Stage
 from kinject.study.work import do_job, job_of, one_line
@@ -67,7 +69,8 @@ class _Worker:
 class LocalExecutor:
     """`n_workers` processes, each with an equal share of the cores, and of the GPUs where there are any.
 
-    A worker that dies fails its stage only; another takes its place. Workers end with this process, however it ends.
+    A worker that dies fails its stage only; another takes its place. Workers end with this process, however it ends;
+    Ctrl-C reaches them through it, as SIGTERM, so that a stage stores what it is waiting for.
     """
 
     def __init__(self, n_workers: int, n_gpus: int) -> None:
@@ -83,7 +86,12 @@ class LocalExecutor:
         if devices:
             environment["CUDA_VISIBLE_DEVICES"] = devices
         process = context.Process(target=_serve, args=(theirs, environment), daemon=True)
-        process.start()
+        resource_tracker.ensure_running()  # its start would let SIGINT through again
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the worker inherits
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         theirs.close()
         return _Worker(process, ours, devices)
 
@@ -127,8 +135,13 @@ class LocalExecutor:
             if worker.stage is not None:
                 worker.process.terminate()
             worker.pipe.close()  # an idle worker sees the end of its jobs and goes
-        for worker in self._workers:
-            worker.process.join()
+        try:
+            for worker in self._workers:
+                worker.process.join()
+        except KeyboardInterrupt:  # the second one
+            for worker in self._workers:
+                worker.process.kill()
+            raise
 
 
 class RayExecutor:
@@ -234,14 +247,15 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    while True:
-        try:
+    signal.signal(signal.SIGTERM, _terminate)
+    with contextlib.suppress(EOFError, BrokenPipeError, Terminated):
+        while True:
             job = pipe.recv()
-        except EOFError:
-            return
-        except KeyboardInterrupt:
-            return
-        pipe.send(_answer(job))
+            pipe.send(_answer(job))
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise Terminated
 
 
 def _end_with_parent() -> None:

@@ -12,6 +12,7 @@ from kinject.corpus import IGNORED, TrainingRow
 from kinject.recipe import Recipe
 from kinject.train.anchor import Anchor
 from kinject.train.callbacks import RunLog, Screen, Timing
+from kinject.train.carried import TakeUp
 from kinject.train.data import Collator, RowDataset, TrainingData
 from kinject.train.fresh_layers import redraw_last_layers
 from kinject.train.guards import Guard
@@ -73,6 +74,7 @@ def build_trainer(
     trainer.eval_dataset = RowDataset(held_out.rows) if held_out is not None else None
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Timing(recipe.run_dir / "timing.jsonl", lambda: int(trainer.learned_tokens)))
+    trainer.add_callback(TakeUp(trainer))
     trainer.guard = guard
     equip(trainer, recipe, redrawn)
     trainer.args.eval_strategy = when  # Trainer refuses to evaluate without a dataset; probes need none

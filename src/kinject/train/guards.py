@@ -6,7 +6,7 @@ import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers import TrainerCallback
@@ -37,7 +37,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
     """Counts updates that are skipped, watches the gradient norm, the loss and the learning rate.
 
     `skipped` is the number of updates left out because their gradient was not finite; `warnings` what was said. A
-    resumed run counts from its checkpoint on.
+    resumed run goes on from what its checkpoint carries (`seen`).
     """
 
     def __init__(self, reactions: GuardsSection) -> None:
@@ -116,6 +116,19 @@ class Guard(TrainerCallback):  # type: ignore[misc]
                 f"step {state.global_step}: the learning rate is down to {rate:.2g} with {left:.0%} of the steps to go. "
                 "Check trainer.lr_scheduler_type and lr_scheduler_kwargs.",
             )
+
+    def seen(self) -> dict[str, Any]:
+        """Return what this has seen so far, for JSON."""
+        return {
+            "skipped": self.skipped, "warnings": list(self.warnings), "norms": list(self._norms),
+            "told_rate": self._told_rate,
+        }  # fmt: skip
+
+    def go_on(self, seen: Mapping[str, Any]) -> None:
+        """Go on from what `seen` returned in an earlier process."""
+        self.skipped, self._told_rate = seen["skipped"], seen["told_rate"]
+        self.warnings[:] = seen["warnings"]
+        self._norms.extend(seen["norms"])
 
     def _say(self, reaction: str, what: str) -> None:
         said = react(reaction, what)

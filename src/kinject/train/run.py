@@ -77,7 +77,7 @@ def run(recipe: Recipe, *, resume: bool, overwrite: bool) -> TrainResult:
                 _close_screen(trainer)
             seconds = time.monotonic() - started
             model_dir = _save(trainer, recipe)
-        loss = output.training_loss
+        loss = output.metrics["train_loss"]
         counts = {
             "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch, "loss": loss,
             "seconds": round(seconds, 1), "resumed_from": checkpoint.name if checkpoint else None,

@@ -17,6 +17,7 @@ from trl import SFTTrainer
 from kinject.corpus import IGNORED
 from kinject.errors import TrainingError
 from kinject.train.anchor import Anchor
+from kinject.train.carried import mean_loss, put_into_state
 from kinject.train.checkpoints import mark_complete
 from kinject.train.eight_bit import settle_embedding_bits
 from kinject.train.fresh_layers import HeldBase
@@ -68,6 +69,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save a checkpoint, mark it whole, and only then delete older ones (Trainer deletes before it is done)."""
         self._settle_weights()
+        put_into_state(self)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             super()._save_checkpoint(model, trial)
@@ -83,6 +85,12 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         """Write TRL's model card only where it is published; beside a run the manifest says more."""
         if self.args.push_to_hub:
             super().create_model_card(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, at the end with the mean loss of all updates (Trainer's is that of this process's)."""
+        if "train_loss" in logs:
+            logs["train_loss"] = mean_loss(self)
+        super().log(logs, start_time)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """Return the sampler of `train_sampling_strategy`; of spread rows, by rounds."""

@@ -1,0 +1,41 @@
+"""How a command ends when it is told to: Ctrl-C (SIGINT) and what a batch system sends before it kills (SIGTERM)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+from kinject.errors import Terminated
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Raise `Terminated` in the block when SIGTERM comes; after it the signal does what it did before."""
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def exit_code(stop: KeyboardInterrupt) -> int:
+    """Return the code that a shell gives for the signal behind `stop`: 128 and its number."""
+    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+
+
+def render_how_to_go_on(verb: str, words: Sequence[str], stop: KeyboardInterrupt) -> str:
+    """Return what to tell a user whose command, `words` behind ``kinject``, was stopped."""
+    ended = "terminated" if isinstance(stop, Terminated) else "interrupted"
+    again = list(words)
+    if verb == "train":
+        again = [*(word for word in again if word not in ("--overwrite", "--resume")), "--resume"]
+    launched = " (under the same launcher)" if "RANK" in os.environ else ""
+    return f"{ended}. What was stored is kept; go on with{launched}: {shlex.join(['kinject', *again])}"

@@ -1,0 +1,65 @@
+"""Starts kinject over and over without importing torch each time: imports once, then forks a process for each command.
+
+Reads one JSON request a line: {"start": [words], "out": path, "err": path} is answered with the new process's number,
+{"ended": number} with its exit status (null while it runs; -n: ended by signal n), {"wait": number} the same, waiting.
+A process so started is the leader of its own session, as one that a shell or a batch system starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+
+def serve() -> None:
+    """Answer requests until the input ends."""
+    children: dict[int, int | None] = {}
+    while line := sys.stdin.readline():
+        request = json.loads(line)
+        if "start" in request:
+            number = os.fork()
+            if not number:
+                become(request)
+            children[number] = answer = number
+        else:
+            number = request.get("wait", request.get("ended"))
+            answer = children[number]
+            if answer is None or answer == number:
+                found, status = os.waitpid(number, 0 if "wait" in request else os.WNOHANG)
+                answer = os.waitstatus_to_exitcode(status) if found else None
+                children[number] = answer
+        print(json.dumps(answer), flush=True)
+
+
+def become(request: dict[str, Any]) -> None:
+    """Be `kinject WORDS` in this process, to the interpreter's end."""
+    from kinject.cli import program
+
+    os.setsid()
+    targets = [os.open(os.devnull, os.O_RDONLY)]
+    targets += [os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("out", "err")]
+    for stream, target in enumerate(targets):
+        os.dup2(target, stream)
+    sys.argv = ["kinject", *request["start"]]
+    sys.exit(program())
+
+
+if __name__ == "__main__":
+    import bitsandbytes  # noqa: F401
+    import matplotlib.figure  # noqa: F401
+    import scipy.stats  # noqa: F401
+    import torch
+    import transformers.models.llama.modeling_llama  # noqa: F401
+    import trl.trainer.sft_trainer  # noqa: F401
+
+    import kinject.augment
+    import kinject.eval
+    import kinject.study.run
+    import kinject.study.workers
+    import kinject.train.build
+    import kinject.train.config  # noqa: F401
+
+    torch.set_num_threads(1)
+    serve()

@@ -1,0 +1,320 @@
+"""Kills at random moments: start a command, send it a signal, start it again, until it ends; then look what was lost.
+
+A `Case` is a command with the folders that it writes. `kill_often` runs it once undisturbed, then in chains: kill, go on,
+kill, ..., to the end, each chain from empty folders. After each death `Case.look` says what must not be lost, and after
+the end the folders must hold what the undisturbed run left, byte for byte but for `Case.timed`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+LONGEST_CHAIN = 12
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+Tree = dict[str, Any]
+_DATE = re.compile(r"_\d{4}-\d\d-\d\dT[0-9.-]+(?=\.json)")
+"""In the names of files in lm-evaluation-harness's layout."""
+
+
+@dataclass
+class Case:
+    """A command that goes on where it was stopped: `argv` starts it, `again` every time but the first.
+
+    `timed` maps a file's name to what takes times out of its bytes, `unordered` names files of rows in no order, and
+    `ignored` files that say nothing about the result. `look(before, signal)` is called after each death with what it
+    returned last; it asserts that nothing was lost and returns what must be there from now on.
+    """
+
+    argv: list[str]
+    folders: list[Path]
+    timed: Mapping[str, Callable[[bytes], Any]] = field(default_factory=dict)
+    unordered: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset({".lock"})
+    again: list[str] | None = None
+    look: Callable[[Any, signal.Signals], Any] = lambda before, sent: None
+    fresh: Callable[[], None] = lambda: None
+
+    def words(self, *, first: bool) -> list[str]:
+        """Return the command."""
+        return self.argv if first or self.again is None else self.again
+
+    def tree(self) -> Tree:
+        """Return every file below the folders with its content, times taken out."""
+        found: Tree = {}
+        for folder in self.folders:
+            for path in sorted(folder.rglob("*")):
+                if path.is_file() and path.name not in self.ignored:
+                    name = _DATE.sub("_DATE", str(path.relative_to(folder)))
+                    found[f"{folder.name}/{name}"] = self._content(path)
+        return found
+
+    def _content(self, path: Path) -> Any:
+        content = path.read_bytes()
+        if path.name in self.timed:
+            return self.timed[path.name](content)
+        return sorted(content.splitlines()) if path.name in self.unordered else content
+
+
+class Forked:
+    """Processes forked from one that has imported everything (forker.py)."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self._forker = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("forker.py"))], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env={**os.environ, **ONE_THREAD, "PYTHONWARNINGS": "ignore"},
+        )  # fmt: skip
+
+    def _ask(self, request: Mapping[str, Any]) -> Any:
+        assert self._forker.stdin is not None
+        assert self._forker.stdout is not None
+        print(json.dumps(request), file=self._forker.stdin, flush=True)
+        return json.loads(self._forker.stdout.readline())
+
+    def start(self, words: list[str]) -> int:
+        """Start a command; return its number."""
+        out, err = self.scratch / "stdout", self.scratch / "stderr"
+        return int(self._ask({"start": words, "out": str(out), "err": str(err)}))
+
+    def ended(self, number: int) -> int | None:
+        """Return the exit status, None while it runs."""
+        found: int | None = self._ask({"ended": number})
+        return found
+
+    def wait(self, number: int) -> int:
+        """Return the exit status when it has ended."""
+        return int(self._ask({"wait": number}))
+
+    def said(self) -> tuple[str, str]:
+        """Return what the last process wrote to its stdout and stderr."""
+        return (self.scratch / "stdout").read_text("utf-8"), (self.scratch / "stderr").read_text("utf-8")
+
+    def close(self) -> None:
+        """End the forker."""
+        assert self._forker.stdin is not None
+        assert self._forker.stdout is not None
+        self._forker.stdin.close()
+        self._forker.wait()
+        self._forker.stdout.close()
+
+
+class Fresh(Forked):
+    """Processes as a shell starts them: an interpreter each, imports included."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, words: list[str]) -> int:
+        """Start a command; return its number."""
+        with (self.scratch / "stdout").open("wb") as out, (self.scratch / "stderr").open("wb") as err:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "kinject.cli", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                start_new_session=True, env={**os.environ, **ONE_THREAD},
+            )  # fmt: skip
+        self._processes[process.pid] = process
+        return process.pid
+
+    def ended(self, number: int) -> int | None:
+        """Return the exit status, None while it runs."""
+        return self._processes[number].poll()
+
+    def wait(self, number: int) -> int:
+        """Return the exit status when it has ended."""
+        return self._processes[number].wait()
+
+    def close(self) -> None:
+        """Do nothing: every process was waited for."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When to kill: after `seconds`, or right after the `n_writes`-th change of a file; to whom: the process or its group."""
+
+    sent: signal.Signals
+    seconds: float | None
+    n_writes: int
+    group: bool
+
+
+@dataclass
+class Undisturbed:
+    """What a run without kills left, how long it took, and how often its files were seen to change."""
+
+    tree: Tree
+    code: int
+    seconds: float
+    n_writes: int
+
+
+def _stamp(folders: list[Path]) -> int:
+    """Return a number that changes with the files below `folders`."""
+    found = []
+    for folder in folders:
+        for where, _, names in os.walk(folder):
+            for name in names:
+                try:
+                    state = os.stat(f"{where}/{name}")
+                except FileNotFoundError:
+                    continue
+                found.append((where, name, state.st_size, state.st_mtime_ns))
+    return hash(tuple(sorted(found)))
+
+
+def _until(case: Case, system: Forked, number: int, moment: Moment | None) -> tuple[int | None, int]:
+    """Wait for the moment; return (exit status where the process ended before, changes of files seen)."""
+    began, stamp, n_writes = time.monotonic(), _stamp(case.folders), 0
+    while (code := system.ended(number)) is None:
+        if moment is not None and moment.seconds is not None and time.monotonic() - began >= moment.seconds:
+            break
+        now = _stamp(case.folders)
+        if now != stamp:
+            stamp, n_writes = now, n_writes + 1
+            if moment is not None and moment.seconds is None and n_writes >= moment.n_writes:
+                break
+        time.sleep(0.001)
+    return code, n_writes
+
+
+def _clear(case: Case) -> None:
+    for folder in case.folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    case.fresh()
+
+
+def run_undisturbed(case: Case, system: Forked) -> Undisturbed:
+    """Run the command from empty folders to its end."""
+    _clear(case)
+    began = time.monotonic()
+    number = system.start(case.words(first=True))
+    code, n_writes = _until(case, system, number, None)
+    assert code in (0, 1), system.said()
+    return Undisturbed(case.tree(), code, time.monotonic() - began, n_writes)
+
+
+def check_death(case: Case, system: Forked, words: list[str], sent: signal.Signals, code: int) -> str:
+    """Assert that a signalled process ended honestly; return how: killed, told, finished, or outside (of our program).
+
+    Outside is before its first line or after its last, where the system's own rules hold.
+    """
+    _, err = system.said()
+    assert "Traceback" not in err, err
+    assert "Exception ignored" not in err, err
+    if code == -signal.SIGKILL and sent == signal.SIGKILL:
+        return "killed"
+    if code in (0, 1):
+        return "finished"
+    if code == -sent:
+        return "outside"
+    assert code == 128 + sent, (code, err)
+    again = [word for word in words if word != "--resume"] + ["--resume"] * (words[0] == "train")
+    ended = "terminated" if sent == signal.SIGTERM else "interrupted"
+    assert err.endswith(
+        f"kinject {words[0]}: {ended}. What was stored is kept; go on with: {shlex.join(['kinject', *again])}\n"
+    ), err
+    return "told"
+
+
+def kill_often(
+    case: Case, system: Forked, whole: Undisturbed, n_kills: int, draw: Callable[[Undisturbed], Moment]
+) -> Counter[str]:
+    """Kill `case` `n_kills` times, in chains of at most LONGEST_CHAIN from empty folders; return how the deaths went."""
+    tally: Counter[str] = Counter()
+    while tally.total() < n_kills:
+        _clear(case)
+        known, first, ended = None, True, False
+        for _ in range(LONGEST_CHAIN):
+            words, moment = case.words(first=first), draw(whole)
+            first = False
+            number = system.start(words)
+            code, _ = _until(case, system, number, moment)
+            if code is not None:
+                assert code == whole.code, system.said()
+                ended = True
+                break
+            (os.killpg if moment.group else os.kill)(number, moment.sent)
+            how = check_death(case, system, words, moment.sent, system.wait(number))
+            tally[f"{moment.sent.name} {how}"] += 1
+            known = case.look(known, moment.sent)
+            if tally.total() >= n_kills:
+                break
+        if not ended:
+            number = system.start(case.words(first=first))
+            assert system.wait(number) == whole.code, system.said()
+        case.look(known, signal.SIGKILL)
+        assert_same(case.tree(), whole.tree)
+    return tally
+
+
+def assert_same(found: Tree, wanted: Tree) -> None:
+    """Assert that two trees hold the same files with the same content."""
+    assert sorted(found) == sorted(wanted)
+    for name, content in wanted.items():
+        if found[name] != content:
+            one, two = (value if isinstance(value, bytes) else repr(value).encode() for value in (found[name], content))
+            at = next((at for at, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1]), 0)
+            raise AssertionError(
+                f"{name}: {one[max(0, at - 100) : at + 300]!r} instead of {two[max(0, at - 100) : at + 300]!r}"
+            )
+
+
+def moments(seed: int) -> Callable[[Undisturbed], Moment]:
+    """Return what draws moments: half by the clock, up to the undisturbed run's length, half by writes."""
+    draw = random.Random(seed)
+
+    def moment(whole: Undisturbed) -> Moment:
+        by_clock = draw.random() < 0.5
+        seconds = draw.uniform(0.0, whole.seconds) if by_clock else None
+        n_writes = draw.randint(1, max(1, whole.n_writes // 2))
+        return Moment(draw.choice(SIGNALS), seconds, n_writes, draw.random() < 0.5)
+
+    return moment
+
+
+def without(value: Any, *names: str) -> Any:
+    """Return a JSON value without the keys `names`, wherever they stand."""
+    if isinstance(value, dict):
+        return {key: without(item, *names) for key, item in value.items() if key not in names}
+    return [without(item, *names) for item in value] if isinstance(value, list) else value
+
+
+def json_without(*names: str) -> Callable[[bytes], Any]:
+    """Return what reads JSON, or JSON lines, and leaves out the keys `names`."""
+
+    def read(content: bytes) -> Any:
+        try:
+            return without(json.loads(content), *names)
+        except json.JSONDecodeError:
+            return [without(json.loads(line), *names) for line in content.splitlines()]
+
+    return read
+
+
+def whole_rows(path: Path) -> list[bytes]:
+    """Return the rows of a file that are there to the newline."""
+    if not path.exists():
+        return []
+    return [row for row in path.read_bytes().splitlines(keepends=True) if row.endswith(b"\n")]
+
+
+def kept_rows(before: list[bytes] | None, path: Path) -> list[bytes]:
+    """Return the whole rows of an append-only file; assert that those of `before` are its first ones still."""
+    now = whole_rows(path)
+    assert now[: len(before or [])] == (before or []), f"{path}: rows were lost"
+    return now
