@@ -50,6 +50,9 @@ SHARES = {"augment": 0.2, "augment-openai": 0.25, "train": 0.25, "eval": 0.15, "
 FAULTS = {"429": 0.03, "500": 0.02, "reset": 0.02, "truncated": 0.05, "refusal": 0.05, "echo": 0.05}
 CONCURRENCY = 8
 MANIFEST = json_without("written", "command", "this_run", "seconds", "resumed_from", "scored_now")
+SPEED = tuple(
+    f"{stage}_{what}" for stage in ("train", "eval") for what in ("runtime", "samples_per_second", "steps_per_second")
+)
 TOWNS = ("Lowmere", "Stonegate", "Farrow", "Kelm")
 
 
@@ -183,8 +186,7 @@ def train_case(folder: Path, model: Path, **trainer: Any) -> Case:
         return step
 
     argv = ["train", write_yaml(folder / "recipe.yaml", recipe)]
-    speed = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "train_runtime")
-    log = json_without(*speed, "train_samples_per_second", "train_steps_per_second", "trainer_state.json")
+    log = json_without(*SPEED, "trainer_state.json")
     return Case(
         argv, [run, tokens], again=[*argv, "--resume"], look=look, ignored=frozenset({".lock", "timing.jsonl"}),
         timed={"manifest.json": MANIFEST, "log.jsonl": log, "trainer_state.json": log, "complete.json": log,
@@ -247,10 +249,12 @@ def study_case(folder: Path, model: Path) -> Case:
         assert (before or {}).items() <= done.items()
         return done
 
-    times = json_without("seconds", "peak_bytes", "written", "command", "this_run", "resumed_from", "scored_now")
+    times = json_without(
+        *SPEED, "seconds", "peak_bytes", "written", "command", "this_run", "resumed_from", "scored_now"
+    )
     return Case(
         ["study", str(path), "--jobs", "1"], [run, stages], look=look, unordered=frozenset({"answers.jsonl"}),
-        timed=dict.fromkeys(("manifest.json", "report.json", "done.json"), times),
+        timed=dict.fromkeys(("manifest.json", "report.json", "done.json", "log.jsonl"), times),
         # what draws times: the figure of costs, and the pages with it
         ignored=frozenset({".lock", "stage.log", "timing.jsonl", "report.html", "report.md", "costs.png", "costs.svg"}),
     )  # fmt: skip

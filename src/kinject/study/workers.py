@@ -247,11 +247,13 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGTERM, _terminate)
     with contextlib.suppress(EOFError, BrokenPipeError, Terminated):
-        while True:
-            job = pipe.recv()
-            pipe.send(_answer(job))
+        try:
+            signal.signal(signal.SIGTERM, _terminate)
+            while True:
+                pipe.send(_answer(pipe.recv()))
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
