@@ -6,10 +6,12 @@ import csv
 import dataclasses
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -22,10 +24,21 @@ from kinject.study.stages import Stage
 from kinject.study.work import do_job, job_of
 from kinject.study.workers import Outcome
 from kinject.workshop import bench as benching
+from kinject.workshop import bench_pages
 from kinject.workshop.bench import Wanted, bench, choose_strategies, read_run, rotated
 from kinject.workshop.bench_pages import render_bench
 from kinject.workshop.bench_recipes import recipe_of
-from kinject.workshop.bench_results import Estimate, Measured, Row, in_order, mean_of, share_of, spread_of, summarise
+from kinject.workshop.bench_results import (
+    Bench,
+    Estimate,
+    Measured,
+    Row,
+    in_order,
+    mean_of,
+    share_of,
+    spread_of,
+    summarise,
+)
 from kinject.workshop.bench_strategies import COMBINED, LORA, STRATEGIES, Setting, parts_of_combined
 
 CPU = Setting(
@@ -340,3 +353,26 @@ def test_the_verb_says_what_is_wrong_in_one_line(
     path = str(make_recipe().path)
     assert main(["bench", path, "--only", "bf17"]) == 2
     assert capsys.readouterr().err.strip() == "kinject bench: --only: found 'bf17'. Did you mean bf16?"
+
+
+def test_hostile_names_break_no_table_and_are_no_formulas(tmp_path: Path) -> None:
+    hostile = "=cmd|'/C calc'!A0 <script>x</script> [a](javascript:b)\n| c | d |\n# e `f` \x1b[2J"
+    found = Estimate(1.0, 0.9, 1.1)
+    row = Row(hostile, hostile, hostile, {"trainer.x": hostile}, time=found, time_share=found, peak=found, peak_share=found,
+              loss=found, accuracy={hostile: found}, gain={hostile: found}, tokens=-1.0)  # fmt: skip
+    bench = Bench(
+        hostile, hostile, (row, Row(hostile, hostile, "", {}, reason=hostile)), (hostile,), 1, 2, (hostile,), 1
+    )
+    text = bench_pages.write_pages(tmp_path, bench).read_text("utf-8")
+    assert not re.search(r"<(?!\s)|(?<!\\)\]\((?!bench\.svg)", re.sub(r"`.*?`", "", text))
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {len(bench_pages._cells(bench)[0]) + 1}
+    assert len(tables) == 4
+    assert not [line for line in text.splitlines() if line.startswith("# e")]
+    with (tmp_path / "bench.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert len({len(cells) for cells in rows}) == 1
+    assert rows[1][0] == f"'{hostile}"
+    assert rows[1][5] == "-1.0"  # a number is one
+    assert not [cell for cells in rows for cell in cells if cell[:1] in ("=", "@", "+")]
+    ElementTree.parse(tmp_path / "bench.svg")  # noqa: S314 - written by this test

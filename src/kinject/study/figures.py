@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kinject.screen import printable
 from kinject.study.notation import ROLES, arm_names, format_name, format_way
 from kinject.study.training_log import TrainingLog
 from kinject.types import Cell
@@ -213,7 +214,7 @@ def render_svg(figure: Figure) -> str:
     """Return the figure as an SVG file with text as text, without date or random ids."""
     with style(), io.StringIO() as file:
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-        return file.getvalue()
+        return printable(file.getvalue())  # XML holds no control characters
 
 
 def inline_svg(svg: str, *, prefix: str, label: str) -> str:

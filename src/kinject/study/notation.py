@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from kinject.types import Cell, Difference
 
+_LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
 _DIRECTION_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 ROLES = {"learning": "to be learned", "retention": "to be kept"}
 """What the role of a question set is called on the page."""
@@ -99,6 +100,6 @@ def join_words(words: Sequence[str]) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return `text` so that Markdown shows it as it is: no tags, links, emphasis, headings or table borders."""
-    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Return `text` so that Markdown shows it as it is, on one line: no tags, links, emphasis, headings or table borders."""
+    escaped = _LINE_ENDS.sub(" ", text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|#~!$])", r"\\\1", escaped).replace("://", ":&#47;/")

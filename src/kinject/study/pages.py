@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from kinject.study.flips import NO_FLIPS, Flips, markdown_flips
+from kinject.study.html import render_template
 from kinject.study.notation import (
     ROLES,
     arm_names,
@@ -228,37 +228,24 @@ def _run_row(log: TrainingLog) -> tuple[str, ...]:
     return (format_name(log.name), f"{log.steps[-1]:,.0f}", epochs, *losses, rate)
 
 
-def load_template(name: str) -> Any:
-    """Return a template of this folder; it escapes what it is given."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("kinject.study", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    return environment.get_template(name)
-
-
 def render_html(page: Page, accuracy: Plot, loss: Plot | None) -> str:
     """Return the page as one HTML file: no script, nothing fetched, everything but the figures escaped."""
     from markupsafe import Markup
 
-    template = load_template("report.html.j2")
     plots = {
         name: plot and {size: Markup(svg) for size, svg in asdict(plot).items()}  # noqa: S704 - of our own making
         for name, plot in (("accuracy", accuracy), ("loss", loss))
     }
-    return str(
-        template.render(
-            **{name: getattr(page, name) for name in page.__slots__},
-            **plots,
-            run_columns=RUN_COLUMNS,
-            about=_ABOUT,
-            accuracy_caption=_ACCURACY_CAPTION,
-            loss_caption=_LOSS_CAPTION,
-            rerun=_RERUN,
-        )
-    ).lstrip()
+    return render_template(
+        "report.html.j2",
+        **{name: getattr(page, name) for name in page.__slots__},
+        **plots,
+        run_columns=RUN_COLUMNS,
+        about=_ABOUT,
+        accuracy_caption=_ACCURACY_CAPTION,
+        loss_caption=_LOSS_CAPTION,
+        rerun=_RERUN,
+    )
 
 
 def render_markdown(page: Page, *, has_loss: bool) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
+from kinject.study.html import render_template
 from kinject.study.notation import escape_markdown, format_name
-from kinject.study.pages import Plot, load_template
+from kinject.study.pages import Plot
 from kinject.study.study_blocks import Block, Bullets, Code, FigureBlock, Heading, StudyPage, TableBlock, Text, kind_of
 from kinject.study.study_sections import Logs, make_sections
 from kinject.study.study_verdict import render_verdict
@@ -44,7 +45,7 @@ def render_study_html(page: StudyPage, plots: Mapping[str, Plot]) -> str:
         name: {size: Markup(svg) for size, svg in asdict(plot).items()}  # noqa: S704 - of our own making
         for name, plot in plots.items()
     }
-    return str(load_template("study.html.j2").render(page=page, plots=drawn, kind_of=kind_of)).lstrip()
+    return render_template("study.html.j2", page=page, plots=drawn, kind_of=kind_of)
 
 
 def render_study_markdown(page: StudyPage) -> str:

@@ -23,8 +23,8 @@ from kinject.study.figures import (
     render_svg,
     style,
 )
+from kinject.study.html import render_template
 from kinject.study.notation import ROLES, format_name, format_percent
-from kinject.study.pages import load_template
 from kinject.study.training_log import Series, TrainingLog, read_series, read_training_log
 
 if TYPE_CHECKING:
@@ -139,13 +139,13 @@ def write_training_report(run_dir: Path) -> Path:
         narrow = inline_svg(narrow, prefix="narrow", label=label)
     from markupsafe import Markup
 
-    page = load_template("training.html.j2").render(
-        title=format_name(run_dir.name), facts=_facts(manifest["counts"]), notes=_notes(manifest["counts"]),
-        columns=("step", "epoch", *run.probes, "held-out loss"), rows=_rows(run), caption=_CAPTION,
-        wide=Markup(wide), narrow=Markup(narrow), command=" ".join(manifest.get("command", ())),  # noqa: S704 - our own
+    page = render_template(
+        "training.html.j2", title=format_name(run_dir.name), facts=_facts(manifest["counts"]), notes=_notes(manifest["counts"]),
+        columns=("step", "epoch", *map(format_name, run.probes), "held-out loss"), rows=_rows(run), caption=_CAPTION,
+        wide=Markup(wide), narrow=Markup(narrow), command=format_name(" ".join(manifest.get("command", ()))),  # noqa: S704 - our own
     )  # fmt: skip
     path = run_dir / "report.html"
-    write_text(path, str(page).lstrip())
+    write_text(path, page)
     return path
 
 
@@ -155,7 +155,7 @@ def _facts(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     if isinstance(counts.get("loss"), float) and math.isfinite(counts["loss"]):
         facts.append(("mean loss", f"{counts['loss']:.3f}"))
     facts += [("seconds", f"{counts.get('seconds', 0):,.0f}")]
-    facts += [(f"tokens {name}", f"{n:,}") for name, n in tokens.items()]
+    facts += [(f"tokens {format_name(name)}", f"{n:,}") for name, n in tokens.items()]
     facts += [("replay", format_percent(counts["replay_share"]))] if counts.get("replay_share") else []
     return [*facts, ("updates skipped", str(counts.get("skipped_updates", 0)))]
 

@@ -48,7 +48,7 @@ def _cells(bench: Bench) -> list[tuple[str, ...]]:
     """Return the head of the table and its lines."""
     several = bench.repeats > 1
     head = ["strategy", "s / 1,000 tokens", "of vanilla", *(["spread"] if several else []), "first steps", "peak memory",
-            "of vanilla", "loss", *bench.sets]  # fmt: skip
+            "of vanilla", "loss", *map(format_name, bench.sets)]  # fmt: skip
     lines = [tuple(head)]
     for row in bench.rows:
         if row.time is None or row.time_share is None or row.peak is None or row.peak_share is None or row.loss is None:
@@ -79,17 +79,23 @@ def _markdown(bench: Bench) -> str:
         "# Training strategies side by side", "", f"Recipe {escape_markdown(bench.recipe)}; {escape_markdown(bench.device)}.",
         "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|", *("| " + " | ".join(line) + " |" for line in rows), "",
     ]  # fmt: skip
-    left_out = [f"- {row.label}: not run: {escape_markdown(row.reason)}" for row in bench.rows if row.reason]
+    left_out = [
+        f"- {escape_markdown(row.label)}: not run: {escape_markdown(row.reason)}" for row in bench.rows if row.reason
+    ]
     lines += [*left_out, ""] if left_out else []
     lines += [
-        f"- {row.label}: {escape_markdown(row.about)}; `{_overrides(row)}`" for row in bench.rows if not row.reason
+        f"- {escape_markdown(row.label)}: {escape_markdown(row.about)}; `{_overrides(row)}`"
+        for row in bench.rows
+        if not row.reason
     ]
     lines += ["", *(f"- {escape_markdown(note)}" for note in bench.notes), "", "![time and memory](bench.svg)", ""]
     return "\n".join(lines)
 
 
 def _overrides(row: Row) -> str:
-    return ", ".join(f"{key}={value}" for key, value in row.overrides.items()) or "nothing"
+    return format_name(", ".join(f"{key}={value}" for key, value in row.overrides.items()) or "nothing").replace(
+        "`", "'"
+    )
 
 
 def _csv(bench: Bench) -> str:
@@ -107,8 +113,14 @@ def _csv(bench: Bench) -> str:
         numbers = [
             part for item in found for part in ((item.mean, item.low, item.high) if item else (None, None, None))
         ]
-        writer.writerow([row.name, row.n_rounds, row.reason, row.first_seconds, row.spread, row.tokens, *numbers])
+        cells = [row.name, row.n_rounds, row.reason, row.first_seconds, row.spread, row.tokens, *numbers]
+        writer.writerow([_no_formula(cell) for cell in cells])
     return file.getvalue()
+
+
+def _no_formula(cell: object) -> object:
+    """Return a cell; a text that a spreadsheet would take for a formula behind an apostrophe."""
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
 
 
 def draw(bench: Bench) -> Figure:
