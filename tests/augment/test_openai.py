@@ -8,7 +8,8 @@ import pytest
 
 from kinject.augment import augment
 from kinject.augment.generators.faults import Transient
-from kinject.augment.generators.openai import is_loopback, parse_completion
+from kinject.augment.generators.openai import is_loopback
+from kinject.augment.generators.replies import parse_completion
 from kinject.errors import EndpointError
 from kinject.recipe import Recipe
 
@@ -142,16 +143,16 @@ def test_an_answer_that_does_not_come_in_time_is_asked_for_again(make_recipe: Ma
 )
 def test_a_body_that_is_no_completion_is_malformed(content: bytes) -> None:
     with pytest.raises(Transient, match="not a chat completion") as caught:
-        parse_completion(content, "http://x/v1")
+        parse_completion(content, "http://x/v1", 100)
     assert caught.value.kind == "malformed"
 
 
 def test_what_a_completion_lacks_is_told_by_its_finish_reason() -> None:
-    assert parse_completion(b'{"choices": []}', "u").finish_reason == "no choices"
-    assert parse_completion(body(None, "length"), "u") == parse_completion(body("", "length"), "u")
+    assert parse_completion(b'{"choices": []}', "u", 100).finish_reason == "no choices"
+    assert parse_completion(body(None, "length"), "u", 100) == parse_completion(body("", "length"), "u", 100)
     refused = {"choices": [{"message": {"content": None, "refusal": "no"}, "finish_reason": "stop"}]}
-    assert parse_completion(json.dumps(refused).encode(), "u").finish_reason == "content_filter"
-    counted = parse_completion(body("a\x00b \ud83d", usage={"prompt_tokens": 3, "completion_tokens": 4}), "u")
+    assert parse_completion(json.dumps(refused).encode(), "u", 100).finish_reason == "content_filter"
+    counted = parse_completion(body("a\x00b \ud83d", usage={"prompt_tokens": 3, "completion_tokens": 4}), "u", 100)
     assert counted.text == "a\ufffdb ?"
     assert (counted.usage.tokens_in, counted.usage.tokens_out) == (3, 4)
 

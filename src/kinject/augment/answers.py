@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 
 _FENCED = re.compile(r"\A```[\w-]*\n(.*?)\n?```\Z", re.DOTALL)
 _BULLET = re.compile(r"\A\s*(?:[-*•]|\(?\d{1,2}[.)])\s+")
-_PAIR = re.compile(
-    r"^\s*\**Q(?:uestion)?\s*\d*\s*[:.]\**\s*(.+?)\s*\n\s*\**A(?:nswer)?\s*\d*\s*[:.]\**\s*(.+?)\s*$", re.MULTILINE
-)
+_MARK = re.compile(r"\**(?:(Q)(?:uestion)?|(A)(?:nswer)?)\s{0,3}\d{0,3}\s{0,3}[:.]\**")
 
 
 def plain_text(answer: str) -> str:
@@ -50,7 +49,15 @@ def line_text(answer: str) -> str:
 
 def pairs_of(text: str) -> list[tuple[str, str]]:
     """Return the (question, answer) pairs in `text`."""
-    return [(found[1], found[2]) for found in _PAIR.finditer(text)]
+    lines: list[tuple[str, str]] = []
+    for line in filter(None, (line.strip() for line in text.split("\n"))):
+        mark = _MARK.match(line)
+        if mark is None and lines and not lines[-1][1]:  # the mark stood alone
+            lines[-1] = (lines[-1][0], line)
+        else:
+            lines.append((mark[1] or mark[2], line[mark.end() :].strip()) if mark else ("", line))
+    pairs = itertools.pairwise(lines)
+    return [(asked, reply) for (q, asked), (a, reply) in pairs if (q, a) == ("Q", "A") and asked and reply]
 
 
 def pair_text(answer: str) -> str:

@@ -18,6 +18,7 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS answers (
     key BLOB PRIMARY KEY, text TEXT NOT NULL, finish_reason TEXT NOT NULL, tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL
 ) WITHOUT ROWID"""
 
+_LOST = "CREATE TABLE IF NOT EXISTS lost (tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL)"
 _Row = tuple[bytes, str, str, int, int]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=dict)  # a mapping of any kind
 
@@ -46,6 +47,7 @@ class AnswerCache:
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.execute(_SCHEMA)
+            self._database.execute(_LOST)
         except (OSError, sqlite3.Error) as error:
             raise DiskError(
                 f"{path}: cannot be opened as the cache of answers ({error}). Move it away to begin a new one."
@@ -76,18 +78,25 @@ class AnswerCache:
         self._waiting, self._committed = [], None
         try:
             self._write(rows)
-        except DiskError as error:
+        except Exception as error:
             if committed is None:
                 raise
-            committed.set_exception(error)
+            committed.set_exception(error)  # whoever waits raises it
         else:
             if committed is not None:
                 committed.set_result(None)
 
     def _write(self, rows: Sequence[_Row]) -> None:
+        self._insert("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", rows)
+
+    def note_lost(self, usage: Usage) -> None:
+        """Count what an answer that came to nothing may have cost. Raises `DiskError` as `put`."""
+        self._insert("INSERT INTO lost VALUES (?, ?)", [(usage.tokens_in, usage.tokens_out)])
+
+    def _insert(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         try:
             self._database.execute("BEGIN")
-            self._database.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", rows)
+            self._database.executemany(statement, rows)
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
             if self._database.in_transaction:
@@ -95,8 +104,11 @@ class AnswerCache:
             raise DiskError(f"{self.path}: cannot be written ({error}). What was stored so far is safe.") from error
 
     def usage(self) -> Usage:
-        """Return the tokens of all stored answers."""
-        row = self._database.execute("SELECT total(tokens_in), total(tokens_out) FROM answers").fetchone()
+        """Return the tokens of all stored answers, and of those that were lost."""
+        row = self._database.execute(
+            "SELECT total(tokens_in), total(tokens_out) FROM "
+            "(SELECT tokens_in, tokens_out FROM answers UNION ALL SELECT tokens_in, tokens_out FROM lost)"
+        ).fetchone()
         return Usage(int(row[0]), int(row[1]))
 
     def __len__(self) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kinject.augment.fidelity import compare_with, source_facts
 from kinject.augment.language import compare_languages
+from kinject.augment.prompts import INSTRUCTIONS
 from kinject.types import Completion
 
 _WORDS = re.compile(r"\w+")
@@ -26,23 +27,37 @@ _OPENING = re.compile(
     re.IGNORECASE,
 )
 _CLOSING = re.compile(
-    r"(?:\n|\.\s)\W*(?:I hope (?:this|that)|(?:please )?let me know|feel free to|would you like"
+    r"(?:\n|\.\s)\W{0,12}(?:I hope (?:this|that)|(?:please )?let me know|feel free to|would you like"
     r"|if you(?:['’]d| would)? (?:like|need|want)|is there anything else"
-    r"|note(?: that|:)[^\n]*(?:paraphras|rewr[io]t|original|passage)|this (?:paraphrase|version|rewrite|rewritten))[^\n]*\Z",
+    r"|note(?: that|:)[^\n]{0,300}(?:paraphras|rewr[io]t|original|passage)|this (?:paraphrase|version|rewrite|rewritten))"
+    r"[^\n]{0,500}\Z",
     re.IGNORECASE,
 )
+_TAGS = (
+    "a|abbr|article|audio|b|base|blockquote|body|br|button|canvas|code|dd|div|dl|dt|em|embed|font|footer|form|frame|h[1-6]|head"
+    "|header|hr|html|i|iframe|img|input|li|link|main|math|meta|nav|object|ol|option|p|picture|pre|script|section|select|small"
+    "|source|span|strong|style|sub|sup|svg|table|tbody|td|template|textarea|th|thead|title|tr|u|ul|video"
+)
+_TAG = re.compile(rf"<[/!]?({_TAGS}|doctype)\b[^<>]{{0,300}}>|\bjavascript:", re.IGNORECASE)
 _MARKUP = re.compile(r"</?passage>|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?think>", re.IGNORECASE)
 
+
+_RUN = 6
+"""Words in a row that are nobody's by chance."""
+_CHARACTERS, _ANY_LENGTH = 3, 10_000
+"""A text is not read beyond so many characters for each of the source's, times the most words for each; nor below these."""
 
 Shingles = frozenset[tuple[str, ...]]
 NEAR = 0.7
 """Share of word triples that two texts may have in common (Jaccard) before one counts as a copy of the other."""
 REASONS: Mapping[str, str] = {
-    "truncated": "the answer was cut at max_tokens",
+    "truncated": "the answer was cut at max_tokens, or ended for a reason unknown",
     "filtered": "the endpoint's content filter stopped the answer",
     "no answer": "the endpoint answered with no text",
     "empty": "nothing is left after parsing",
     "refusal": "the model declined",
+    "prompt": "words of the request itself",
+    "markup": "HTML that the source has not",
     "wrapper": "words to the user stand around the text",
     "inconsistent": "the model, asked again, does not stand by it",
     "judge": "the judge found a fact changed, lost or invented",
@@ -107,6 +122,8 @@ class Checker:
 
     def __init__(self, source: str, rules: Rules | None = None) -> None:
         self._source = source
+        self._tags = {(found[1] or "").lower() for found in _TAG.finditer(source)}
+        self._most = max(_ANY_LENGTH, int(_CHARACTERS * len(source) * (rules or Rules()).longest))
         self._rules = rules or Rules()
         self._facts = source_facts(source)
         self._form = normal_form(source)
@@ -125,6 +142,8 @@ class Checker:
         """Return whether `text` may stand as a rewriting of the passage beside the accepted ones. The first fault counts."""
         if not text.strip():
             return Verdict("empty")
+        if len(text) > self._most:
+            return Verdict("length", f"{len(text):,} characters for {len(self._source):,}")
         for reason, pattern in (
             ("refusal", _REFUSAL),
             ("wrapper", _OPENING),
@@ -135,11 +154,18 @@ class Checker:
             # What the source says itself ("I cannot ...") is no refusal.
             if found and not pattern.search(self._source):
                 return Verdict(reason, f"found {found[0].strip()[:60]!r}")
+        tags = {found[0].strip(): (found[1] or "").lower() for found in _TAG.finditer(text)}
+        new = next((tag for tag, name in tags.items() if name not in self._tags), None)
+        if new is not None:
+            return Verdict("markup", f"found {new[:60]!r}")
         changed = compare_languages(self._source, text)
         if changed:
             return Verdict("language", changed)
         form, shingles = _formed(text)
         self._seen = (text, form, shingles)
+        asked = next((run for run in _runs(form) if run in _ASKED and run not in self._form), None)
+        if asked is not None:
+            return Verdict("prompt", f"found {asked!r}")
         echo = 1.0 if form == self._form else overlap(shingles, self._shingles)
         if echo > NEAR and self._rules.echo:
             return Verdict("echo", f"shares {echo:.0%} of its word triples with the source")
@@ -173,7 +199,18 @@ def _shingles(form: str) -> Shingles:
     return frozenset(zip(words, words[1:], words[2:], strict=False)) or frozenset([tuple(words)])
 
 
+def _runs(form: str) -> Iterator[str]:
+    """Yield every `_RUN` words in a row of a text."""
+    words = form.split(" ")
+    return (" ".join(words[start : start + _RUN]) for start in range(len(words) - _RUN + 1))
+
+
 def overlap(one: Shingles, other: Shingles) -> float:
     """Return the Jaccard similarity of two sets, exactly."""
     shared = len(one & other)
     return shared / max(1, len(one) + len(other) - shared)
+
+
+_ASKED = frozenset(
+    run for text in INSTRUCTIONS for part in re.split(r"\{\w+\}", text) for run in _runs(normal_form(part))
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from urllib.parse import urlsplit
 
 from kinject.augment.limits import Limits
 from kinject.augment.styles import STYLES
@@ -63,8 +64,21 @@ def _generator_faults(place: str, generator: GeneratorSection) -> Iterator[tuple
     name, what = NEEDS.get(generator.kind, ("kind", ""))
     if not getattr(generator, name):
         yield place, f"{name} is missing. kind: {generator.kind} needs {what}."
+    if generator.base_url is not None and not _is_url(generator.base_url):
+        yield f"{place}.base_url", f"found {generator.base_url!r}, expected a URL such as http://127.0.0.1:8000/v1."
     if generator.batch and generator.kind != "openai":
         yield f"{place}.batch", f"is of kind: openai alone, not of {generator.kind}."
+
+
+def _is_url(text: str) -> bool:
+    """Return whether requests can be sent to `text`: a scheme of the web, a host name that can be, a port that can be."""
+    try:
+        parts = urlsplit(text)
+        host = (parts.hostname or "").encode("idna").decode()
+        _ = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(host) and text.isprintable() and " " not in text
 
 
 def _given_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:

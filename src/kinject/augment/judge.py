@@ -11,18 +11,24 @@ from itertools import cycle
 from random import Random
 
 from kinject.augment.checks import Verdict
+from kinject.augment.generators.faults import Stopped
 from kinject.augment.mechanical import permute_sentences
 from kinject.augment.planted import ALL_PLANTS, Plant
 from kinject.augment.prompts import judge_messages
 from kinject.augment.sender import Sender
 from kinject.disk import content_id
+from kinject.errors import EndpointError
 from kinject.types import Message
 
 N_TRIALS = 42
 """Planted errors that a judge is tried on, in turn of each kind, and as many good rewritings."""
 _N_ASKED = 2
 """Times that a judge is asked for a verdict before it has none."""
-_VERDICT = re.compile(r"\b(un)?faithful\b[\s*:.,;—–-]*(.{0,200})", re.IGNORECASE)
+_VERDICT = re.compile(
+    r"[\W_]*(?:(?:the |my |final )*(?:verdict|answer|judge?ment|conclusion|rewriting|paraphrase|text|it)(?: is)?[\W_]*)?"
+    r"(un)?faithful\b[\s*:.,;—–-]*(.{0,200})",
+    re.IGNORECASE,
+)
 _NAME = re.compile(r"(?<=[a-z] )[A-Z][a-z]{3,}")
 
 
@@ -71,7 +77,7 @@ class Judge:
         messages: list[Message] = judge_messages(title, passage, text)
         for attempt in range(_N_ASKED):
             seed = int(content_id("judge", self.seed, messages, attempt)[:8], 16) & 0x7FFFFFFF
-            found = _VERDICT.search((await self.sender.send(messages, seed)).text)
+            found = _verdict((await self.sender.send(messages, seed)).text)
             if found:
                 return Verdict("judge", found[2].strip()) if found[1] else Verdict()
         return Verdict("judge", "it gave no verdict")
@@ -79,7 +85,7 @@ class Judge:
     async def try_out(self, passages: Sequence[tuple[str, str]]) -> JudgeScore:
         """Try the judge on (title, passage) pairs in another order of sentences, with and without a planted error.
 
-        Raises as `Sender.send`.
+        A trial without an answer does not count. Raises what ends the run, as `Sender.send`.
         """
         rng = Random(self.seed)
         names = sorted({name for _, passage in passages for name in _NAME.findall(passage)})
@@ -93,14 +99,30 @@ class Judge:
                 trials += [(kind, title, passage, wrong), ("", title, passage, good)]
         asked = (self.verdict(title, passage, text) for _, title, passage, text in trials)
         found = await asyncio.gather(*asked, return_exceptions=True)
-        verdicts = [verdict for verdict in found if isinstance(verdict, Verdict)]
-        if len(verdicts) < len(found):
-            raise next(error for error in found if isinstance(error, BaseException))
-        planted = Counter(kind for kind, *_ in trials)
-        caught = Counter(kind for (kind, *_), verdict in zip(trials, verdicts, strict=True) if not verdict.accepted)
+        ends = [error for error in found if isinstance(error, BaseException) and not _is_passing(error)]
+        if ends:
+            raise next((error for error in ends if not isinstance(error, Stopped)), ends[0])
+        told = [(trial[0], one) for trial, one in zip(trials, found, strict=True) if isinstance(one, Verdict)]
+        planted = Counter(kind for kind, _ in told)
+        caught = Counter(kind for kind, verdict in told if not verdict.accepted)
         n_good, refused_good = planted.pop("", 0), caught.pop("", 0)
         self.score = JudgeScore(dict(planted), dict(caught), n_good, refused_good)
         return self.score
+
+
+def _verdict(answer: str) -> re.Match[str] | None:
+    """Return the verdict that the first or the last line of an answer begins with, the worse one; None where none does.
+
+    What stands in between may be the rewriting over again, or the question: neither is the judge's word.
+    """
+    lines = [line for line in answer.splitlines() if line.strip()]
+    found = [_VERDICT.match(line) for line in (*lines[:1], *lines[-1:])]
+    return max((match for match in found if match), key=lambda match: bool(match[1]), default=None)
+
+
+def _is_passing(error: BaseException) -> bool:
+    """Return whether only one request failed, not the run."""
+    return isinstance(error, EndpointError) and not error.fatal
 
 
 def _in_turn() -> list[tuple[str, Plant]]:

@@ -99,7 +99,7 @@ async def _augment(recipe: Recipe, section: AugmentSection, plan: Plan, limits: 
         refused=tally.refused, failed=dict(tally.failed.most_common()), tokens_in=tally.tokens["tokens_in"],
         tokens_out=tally.tokens["tokens_out"], n_sent=filling.sender.traffic.n_sent,
         n_cached=filling.sender.traffic.n_cached, cost=filling.sender.budget.spent,
-        out_of_budget=filling.sender.out_of_budget, leaks=check_run(section, plan, files),
+        out_of_budget=filling.sender.out_of_budget, unsure=filling.sender.traffic.unsure(), leaks=check_run(section, plan, files),
         coverage=coverage,
         judge=filling.judge.score if filling.judge else None, failures_path=failures_path,
     )  # fmt: skip
@@ -157,13 +157,7 @@ def _write_manifest(recipe: Recipe, plan: Plan, result: AugmentResult, traffic: 
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}
     counts["styles"] = {name: asdict(count) for name, count in result.styles.items()}
-    counts["this_run"] = {
-        "sent": traffic.n_sent,
-        "answered": traffic.n_answered,
-        "from_cache": traffic.n_cached,
-        "retried": traffic.n_retried,
-        "request_seconds": round(traffic.seconds, 3),
-    }
+    counts["this_run"] = traffic.counts()
     if result.judge:
         counts["judge"] = result.judge.counts()
     if result.coverage:

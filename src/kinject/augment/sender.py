@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kinject.augment.cache import AnswerCache, request_key
 from kinject.augment.generators import Writer
@@ -20,7 +21,9 @@ N_TRIES = 8
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 """Seconds before the first retry, doubled at each further one, and the most; jittered between half and whole."""
 PATIENCE = 600.0
-"""Seconds that an endpoint may answer nothing but overload before the run stops."""
+"""Seconds that an endpoint may answer nothing, be it overloaded or gone, before the run stops."""
+LONGEST_WAIT = 120.0
+"""Most seconds that are waited because the endpoint asks for it; then it is asked again."""
 N_FAILURES_IN_A_ROW = 20
 """Requests that fail for good, one after the other without an answer between, before the run stops."""
 _ALIVE = 5.0
@@ -38,9 +41,29 @@ class Traffic:
     n_answered: int = 0
     n_cached: int = 0
     n_retried: dict[str, int] = field(default_factory=dict)
+    n_lost: int = 0
+    """Answers that were on their way, came to nothing, and may have been charged."""
+    n_estimated: int = 0
+    """Answers that did not say, or not believably, what they cost."""
     tokens_in: int = 0
     tokens_out: int = 0
     seconds: float = 0.0
+
+    def counts(self) -> dict[str, object]:
+        """Return what the manifest holds."""
+        return {
+            "sent": self.n_sent, "answered": self.n_answered, "from_cache": self.n_cached, "retried": self.n_retried,
+            "lost": self.n_lost, "usage_estimated": self.n_estimated, "request_seconds": round(self.seconds, 3),
+        }  # fmt: skip
+
+    def unsure(self) -> str:
+        """Return what is not known for certain of the cost, "" where all is."""
+        told = []
+        if self.n_lost:
+            told.append(f"{self.n_lost:,} answers were lost on the way, each counted at the most that it can have cost")
+        if self.n_estimated:
+            told.append(f"{self.n_estimated:,} answers did not say what they used, each counted by its length")
+        return "; ".join(told)
 
 
 class Sender:
@@ -64,6 +87,7 @@ class Sender:
         self._in_flight: dict[bytes, asyncio.Future[Completion]] = {}
         self._n_failures = 0
         self._last_answer = time.monotonic()
+        self._silent_since: float | None = None  # the first refusal since the last answer
 
     @property
     def stopping(self) -> bool:
@@ -121,8 +145,9 @@ class Sender:
         return completion
 
     async def _ask(self, messages: list[Message], seed: int) -> Completion:
-        """Send until answered. An overloaded endpoint is asked again as long as others get answers."""
-        tries = n_overloads = 0
+        """Send until answered. An endpoint that is overloaded, or gone after it was there, is asked for a while."""
+        tries = n_waits = 0
+        n_answered = self.traffic.n_answered
         while True:
             try:
                 return await self._try(messages, seed)
@@ -131,18 +156,28 @@ class Sender:
             except EndpointError as error:
                 raise self._given_up(error) from error
             self.traffic.n_retried[failure.kind] = self.traffic.n_retried.get(failure.kind, 0) + 1
-            if failure.kind == "overload":
-                n_overloads += 1
-                if time.monotonic() - self._last_answer > PATIENCE:
-                    self.stop()
-                    raise EndpointError(f"{failure} Nothing else came for {PATIENCE:.0f} s.", fatal=True) from failure
+            # Gone: it answered once, and nobody since this request met the fault before. Else the fault is the request's.
+            gone = failure.kind == "connection" and 0 < self.traffic.n_answered == n_answered
+            n_answered = self.traffic.n_answered
+            if failure.kind == "overload" or gone:
+                n_waits += 1
+                self._check_patience(failure)
             else:
                 tries += 1
                 if tries >= N_TRIES:
                     raise self._given_up(failure) from failure
             # While others get answers the gate keeps the pressure down: long pauses would only leave places empty.
             others_pass = time.monotonic() - self._last_answer < _ALIVE
-            await self._pause(tries + (min(n_overloads, 2) if others_pass else n_overloads), failure.retry_after)
+            await self._pause(tries + (min(n_waits, 2) if others_pass else n_waits), failure.retry_after)
+
+    def _check_patience(self, failure: Transient) -> None:
+        """Stop the run, with a fatal error, where nothing was answered for too long."""
+        now = time.monotonic()
+        if self._silent_since is None:
+            self._silent_since = now
+        if now - self._silent_since > PATIENCE:
+            self.stop()
+            raise EndpointError(f"{failure} Nothing else came for {PATIENCE:.0f} s.", fatal=True) from failure
 
     async def _try(self, messages: list[Message], seed: int) -> Completion:
         """Send once, within every limit."""
@@ -162,10 +197,11 @@ class Sender:
                 raise Stopped
             self.traffic.n_sent += 1
             try:
-                completion = await self.writer.ask(messages, seed)
+                completion = self._counted(await self.writer.ask(messages, seed), tokens_in, most_out)
                 usage = completion.usage
             except Transient as fault:
                 overloaded = fault.kind in _PRESSURE
+                usage = self._lost(fault, tokens_in, most_out)
                 raise
             finally:
                 used = usage or Usage()
@@ -176,11 +212,32 @@ class Sender:
         self._note_answer(completion.usage)
         return completion
 
+    def _counted(self, completion: Completion, tokens_in: float, most_out: int) -> Completion:
+        """Return an answer with what it cost, estimated where it does not say: a budget must not be spent unseen."""
+        usage, text = completion.usage, completion.text
+        if not self.writer.remote or (usage.tokens_in and (usage.tokens_out or not text)):
+            return completion
+        self.traffic.n_estimated += 1
+        whole = completion.finish_reason != "length"
+        n_out = math.ceil(len(text) / _CHARACTERS_PER_TOKEN) if whole or not most_out else most_out
+        return replace(completion, usage=Usage(usage.tokens_in or math.ceil(tokens_in), usage.tokens_out or n_out))
+
+    def _lost(self, fault: Transient, tokens_in: float, most_out: int) -> Usage | None:
+        """Return what a fault may have cost, noted for the runs to come: as much as it can have, where it does not say."""
+        if fault.lost is None or not self.writer.remote:
+            return None
+        self.traffic.n_lost += 1
+        usage = Usage(fault.lost.tokens_in or math.ceil(tokens_in), fault.lost.tokens_out or most_out)
+        if self._cache is not None:
+            self._cache.note_lost(usage)
+        return usage
+
     def _note_answer(self, usage: Usage) -> None:
         self.traffic.n_answered += 1
         self.traffic.tokens_in += usage.tokens_in
         self.traffic.tokens_out += usage.tokens_out
         self._n_failures = 0
+        self._silent_since = None
         self._last_answer = time.monotonic()
 
     def _given_up(self, error: EndpointError) -> EndpointError:
@@ -198,7 +255,7 @@ class Sender:
     async def _pause(self, tries: int, retry_after: float | None) -> None:
         pause = min(FIRST_PAUSE * 2 ** min(tries - 1, 16), LONGEST_PAUSE) * random.uniform(0.5, 1.0)
         if retry_after is not None:
-            pause = max(pause, retry_after * random.uniform(1.0, 1.1))
+            pause = max(pause, min(retry_after, LONGEST_WAIT) * random.uniform(1.0, 1.1))
         try:
             await asyncio.wait_for(self._stopping.wait(), pause)
         except TimeoutError:

@@ -31,8 +31,9 @@ class AugmentResult:
 
     `tokens_in` and `tokens_out` are those of every stored answer, refused ones too; `n_sent` and `n_cached` are of
     this run alone. `cost` is that of everything ever answered into the run folder, in the currency of the prices.
-    `failures_path` lists the failed ones of this run, `judge` says how the judge did on planted errors. `sft_path` holds the
-    rows of styles that make prompts and completions, None where there are none. `leaks` says which
+    `unsure` says what of it is not known for certain. `failures_path` lists the failed ones of this run, `judge` says how
+    the judge did on planted errors. `sft_path` holds the rows of styles that make prompts and completions, None where there
+    are none. `leaks` says which
     questions of the recipe's probe sets stand in prompts or corpus, None where it names no set; `coverage` how often each
     fact of the documents is told, None without a style that goes by facts.
     """
@@ -58,6 +59,7 @@ class AugmentResult:
     cost: float
     out_of_budget: bool
     failures_path: Path
+    unsure: str = ""
     leaks: Leaks | None = None
     coverage: Coverage | None = None
     judge: JudgeScore | None = None
@@ -180,6 +182,8 @@ def render_summary(result: AugmentResult) -> str:
         lines.append(render_score(result.judge))
     if result.cost:
         lines.append(f"cost {result.cost:.4f}, everything answered into {result.run_dir} included")
+    if result.unsure:
+        lines.append(result.unsure)
     if result.out_of_budget:
         lines.append("Stopped before the budget was crossed.")
     if result.coverage:

@@ -60,12 +60,14 @@ def examine(recipes: Sequence[Path], *, offline: bool) -> Checkup:
 
 def answers(url: str) -> bool:
     """Return whether something listens at the host and port of `url`; waits for a few seconds at most, sends nothing."""
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        with socket.create_connection((parts.hostname or "", port), timeout=_SECONDS):
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        if not parts.hostname:  # "" would be this machine
+            return False
+        with socket.create_connection((parts.hostname, port), timeout=_SECONDS):
             return True
-    except OSError:
+    except (OSError, ValueError):  # nobody there, or no address that can be
         return False
 
 

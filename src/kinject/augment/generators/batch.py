@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kinject.augment.cache import AnswerCache, request_key
+from kinject.augment.generators.batch_calls import content_of, errors_of, find_batch, look_at_batch, make_batch, upload
 from kinject.augment.generators.batch_log import BatchLog, Handed
 from kinject.augment.generators.faults import Stopped, Transient
 from kinject.augment.generators.openai import Endpoint
@@ -27,7 +29,11 @@ SECONDS_TO_FILL = 0.5
 """How long nothing new must have come before a batch is handed in."""
 FIRST_POLL, LONGEST_POLL = 2.0, 60.0
 """Seconds before a batch is looked at again: doubled each time up to the most."""
+PATIENCE = 600.0
+"""Seconds that the endpoint may answer nothing about files and batches before the run stops. Batches go on meanwhile."""
 _ENDED = ("completed", "failed", "expired", "cancelled")
+
+Found = TypeVar("Found")
 
 
 class BatchEndpoint:
@@ -95,9 +101,10 @@ class BatchEndpoint:
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             error = None if task.cancelled() else task.exception()
-            for key in keys or tuple(self._futures):
-                self._handed.discard(key)
-                if isinstance(error, Exception):
+            self._handed.difference_update(keys)
+            if isinstance(error, Exception):
+                # What is no fault of the batch (a full disk) concerns all, and must be heard though nobody waits for it.
+                for key in keys if keys and isinstance(error, EndpointError) else tuple(self._futures):
                     self._settle(key, error)
 
         task.add_done_callback(ended)
@@ -135,67 +142,124 @@ class BatchEndpoint:
         )
         content = "".join(f"{line}\n" for line in lines).encode()
         submission = uuid.uuid4().hex
-        async with self._endpoint.calling() as client:
-            file = await client.files.create(file=("requests.jsonl", content), purpose="batch")
-            # Noted before it is made: should this process die in between, the next one finds it by its metadata.
-            self._log.begin(submission, self._endpoint.url, list(requests))
-            batch = await client.batches.create(
-                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h",
-                metadata={"submission": submission},
-            )  # fmt: skip
-        self._log.name(submission, batch.id)
-        await self._take_up(Handed(submission, batch.id, tuple(requests)))
+        file = await self._call(lambda client: upload(client, content))
+        # Noted before it is made: should this process die in between, the next one finds it by its metadata.
+        self._log.begin(submission, self._endpoint.url, list(requests))
+        name = await self._make(submission, file)
+        self._log.name(submission, name)
+        await self._take_up(Handed(submission, name, tuple(requests)))
+
+    async def _make(self, submission: str, file: str) -> str:
+        """Return the name of a batch over `file`, made once though the endpoint's answer may be lost on the way."""
+        tried = False
+
+        async def make(client: openai.AsyncOpenAI) -> str:
+            nonlocal tried
+            found = await find_batch(client, submission) if tried else None
+            if found is not None:
+                return found
+            tried = True
+            return await make_batch(client, submission, file)
+
+        try:
+            return await self._call(make)
+        except EndpointError as error:
+            if not error.fatal:  # refused for what it is: there will be none
+                self._log.end(submission)
+            raise EndpointError(
+                f"{error} Batches are not to be had; augment.generator.batch=false asks one by one.", fatal=True
+            ) from error
+
+    async def _call(self, call: Callable[[openai.AsyncOpenAI], Awaitable[Found]]) -> Found:
+        """Return what `call` returns; it is called again as long as what it meets may pass, for some time.
+
+        Handing requests in anew because a look at their batch failed would pay for them twice.
+        """
+        pause, since = FIRST_POLL, time.monotonic()
+        while True:
+            try:
+                async with self._endpoint.calling() as client:
+                    return await call(client)
+            except Transient as fault:
+                if time.monotonic() - since > PATIENCE:
+                    told = f"{fault} Nothing else came for {PATIENCE:.0f} s; batches that were handed in go on."
+                    raise EndpointError(told, fatal=True) from fault
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_POLL)
 
     async def _take_up(self, handed: Handed) -> None:
         """Wait for a batch, put its answers into the cache, and give them to those that wait."""
-        async with self._endpoint.calling() as client:
-            name = handed.batch or await self._find(client, handed.submission)
-            if name is None:  # it was never made: its requests go into another
-                self._log.end(handed.submission)
-                raise Transient(f"{self._endpoint.url}: a batch was never made.", kind="server error")
-            pause = FIRST_POLL
-            while (batch := await client.batches.retrieve(name)).status not in _ENDED:
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_POLL)
-            answers: dict[str, Completion | Exception] = {}
-            for file in (batch.output_file_id, batch.error_file_id):
-                if file:
-                    answers.update(self._answers((await client.files.content(file)).content))
-        for key, answer in answers.items():
+        name = handed.batch or await self._call(lambda client: find_batch(client, handed.submission))
+        if name is None:  # it was never made: its requests go into another
+            self._log.end(handed.submission)
+            raise Transient(f"{self._endpoint.url}: a batch was never made.", kind="server error")
+        pause = FIRST_POLL
+        while (batch := await self._call(lambda client: look_at_batch(client, name)))["status"] not in (
+            *_ENDED,
+            "gone",
+        ):
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_POLL)
+        answers: dict[str, Completion | Exception] = {}
+        n_unread = 0
+        for file in (batch.get("output_file_id"), batch.get("error_file_id")):
+            if isinstance(file, str) and file:
+                n_unread += await self._read(file, answers)
+        for key in handed.keys:
+            answer = answers.get(key)
             if isinstance(answer, Completion):
                 self._cache.put(bytes.fromhex(key), answer)
         self._log.end(handed.submission)
-        told = "; ".join(str(error.message) for error in (batch.errors.data or ())) if batch.errors else ""
-        said = self._endpoint.shown(told)
-        missing = (
-            EndpointError(f"{self._endpoint.url}: the batch {name} was refused ({said}).", fatal=True)
-            if batch.status == "failed"
-            else Transient(f"{self._endpoint.url}: the batch {name} ended {batch.status}.", kind="server error")
-        )
+        missing = self._missing(name, batch, n_unread)
         for key in handed.keys:
             self._handed.discard(key)
             self._settle(key, answers.get(key, missing))
 
-    async def _find(self, client: openai.AsyncOpenAI, submission: str) -> str | None:
-        async for batch in client.batches.list(limit=100):
-            if (batch.metadata or {}).get("submission") == submission:
-                return batch.id
-        return None
+    def _missing(self, name: str, batch: Mapping[str, Any], n_unread: int) -> EndpointError:
+        """Return what it means that a batch holds no answer to a request."""
+        told = f"{self._endpoint.url}: the batch {name}"
+        match batch["status"]:
+            case "failed":
+                return EndpointError(f"{told} was refused ({self._endpoint.shown(errors_of(batch))}).", fatal=True)
+            case "cancelled":
+                return EndpointError(
+                    f"{told} was cancelled. What it had answered is stored; the rest goes into another when you run again.",
+                    fatal=True,
+                )
+            case "gone":
+                return EndpointError(
+                    f"{told} is not known there any more (404): its answers cannot be had. Its requests go into "
+                    "another, at the full price, when you run again.",
+                    fatal=True,
+                )
+            case status:
+                unread = f" ({n_unread:,} lines of its results cannot be read)" if n_unread else ""
+                return Transient(
+                    f"{told} ended {status} without an answer to this request{unread}.", kind="server error"
+                )
 
-    def _answers(self, content: bytes) -> Iterator[tuple[str, Completion | Exception]]:
-        """Yield (key, answer or the error that only it met) for each line of a result file."""
-        for line in content.splitlines():
-            try:
-                row = json.loads(line)
-                key, response = str(row["custom_id"]), row.get("response") or {}
-                bytes.fromhex(key)
-                status, body = response.get("status_code"), json.dumps(response.get("body")).encode()
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise EndpointError(f"{self._endpoint.url}: a batch's result is no JSON row ({error}).") from error
-            try:
-                if status == 200:
-                    yield key, self._endpoint.completion(body)
-                else:
-                    yield key, self._endpoint.row_error(status, row.get("error"), body)
-            except Transient as fault:
-                yield key, fault
+    async def _read(self, file: str, answers: dict[str, Completion | Exception]) -> int:
+        """Add what a result file holds to `answers`, where an answer stays; return how many lines are no row."""
+        n_unread = 0
+        for line in (await self._call(lambda client: content_of(client, file))).splitlines():
+            found = self._answer(line)
+            if found is None:
+                n_unread += 1
+            elif not isinstance(answers.get(found[0]), Completion):
+                answers[found[0]] = found[1]
+        return n_unread
+
+    def _answer(self, line: bytes) -> tuple[str, Completion | Exception] | None:
+        """Return (key, answer or the error that only it met) of a line of a result file; None where it is no row."""
+        try:
+            row = json.loads(line)
+            key, response, error = str(row["custom_id"]), row.get("response") or {}, row.get("error")
+            status, body = response.get("status_code"), json.dumps(response.get("body")).encode()
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+        if status != 200:
+            return key, self._endpoint.row_error(status, error, body)
+        try:
+            return key, self._endpoint.parse(body)
+        except Transient as fault:
+            return key, fault

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import difflib
 import ipaddress
 import json
+import logging
 import os
-import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 from kinject.augment.generators.faults import Transient
 from kinject.augment.generators.redact import Redactor
+from kinject.augment.generators.replies import error_of, parse_completion, printable, retry_after, status_inside
 from kinject.augment.generators.wire import NoReply, Post, Reply, has_proxy, open_client, straight, through_client
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
@@ -24,11 +26,16 @@ from kinject.types import Completion, Message, Usage
 if TYPE_CHECKING:
     import openai
 
+log = logging.getLogger(__name__)
+
 DEFAULT_URL = "https://api.openai.com/v1"
 _OVERLOADED = (429, 503, 529)
-_RETRIED = (408, 409, 425, 500, 502, 504)
-_N_RETRIES = 6
-_UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\u2027\u202f-\ud7ff\ue000-\ufffd]+")
+_RETRIED = (408, 409, 425)
+_GATEWAY = 502
+"""A gateway that reaches nothing behind it: as good as no connection."""
+_MOST_MODELS = 20
+_CALL = 20
+"""Times the time for a request that a file may take."""
 
 
 class Endpoint:
@@ -42,6 +49,7 @@ class Endpoint:
         self._redact = Redactor(self._key)
         self._client: openai.AsyncOpenAI | None = None
         self._post: Post | None = None
+        self._models: set[str] = set()
         self._open = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Endpoint:
@@ -73,19 +81,45 @@ class Endpoint:
 
         Raises `Transient` where asking again may help, `EndpointError` where it will not (fatal: nor for any other).
         """
+        reply = await self._reply(json.dumps(self.body(messages, seed)).encode())
+        if not 200 <= reply.status < 300:
+            if error_of(reply.body)[1] == "content_filter":  # some refuse the prompt, not the answer
+                return Completion("", "content_filter")
+            raise await self._status_error(reply)
+        try:
+            return self.parse(reply.body)
+        except Transient:
+            status = status_inside(reply.body)
+            if status is None:
+                raise
+            raise await self._status_error(replace(reply, status=status)) from None
+
+    async def _reply(self, body: bytes) -> Reply:
+        """Return what the endpoint answers to `body` within the time for a request, all of it. Raises as `ask`."""
         assert self._post is not None, "Endpoint is used inside `async with`"
         try:
-            reply = await self._post(json.dumps(self.body(messages, seed)).encode())
+            async with asyncio.timeout(self._section.timeout):
+                return await self._post(body)
         except NoReply as error:
             raise self._connection_error(error) from error
-        if 200 <= reply.status < 300:
-            return self.completion(reply.body)
-        raise await self._status_error(reply)
+        except TimeoutError as error:
+            raise self._connection_error(NoReply("", "timeout")) from error
 
-    def completion(self, body: bytes) -> Completion:
-        """Return the completion in a response body, without the key. Raises `Transient` as `parse_completion`."""
-        found = parse_completion(body, self.url)
+    def parse(self, body: bytes) -> Completion:
+        """Return the completion in a body, without the key. Raises `Transient` as `parse_completion`."""
+        found = parse_completion(
+            body, self.url, self._section.max_tokens, shown=self.shown, note_model=self._note_model
+        )
         return replace(found, text=self._redact.answer(found.text), finish_reason=self.shown(found.finish_reason))
+
+    def _note_model(self, name: str) -> None:
+        """Say aloud, once, where another model answers than was asked for: dated and longer names are the same one."""
+        asked = (self._section.model or "").rpartition("/")[2].lower()
+        if name in self._models or len(self._models) >= _MOST_MODELS:
+            return
+        self._models.add(name)
+        if asked not in name.lower():
+            log.warning(f"{self.url}: asked for the model {self._section.model!r}, {self.shown(name)!r} answers.")
 
     def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
         """Return what a request says."""
@@ -97,120 +131,120 @@ class Endpoint:
 
     @contextlib.asynccontextmanager
     async def calling(self) -> AsyncIterator[openai.AsyncOpenAI]:
-        """Yield the client, with retries of its own, for a few calls that are no chat completions.
+        """Yield the client, for one call that is no chat completion; it is not sent again.
 
-        What they raise is raised as `ask` raises it.
+        What it raises is raised as `ask` raises it.
         """
         import openai
 
         assert self._client is not None, "Endpoint is used inside `async with`"
         try:
-            yield self._client.with_options(max_retries=_N_RETRIES)
+            async with asyncio.timeout(_CALL * self._section.timeout):
+                yield self._client
         except openai.APIStatusError as error:
             answer = error.response
             reply = Reply(answer.status_code, answer.headers, answer.content)
-            raise await self._status_error(reply) from error
+            raise await self._status_error(reply, model=False) from error
         except openai.APIConnectionError as error:
             raise self._connection_error(NoReply.behind(error)) from error
+        except TimeoutError as error:
+            raise self._connection_error(NoReply("", "timeout")) from error
+        except (openai.OpenAIError, ValueError, KeyError, TypeError, RecursionError) as error:
+            told = f"{self.url}: the answer cannot be read ({type(error).__name__}: {self.shown(error)})."
+            raise Transient(told, kind="malformed") from error
 
     def row_error(self, status: int | None, error: object, body: bytes) -> EndpointError:
         """Return what a row of a batch's result that is no answer means."""
-        said = self.shown(str(error.get("message") or error) if isinstance(error, dict) else _error_of(body)[0])
+        said = self.shown(error.get("message") or error if isinstance(error, dict) else error_of(body)[0])
         told = f"{self.url}: a request of a batch was answered {status} ({said})."
         if status is None or status in (*_OVERLOADED, *_RETRIED) or status >= 500:
             return Transient(told, kind="server error")
         return EndpointError(told)
 
-    def _connection_error(self, error: NoReply) -> Transient:
+    def _connection_error(self, error: NoReply) -> EndpointError:
         """Return what a request without an answer means."""
-        if error.timeout:
-            return Transient(f"{self.url}: no answer within {self._section.timeout:g} s.", kind="timeout")
-        said = self.shown(str(error))
+        lost = Usage() if error.begun else None
+        if error.kind == "timeout":
+            told = f"{self.url}: no whole answer within {self._section.timeout:g} s."
+            return Transient(told, kind="timeout", lost=Usage())
+        said = self.shown(error)
+        if error.kind == "too long":
+            return Transient(f"{self.url}: the answer is not read: {said}.", kind="malformed", lost=lost)
+        if error.kind == "tls":
+            return EndpointError(
+                f"{self.url}: no secure connection ({said}). Check base_url (http or https?) and the endpoint's "
+                "certificate; the environment variable SSL_CERT_FILE may name one more authority to trust.",
+                fatal=True,
+            )
+        if error.begun:
+            return Transient(f"{self.url}: the connection broke in the answer ({said}).", kind="connection", lost=lost)
         return Transient(f"{self.url}: no connection ({said}). Is the endpoint running?", kind="connection")
 
-    async def _status_error(self, reply: Reply) -> EndpointError:
-        """Return what an answer other than 200 means."""
-        status, (message, code) = reply.status, _error_of(reply.body)
+    async def _status_error(self, reply: Reply, *, model: bool = True) -> EndpointError:
+        """Return what an answer other than 200 means; with `model`, to a request that named one."""
+        status, (message, code) = reply.status, error_of(reply.body)
         said = self.shown(message)
-        if status in (401, 403):
-            return EndpointError(
-                f"{self.url}: the key is refused ({status}: {said}). "
-                f"Put a valid one in the environment variable {self._section.api_key_env}.",
-                fatal=True,
-            )
-        if status == 404:
-            return EndpointError(await self._missing_model(said), fatal=True)
-        if status == 402 or code == "insufficient_quota":
-            return EndpointError(
-                f"{self.url}: the account is out of credit ({status}: {said}). "
-                "Top it up, then run again: what is stored is kept.",
-                fatal=True,
-            )
-        told = f"{self.url}: answered {status} ({said})."
+        fatal = await self._fatal(reply, code, said, model=model)
+        if fatal is not None:
+            return EndpointError(f"{self.url}: {fatal}", fatal=True)
+        told, pause = f"{self.url}: answered {status} ({said}).", retry_after(reply.headers)
         if status in _OVERLOADED:
-            return Transient(told, kind="overload", retry_after=_retry_after(reply.headers))
+            asked = f" It asks to wait {pause:,.0f} s." if pause else ""
+            return Transient(f"{told}{asked}", kind="overload", retry_after=pause)
+        if status == _GATEWAY:
+            return Transient(told, kind="connection", retry_after=pause)
         if status in _RETRIED or status >= 500:
-            return Transient(told, kind="server error", retry_after=_retry_after(reply.headers))
+            return Transient(told, kind="server error", retry_after=pause)
         return EndpointError(told)
 
+    async def _fatal(self, reply: Reply, code: str, said: str, *, model: bool) -> str | None:
+        """Return what to say of an answer after which every request would fail, None of another."""
+        status = reply.status
+        if status in (401, 403):
+            variable = self._section.api_key_env
+            return f"the key is refused ({status}: {said}). Put a valid one in the environment variable {variable}."
+        if status == 404:
+            return await self._missing_model(said) if model else f"answered 404 ({said})."
+        if status == 402 or code == "insufficient_quota":
+            return (
+                f"the account is out of credit ({status}: {said}). Top it up, then run again: what is stored is kept."
+            )
+        if 300 <= status < 400:
+            place = self.shown(reply.headers.get("location", "nowhere"))
+            return f"answered {status}: it sends requests on to {place}. If that is right, make it base_url."
+        return None
+
     async def _missing_model(self, said: str) -> str:
-        """Return the message for a 404: the models on offer where /models tells, else that the URL may be wrong."""
+        """Return what to say of a 404: the models on offer where /models tells, else that the URL may be wrong."""
         import openai
 
         assert self._client is not None
         try:
-            raw = await self._client.models.with_raw_response.list()
-            offered = [self.shown(str(model["id"])) for model in json.loads(raw.http_response.content)["data"]]
-        except (openai.OpenAIError, ValueError, KeyError, TypeError):
+            async with asyncio.timeout(self._section.timeout):
+                raw = await self._client.models.with_raw_response.list()
+            offered = [self.shown(model["id"]) for model in json.loads(raw.http_response.content)["data"]]
+        except (openai.OpenAIError, ValueError, KeyError, TypeError, RecursionError, TimeoutError):
             hint = "" if urlsplit(self.url).path.rstrip("/").endswith("/v1") else " Most base_urls end in /v1."
-            return f"{self.url}: answered 404 ({said}). Check base_url and model.{hint}"
+            return f"answered 404 ({said}). Check base_url and model.{hint}"
         model = self._section.model or ""
         near = difflib.get_close_matches(model, offered, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         more = f" and {len(offered) - 10} more" if len(offered) > 10 else ""
-        return (
-            f"{self.url}: no model {model!r} (404: {said}). It offers {', '.join(offered[:10]) or 'none'}{more}.{hint}"
-        )
+        return f"no model {model!r} (404: {said}). It offers {', '.join(offered[:10]) or 'none'}{more}.{hint}"
 
-    def shown(self, text: str) -> str:
-        """Return text of the endpoint's fit to print: one line, short, no control characters, never the key."""
-        line = _UNPRINTABLE.sub(" ", self._redact.message(text)).strip()
-        return line if len(line) <= 200 else line[:197] + "..."
-
-
-def parse_completion(body: bytes, url: str) -> Completion:
-    """Return the completion in a response body. Raises `Transient` where the body is not a chat completion."""
-    try:
-        value = json.loads(body)
-        choices = value["choices"]
-        usage = value.get("usage") or {}
-        used = Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
-        if not choices:
-            return Completion("", "no choices", used)
-        message, reason = choices[0].get("message") or {}, choices[0].get("finish_reason") or ""
-        text = message.get("content")
-        if text is None and message.get("refusal"):
-            reason = "content_filter"
-        if not isinstance(text, str | None) or not isinstance(reason, str):
-            raise TypeError(f"content is {type(text).__name__}")
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise Transient(
-            f"{url}: the answer is not a chat completion ({type(error).__name__}).", kind="malformed"
-        ) from error
-    return Completion(_utf8(text or ""), reason, used)
-
-
-def _utf8(text: str) -> str:
-    """Return `text` with half surrogate pairs and NULs, which no file can hold, as U+FFFD."""
-    return (
-        text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
-        if not text.isascii() or "\0" in text
-        else text
-    )
+    def shown(self, text: object) -> str:
+        """Return text of the endpoint fit to print: one line, short, no control characters, never the key."""
+        return printable(self._redact.message(str(text)))
 
 
 def _api_key(variable: str, url: str) -> str:
     key = os.environ.get(variable, "").strip()
+    if key and not (key.isascii() and key.isprintable()):
+        raise EndpointError(
+            f"{url}: the environment variable {variable} holds a character that no key has (a line break, a quotation "
+            "mark of a word processor?). Set it again.",
+            fatal=True,
+        )
     if key:
         return key
     if is_loopback(url):
@@ -234,35 +268,3 @@ def is_loopback(url: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _retry_after(headers: Any) -> float | None:
-    """Return the seconds that a Retry-After header asks for (number or date), or None."""
-    from email.utils import parsedate_to_datetime
-    from time import time
-
-    given = headers.get("retry-after-ms")
-    try:
-        if given is not None:
-            return max(float(given) / 1000, 0.0)
-        given = headers.get("retry-after", "")
-        return max(float(given), 0.0)
-    except ValueError:
-        try:
-            return max(parsedate_to_datetime(given).timestamp() - time(), 0.0)
-        except (ValueError, TypeError):
-            return None
-
-
-def _error_of(body: bytes) -> tuple[str, str]:
-    """Return (message, code) of an error body in OpenAI's form, or (the body, "")."""
-    try:
-        value = json.loads(body)
-        error = value.get("error", value)
-        return (
-            (error, "")
-            if isinstance(error, str)
-            else (str(error.get("message") or value), str(error.get("code") or ""))
-        )
-    except (ValueError, AttributeError, RecursionError):
-        return body[:10_000].decode("utf-8", "replace") or "no body", ""

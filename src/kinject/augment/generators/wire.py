@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ from urllib.request import getproxies, proxy_bypass
 if TYPE_CHECKING:
     import httpx2
 
+MOST_BYTES = 64 * 2**20
+"""Longest body that is read, unpacked; of a longer one nothing is kept and the connection is closed."""
 _CONNECT = 10.0
 """Most seconds to a connection."""
 _SPARE = 8
@@ -30,24 +34,32 @@ class Reply:
 
 
 class NoReply(Exception):
-    """No answer came; `timeout` where that is the reason, else the text says what is known."""
+    """No whole answer came. `kind` is timeout, connection, too long, or tls (no secure connection can be made).
 
-    def __init__(self, text: str, *, timeout: bool) -> None:
+    `begun` means that an answer was on its way.
+    """
+
+    def __init__(self, text: str, kind: str = "connection", *, begun: bool = False) -> None:
         super().__init__(text)
-        self.timeout = timeout
+        self.kind = kind
+        self.begun = begun
 
     @classmethod
-    def behind(cls, error: BaseException) -> NoReply:
+    def behind(cls, error: BaseException, *, begun: bool = False) -> NoReply:
         """Return what is behind an exception of the transport (which calls a refused connection a timeout)."""
         cause = error
-        while cause.__cause__ is not None:
+        while cause.__cause__ is not None and not isinstance(cause.__cause__, asyncio.CancelledError):
             cause = cause.__cause__
-        timeout = isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__
-        return cls(str(cause) or type(cause).__name__, timeout=timeout)
+        kind = "timeout" if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ else "connection"
+        connecting = any(name in type(error).__name__ for name in ("Connector", "ConnectError"))
+        # A connection that ends while keys are exchanged may be made the next time; a wrong certificate will not change.
+        if connecting and isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+            kind = "tls"
+        return cls(str(cause) or type(cause).__name__, kind, begun=begun)
 
 
 Post = Callable[[bytes], Awaitable[Reply]]
-"""(body) -> reply. Raises `NoReply`."""
+"""(body) -> reply. Raises `NoReply`. Follows no redirect: documents and key go to the named endpoint alone."""
 
 
 def open_client(timeout: float, concurrency: int, *, local: bool) -> tuple[httpx2.AsyncClient, bool]:
@@ -63,6 +75,7 @@ def open_client(timeout: float, concurrency: int, *, local: bool) -> tuple[httpx
         "limits": httpx2.Limits(max_connections=concurrency + _SPARE, max_keepalive_connections=concurrency),
         "timeout": httpx2.Timeout(timeout, connect=min(timeout, _CONNECT)),
         "trust_env": not local,
+        "follow_redirects": False,
     }
     try:
         return openai.DefaultAioHttpClient(**settings), True
@@ -79,11 +92,16 @@ def through_client(client: httpx2.AsyncClient, url: str, headers: Mapping[str, s
 
     async def post(body: bytes) -> Reply:
         request = httpx2.Request("POST", pattern.url, headers=raw, content=body, extensions=dict(pattern.extensions))
+        begun = False
         try:
-            response = await client.send(request)
+            response = await client.send(request, stream=True)
+            begun = True
+            try:
+                return Reply(response.status_code, response.headers, await _whole(response.aiter_bytes()))
+            finally:
+                await response.aclose()
         except httpx2.HTTPError as error:
-            raise NoReply.behind(error) from error
-        return Reply(response.status_code, response.headers, response.content)
+            raise NoReply.behind(error, begun=begun) from error
 
     return post
 
@@ -105,13 +123,27 @@ async def straight(client: httpx2.AsyncClient, url: str, headers: Mapping[str, s
     ) as session:
 
         async def post(body: bytes) -> Reply:
+            begun = False
             try:
-                async with session.post(url, data=body) as response:
-                    return Reply(response.status, response.headers, await response.read())
+                async with session.post(url, data=body, allow_redirects=False) as response:
+                    begun = True
+                    return Reply(response.status, response.headers, await _whole(response.content.iter_any()))
             except (aiohttp.ClientError, OSError) as error:
-                raise NoReply.behind(error) from error
+                raise NoReply.behind(error, begun=begun) from error
 
         yield post
+
+
+async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
+    """Return a body as one piece. Raises `NoReply` (too long) beyond `MOST_BYTES`."""
+    parts: list[bytes] = []
+    n_bytes = 0
+    async for chunk in chunks:
+        n_bytes += len(chunk)
+        if n_bytes > MOST_BYTES:
+            raise NoReply(f"it is longer than {MOST_BYTES:,} bytes", "too long", begun=True)
+        parts.append(chunk)
+    return b"".join(parts)
 
 
 def _given(headers: Mapping[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from kinject.augment.checks import normal_form
 from kinject.disk import content_id
 
 _LINE = re.compile(
-    r"\A[\s>*#-]*(?:\d{1,2}[.)]\s*)?\**(?P<key>question|answer|wrong|sentence)\s*\d*\s*[:.]\**\s*(?P<value>.+?)\s*\Z",
+    r"[\s>*#-]*+(?:\d{1,2}[.)]\s*+)?\**(?P<key>question|answer|wrong|sentence)\s{0,3}\d{0,3}\s{0,3}[:.]\**\s*+(?P<value>.+)\Z",
     re.IGNORECASE,
 )
 _CATCH_ALL = re.compile(
@@ -78,7 +78,7 @@ def read_drafts(answer: str) -> list[Draft]:
     drafts: list[Draft] = []
     lines: list[tuple[str, str]] = []
     for line in [*plain_text(answer).splitlines(), "Question: -"]:
-        match = _LINE.match(line)
+        match = _LINE.match(line.strip())
         if match is None:
             continue
         key = match["key"].lower()

@@ -112,7 +112,12 @@ class Examiner:
         hits = [letter_of(answer.text) == letter for answer, letter in zip(answers, right, strict=True)]
         kept: list[Candidate] = []
         for index, candidate in enumerate(candidates):
-            if n_times and all(hits[index * n_times : (index + 1) * n_times]):
+            times = slice(index * n_times, (index + 1) * n_times)
+            # No word at all says nothing of what the model knows.
+            silent = next((answer for answer in answers[times] if not answer.text.strip()), None)
+            if silent is not None:
+                outcome.refused.append((candidate.draft, "no answer", check_completion(silent).detail))
+            elif n_times and all(hits[times]):
                 outcome.refused.append((candidate.draft, "known without", f"right {n_times} times of {n_times}"))
             else:
                 kept.append(candidate)

@@ -157,7 +157,7 @@ async def _make(recipe: Recipe, section: QuestionsSection) -> QuestionsResult:
         n_test=n_by_set[1], spare=picking.counts["spare"], refused=dict(picking.refused.most_common()),
         failed=dict(run.failed.most_common()), tokens_in=picking.counts["tokens_in"],
         tokens_out=picking.counts["tokens_out"], n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached,
-        cost=sender.budget.spent, out_of_budget=sender.out_of_budget,
+        cost=sender.budget.spent, out_of_budget=sender.out_of_budget, unsure=sender.traffic.unsure(),
     )  # fmt: skip
     _write_manifest(recipe, section, result, sender.traffic)
     return result
@@ -199,9 +199,6 @@ def _write_manifest(recipe: Recipe, section: QuestionsSection, result: Questions
         "tokens_out", "cost", "out_of_budget",
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}
-    counts["this_run"] = {
-        "sent": traffic.n_sent, "answered": traffic.n_answered, "from_cache": traffic.n_cached,
-        "retried": traffic.n_retried, "request_seconds": round(traffic.seconds, 3),
-    }  # fmt: skip
+    counts["this_run"] = traffic.counts()
     inputs = document_hashes(Path(section.documents))
     write_manifest(result.manifest_path, stage="questions", inputs=inputs, recipe=recipe.raw, counts=counts)

@@ -20,7 +20,8 @@ class QuestionsResult:
     """What `make_questions` made. `asked` and `got` count questions, `refused` drafts by reason, `failed` passages by error.
 
     `spare` counts questions that held but were not among the most specific ones. Tokens are those of every passage that
-    is done; `cost` is that of everything ever answered into the run folder, in the currency of the prices.
+    is done; `cost` is that of everything ever answered into the run folder, in the currency of the prices; `unsure` says
+    what of it is not known for certain.
     """
 
     run_dir: Path
@@ -42,6 +43,7 @@ class QuestionsResult:
     n_cached: int
     cost: float
     out_of_budget: bool
+    unsure: str = ""
 
     @property
     def short(self) -> bool:
@@ -160,6 +162,8 @@ def render_questions(result: QuestionsResult) -> str:
     ]
     if result.cost:
         lines.append(f"cost {result.cost:.4f}, everything answered into {result.run_dir} included")
+    if result.unsure:
+        lines.append(result.unsure)
     if result.out_of_budget:
         lines.append("Stopped before the budget was crossed.")
     if result.short:

@@ -1,0 +1,459 @@
+"""Every fault of an endpoint, one request at a time: what is done about it once, and when it stays.
+
+The server is no client of ours: it writes bytes. `FAULTS` and the table in docs/reliability.md hold the same rows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinject.augment import augment
+from kinject.augment.generators.sandbox import generate_answer
+from kinject.cli import main
+from kinject.disk import read_jsonl, read_manifest
+from kinject.errors import EndpointError
+from kinject.recipe import Recipe
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reliability.md"
+N = 4
+"""Documents, with a paraphrase each."""
+Make = Callable[..., Recipe]
+
+
+class Hostile(ThreadingHTTPServer):
+    """A server that does to POST number n (from 0) what `script` says; None lets it answer well."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, script: Callable[[Talk, int], bool | None]) -> None:
+        super().__init__(("127.0.0.1", 0), Talk)
+        self.script = script
+        self.lock = threading.Lock()
+        self.ended = threading.Event()
+        self.seen: list[bytes] = []
+        self.good: list[bytes] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def shutdown_request(self, request: Any) -> None:
+        self.close_request(request)  # no farewell: a reset stays one
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # the client left in the middle of our nonsense
+
+
+class Talk(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    server: Hostile
+
+    def do_POST(self) -> None:
+        self.body = self.rfile.read(int(self.headers["content-length"]))
+        with self.server.lock:
+            number = len(self.server.seen)
+            self.server.seen.append(self.body)
+        if self.server.script(self, number) is None:
+            self.say(200, self.completion())
+
+    def do_GET(self) -> None:
+        self.say(200, json.dumps({"data": [{"id": "sandbox"}, {"id": "other"}]}).encode())
+
+    def completion(self, change: Callable[[dict[str, Any]], None] = lambda value: None) -> bytes:
+        """Return a good answer, changed."""
+        request = json.loads(self.body)
+        text = generate_answer(request["messages"], request["seed"]).text
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150}
+        value: dict[str, Any] = {"id": "x", "model": "sandbox", "choices": [choice], "usage": usage}
+        change(value)
+        with self.server.lock:
+            self.server.good.append(self.body)
+        return json.dumps(value).encode()
+
+    def say(self, status: int, content: bytes, **headers: str) -> bool:
+        """Send a whole answer."""
+        given = {"content-type": "application/json", "content-length": str(len(content)), **headers}
+        head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in given.items())
+        self.raw(f"HTTP/1.1 {status} Some Phrase\r\n{head}\r\n".encode() + content)
+        return True
+
+    def raw(self, content: bytes) -> bool:
+        self.wfile.write(content)
+        self.wfile.flush()
+        return True
+
+    def reset(self) -> bool:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        return True
+
+    def until_left(self, piece: bytes, pause: float) -> bool:
+        """Send a piece ever again until the client has left, or the test is over."""
+        self.close_connection = True
+        while not self.server.ended.wait(pause):
+            self.raw(piece)
+        return True
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+Act = Callable[[Talk], bool]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What the server does; `met` says how it is sorted: stop, failed, kept, refused as X, or a kind of `Transient`.
+
+    `told` is in the message when it stays, `lost` whether it counts as an answer that may have been charged.
+    """
+
+    act: Act
+    met: str
+    told: str
+    exit: int = 2
+    lost: bool = False
+    settings: dict[str, float] = field(default_factory=dict)
+
+
+def status(code: int, content: bytes = b'{"error": {"message": "as ordered"}}', **headers: str) -> Act:
+    return lambda talk: talk.say(code, content, **headers)
+
+
+def changed(change: Callable[[dict[str, Any]], None]) -> Act:
+    return lambda talk: talk.say(200, talk.completion(change))
+
+
+def message(**fields: Any) -> Act:
+    return changed(lambda value: value["choices"][0].update(fields))
+
+
+def text(make: Callable[[str, str], str]) -> Act:
+    """Answer with a text made from (good text, prompt)."""
+
+    def act(talk: Talk) -> bool:
+        prompt = json.loads(talk.body)["messages"]
+
+        def change(value: dict[str, Any]) -> None:
+            said = value["choices"][0]["message"]
+            said["content"] = make(said["content"], "\n\n".join(part["content"] for part in prompt))
+
+        return talk.say(200, talk.completion(change))
+
+    return act
+
+
+def whole(content: bytes, **headers: str) -> Act:
+    return lambda talk: talk.say(200, content, **headers)
+
+
+def usage(**fields: Any) -> Act:
+    return changed(lambda value: value.update(usage=fields or None))
+
+
+def cut(talk: Talk) -> bool:
+    """Announce more than is sent."""
+    content = talk.completion()
+    talk.raw(f"HTTP/1.1 200 OK\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content[:40])
+    talk.close_connection = True
+    return True
+
+
+def cut_by_reset(talk: Talk) -> bool:
+    cut(talk)
+    time.sleep(0.05)  # else the reset overtakes what was sent
+    return talk.reset()
+
+
+def never(talk: Talk) -> bool:
+    talk.server.ended.wait(60)
+    talk.close_connection = True
+    return True
+
+
+def drip(talk: Talk) -> bool:
+    talk.raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    return talk.until_left(b"1\r\n \r\n", 0.02)
+
+
+def flood(talk: Talk) -> bool:
+    talk.raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    return talk.until_left(b"10000\r\n" + b" " * 0x10000 + b"\r\n", 0)
+
+
+def bomb(talk: Talk) -> bool:
+    return talk.say(200, gzip.compress(b" " * 3_000_000), content_encoding="gzip")
+
+
+def bad_gzip(talk: Talk) -> bool:
+    return talk.say(200, b"\x1f\x8bnothing", content_encoding="gzip")
+
+
+def no_http(talk: Talk) -> bool:
+    talk.raw(b"220 mail.example ESMTP\r\n\r\n")
+    talk.close_connection = True
+    return True
+
+
+def refused_prompt(talk: Talk) -> bool:
+    return talk.say(400, b'{"error": {"code": "content_filter", "message": "The prompt was filtered."}}')
+
+
+IN_RUSSIAN = (
+    "Этот человек родился в маленьком городе у реки, учился в местной школе и потом много лет работал на мельнице."
+)
+SHORT = {"timeout": 0.5, "tries": 60}
+"""A time that is soon over, and so many tries that a good answer that is late on a slow machine changes nothing."""
+
+FAULTS: dict[str, Fault] = {
+    "400": Fault(status(400), "failed", r"answered 400 \(as ordered\)"),
+    "400 content filter": Fault(refused_prompt, "refused as filtered", "filtered", exit=1),
+    "401": Fault(status(401), "stop", r"the key is refused \(401: as ordered\).*OPENAI_API_KEY"),
+    "402": Fault(status(402), "stop", "out of credit"),
+    "403": Fault(status(403), "stop", r"the key is refused \(403"),
+    "404": Fault(status(404), "stop", r"no model 'sandbox' \(404.*It offers sandbox, other"),
+    "408": Fault(status(408), "server error", "answered 408"),
+    "409": Fault(status(409), "server error", "answered 409"),
+    "413": Fault(status(413), "failed", "answered 413"),
+    "422": Fault(status(422), "failed", "answered 422"),
+    "429": Fault(status(429), "overload", "answered 429.*Nothing else came"),
+    "429 quota": Fault(status(429, b'{"error": {"code": "insufficient_quota"}}'), "stop", "out of credit"),
+    "429 Retry-After seconds": Fault(status(429, retry_after="0.01"), "overload", "asks to wait 0 s"),
+    "429 Retry-After date": Fault(
+        status(429, retry_after="Wed, 21 Oct 2015 07:28:01 GMT", date="Wed, 21 Oct 2015 07:28:00 GMT"),
+        "overload", "asks to wait 1 s",
+    ),
+    "429 Retry-After in the past": Fault(
+        status(429, retry_after="Wed, 21 Oct 2015 07:28:00 GMT"), "overload", "answered 429"
+    ),
+    "429 Retry-After negative": Fault(status(429, retry_after="-5"), "overload", "answered 429"),
+    "429 Retry-After for days": Fault(status(429, retry_after="8640000"), "overload", "asks to wait 8,640,000 s"),
+    "429 Retry-After nonsense": Fault(status(429, retry_after="inf"), "overload", "answered 429"),
+    "500": Fault(status(500), "server error", "answered 500"),
+    "501": Fault(status(501), "server error", "answered 501"),
+    "502": Fault(status(502), "connection", "answered 502"),
+    "503": Fault(status(503), "overload", "answered 503"),
+    "504": Fault(status(504), "server error", "answered 504"),
+    "529": Fault(status(529), "overload", "answered 529"),
+    "599": Fault(status(599, b"<h1>oops</h1>"), "server error", "answered 599"),
+    "redirect": Fault(
+        status(301, location="https://elsewhere.example/v1"), "stop", "301: it sends requests on to https://elsewhere"
+    ),
+    "429 inside a 200": Fault(
+        whole(b'{"error": {"code": 429, "message": "as ordered"}}'), "overload", r"answered 429 \(as ordered\)"
+    ),
+    "reset before the answer": Fault(Talk.reset, "connection", "no connection"),
+    "reset in the body": Fault(cut_by_reset, "connection", "broke in the answer", lost=True),
+    "body shorter than announced": Fault(cut, "connection", "broke in the answer", lost=True),
+    "headers that never come": Fault(never, "timeout", "no whole answer within 0.5 s", lost=True, settings=SHORT),
+    "body that drips": Fault(drip, "timeout", "no whole answer within 0.5 s", lost=True, settings=SHORT),
+    "body that never ends": Fault(flood, "malformed", "longer than 1,000,000 bytes", lost=True),
+    "body that unpacks to far more": Fault(bomb, "malformed", "longer than 1,000,000 bytes", lost=True),
+    "broken compression": Fault(bad_gzip, "connection", "broke in the answer", lost=True),
+    "not HTTP": Fault(no_http, "connection", "no connection"),
+    "wrong content type": Fault(
+        whole(b"<html>Log in", content_type="text/html"), "malformed", "not a chat completion.*<html>Log in"
+    ),
+    "good answer under a wrong content type": Fault(
+        lambda talk: talk.say(200, talk.completion(), content_type="text/plain"), "kept", "", exit=0
+    ),
+    "event stream": Fault(
+        whole(b'data: {"choices": []}\n\n', content_type="text/event-stream"), "malformed", "not a chat completion.*data:"
+    ),
+    "empty body": Fault(whole(b""), "malformed", "not a chat completion.*empty"),
+    "invalid JSON": Fault(whole(b'{"choices": [{"mess'), "malformed", "not a chat completion", lost=True),
+    "JSON nested too deep": Fault(whole(b"[" * 200_000), "malformed", "not a chat completion"),
+    "JSON that is no object": Fault(whole(b"[1, 2]"), "malformed", "not a chat completion"),
+    "no choices field": Fault(changed(lambda value: value.pop("choices")), "malformed", "KeyError", lost=True),
+    "no message field": Fault(message(message=None), "refused as no answer", "no answer", exit=1),
+    "empty choices": Fault(changed(lambda value: value.update(choices=[])), "refused as no answer", "", exit=1),
+    "null content": Fault(message(message={"content": None}), "refused as no answer", "no answer", exit=1),
+    "content in parts": Fault(
+        changed(lambda value: value["choices"][0]["message"].update(
+            content=[{"type": "text", "text": value["choices"][0]["message"]["content"]}])),
+        "kept", "", exit=0,
+    ),
+    "content that is a number": Fault(message(message={"content": 5}), "malformed", "TypeError", lost=True),
+    "tool calls": Fault(
+        message(message={"content": None, "tool_calls": [{"function": {"name": "rm"}}]}, finish_reason="tool_calls"),
+        "refused as no answer", "no answer", exit=1,
+    ),
+    "refusal field": Fault(message(message={"content": None, "refusal": "No."}), "refused as filtered", "", exit=1),
+    "finish length": Fault(message(finish_reason="length"), "refused as truncated", "truncated", exit=1),
+    "finish content_filter": Fault(message(finish_reason="content_filter"), "refused as filtered", "", exit=1),
+    "finish unknown": Fault(message(finish_reason="brought down\ud800\x1b[31m"), "refused as truncated", "", exit=1),
+    "finish that is no text": Fault(message(finish_reason={"a": 1}), "refused as truncated", "", exit=1),
+    "finish missing": Fault(message(finish_reason=None), "kept", "", exit=0),
+    "usage missing": Fault(usage(), "kept", "", exit=0),
+    "usage negative": Fault(usage(prompt_tokens=-(10**9), completion_tokens=-1), "kept", "", exit=0),
+    "usage absurd": Fault(usage(prompt_tokens=10**30, completion_tokens=10**19), "kept", "", exit=0),
+    "usage that is no number": Fault(usage(prompt_tokens=float("inf"), completion_tokens="many"), "kept", "", exit=0),
+    "other model": Fault(changed(lambda value: value.update(model="gpt-2")), "kept", "", exit=0),
+    "other language": Fault(text(lambda good, prompt: IN_RUSSIAN), "refused as language", "language", exit=1),
+    "the prompt itself": Fault(text(lambda good, prompt: prompt), "refused as wrapper", "", exit=1),
+    "the prompt's instructions": Fault(
+        text(lambda good, prompt: f"{good} Give the text alone: no introduction, no remark."),
+        "refused as prompt", "prompt", exit=1,
+    ),
+    "the passage itself": Fault(
+        text(lambda good, prompt: prompt.split("<passage>\n")[1].split("\n</passage>")[0]), "refused as echo", "", exit=1
+    ),
+    "HTML": Fault(text(lambda good, prompt: f"<p>{good}</p>"), "refused as markup", "markup", exit=1),
+    "script": Fault(
+        text(lambda good, prompt: f"{good} <script>alert(1)</script>"), "refused as markup", "markup", exit=1
+    ),
+    "a refusal in words": Fault(text(lambda good, prompt: "I'm sorry, I can't."), "refused as refusal", "", exit=1),
+    "10 MB": Fault(text(lambda good, prompt: good + " word" * 2_000_000), "refused as truncated", "", exit=1,
+                   settings={"most_bytes": 64 * 2**20}),
+    "a text far too long": Fault(text(lambda good, prompt: good + " " * 60_000 + "."), "refused as length", "", exit=1),
+    "half characters and NUL": Fault(
+        text(lambda good, prompt: good + " \ud83d\x00"), "kept", "", exit=0
+    ),
+}  # fmt: skip
+"""Fault -> what is done to it. The same rows stand in the documentation."""
+
+
+@pytest.fixture
+def hostile() -> Iterator[Callable[..., Hostile]]:
+    """Start a server: hostile(script)."""
+    servers: list[Hostile] = []
+
+    def start(script: Callable[[Talk, int], bool | None]) -> Hostile:
+        server = Hostile(script)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        return server
+
+    yield start
+    for server in servers:
+        server.ended.set()
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def make(make_recipe: Make, documents: Path, tmp_path: Path, exact_copies_only: None) -> Callable[..., Recipe]:
+    """A recipe over the first documents, asked for one at a time."""
+    documents.write_text("".join(documents.read_text().splitlines(keepends=True)[:N]))
+
+    def recipe(url: str, **fields: Any) -> Recipe:
+        given = {"styles": {"paraphrase": 1}, "generator__concurrency": 1, "max_attempts": 2}
+        return make_recipe(url, **(given | fields))
+
+    return recipe
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes minutes takes milliseconds."""
+    monkeypatch.setattr("kinject.augment.sender.LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("kinject.augment.sender.LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("kinject.augment.generators.wire.MOST_BYTES", 1_000_000)
+
+
+def _settle(fault: Fault, monkeypatch: pytest.MonkeyPatch, *, stays: bool) -> dict[str, Any]:
+    """Apply a fault's settings; return the fields of the recipe."""
+    if "most_bytes" in fault.settings:
+        monkeypatch.setattr("kinject.augment.generators.wire.MOST_BYTES", fault.settings["most_bytes"])
+    if stays:
+        monkeypatch.setattr("kinject.augment.sender.N_TRIES", 2)
+        monkeypatch.setattr("kinject.augment.sender.N_FAILURES_IN_A_ROW", 2)
+        monkeypatch.setattr("kinject.augment.sender.PATIENCE", 0.0)
+    elif "tries" in fault.settings:
+        monkeypatch.setattr("kinject.augment.sender.N_TRIES", fault.settings["tries"])
+    return {"generator__timeout": fault.settings["timeout"]} if "timeout" in fault.settings else {}
+
+
+def _texts(path: Path) -> list[str]:
+    return [row["text"] for _, row in read_jsonl(path)]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_met_once_costs_no_answer_and_nothing_of_it_is_stored(
+    name: str, make: Callable[..., Recipe], hostile: Callable[..., Hostile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = FAULTS[name]
+    fields = _settle(fault, monkeypatch, stays=False)
+    # The second request meets it, so that there is an answer to keep.
+    server = hostile(lambda talk, number: fault.act(talk) if number == 1 else None)
+    recipe = make(server.url, **fields)
+    if fault.met == "stop":
+        with pytest.raises(EndpointError, match=r"1 rewritings are stored; the same command goes on") as caught:
+            augment(recipe)
+        assert caught.value.fatal
+        assert len(server.seen) == 2
+    if fault.met == "failed":
+        first = augment(recipe)
+        assert (first.got, sum(first.failed.values()), len(server.seen)) == (N - 1, 1, N)
+    result = augment(recipe)
+    assert (result.got, result.failed) == (N, {})
+    assert max(server.good.count(body) for body in server.good) == 1 or fault.lost, "an answer was paid for twice"
+    counts = read_manifest(result.manifest_path)["counts"]["this_run"]  # type: ignore[index]
+    if fault.met.startswith("refused as "):
+        assert result.refused == {fault.met.removeprefix("refused as "): 1}
+    else:
+        assert result.refused == {}
+    if fault.met in ("overload", "server error", "connection", "timeout", "malformed"):
+        if "timeout" in fault.settings:
+            assert counts["retried"][fault.met] >= 1
+        else:
+            assert (counts["retried"], counts["lost"]) == ({fault.met: 1}, int(fault.lost))
+    assert len(set(_texts(result.corpus_path))) == 2 * N
+    undisturbed = augment(make(hostile(lambda talk, number: None).url, **fields))
+    assert len(_texts(undisturbed.corpus_path)) == 2 * N
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_that_stays_ends_in_one_clear_line_and_its_exit_code(
+    name: str, make: Callable[..., Recipe], hostile: Callable[..., Hostile], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    fault = FAULTS[name]
+    fields = _settle(fault, monkeypatch, stays=True)
+    server = hostile(lambda talk, number: fault.act(talk))
+    recipe = make(server.url, **fields)
+    given = [f"augment.{key.replace('__', '.')}={value}" for key, value in fields.items()]
+    given += ["augment.styles={paraphrase: 1}", "augment.generator.concurrency=1", "augment.max_attempts=2"]
+    assert main(["augment", str(recipe.path), *given]) == fault.exit
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    if fault.exit == 2:
+        (line,) = err.strip().splitlines()
+        assert re.search(fault.told, line), line
+        assert len(line) < 700
+    assert fault.exit != 1 or fault.told in out
+    variants = recipe.run_dir / "variants.jsonl"
+    assert len(_texts(variants)) == (N if fault.exit == 0 else 0)
+    assert len(server.seen) <= 3 * N
+
+
+def _table(title: str) -> dict[str, list[str]]:
+    """Return the rows of a table of docs/reliability.md by their first cell."""
+    section = PAGE.read_text("utf-8").split(f"\n### {title}\n")[1].split("\n## ")[0].split("\n### ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    return {row[0].strip("`"): row[1:] for row in rows[2:]}
+
+
+def test_the_documented_table_holds_these_faults_and_says_what_the_tests_say() -> None:
+    table = _table("Faults of one answer")
+    assert list(table) == list(FAULTS)
+    for name, (met, _, stays) in table.items():
+        assert met == FAULTS[name].met, name
+        assert stays == str(FAULTS[name].exit), name
