@@ -62,7 +62,6 @@ def damaged(tmp_path: Path, *keys: Any, value: Any) -> Path:
         (("choices", 0, "candidates", 0), [1, 2], r"choices\[0\]\.candidates\[0\]: found 2 values, 3 are needed"),
         (("claims", 0, "verdict"), "proven", r"claims\[0\]\.verdict: found 'proven'"),
         (("questions", 0, "right", "base"), "x", r"questions\[0\]\.right\.'base': found 'x', a number is needed"),
-        (("format_version",), 2, r"format_version: found 2, this kinject reads up to 1"),
     ],
 )  # fmt: skip
 def test_a_damaged_study_is_refused_by_the_place(tmp_path: Path, keys: Any, value: Any, says: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from kinject.disk import settle_database
 from kinject.errors import DiskError
 from kinject.types import Completion, Message, Usage
 
@@ -44,6 +45,7 @@ class AnswerCache:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, isolation_level=None)
+            settle_database(self._database, path)
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.execute(_SCHEMA)

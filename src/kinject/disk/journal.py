@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import BinaryIO, cast
 
 from kinject.disk.atomic import LOCK, delete_parts
+from kinject.disk.format import mark_folder
 from kinject.disk.inside import refuse_links_out
 from kinject.disk.jsonl import Row, encode_row, parse_row
 from kinject.errors import DiskError
@@ -128,7 +129,8 @@ def _cut_torn_tail(path: Path) -> int:
 
 @contextlib.contextmanager
 def lock_dir(folder: Path) -> Iterator[None]:
-    """Hold `folder` for this process while the block runs. Raises `DiskError` naming the holder when it is held.
+    """Hold `folder` for this process while the block runs. Raises `DiskError` naming the holder when it is held, and
+    `InputError` when a newer kinject wrote it (`kinject.disk.format`).
 
     The lock is the kernel's (flock), so it goes with the process, however that ends. What a killed process had begun to
     write is deleted.
@@ -149,5 +151,6 @@ def lock_dir(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"process {os.getpid()}")
         file.flush()
+        mark_folder(folder)
         delete_parts(folder)
         yield

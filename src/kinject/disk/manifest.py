@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kinject.disk.atomic import write_json
+from kinject.disk.format import FORMAT_VERSION, check_version
 from kinject.disk.reading import open_to_read
 from kinject.errors import DiskError, InputError
-
-FORMAT_VERSION = 1
-"""Version of the run-folder format. A reader refuses a newer one."""
 
 _PACKAGES = (
     "kinject", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy", "scipy",
@@ -90,12 +88,9 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        value = json.loads(path.read_bytes())
+        value = dict(json.loads(path.read_bytes()))
         version = value["format_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: damaged manifest ({error}). Delete the run folder to make it anew.") from error
-    if version > FORMAT_VERSION:
-        raise InputError(
-            f"{path}: written by a newer kinject (format {version}, this one reads up to {FORMAT_VERSION}). Update kinject."
-        )
-    return dict(value)
+    check_version(version, str(path))
+    return value

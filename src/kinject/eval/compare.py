@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kinject.disk import check_folder
 from kinject.errors import InputError
 from kinject.eval.answers import read_answers
 from kinject.eval.cells import correct_family, is_right, make_cell
@@ -43,6 +44,7 @@ def read_run(path: Path, score: Score = "sum") -> Run:
     Raises `InputError` when nothing there can be compared, `DiskError` when a file cannot be read.
     """
     answers = path / "answers.jsonl" if path.is_dir() else path
+    check_folder(answers.parent)
     if answers.name == "answers.jsonl" and answers.exists():
         found = [answer for answer in read_answers(answers) if answer.format != "perplexity"]
     else:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kinject.disk import file_hash, file_name, lock_dir, write_json, write_jsonl, write_manifest
+from kinject.disk import FORMAT_VERSION, file_hash, file_name, lock_dir, write_json, write_jsonl, write_manifest
 from kinject.eval.answers import AnswerBook, Scored, hash_model, prompt_key
 from kinject.eval.asks import Arm, Plan, QuestionSet, arms_of, asks_of
 from kinject.eval.cells import is_scored
@@ -96,7 +96,7 @@ def evaluate(recipe: Recipe) -> Report:
 
 def _write(recipe: Recipe, run: _Run, report: Report) -> None:
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
-    write_json(recipe.run_dir / "report.json", asdict(report))
+    write_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **asdict(report)})
     inputs = {str(path): file_hash(path) for path in run.plan.inputs if path.is_file()}
     counts = {"answers": sum(map(len, run.results.values())), "scored_now": run.n_scored}
     write_manifest(

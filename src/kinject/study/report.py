@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import read_bytes, read_manifest, write_text
+from kinject.disk import check_version, read_bytes, read_manifest, write_text
 from kinject.disk.atomic import atomic_file
-from kinject.disk.manifest import FORMAT_VERSION
 from kinject.errors import DiskError, InputError
 from kinject.study import figures
 from kinject.study.flips import read_flips
@@ -124,9 +123,7 @@ def read_report(path: Path) -> Report:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: damaged report: not JSON ({error}). Run kinject eval again.") from error
     source = _Source(path, value, "report")
-    version = source.value.get("format_version", FORMAT_VERSION)
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise source.fault("format_version", f"found {version!r}, this kinject reads up to {FORMAT_VERSION}")
+    check_version(source.value.get("format_version", 1), f"{path}: format_version")
     cells = tuple(_read_cell(_Source(path, cell, f"cells[{i}]")) for i, cell in enumerate(source.items("cells")))
     seen: set[tuple[object, ...]] = set()
     for i, cell in enumerate(cells):

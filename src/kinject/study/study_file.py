@@ -10,12 +10,9 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import read_bytes, write_text
+from kinject.disk import FORMAT_VERSION, check_version, read_bytes, write_text
 from kinject.errors import DiskError, InputError
 from kinject.study.outcomes import Contrast, Score, StudyResult
-
-FORMAT_VERSION = 1
-"""Version of a study's report.json. A reader refuses a newer one."""
 
 _NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
 _SHARES = {"chance", "accuracy", "low", "high", "p", "p_holm"}
@@ -50,9 +47,7 @@ def read_study(path: Path) -> StudyResult:
     try:
         if not isinstance(value, dict):
             raise _Fault("", f"found {type(value).__name__}, an object is needed")
-        version = value.get("format_version", FORMAT_VERSION)
-        if not isinstance(version, int) or isinstance(version, bool) or version > FORMAT_VERSION:
-            raise _Fault("format_version", f"found {version!r:.40}, this kinject reads up to {FORMAT_VERSION}")
+        check_version(value.get("format_version", 1), f"{path}: format_version")
         result = _read(StudyResult, value, "")
         assert isinstance(result, StudyResult)
         _check(result)

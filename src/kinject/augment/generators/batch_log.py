@@ -7,6 +7,7 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
+from kinject.disk import settle_database
 from kinject.errors import DiskError
 
 _SCHEMA = """CREATE TABLE IF NOT EXISTS batches (
@@ -31,6 +32,7 @@ class BatchLog:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, isolation_level=None)
+            settle_database(self._database, path)
             self._database.execute(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise DiskError(f"{path}: cannot be opened as the log of batches ({error}).") from error
