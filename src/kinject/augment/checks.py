@@ -9,6 +9,7 @@ from typing import Any
 
 from kinject.augment.fidelity import compare_with, source_facts
 from kinject.augment.language import compare_languages
+from kinject.augment.orders import gives_orders, split_orders
 from kinject.augment.prompts import INSTRUCTIONS
 from kinject.types import Completion
 
@@ -39,7 +40,7 @@ _TAGS = (
     "|source|span|strong|style|sub|sup|svg|table|tbody|td|template|textarea|th|thead|title|tr|u|ul|video"
 )
 _TAG = re.compile(rf"<[/!]?({_TAGS}|doctype)\b[^<>]{{0,300}}>|\bjavascript:", re.IGNORECASE)
-_MARKUP = re.compile(r"</?passage>|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?think>", re.IGNORECASE)
+_MARKUP = re.compile(r"[<‹]/?(?:passage|rewriting)>|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?think>", re.IGNORECASE)
 
 
 _RUN = 6
@@ -50,6 +51,10 @@ _CHARACTERS, _ANY_LENGTH = 3, 10_000
 Shingles = frozenset[tuple[str, ...]]
 NEAR = 0.7
 """Share of word triples that two texts may have in common (Jaccard) before one counts as a copy of the other."""
+_MOST_ORDERED = 2
+"""Word triples that a rewriting may have in common with an order in its source."""
+_LEAST_TOLD = 0.25
+"""Share of the words of a rewriting that stand in its source, where that gives an order."""
 REASONS: Mapping[str, str] = {
     "truncated": "the answer was cut at max_tokens, or ended for a reason unknown",
     "filtered": "the endpoint's content filter stopped the answer",
@@ -60,6 +65,7 @@ REASONS: Mapping[str, str] = {
     "markup": "HTML that the source has not",
     "wrapper": "words to the user stand around the text",
     "inconsistent": "the model, asked again, does not stand by it",
+    "order": "it follows, or hands on, an order that the source gives to a model",
     "judge": "the judge found a fact changed, lost or invented",
     "language": "another language than the source",
     "echo": "the source itself, or nearly",
@@ -125,8 +131,9 @@ class Checker:
         self._tags = {(found[1] or "").lower() for found in _TAG.finditer(source)}
         self._most = max(_ANY_LENGTH, int(_CHARACTERS * len(source) * (rules or Rules()).longest))
         self._rules = rules or Rules()
-        self._facts = source_facts(source)
-        self._form = normal_form(source)
+        told, self._orders = split_orders(source) if self._rules.echo else (source, "")
+        self._facts = source_facts(told)
+        self._form = normal_form(told)
         self._shingles = _shingles(self._form)
         self._accepted: list[Shingles] = []
         self._forms: set[str] = set()
@@ -179,8 +186,27 @@ class Checker:
         reason, detail = compare_with(self._facts, text, complete=self._rules.complete)
         if reason:
             return Verdict(reason, detail)
+        if self._orders:
+            ordered = self._obeyed(text, form, shingles)
+            if ordered:
+                return Verdict("order", ordered)
         measures = {"length_ratio": here / there, "source_overlap": echo, "sibling_overlap": nearest}
         return Verdict(measures={name: round(value, 3) for name, value in measures.items()})
+
+    def _obeyed(self, text: str, form: str, shingles: Shingles) -> str:
+        """Return what in a rewriting comes of an order in the source, "" where nothing does."""
+        if gives_orders(text):
+            return "it gives the order on"
+        ordered = _shingles(normal_form(self._orders)) - self._shingles
+        if len(shingles & ordered) > _MOST_ORDERED:
+            return "its words are those of the order"
+        words = form.split(" ")
+        shared = len(set(words) & set(self._form.split(" ")))
+        return (
+            ""
+            if shared >= _LEAST_TOLD * len(set(words))
+            else f"{shared} of its words stand in what else the source tells"
+        )
 
 
 def normal_form(text: str) -> str:

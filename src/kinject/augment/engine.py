@@ -13,6 +13,7 @@ from kinject.augment.fidelity import compare_facts
 from kinject.augment.generators.faults import Stopped
 from kinject.augment.judge import Judge
 from kinject.augment.meter import Meter
+from kinject.augment.orders import gives_orders
 from kinject.augment.plan import Group, Plan, Slot
 from kinject.augment.prompts import ask
 from kinject.augment.sender import Sender
@@ -24,6 +25,7 @@ from kinject.errors import EndpointError, InputError
 from kinject.types import Completion, Message
 
 _INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passage, the model does not say yes")
+_ORDERED = Verdict("order", "the passage gives orders, and all that would speak for this text is the model's own yes")
 _BLOCK = 64
 """Slots of one group asked for at once."""
 
@@ -143,7 +145,8 @@ class Filling:
         opinions: list[Verdict | EndpointError] = [Verdict()] * len(answers)
         if group.style.verify:
             confirmed = await self._verify(group, answers, checker)
-            opinions = [Verdict() if yes else _INCONSISTENT for yes in confirmed]
+            refused = _ORDERED if gives_orders(group.document.title, group.passage.text) else _INCONSISTENT
+            opinions = [Verdict() if yes and refused is _INCONSISTENT else refused for yes in confirmed]
         if self.judge is None or group.style.mechanical:
             return opinions
         reads = self.judge.verdict

@@ -13,6 +13,7 @@ from random import Random
 from kinject.augment.checks import Verdict
 from kinject.augment.generators.faults import Stopped
 from kinject.augment.mechanical import permute_sentences
+from kinject.augment.orders import gives_orders
 from kinject.augment.planted import ALL_PLANTS, Plant
 from kinject.augment.prompts import judge_messages
 from kinject.augment.sender import Sender
@@ -72,14 +73,28 @@ class Judge:
     async def verdict(self, title: str, passage: str, text: str) -> Verdict:
         """Return whether the judge finds every fact of `passage` in `text` and no other.
 
-        No verdict counts as a refusal. Raises as `Sender.send`.
+        No verdict counts as a refusal. Where passage or text gives orders, a judge that takes them finds everything
+        faithful: it must refuse the text with an error planted in it as well. Raises as `Sender.send`.
         """
+        found = await self._ask(title, passage, text)
+        if not found.accepted or not gives_orders(title, passage, text):
+            return found
+        rng = Random(content_id(self.seed, passage, text))
+        plants = (plant(text, rng, ["Zembla"]) for plant in ALL_PLANTS.values())
+        wrong = next((planted for planted in plants if planted not in (None, text)), None)
+        if wrong is None or (await self._ask(title, passage, wrong)).accepted:
+            return Verdict("judge", "the passage gives orders, and the judge did not see an error planted in this text")
+        return found
+
+    async def _ask(self, title: str, passage: str, text: str) -> Verdict:
+        """Ask, and read the answer: a quoted word is no verdict, and any doubt is a refusal."""
         messages: list[Message] = judge_messages(title, passage, text)
         for attempt in range(_N_ASKED):
             seed = int(content_id("judge", self.seed, messages, attempt)[:8], 16) & 0x7FFFFFFF
             found = _verdict((await self.sender.send(messages, seed)).text)
             if found:
-                return Verdict("judge", found[2].strip()) if found[1] else Verdict()
+                against = found[1] or "unfaithful" in found[2].lower()
+                return Verdict("judge", found[2].strip()) if against else Verdict()
         return Verdict("judge", "it gave no verdict")
 
     async def try_out(self, passages: Sequence[tuple[str, str]]) -> JudgeScore:
@@ -97,7 +112,7 @@ class Judge:
             wrong = plant(good, rng, [name for name in names if name not in passage] or ["Zembla"])
             if wrong is not None and wrong != good:
                 trials += [(kind, title, passage, wrong), ("", title, passage, good)]
-        asked = (self.verdict(title, passage, text) for _, title, passage, text in trials)
+        asked = (self._ask(title, passage, text) for _, title, passage, text in trials)
         found = await asyncio.gather(*asked, return_exceptions=True)
         ends = [error for error in found if isinstance(error, BaseException) and not _is_passing(error)]
         if ends:

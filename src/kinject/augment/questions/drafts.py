@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kinject.augment.answers import plain_text
 from kinject.augment.checks import normal_form
+from kinject.augment.orders import gives_orders
 from kinject.disk import content_id
 
 _LINE = re.compile(
@@ -41,6 +42,7 @@ REASONS: Mapping[str, str] = {
     "longest": "the right answer is far longer than the others",
     "odd one out": "the right answer alone holds, or lacks, a number, a name, a quotation or brackets",
     "points at the text": "it cannot be understood without the passage",
+    "order": "it gives orders to whoever answers",
     "sentence": "the sentence that it goes by is not in the passage",
     "duplicate": "the same question or fact as another on the document",
     "no answer": "the model gave no whole answer",
@@ -113,6 +115,8 @@ def fault_of(draft: Draft, passage: str, others: Iterable[Draft]) -> tuple[str, 
             return "catch-all", choice
     if f" {forms[0]} " in f" {normal_form(draft.question)} ":
         return "answer in question", draft.answer
+    if gives_orders(draft.question, draft.answer, *draft.wrong):
+        return "order", draft.question[:80]
     pointing = _POINTING.search(draft.question)
     if pointing:
         return "points at the text", pointing[0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from kinject.augment.checks import check_completion
 from kinject.augment.generators.faults import Stopped
+from kinject.augment.orders import gives_orders, split_orders
 from kinject.augment.questions import prompts
 from kinject.augment.questions.drafts import (
     Candidate,
@@ -72,7 +73,7 @@ class Examiner:
             outcome.refused.append((None, "no answer", verdict.detail or completion.text[:80]))
         kept: list[Draft] = []
         for draft in drafts[: self.section.n_proposed]:
-            reason, detail = fault_of(draft, passage.text, [*known, *kept])
+            reason, detail = fault_of(draft, split_orders(passage.text)[0], [*known, *kept])
             if reason:
                 outcome.refused.append((draft, reason, detail))
             else:
@@ -83,16 +84,28 @@ class Examiner:
         self, document: Document, passage: Passage, drafts: Sequence[Draft], outcome: Outcome
     ) -> list[Candidate]:
         """Return the drafts that the model, with the passage before it, answers as they say."""
-        asked = [prompts.verify(document.title, passage.text, draft.question, draft.choices) for draft in drafts]
-        answers = await self._send([(messages, self._seed(messages, 0)) for messages in asked], outcome)
+        # Where the passage gives orders, a letter that was ordered is right in one order of the answers at most.
+        turns = (0, 1) if gives_orders(passage.text, *(draft.question for draft in drafts)) else (0,)
+        answers = [await self._answers_to(document, passage, drafts, turn, outcome) for turn in turns]
         verified: list[Candidate] = []
-        for draft, answer in zip(drafts, answers, strict=True):
-            said = answer.text.strip() if check_completion(answer).accepted else ""
-            if letter_of(said) == prompts.LETTERS[draft.choices.index(draft.answer)]:
-                verified.append(Candidate(draft, specificity_of(said)))
+        for draft, *said in zip(drafts, *answers, strict=True):
+            letters = [prompts.LETTERS[_turned(draft.choices, turn).index(draft.answer)] for turn in turns]
+            if list(map(letter_of, said)) == letters:
+                verified.append(Candidate(draft, min(map(specificity_of, said))))
             else:
-                outcome.refused.append((draft, "not verified", f"the model says {said[:60]!r}"))
+                outcome.refused.append((draft, "not verified", f"the model says {said[-1][:60]!r}"))
         return verified
+
+    async def _answers_to(
+        self, document: Document, passage: Passage, drafts: Sequence[Draft], turn: int, outcome: Outcome
+    ) -> list[str]:
+        """Return what the model answers, the passage before it and the choices turned by `turn`; "" where nothing whole."""
+        asked = [
+            prompts.verify(document.title, passage.text, draft.question, _turned(draft.choices, turn))
+            for draft in drafts
+        ]
+        answers = await self._send([(messages, self._seed(messages, 0)) for messages in asked], outcome)
+        return [answer.text.strip() if check_completion(answer).accepted else "" for answer in answers]
 
     async def _without_passage(self, candidates: Sequence[Candidate], outcome: Outcome) -> list[Candidate]:
         """Return the candidates that the model does not get right every time when it has nothing to go by.
