@@ -33,6 +33,7 @@ check: .venv/dev
 	$(BIN)/kinject check recipes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -f docs/site/mkdocs.yml
 	$(BIN)/python -m pytest tests/test_layers.py tests/test_readme.py
+	$(BIN)/python tests/audit.py
 
 docs: .venv/dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -f docs/site/mkdocs.yml

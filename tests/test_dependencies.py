@@ -1,0 +1,178 @@
+"""docs/licences.md lists what is pinned, with the licence that each package names. Run this file as a script to write it anew.
+
+And `make check` looks the pinned versions up among known vulnerabilities (tests/audit.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode leaves it alone
+from audit import COMMAND, audit
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "licences.md"
+HEAD = """\
+# Licences of the dependencies
+
+kinject is under Apache-2.0. It ships none of these packages; pip installs them. The licence is the one that the package's own
+metadata names at the pinned version (constraints.txt); `python tests/test_dependencies.py` writes this page anew. What kinject
+or a package that it needs requires, every installation has; extras are named. Builds of torch for NVIDIA's GPUs bring NVIDIA's
+libraries, under NVIDIA's terms.
+
+| package | version | licence | required by |
+|---|---|---|---|
+"""
+UNKNOWN = "not looked up"
+NAMES = {
+    "Apache Software License": "Apache-2.0", "MIT License": "MIT", "BSD License": "BSD", "ISC License (ISCL)": "ISC",
+    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0", "Python Software Foundation License": "PSF-2.0",
+    "The Unlicense (Unlicense)": "Unlicense",
+}  # fmt: skip
+
+
+def plain(name: str) -> str:
+    """Return a package's name in the one form that counts."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pinned() -> dict[str, tuple[str, str]]:
+    """Return plain name -> (name, version) of every line of constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pairs = [line.split("==") for line in lines if "==" in line and not line.startswith("#")]
+    return {plain(name): (name.strip(), version.strip()) for name, version in pairs}
+
+
+def direct() -> dict[str, str]:
+    """Return plain name -> what of pyproject.toml names it: kinject, or extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    found = {_named(line): "kinject" for line in project["dependencies"]}
+    for extra, lines in project["optional-dependencies"].items():
+        for name in map(_named, lines):
+            found[name] = (
+                f"{found[name]}, {extra}" if found.get(name, "kinject") != "kinject" else found.get(name, extra)
+            )
+    return found
+
+
+def _named(requirement: str) -> str:
+    return plain(re.split(r"[\[<>=!~; ]", requirement)[0])
+
+
+def licence(name: str) -> str:
+    """Return the licence that the metadata of an installed package names."""
+    held = metadata.metadata(name)
+    expression = held.get("License-Expression")
+    if expression:
+        return expression
+    classified = [line.split(" :: ")[-1] for line in held.get_all("Classifier") or () if line.startswith("License ::")]
+    classified = [NAMES.get(item, item) for item in classified if item != "OSI Approved"]
+    first = (held.get("License") or "").strip().splitlines()[:1]
+    return ", ".join(dict.fromkeys(classified)) or (first[0][:60] if first else "not named")
+
+
+def rows() -> list[tuple[str, str, str, str]]:
+    """Return (package, version, licence, required by) of what is pinned, and of extras that are not."""
+    required, found = direct(), []
+    for name in sorted(pinned().keys() | required.keys()):
+        shown, version = pinned().get(name, (name, "not pinned"))
+        try:
+            named = licence(name)
+        except metadata.PackageNotFoundError:
+            named = UNKNOWN
+        found.append((shown, version, named.replace("|", "\\|"), required.get(name, "another package")))
+    return found
+
+
+def written() -> list[tuple[str, ...]]:
+    """Return the rows of the page."""
+    lines = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| ")][1:]
+    return [tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]) for line in lines]
+
+
+def test_the_page_lists_exactly_what_is_pinned_and_what_pyproject_names() -> None:
+    page = {(plain(name), version) for name, version, *_ in written()}
+    stale = "stale: run python tests/test_dependencies.py"
+    assert page >= {(name, version) for name, (_, version) in pinned().items()}, stale
+    assert {name for name, _ in page} == pinned().keys() | direct().keys()
+    assert {plain(row[0]): row[3] for row in written() if row[3] != "another package"} == direct()
+
+
+def test_the_licences_are_those_that_the_installed_packages_name() -> None:
+    n_compared = 0
+    for name, version, named, _ in written():
+        try:
+            installed = metadata.version(name).partition("+")[0]
+        except metadata.PackageNotFoundError:
+            continue
+        if installed == version:
+            assert named.replace("\\|", "|") == licence(name), name
+            n_compared += 1
+    if not n_compared:
+        pytest.skip("no package is installed at its pinned version")
+    assert {row[0] for row in written() if row[2] == UNKNOWN} <= {"flash-attn"}  # needs a GPU to be built
+
+
+def test_no_dependency_of_every_installation_asks_for_the_source_of_what_uses_it() -> None:
+    strict = [row for row in written() if re.search(r"\bA?GPL", row[2]) and "LGPL" not in row[2]]
+    assert strict == []
+
+
+ONE: dict[str, Any] = {"id": "CVE-2026-1", "fix_versions": ["2.0"], "aliases": [], "description": ""}
+
+
+def answers(*found: dict[str, Any]) -> Any:
+    return lambda: (json.dumps({"dependencies": list(found), "fixes": []}), "")
+
+
+def test_what_is_vulnerable_is_told_and_fails_only_where_that_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    whole: dict[str, Any] = {"name": "b", "version": "1", "vulns": []}
+    ask = answers({"name": "a", "version": "1.0", "vulns": [ONE]}, whole, {"name": "c", "skip_reason": "x"})
+    assert (audit(ask), audit(ask, strict=True)) == (0, 1)
+    out, err = capsys.readouterr()
+    assert "VULNERABLE: a 1.0: CVE-2026-1; mended in: 2.0" in err
+    assert "2 of 3 pinned packages looked up, 1 unknown there, 1 vulnerable" in out
+    assert audit(answers(whole), strict=True) == 0
+
+
+def test_without_the_data_it_is_skipped_aloud_and_fails_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    def late() -> tuple[str, str]:
+        raise subprocess.TimeoutExpired("pip-audit", 120)
+
+    unknown = answers({"name": "a", "skip_reason": "Dependency not found on PyPI"})
+    for ask in (
+        late,
+        lambda: ("", "ConnectionError: no route"),
+        lambda: ("[]", ""),
+        lambda: ("", ""),
+        unknown,
+        answers(),
+    ):
+        assert audit(ask, strict=True) == 0
+        assert "AUDIT SKIPPED: nothing is known" in capsys.readouterr().err
+
+
+def test_check_runs_it_on_the_pinned_versions() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    recipe = makefile[makefile.index("\ncheck:") :].split("\n\n")[0]
+    assert "$(BIN)/python tests/audit.py" in recipe
+    assert str(ROOT / "constraints.txt") in COMMAND
+    assert "pip-audit" in direct()
+
+
+if __name__ == "__main__":
+    kept = {row[0]: row[2] for row in written()} if PAGE.exists() else {}
+    lines = [
+        f"| {name} | {version} | {kept.get(name, found) if found == UNKNOWN else found} | {by} |"
+        for name, version, found, by in rows()
+    ]
+    PAGE.write_text(HEAD + "\n".join(lines) + "\n", "utf-8")
