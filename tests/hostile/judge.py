@@ -25,7 +25,7 @@ LONGEST_MESSAGE = 20_000
 _CURE = re.compile(
     r"expected|allowed|must|need|give |save |remove |check |mean|run |keep|take |repair|write |choose|convert|each |quote|print|"
     r"one |update|no key|missing|not among|reads|train|unknown|is no|set |there are|ask|with|correct|found .*, a recipe is|"
-    r"bad YAML|no passages for",
+    r"bad YAML|no passages for|name a",
     re.IGNORECASE,
 )
 
@@ -81,7 +81,7 @@ def _unclear(message: str, path: Path) -> str:
     """Return what a message lacks."""
     if len(message) > LONGEST_MESSAGE:
         return f"a message of {len(message)} characters: {message[:300]}"
-    placed = str(path) in message or "command line" in message or message.startswith("/")
+    placed = str(path) in message or "command line" in message or message.startswith(("/", "corpus."))
     if not placed and path.name != "override.txt":
         return f"no place: {message[:600]}"
     return "" if _CURE.search(message) else f"no cure: {message[:600]}"

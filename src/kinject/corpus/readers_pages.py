@@ -218,7 +218,7 @@ def _decoded(path: Path, charset: str = "utf-8-sig") -> str:
     try:
         if codecs.lookup(charset).name not in _CHARSETS:
             raise LookupError
-        return data.decode(charset).removeprefix("\ufeff").replace("\r\n", "\n")
+        return data.decode(charset).removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     except LookupError as error:
         raise InputError(f"{path}:1: unknown charset {charset!r}. Save the file as UTF-8.") from error
     except UnicodeDecodeError as error:

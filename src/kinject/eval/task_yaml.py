@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,13 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _with_includes(path: Path, above: tuple[Path, ...], n_files: list[int]) -> dict[str, Any]:
-    own_place = path.resolve()
+    own = _read_mapping(path)
+    own_place = Path(os.path.realpath(path))
     if own_place in above:
         raise InputError(f"{path}: includes itself by way of {above[-1]}. Take the include out.")
     n_files[0] += 1
     if n_files[0] > _MOST_FILES:
         raise InputError(f"{path}: more than {_MOST_FILES} files are included. Put them together.")
-    own = _read_mapping(path)
     whole: dict[str, Any] = {}
     included = own.pop("include", None) or ()
     names = [included] if isinstance(included, str) else included

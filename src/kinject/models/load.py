@@ -123,6 +123,7 @@ def _load_whole(path: str, options: dict[str, Any]) -> PreTrainedModel:
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise InputError(f"{path}: no *.safetensors in this folder. {_pickles(folder) or _cure(path, 'model')}")
     with _told(path, "model"):
+        _check_layers(folder)
         model, info = AutoModelForCausalLM.from_pretrained(
             path, **options, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
@@ -131,6 +132,22 @@ def _load_whole(path: str, options: dict[str, Any]) -> PreTrainedModel:
         raise InputError(f"{path}: weights missing for {', '.join(broken[:3])}. {_cure(path, 'model')}")
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+def _check_layers(folder: Path) -> None:
+    """Raise `ValueError` where a folder's config.json asks for more layers than there are weights: they would all be built."""
+    from safetensors import safe_open
+
+    config = folder / "config.json"
+    if not config.is_file():
+        return
+    asked = json.loads(read_bytes(config)).get("num_hidden_layers")
+    n_weights = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="numpy") as weights:
+            n_weights += len(weights.keys())
+    if isinstance(asked, int) and asked > n_weights:
+        raise ValueError(f"config.json asks for {asked:.3g} layers, there are {n_weights} weights")
 
 
 def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTrainedModel:

@@ -11,6 +11,7 @@ from kinject.recipe.check import suggestion
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+_MOST_LAYERS = 2_000
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 
 
@@ -24,6 +25,9 @@ def check_config(config: Mapping[str, Any]) -> list[tuple[str, str]]:
         return [("model_type", f"found {model_type!r}.{suggestion(model_type, CONFIG_MAPPING.keys())}")]
     known = set(CONFIG_MAPPING[model_type]().to_dict()) - {"bos_token_id", "eos_token_id", "pad_token_id"}
     faults = [(key, f"unknown key.{suggestion(key, known)}") for key in config if key not in known]
+    n_layers = config.get("num_hidden_layers")
+    if isinstance(n_layers, int) and n_layers > _MOST_LAYERS:
+        faults.append(("num_hidden_layers", f"found {n_layers}, allowed: up to {_MOST_LAYERS:,}."))
     if faults:
         return faults
     try:

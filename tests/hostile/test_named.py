@@ -1,0 +1,502 @@
+"""The hostile inputs that everyone thinks of, each by name: what it comes to, and where the message points."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kinds import LINES, TASK, as_yaml, lines_of, pdf_of
+
+from kinject.corpus import readers_pages
+from kinject.corpus.corpus_file import CorpusFile
+from kinject.corpus.documents import document_hashes, read_documents
+from kinject.corpus.passages import sentence_ends, token_spans
+from kinject.corpus.questions import read_questions
+from kinject.corpus.rows import read_corpus
+from kinject.disk import reading
+from kinject.errors import KinjectError, RecipeError
+from kinject.eval.compare import read_run
+from kinject.eval.harness_files import read_samples
+from kinject.eval.retrieval import read_contexts
+from kinject.eval.tasks import read_task
+from kinject.eval.templates import compile_template, render
+from kinject.recipe import read_recipe
+from kinject.study.report import read_report
+from kinject.study.study_file import read_study
+from kinject.types import Question
+
+Reader = Callable[[Path], object]
+
+ROWS: dict[str, Reader] = {
+    "documents": lambda path: list(read_documents(path)),
+    "corpus": read_corpus,
+    "corpus file": CorpusFile,
+    "questions": read_questions,
+    "samples": read_run,
+    "contexts": lambda path: read_contexts(path, [Question("q", "?", ("a", "b"), 0)]),
+}
+"""Readers of JSON lines."""
+FILES: dict[str, tuple[str, Reader]] = {
+    **{name: ("x.jsonl", read) for name, read in ROWS.items()},
+    "documents csv": ("x.csv", ROWS["documents"]),
+    "documents parquet": ("x.parquet", ROWS["documents"]),
+    "documents txt": ("x.txt", ROWS["documents"]),
+    "documents pdf": ("x.pdf", ROWS["documents"]),
+    "documents html": ("x.html", ROWS["documents"]),
+    "document hashes": ("x.txt", document_hashes),
+    "questions csv": ("x.csv", read_questions),
+    "recipe": ("x.yaml", read_recipe),
+    "task": ("x.yaml", read_task),
+    "study": ("report.json", read_study),
+    "report": ("report.json", read_report),
+    "run": ("answers.jsonl", read_run),
+}
+"""Every reader of a file, and what it is called."""
+
+
+def refusal(read: Reader, path: Path) -> str:
+    with pytest.raises(KinjectError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert str(path) in message
+    return message
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path: Path, kind: str) -> None:
+    name, read = FILES[kind]
+    folder, pipe, device = (tmp_path / part / name for part in "abc")
+    for path in (folder, pipe, device):
+        path.parent.mkdir()
+    folder.mkdir()
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    for path in (pipe, device):
+        assert "found a pipe or a device, expected a file" in refusal(read, path)
+    refusal(read, folder)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_what_is_empty_absent_unreadable_or_a_circle_of_links_is_refused(tmp_path: Path, kind: str) -> None:
+    name, read = FILES[kind]
+    path = tmp_path / name
+    refusal(read, path)
+    path.symlink_to(path)
+    refusal(read, path)
+    path.unlink()
+    if kind != "document hashes":  # an empty file has a hash
+        refusal(read, written(path, b""))
+    if os.geteuid():  # root reads everything
+        path.write_bytes(b"x")
+        path.chmod(0)
+        assert "Permission denied" in refusal(read, path)
+
+
+@pytest.mark.parametrize(
+    "kind", sorted(set(FILES) - {"documents parquet", "documents pdf", "document hashes", "study", "report"})
+)
+@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b'{"text": "Malm\xf6"}\n', "a\n".encode("utf-16")])
+def test_other_encodings_than_utf_8_are_told(tmp_path: Path, kind: str, data: bytes) -> None:
+    pytest.importorskip("selectolax")
+    name, read = FILES[kind]
+    message = refusal(read, written(tmp_path / name, data))
+    assert "UTF-8" in message or "utf-8" in message
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (b'{"text": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"text": ' + b"[" * 100_000, "levels deep"),
+        (b'{"text": ' + b'{"a":' * 100_000, "levels deep"),
+        (b'{"text": ' + b"[" * 80 + b"]" * 80 + b"}", "levels deep"),
+        (b'{"text": "\\ud800"}', "half a surrogate pair"),
+        (b'{"text": "a"} {}', "not JSON"),
+        (b"NaN", "found float"),
+        (b"[]", "found list"),
+        (b'"' + b"a" * 100_000 + b'"', "found str"),
+        (b"\0", "not JSON"),
+    ],
+)
+def test_a_line_that_is_no_plain_object_is_refused_by_its_number(
+    tmp_path: Path, kind: str, row: bytes, told: str
+) -> None:
+    path = written(tmp_path / "x.jsonl", b"\n\n" + row + b"\n")
+    message = refusal(ROWS[kind], path)
+    assert f"{path}:3: " in message
+    assert told in message
+    assert len(message) < 5000
+
+
+def test_a_line_longer_than_the_limit_is_refused_wherever_lines_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "LONGEST_LINE", 2000)
+    for kind in (*ROWS, "run", "documents csv", "questions csv"):
+        name, read = FILES[kind]
+        path = written(tmp_path / name, b'{"text": "' + b"a" * 3000 + b'"}\n')
+        assert f"{path}:1: a line longer than 1.95312 KiB. Split" in refusal(read, path), kind
+
+
+def test_a_file_that_is_held_whole_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pypdf")
+    pytest.importorskip("selectolax")
+    monkeypatch.setattr(reading, "LARGEST_FILE", 2**20)
+    for kind in ("documents txt", "documents pdf", "documents html", "study", "report", "recipe", "task"):
+        name, read = FILES[kind]
+        message = refusal(read, written(tmp_path / name, b" " * (2**20 + 1)))
+        assert "the most that is read whole" in message, kind
+
+
+LAUGHS = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
+YAML: list[tuple[str, str]] = [
+    ("a0: &a0 [x]\n" + LAUGHS, "more than 100,000 values"),
+    ("a: &a [*a]\n", "levels deep"),
+    ("a: " + "[" * 100_000, "levels deep"),
+    ("a: " + "[" * 40 + "]" * 40, "levels deep"),
+    ("".join(f"{' ' * i}a:\n" for i in range(300)), "levels deep"),
+    ("a: &a {b: 1}\nc:\n  <<: *a\n", "merge key"),
+    ("run_dir: a\nrun_dir: b\n", "stands twice (first in line 1)"),
+    ("run_dir: !!python/object/apply:os.getcwd []\n", "the tag '!!python/object/apply:os.getcwd' is not read"),
+    ("run_dir: !!python/name:os.getcwd\n", "is not read"),
+    ("seed: !!bool x\n", "expected true or false, as its tag says"),
+    ("seed: !!int ''\n", "expected a whole number, as its tag says"),
+    ("seed: !!timestamp x\n", "is not read"),
+    ("seed: !!binary =\n", "is not read"),
+    ("corpus: !!set {a}\n", "is not read"),
+    ("seed: " + "9" * 5000 + "\n", "a number of 5000 characters"),
+    ("seed: 0x" + "f" * 5000 + "\n", "a number of 5002 characters"),
+    ("seed: 1e999\n", "found inf"),
+    ('run_dir: "a\\0b"\n', "a NUL"),
+    ('run_dir: "\\ud800"\n', "half a surrogate pair"),
+    ("run_dir: a\0b\n", "bad YAML"),
+    ("run_dir: ''\n", "is empty"),
+    ("? [a]\n: b\n", "a key must be a plain word"),
+    ("a: 1\n---\nb: 2\n", "bad YAML"),
+    ("%YAML 9.9\n---\na: 1\n", "bad YAML"),
+    (" " * (2**18 + 1), "longer than 256 KiB"),
+    ("run_dir: a\nadapter: {r: .nan, lora_alpha: [1, -.inf]}\n", "adapter.lora_alpha.1: found -inf, expected a finite number"),
+    ("run_dir: a\nadapter: {r: .nan}\n", "adapter.r: found nan, expected a finite number"),
+    ("run_dir: a\ntrainer: {learning_rate: .inf}\n", "learning_rate: found inf, expected a finite number"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "told"), YAML)
+def test_yaml_that_explodes_or_means_something_else_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    message = refusal(read_recipe, written(tmp_path / "r.yaml", text.encode("utf-8", "surrogatepass")))
+    assert told in message
+    assert len(message) < 20_000
+
+
+@pytest.mark.parametrize(("text", "told"), YAML[:5])
+def test_an_override_that_explodes_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    path = written(tmp_path / "r.yaml", b"run_dir: a\n")
+    value = "{" + text.replace("\n", ", ") + "}" if "&a0" in text else text.removeprefix("a: ")
+    with pytest.raises(RecipeError, match=r"command line: adapter\.r: the value .* cannot be read"):
+        read_recipe(path, [f"adapter.r={value}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("010", 10), ("0o17", 15), ("0x1f", 31), ("1_000", 1000), ("+3", 3), ("-0", 0), ("7", 7)],
+)
+def test_whole_numbers_are_those_of_yaml_1_2(tmp_path: Path, text: str, value: int) -> None:
+    assert read_recipe(written(tmp_path / "r.yaml", f"run_dir: a\nseed: {text}\n".encode())).seed == value
+
+
+@pytest.mark.parametrize(
+    "text", ["1:30:00", "2026-01-01", "2026-13-45", "0b11", "no", "=", "1e", "\u202eabc", "\u0663"]
+)
+def test_times_dates_and_switches_of_yaml_1_1_are_words(tmp_path: Path, text: str) -> None:
+    assert str(read_recipe(written(tmp_path / "r.yaml", f"run_dir: {text}\n".encode())).run_dir) == text
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8])
+def test_line_ends_and_byte_order_marks_change_nothing(tmp_path: Path, ends: str, mark: bytes) -> None:
+    recipe = ends.join(["run_dir: a", "seed: 3", ""]).encode()
+    assert read_recipe(written(tmp_path / "r.yaml", mark + recipe)).seed == 3
+    if ends != "\r":  # JSON lines end in \n; what follows a lone \r stands on the same line
+        rows = ends.join(['{"text": "One."}', "", '{"text": "Two."}', ""]).encode()
+        path = written(tmp_path / "d.jsonl", mark + rows)
+        assert [document.text for document in read_documents(path)] == ["One.", "Two."]
+        assert len(CorpusFile(path)) == len(read_corpus(path)) == 2
+    text = ends.join(["# Title", "", "One."]).encode()
+    (document,) = read_documents(written(tmp_path / "d.md", mark + text))
+    assert document.title == "Title"
+    assert document.text == "# Title\n\nOne."
+
+
+def test_text_from_right_to_left_and_outside_the_basic_plane_is_kept_as_it_is(tmp_path: Path) -> None:
+    text = "\u202eabc\u202c שלום مرحبا \U0001f600 e\u0301 \u2028 \x85 end"
+    row = json.dumps({"text": text}).encode() + b"\n"
+    (document,) = read_documents(written(tmp_path / "d.jsonl", row))
+    assert document.text == text
+    (corpus_row,) = CorpusFile(tmp_path / "d.jsonl")
+    assert corpus_row.text == text
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "told"),
+    [
+        ("d.jsonl", lines_of([{"text": "a", "id": "x"}, {"text": "b", "id": "x"}]), "id 'x' is already the id of"),
+        ("d.jsonl", lines_of([{"text": "a"}, {"text": "a"}]), "is already the id of"),
+        ("d.jsonl", lines_of([{"text": "a\0b"}]), "a NUL character"),
+        ("d.jsonl", lines_of([{"text": 5}]), "text: found int"),
+        ("d.jsonl", lines_of([{"text": "a", "id": [1]}]), "id: found [1]"),
+        ("d.jsonl", lines_of([{"text": "a", "meta": []}]), "meta: found list"),
+        ("d.csv", b"text,text\na,b\n", "two columns are called 'text'"),
+        ("d.csv", b'text\n"a\n' + b"b\n" * 50, "not CSV"),
+        ("d.csv", b"text\na,b\n", "found 2 cells, the header has 1"),
+        ("d.csv", b"text\na\rb\rc\n", "not CSV"),
+        ("d.html", b'<meta charset="unicode_escape"><p>\\ud800', "unknown charset"),
+        ("d.html", b'<meta charset="idna"><p>xn--a', "unknown charset"),
+        ("d.html", b'<meta charset="punycode"><p>a-b', "unknown charset"),
+        ("d.html", b'<meta charset="utf-7"><p>+ADw-b', "unknown charset"),
+        ("d.html", b"<div>" * 200_000, ":1: elements lie more than 20,000 deep"),
+        ("d.html", b"\n<p " + b" ".join(b"a%d" % i for i in range(20_000)) + b">", ":2: an element with more than 2,000"),
+        ("d.pdf", pdf_of([LINES.replace(b"(It", b"[" * 5000 + b"(It")]), "page 1: not a readable PDF"),
+    ],
+)  # fmt: skip
+def test_documents_that_cannot_be_told_apart_or_read_are_refused(
+    tmp_path: Path, name: str, data: bytes, told: str
+) -> None:
+    pytest.importorskip("pypdf")
+    pytest.importorskip("selectolax")
+    assert told in refusal(ROWS["documents"], written(tmp_path / name, data))
+
+
+def test_a_column_of_parquet_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    broken = pa.array([b"Malm\xf6"]).view(pa.string())
+    parquet.write_table(pa.table({"text": broken}), tmp_path / "d.parquet")
+    assert ":1: not readable as Parquet" in refusal(ROWS["documents"], tmp_path / "d.parquet")
+    (tmp_path / "task.yaml").write_bytes(
+        as_yaml({**TASK, "dataset_path": "parquet", "dataset_kwargs": {"data_files": {"test": "d.parquet"}}})
+    )
+    with pytest.raises(KinjectError, match=r"d\.parquet: not a Parquet file"):
+        read_task(tmp_path / "task.yaml")
+
+
+def test_a_column_of_parquet_that_unpacks_to_a_thousandfold_is_refused_unread(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    bomb = pa.table({"text": pa.array(["a" * (80 << 20)])})
+    parquet.write_table(bomb, tmp_path / "d.parquet", compression="zstd", use_dictionary=False)
+    assert (tmp_path / "d.parquet").stat().st_size < 2**16
+    assert "unpacks from" in refusal(ROWS["documents"], tmp_path / "d.parquet")
+
+
+def test_a_pdf_that_asks_for_more_work_than_a_page_can_be_worth_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pypdf")
+    monkeypatch.setattr(readers_pages, "_MOST_OPERATIONS", 3000)
+    many = pdf_of([b"BT /F1 12 Tf " + b"(a) Tj " * 4000 + b"ET"])
+    assert "more than 3,000 drawing operations" in refusal(ROWS["documents"], written(tmp_path / "a.pdf", many))
+    form = b"<< /Type /XObject /Subtype /Form /BBox [0 0 9 9] /Resources << /XObject << /X0 %d 0 R >> >> /Length 15 >>"
+    forms = [
+        form % (7 + i) + b"\nstream\n/X0 Do /X0 Do  \nendstream" for i in range(60)
+    ]  # each draws the next one twice
+    doubling = pdf_of([b"/X0 Do"], forms, b"/XObject << /X0 6 0 R >>")
+    refusal(
+        ROWS["documents"], written(tmp_path / "b.pdf", doubling)
+    )  # newer versions of pypdf have a limit of their own
+
+
+def test_a_pdf_whose_stream_unpacks_without_end_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pypdf")
+    page = pdf_of([b""])
+    packed = zlib.compress(zlib.compress(b"\0" * 300_000_000))
+    stream = b"<< /Length %d /Filter [/FlateDecode /FlateDecode] >>\nstream\n%s\nendstream" % (len(packed), packed)
+    old = page[page.index(b"5 0 obj") : page.index(b"endobj", page.index(b"5 0 obj"))]
+    bomb = page.replace(old, b"5 0 obj\n" + stream + b"\n")
+    assert len(bomb) < 4000
+    assert "page 1: not a readable PDF (LimitReachedError" in refusal(
+        ROWS["documents"], written(tmp_path / "a.pdf", bomb)
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# a" + " " * 200_000 + "b",
+        "." * 200_000 + "x",
+        "a" + "\n" * 200_000 + "b",
+        "One.\n\n" * 50_000,
+        "! " * 100_000,
+        "#" * 200_000,
+        "e.g. " * 50_000,
+        "\"'" * 100_000 + ".",
+    ],
+)
+def test_texts_that_make_patterns_go_back_and_forth_are_cut_in_linear_time(tmp_path: Path, text: str) -> None:
+    """Quadratic patterns need minutes for these; the test ends in a moment or not at all."""
+    (document,) = read_documents(written(tmp_path / "a.md", text.encode()))
+    ends = sentence_ends(document.text)
+    assert ends == sorted(set(ends))
+    assert ends[-1] == len(document.text.rstrip())
+
+
+def test_preformatted_space_is_taken_from_line_ends_in_linear_time(tmp_path: Path) -> None:
+    pytest.importorskip("selectolax")
+    page = "<pre>a" + " " * 300_000 + "b  \nc</pre>"
+    (document,) = read_documents(written(tmp_path / "a.html", page.encode()))
+    assert document.text == "a" + " " * 300_000 + "b\nc"
+
+
+ROW = {"question": "Who?", "choices": ["a", "b"], "answer": 0}
+SAMPLE = {"doc": {"id": "a"}, "target": "0", "filtered_resps": [["-1", "F"], ["-2", "F"]], "arguments": {}}
+
+
+@pytest.mark.parametrize(
+    ("read", "rows", "told"),
+    [
+        (
+            read_questions,
+            [{**ROW, "id": "x"}, {**ROW, "id": "x"}],
+            "two questions have the id 'x', the first on line 1",
+        ),
+        (read_questions, [{**ROW, "answer": float("nan")}], "answer: found nan"),
+        (read_questions, [{**ROW, "choices": ["a"] * 300_000}], "'a' stands there twice"),
+        (read_samples, [SAMPLE, SAMPLE], "question 'a' stands there twice, first on line 1"),
+        (read_samples, [{**SAMPLE, "target": float("inf")}], "no multiple-choice sample"),
+        (read_samples, [{**SAMPLE, "target": "9" * 5000}], "no multiple-choice sample"),
+        (read_samples, [{**SAMPLE, "filtered_resps": [[10**400, 1], [0, 1]]}], "no multiple-choice sample"),
+        (read_samples, [{**SAMPLE, "target": 2}], "target is 2, but there are log-probs of 2 choices"),
+    ],
+)
+def test_numbers_and_ids_that_cannot_be_meant_are_refused(
+    tmp_path: Path, read: Reader, rows: list[object], told: str
+) -> None:
+    message = refusal(read, written(tmp_path / "x.jsonl", lines_of(rows)))
+    assert told in message
+    assert len(message) < 5000
+
+
+def test_a_conversation_with_numbers_that_json_lacks_still_has_an_id(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "Hi", "score": float("nan")}, {"role": "assistant", "content": "Ho"}]
+    (row,) = read_corpus(written(tmp_path / "c.jsonl", lines_of([{"messages": turns}])))
+    (same,) = read_corpus(written(tmp_path / "d.jsonl", lines_of([{"messages": [{**turns[0], "score": 1}, turns[1]]}])))
+    assert row.id == same.id  # what is not read does not count
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"doc_to_text": "{{ 10 ** 100000 }}"}, "too large"),
+        ({"doc_to_text": "{{ 'a' * 10 ** 12 }}"}, "too large"),
+        ({"doc_to_text": "{% for i in range(100000) %}{{ 'a' * 1000 }}{% endfor %}"}, "writes more than"),
+        ({"doc_to_text": "{{ range(10 ** 9) }}"}, "cannot be rendered"),
+        ({"doc_to_text": "{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}"}, "cannot be rendered"),
+        ({"doc_to_text": "{% for a in b %}" * 40 + "{% endfor %}" * 40}, "cannot be rendered"),
+        ({"doc_to_text": "{{ 1 / 0 }}"}, "division by zero"),
+        ({"doc_to_target": "²"}, "neither an index nor one of the choices"),
+        ({"doc_to_target": "9" * 5000}, "neither an index nor one of the choices"),
+        ({"doc_to_choice": "[" * 300}, "no list"),
+        ({"include": "./x/../task.yaml"}, "includes itself"),
+        ({"include": 3}, "include: found 3"),
+        ({"metric_list": 3, "output_type": "x"}, "output_type"),
+        ({"dataset_kwargs": {"data_files": {"test": 3}}}, "data_files: found 3"),
+        ({"test_split": "/etc/pass*", "dataset_path": "x", "dataset_kwargs": None}, "no local files"),
+        ({"dataset_kwargs": {"data_files": {"test": "a" * 300}}}, "File name too long"),
+    ],
+)
+def test_tasks_that_explode_are_refused(tmp_path: Path, change: dict[str, object], told: str) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "q.jsonl").write_bytes(
+        lines_of([{"stem": "Who?", "choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "A"}])
+    )
+    task = {**TASK, "fewshot_split": "test", "fewshot_config": {}, "description": "", **change}
+    with pytest.raises(KinjectError) as caught:
+        read_task(written(tmp_path / "task.yaml", as_yaml(task)))
+    assert told in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert len(str(caught.value)) < 5000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(text for text, _ in YAML[:4]),
+        "a: 2026-13-45\n",
+        "a: !!bool x\n",
+        "a: !!int ''\n",
+        "1: a\n",
+        "a: &a\n  <<: [*a, *a]\n",
+    ],
+)
+def test_task_yaml_that_explodes_is_refused(tmp_path: Path, text: str) -> None:
+    assert len(refusal(read_task, written(tmp_path / "t.yaml", text.encode()))) < 5000
+
+
+def test_templates_multiply_what_is_small() -> None:
+    template = compile_template("{{ 2 ** 10 }} {{ '-' * 5 }} {{ 3 * 4 }} {{ 2.5 * 2 }} {{ self_ }}")
+    assert render(template, {"self_": "x", "self": 1, "context": 2}) == "1024 ----- 12 5.0 x"
+
+
+def test_an_adapter_that_names_itself_as_its_base_is_refused(tmp_path: Path) -> None:
+    from kinject.models import base_of_adapter
+
+    for base in (str(tmp_path), "", None, "a\0b"):
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+        refusal(base_of_adapter, tmp_path / "adapter_config.json")
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[" * 100_000, b'{"model": {"type": "BPE"}}', b"\xff", b"null"])
+def test_a_broken_tokenizer_is_refused(tmp_path: Path, data: bytes) -> None:
+    from kinject.models import load_tokenizer
+
+    (tmp_path / "tokenizer.json").write_bytes(data)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    assert "no tokenizer can be loaded" in refusal(lambda path: token_spans(str(path)), tmp_path)
+    assert "no usable tokenizer" in refusal(lambda path: load_tokenizer(str(path)), tmp_path)
+
+
+def test_messages_of_megabytes_keep_their_place_and_their_cure(tmp_path: Path) -> None:
+    path = written(tmp_path / "r.yaml", b"run_dir: a\nseed: " + b"x" * 200_000 + b"\n")
+    message = refusal(read_recipe, path)
+    assert message.startswith(f"{path}:2: seed: found 'xxx")
+    assert message.endswith("expected a whole number.")
+    assert len(message) < 2200
+
+
+def test_a_thousand_faults_are_counted_and_not_all_kept(tmp_path: Path) -> None:
+    for read in (read_corpus, CorpusFile, read_questions):
+        message = refusal(read, written(tmp_path / "x.jsonl", b"{}\n" * 1000))
+        assert message.count("\n") == 20
+        assert message.endswith(("... and 980 more faulty lines.", "... and 2980 more."))
+
+
+def test_a_config_with_more_layers_than_weights_is_refused_before_they_are_built(tiny_model: Path) -> None:
+    from kinject.models import check_config, load_model
+
+    config = json.loads((tiny_model / "config.json").read_text())
+    for n_layers in (2**63, 1000):
+        (tiny_model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": n_layers}))
+        assert "layers, there are" in refusal(lambda path: load_model(str(path), device="cpu"), tiny_model)
+    assert check_config({"model_type": "llama", "num_hidden_layers": 2**63})[0][0] == "num_hidden_layers"
+
+
+def test_a_tokenizer_of_another_model_is_refused(tiny_model: Path) -> None:
+    from kinject.models import load_model
+
+    tokenizer = json.loads((tiny_model / "tokenizer.json").read_text("utf-8"))
+    tokenizer["model"]["vocab"]["Arden"] = 100_000
+    (tiny_model / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    message = refusal(lambda path: load_model(str(path), device="cpu"), tiny_model)
+    assert "token ids up to 100,000, the model rows for 320" in message

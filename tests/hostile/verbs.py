@@ -1,0 +1,128 @@
+"""Damaged inputs given to whole verbs, in this process: an exit code and a message, and no file outside the run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import sys
+from pathlib import Path
+from random import Random
+
+from kinds import (
+    CORPORA,
+    DOCUMENTS,
+    PAGES,
+    PDFS,
+    QUESTIONS,
+    ROOT,
+    SAMPLES,
+    Kind,
+    as_yaml,
+    from_trees,
+    lines_of,
+    recipe_trees,
+)
+from mutations import damaged_bytes
+
+from kinject.cli import main
+from kinject.errors import InputError
+
+RECIPE = {
+    "run_dir": "run", "augment": {
+        "documents": "", "styles": {"permuted": 2, "tagged": 1}, "generator": {"kind": "sandbox"}, "passage_tokens": 16,
+    },
+}  # fmt: skip
+LOG = [
+    [
+        {"step": 1, "loss": 2.0, "learning_rate": 1e-4, "epoch": 0.1},
+        {"step": 2, "loss": 1.5, "epoch": 0.2, "grad_norm": 1.0},
+    ]
+]
+
+
+def verb_kinds() -> list[tuple[Kind, float]]:
+    """Return kinds that are whole verbs."""
+    pages = [*PAGES, *PDFS]
+
+    def page(random: Random) -> bytes:
+        return damaged_bytes(random.choice(pages), pages, random)
+
+    return [
+        (Kind("kinject check", "recipe.yaml", from_trees(recipe_trees(), as_yaml), _check), 3),
+        (Kind("kinject augment (rows)", "d.jsonl", from_trees([*DOCUMENTS, *CORPORA], lines_of), _augment), 3),
+        (Kind("kinject augment (page)", "d.html", page, _augment), 1),
+        (Kind("kinject augment (leak check)", "q.jsonl", from_trees(QUESTIONS, lines_of), _augment_checked), 1),
+        (Kind("kinject compare", "samples_t.jsonl", from_trees(SAMPLES, lines_of), _compare), 2),
+        (Kind("kinject report (log)", "log.jsonl", from_trees(LOG, lines_of), _report), 0.3),
+    ]
+
+
+def _run(*words: str) -> None:
+    """Run a verb. Raises `InputError` with what it said where it refuses; lets everything else through."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        code = main(words)
+    if code == 2:
+        raise InputError(
+            said.getvalue().partition(": ")[2] if said.getvalue().startswith("kinject ") else said.getvalue()
+        )
+    assert code in (0, 1), (code, said.getvalue())
+
+
+def _check(path: Path) -> None:
+    _run("check", str(path))
+
+
+def _compare(path: Path) -> None:
+    _run("compare", str(path), str(path), "--score", "chars")
+
+
+def _in_a_fresh_folder(path: Path, **changes: object) -> None:
+    """Augment documents beside `path`, and see that nothing was written but the run folder."""
+    run_dir = path.parent / "run"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    section = {**RECIPE["augment"], "documents": str(path), **changes}  # type: ignore[dict-item]
+    (path.parent / "r.yaml").write_bytes(as_yaml({"run_dir": str(run_dir), "augment": section}))
+    before = {item.name for item in path.parent.iterdir()}
+    try:
+        _run("augment", str(path.parent / "r.yaml"))
+    finally:
+        outside = {item.name for item in path.parent.iterdir()} - before - {"run"}
+        assert not outside, outside
+
+
+def _augment(path: Path) -> None:
+    _in_a_fresh_folder(path)
+
+
+def _augment_checked(path: Path) -> None:
+    _in_a_fresh_folder(path, documents=str(ROOT / "data" / "sandbox" / "documents.jsonl"), leak_check=[str(path)])
+
+
+def _report(path: Path) -> None:
+    (path.parent / "manifest.json").write_text(
+        '{"format_version": 1, "stage": "train", "recipe": {}, "inputs": {}, "counts": {}}'
+    )
+    _run("report", str(path.parent))
+
+
+def result_kinds() -> list[tuple[Kind, float]]:
+    """Return the report.json of an evaluation and of a study, as the tests of the reports make them."""
+    sys.path.insert(0, str(ROOT / "tests" / "study"))
+    import dataclasses
+    import json
+
+    from kinds import read_eval_report, read_study_result
+    from study_results import make_small
+    from study_samples import make_report
+
+    def as_json(tree: object) -> bytes:
+        return json.dumps(tree).encode()
+
+    study = {"format_version": 1, "kind": "study", **dataclasses.asdict(make_small())}
+    trees = [json.loads(json.dumps(value)) for value in (study, dataclasses.asdict(make_report()))]
+    return [
+        (Kind("study report.json", "report.json", from_trees(trees[:1], as_json), read_study_result), 1),
+        (Kind("eval report.json", "report.json", from_trees(trees[1:], as_json), read_eval_report), 1),
+    ]
