@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -111,7 +112,6 @@ def result_kinds() -> list[tuple[Kind, float]]:
     """Return the report.json of an evaluation and of a study, as the tests of the reports make them."""
     sys.path.insert(0, str(ROOT / "tests" / "study"))
     import dataclasses
-    import json
 
     from kinds import read_eval_report, read_study_result
     from study_results import make_small
