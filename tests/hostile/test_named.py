@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import os
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kinds import LINES, TASK, as_yaml, lines_of, pdf_of
+from kinds import LINES, TASK, as_parquet, as_yaml, lines_of, pdf_of
 
 from kinject.corpus import readers_pages
 from kinject.corpus.corpus_file import CorpusFile
@@ -500,3 +503,28 @@ def test_a_tokenizer_of_another_model_is_refused(tiny_model: Path) -> None:
     (tiny_model / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
     message = refusal(lambda path: load_model(str(path), device="cpu"), tiny_model)
     assert "token ids up to 100,000, the model rows for 320" in message
+
+
+def test_parquet_with_a_damaged_column_does_not_end_the_process(tmp_path: Path) -> None:
+    """Of some damage to a column's description pyarrow makes an abort, where it is asked for that column's sizes."""
+    pytest.importorskip("pyarrow")
+    data = as_parquet([{"text": "One."}])
+    path = tmp_path / "d.parquet"
+    script = "import sys; sys.path[:0] = [sys.argv[1]]; from test_named import every_damage; every_damage(sys.argv[2])"
+    path.write_bytes(data)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(Path(__file__).parent), str(path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def every_damage(name: str) -> None:
+    """Read the Parquet file with each byte of its footer replaced in turn, by one and by another."""
+    path = Path(name)
+    data = path.read_bytes()
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    for place in range(start, len(data)):
+        for change in (1, 0x10):
+            path.write_bytes(data[:place] + bytes([data[place] ^ change]) + data[place + 1 :])
+            with contextlib.suppress(KinjectError):
+                list(read_documents(path))

@@ -1,0 +1,102 @@
+"""What holds of every input: rows and recipes are read or refused, what is read means what another reader reads."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kinds import as_yaml, lines_of
+from test_named import ROWS
+
+from kinject.corpus import passages
+from kinject.corpus.passages import sentence_ends
+from kinject.errors import KinjectError
+from kinject.recipe import read_recipe
+from kinject.recipe.read import Root
+from kinject.recipe.yaml_lines import read_yaml
+
+LETTERS = st.characters(
+    min_codepoint=32, exclude_categories=["Cs", "Cc", "Cn", "Co"], exclude_characters="\u2028\u2029\ufeff"
+)
+NUMBERS = st.integers(-(10**40), 10**40) | st.floats(allow_nan=False, allow_infinity=False)
+PLAIN = st.none() | st.booleans() | NUMBERS | st.text(LETTERS, max_size=12)
+TREES = st.recursive(
+    PLAIN, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(LETTERS, max_size=8), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+ANYTHING = st.recursive(
+    PLAIN | st.floats() | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+KEYS = st.sampled_from((
+    "id", "text", "title", "source", "meta", "question", "choices", "answer", "answers", "answerKey", "subject",
+    "document_id", "messages", "role", "content", "prompt", "completion", "doc", "target", "filtered_resps", "arguments",
+    "question_id", "passages",
+))  # fmt: skip
+
+
+def in_a_file(data: bytes, name: str, read: Any) -> Any:
+    """Return what `read` makes of a file that holds `data`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(data)
+        return read(path)
+
+
+def refusal_of(data: bytes, name: str, read: Any) -> str:
+    """Return what `read` says of a file that holds `data`, "" where it reads it."""
+    try:
+        in_a_file(data, name, read)
+    except KinjectError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@settings(max_examples=25)
+@given(rows=st.lists(st.dictionaries(KEYS, ANYTHING, max_size=6), min_size=1, max_size=3))
+def test_rows_of_anything_under_the_keys_that_are_read_are_read_or_refused(
+    kind: str, rows: list[dict[str, Any]]
+) -> None:
+    said = refusal_of(lines_of(rows), "x.jsonl", ROWS[kind])
+    assert not said or "x.jsonl" in said
+
+
+@settings(max_examples=100)
+@given(recipe=st.dictionaries(st.sampled_from(sorted(Root.__dataclass_fields__)), ANYTHING, min_size=1, max_size=5))
+def test_a_recipe_of_anything_under_the_names_of_sections_is_read_or_refused(recipe: dict[str, Any]) -> None:
+    try:
+        data = as_yaml(recipe)
+    except UnicodeEncodeError:
+        return
+    said = refusal_of(data, "r.yaml", read_recipe)
+    assert not said or "r.yaml:" in said
+
+
+@settings(max_examples=150)
+@given(tree=st.dictionaries(st.text(LETTERS, max_size=8).filter(lambda key: key != "<<"), TREES, max_size=4))
+def test_json_is_yaml_and_means_the_same(tree: dict[str, Any]) -> None:
+    """JSON is a subset of YAML 1.2, so that the standard library's reader is the reference."""
+    data = json.dumps(tree, ensure_ascii=False)
+    if re.search(r'"<<"\s*:', data) or any(len(number) > 60 for number in re.findall(r"[\d.e+-]+", data)):
+        return
+    found = in_a_file(data.encode(), "r.yaml", lambda path: read_yaml(path).root)
+    assert found == json.loads(data)
+    assert repr(found) == repr(json.loads(data))  # 1, 1.0 and True are equal, but not the same
+
+
+@settings(max_examples=300)
+@given(text=st.text(alphabet="ab.!?…\"' )]\n。”A", max_size=30))
+def test_sentences_end_where_the_plain_pattern_ends_them(text: str) -> None:
+    """The pattern in use cannot go back and forth; the one that says what is meant, and may, is the reference."""
+    plain = re.compile(r"""[.!?…]+["'”’»)\]]*(?=\s)|[。！？]+[”’」』）]*|\n\s*\n""")
+    fast = [match.span() for match in passages._END.finditer(text)]
+    assert fast == [match.span() for match in plain.finditer(text)]
+    assert sentence_ends(text) == sorted(set(sentence_ends(text)))
