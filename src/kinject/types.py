@@ -58,7 +58,10 @@ Generator = Callable[[list[Message], int], Completion]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One accepted rewriting of a passage; `sample` counts the variants of one passage and style from 0."""
+    """One accepted rewriting of a passage; `sample` counts the variants of one passage and style from 0.
+
+    `attempt` answers were refused before it.
+    """
 
     id: str
     passage_id: str
@@ -70,6 +73,7 @@ class Variant:
     prompt_hash: str
     usage: Usage
     checks: Mapping[str, Any] = field(default_factory=dict)
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def test_a_newer_or_damaged_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="newer kinject"):
         read_manifest(path)
     path.write_text("{")
-    with pytest.raises(InputError, match="damaged manifest"):
+    with pytest.raises(InputError, match="damaged: not JSON"):
         read_manifest(path)
 
 

@@ -107,7 +107,7 @@ def test_the_report_follows_from_the_stored_answers(run, tmp_path):
     assert report.cells == correct_family(cells)
     stored = json.loads((tmp_path / "run" / "report.json").read_text())
     assert [cell["accuracy"] for cell in stored["cells"]] == [cell.accuracy for cell in report.cells]
-    assert manifest(tmp_path)["counts"] == {"answers": 12, "scored_now": 12}
+    assert manifest(tmp_path)["counts"] == {"answers": 12, "scored_now": 12, "stored": 12}
 
 
 def test_retrieved_passages_are_named_and_their_recall_is_told(run, tmp_path):
@@ -174,7 +174,15 @@ def test_a_run_killed_under_another_recipe_reads_what_that_began_and_then_the_re
         np.testing.assert_allclose(found[row["key"]], row["log_probs"], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"keys": 3}', '{"keys": ["no key of this run"]}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"keys": 3, "_checksum": "0123456789abcdef"}'])
+def test_a_damaged_list_of_pending_prompts_is_refused_since_the_last_digits_hang_on_it(run, tmp_path, content):
+    (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run" / "pending.json").write_text(content)
+    with pytest.raises(InputError, match=r"pending\.json: damaged: .* Delete it: what was being asked is asked anew"):
+        run()
+
+
+@pytest.mark.parametrize("content", ['{"keys": 3}', '{"keys": ["no key of this run"]}'])
 def test_a_list_of_pending_prompts_that_is_not_ours_is_not_needed(run, tmp_path, content):
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "pending.json").write_text(content)
@@ -199,7 +207,7 @@ def test_the_same_weights_under_two_names_are_asked_once(run, tmp_path, tiny_mod
     copy = tmp_path / "copy"
     shutil.copytree(tiny_model, copy)
     report = run(models={"base": str(tiny_model), "tuned": str(copy)})
-    assert manifest(tmp_path)["counts"] == {"answers": 8, "scored_now": 4}
+    assert manifest(tmp_path)["counts"] == {"answers": 8, "scored_now": 4, "stored": 8}
     assert report.cells[1].difference is not None
     assert (report.cells[1].difference.delta, report.cells[1].difference.p) == (0.0, 1.0)
 

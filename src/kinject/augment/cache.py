@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
+import logging
 import sqlite3
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +18,20 @@ from kinject.disk import settle_database
 from kinject.errors import DiskError
 from kinject.types import Completion, Message, Usage
 
-_SCHEMA = """CREATE TABLE IF NOT EXISTS answers (
-    key BLOB PRIMARY KEY, text TEXT NOT NULL, finish_reason TEXT NOT NULL, tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL
-) WITHOUT ROWID"""
+log = logging.getLogger(__name__)
 
-_LOST = "CREATE TABLE IF NOT EXISTS lost (tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL)"
-_Row = tuple[bytes, str, str, int, int]
+_SCHEMA = """CREATE TABLE IF NOT EXISTS answers (
+    key BLOB PRIMARY KEY, text TEXT NOT NULL, finish_reason TEXT NOT NULL,
+    tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, crc32 INTEGER
+) WITHOUT ROWID"""
+_LOST = """CREATE TABLE IF NOT EXISTS lost (
+    tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, crc32 INTEGER NOT NULL
+)"""
+_COLUMNS = (
+    "key, CAST(text AS BLOB), CAST(finish_reason AS BLOB), tokens_in, tokens_out, crc32"  # damaged text is no UTF-8
+)
+
+_Row = tuple[bytes, str, str, int, int, int]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=dict)  # a mapping of any kind
 
 
@@ -34,11 +45,13 @@ def request_key(identity: Mapping[str, Any], messages: Sequence[Message], seed: 
 class AnswerCache:
     """An open cache: `get`, `put` and `keep` by `request_key`.
 
-    A row is safe from a kill of the process when `put` returns, or `keep` when it is awaited.
+    A row is safe from a kill of the process when `put` returns, or `keep` when it is awaited. Each has its CRC-32: on
+    opening all are read, and those that changed since they were written are deleted, aloud. Rows of an older kinject have
+    none and are taken as they are.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises `DiskError` where it cannot be, or is not a cache."""
+        """Open or create the file. Raises `DiskError` where it cannot be, is not a cache, or is damaged beyond rows."""
         self.path = path
         self._waiting: list[_Row] = []
         self._committed: asyncio.Future[None] | None = None
@@ -50,17 +63,47 @@ class AnswerCache:
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.execute(_SCHEMA)
             self._database.execute(_LOST)
+            if all(column[1] != "crc32" for column in self._database.execute("PRAGMA table_info(answers)")):
+                self._database.execute("ALTER TABLE answers ADD COLUMN crc32 INTEGER")
+            self._inode = path.stat().st_ino
+            self._check()
         except (OSError, sqlite3.Error) as error:
             raise DiskError(
-                f"{path}: cannot be opened as the cache of answers ({error}). Move it away to begin a new one."
+                f"{path}: cannot be opened as the cache of answers ({error}). Free space, where that is wanting. Of a damaged "
+                f"file what can be read is saved by: sqlite3 {path} .recover | sqlite3 NEW. Moved away, it begins anew: what "
+                "is not stored as a rewriting yet is asked, and paid, again."
             ) from error
 
+    def _check(self) -> None:
+        """Read every row and delete those that are not as they were written."""
+        rows = self._database.execute(f"SELECT {_COLUMNS} FROM answers")  # noqa: S608  (columns alone)
+        damaged = [row[0] for row in rows if not _is_whole(row)]
+        lost = self._database.execute("SELECT rowid, tokens_in, tokens_out, crc32 FROM lost")
+        torn = [row[0] for row in lost if row[3] != _crc32_of_lost(*row[1:3])]
+        if not damaged and not torn:
+            return
+        self._database.executemany("DELETE FROM answers WHERE key = ?", [(key,) for key in damaged])
+        self._database.executemany("DELETE FROM lost WHERE rowid = ?", [(number,) for number in torn])
+        left = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if left != "ok" or any(self._row_of(key) for key in damaged):
+            raise sqlite3.DatabaseError(f"{len(damaged)} answers are damaged; {left}")
+        log.warning(
+            f"{self.path}: damaged on disk and left out: {len(damaged) + len(torn)} stored answers. They are asked again, and "
+            "what they cost is no longer counted."
+        )
+
+    def _row_of(self, key: object) -> Any:
+        return self._database.execute(f"SELECT {_COLUMNS} FROM answers WHERE key = ?", (key,)).fetchone()  # noqa: S608
+
     def get(self, key: bytes) -> Completion | None:
-        """Return the stored answer, or None."""
-        row = self._database.execute(
-            "SELECT text, finish_reason, tokens_in, tokens_out FROM answers WHERE key = ?", (key,)
-        ).fetchone()
-        return None if row is None else Completion(row[0], row[1], Usage(row[2], row[3]))
+        """Return the stored answer, or None. Raises `DiskError` where it cannot be read."""
+        try:
+            row = self._row_of(key)
+        except sqlite3.Error as error:
+            raise DiskError(f"{self.path}: cannot be read ({error}). Run the same command again.") from error
+        if row is None or not _is_whole(row):
+            return None
+        return Completion(row[1].decode(), row[2].decode(), Usage(row[3], row[4]))
 
     def put(self, key: bytes, completion: Completion) -> None:
         """Store one answer. Raises `DiskError` where it cannot be written."""
@@ -89,21 +132,28 @@ class AnswerCache:
                 committed.set_result(None)
 
     def _write(self, rows: Sequence[_Row]) -> None:
-        self._insert("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", rows)
+        self._insert("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def note_lost(self, usage: Usage) -> None:
         """Count what an answer that came to nothing may have cost. Raises `DiskError` as `put`."""
-        self._insert("INSERT INTO lost VALUES (?, ?)", [(usage.tokens_in, usage.tokens_out)])
+        row = (usage.tokens_in, usage.tokens_out)
+        self._insert("INSERT INTO lost VALUES (?, ?, ?)", [(*row, _crc32_of_lost(*row))])
 
     def _insert(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         try:
             self._database.execute("BEGIN")
             self._database.executemany(statement, rows)
             self._database.execute("COMMIT")
-        except sqlite3.Error as error:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            raise DiskError(f"{self.path}: cannot be written ({error}). What was stored so far is safe.") from error
+            if self.path.stat().st_ino != self._inode:
+                raise FileNotFoundError("it was replaced while this run was writing it")
+        except (OSError, sqlite3.Error) as error:
+            with contextlib.suppress(sqlite3.Error):  # a disk that failed once may fail again; the first fault is told
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+            raise DiskError(
+                f"{self.path}: cannot be written ({error}). What was stored so far is safe. Mend what the system says; the "
+                "same command goes on."
+            ) from error
 
     def usage(self) -> Usage:
         """Return the tokens of all stored answers, and of those that were lost."""
@@ -130,5 +180,22 @@ class AnswerCache:
 
 
 def _row(key: bytes, completion: Completion) -> _Row:
-    usage = completion.usage
-    return key, completion.text, completion.finish_reason, usage.tokens_in, usage.tokens_out
+    text, finish, usage = completion.text, completion.finish_reason, completion.usage
+    check = _crc32(key, text.encode(), finish.encode(), usage.tokens_in, usage.tokens_out)
+    return key, text, finish, usage.tokens_in, usage.tokens_out, check
+
+
+def _is_whole(row: tuple[Any, ...]) -> bool:
+    """Return whether a row has the types of an answer, and the check it was written with, where it has one."""
+    *values, check = row
+    if [type(value) for value in values] != [bytes, bytes, bytes, int, int]:
+        return False
+    return check is None or check == _crc32(*values)
+
+
+def _crc32_of_lost(tokens_in: object, tokens_out: object) -> int:
+    return zlib.crc32(f"lost {tokens_in!r} {tokens_out!r}".encode())
+
+
+def _crc32(key: bytes, text: bytes, finish: bytes, tokens_in: int, tokens_out: int) -> int:
+    return zlib.crc32(b"%b\0%b\0%b\0%d\0%d" % (key, text, finish, tokens_in, tokens_out))

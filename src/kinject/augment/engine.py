@@ -116,7 +116,7 @@ class Filling:
                 verdict = opinion
             if verdict.accepted:
                 writer = "mechanical" if group.style.mechanical else self.sender.writer.name
-                self.store.accept(group, slot, text, answer, writer, verdict)
+                self.store.accept(group, slot, attempt, answer, writer, verdict)
                 checker.accept(text)
                 self.progress.advance(1)
             else:

@@ -165,4 +165,7 @@ def _write_manifest(recipe: Recipe, plan: Plan, result: AugmentResult, traffic: 
     if result.leaks:
         counts["leaks"] = result.leaks.counts()
     counts["corpus_sha256"] = file_hash(result.corpus_path)
-    write_manifest(result.manifest_path, stage="augment", inputs=inputs, recipe=recipe.raw, counts=counts)
+    written = [path.name for path in (result.corpus_path, result.sft_path) if path]
+    write_manifest(
+        result.manifest_path, stage="augment", inputs=inputs, recipe=recipe.raw, counts=counts, outputs=written
+    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -12,6 +13,11 @@ from kinject.augment.plan import Group, Slot
 from kinject.disk import Journal, Places, Row, content_id
 from kinject.errors import InputError
 from kinject.types import Completion, Usage
+
+_CURE = (
+    "Move variants.jsonl, rejected.jsonl and notes.jsonl away and run again: they are made anew from the answers in "
+    "cache.sqlite, where there is one, and nothing is paid twice."
+)
 
 
 class Store:
@@ -25,7 +31,7 @@ class Store:
         self.variants_path = run_dir / "variants.jsonl"
         self.rejected_path = run_dir / "rejected.jsonl"
         with contextlib.ExitStack() as stack:
-            # Losing the last rows to a power cut costs nothing: their answers are in the cache.
+            # A power cut may take the last rows; the answers in them are in the cache.
             self._variants, self._accepted_places = _indexed(stack, self.variants_path, "id", "text")
             self._rejected, self._refusal_places = _indexed(stack, self.rejected_path, "variant_id", "reason")
             self._notes, self._notes_places = _indexed(stack, run_dir / "notes.jsonl", "id", "style")
@@ -51,15 +57,25 @@ class Store:
         rows = (self._rejected.row_at(place) for places in found for place in places)
         return list({row["id"]: row for row in rows}.values())
 
+    def check_refusals(self, variants: Mapping[str, Row], refusals: Sequence[Row]) -> None:
+        """Raise `InputError` where `variants` (by id) tell of more refused answers than there are.
+
+        rejected.jsonl has then lost rows: a power cut, a hand. An older kinject's variants do not tell.
+        """
+        counts = Counter(row["variant_id"] for row in refusals)
+        if any(counts[identity] < variant.get("attempt", 0) for identity, variant in variants.items()):
+            raise InputError(f"{self.rejected_path}: rows are missing that {self.variants_path.name} tells of. {_CURE}")
+
     def accept(
-        self, group: Group, slot: Slot, text: str, completion: Completion, writer: str, verdict: Verdict
+        self, group: Group, slot: Slot, attempt: int, completion: Completion, writer: str, verdict: Verdict
     ) -> None:
-        """Store an accepted paraphrase."""
+        """Store the text in an answer that holds; `attempt` answers were refused before it."""
         usage = _usage(completion.usage)
         row: Row = {  # the fields of types.Variant
             "id": slot.id, "passage_id": group.passage.id, "document_id": group.passage.document_id,
-            "style": group.style.name, "sample": slot.sample, "text": text, "generator": writer,
-            "prompt_hash": slot.prompt_hash, "usage": usage, "checks": dict(verdict.measures),
+            "style": group.style.name, "sample": slot.sample, "text": group.style.parse(completion.text),
+            "generator": writer, "prompt_hash": slot.prompt_hash, "usage": usage, "checks": dict(verdict.measures),
+            "attempt": attempt,
         }  # fmt: skip
         self._accepted_places.add(slot.id, self._variants.append(row))
 
@@ -109,7 +125,7 @@ def _indexed(stack: contextlib.ExitStack, path: Path, key: str, needed: str) -> 
         except InputError as error:
             raise InputError(f"{path}: {key}: {error}. The file was changed by hand; move it away.") from error
 
-    return stack.enter_context(Journal(path, sync=False, each=note)), places
+    return stack.enter_context(Journal(path, sync=False, each=note, cure=_CURE)), places
 
 
 def _usage(usage: Usage) -> dict[str, int]:

@@ -116,6 +116,7 @@ class Tally:
         count.asked += len(slots)
         count.got += len(variants)
         refusals = self._store.refusals(slots)
+        self._store.check_refusals(variants, refusals)
         count.refused.update(refusal["reason"] for refusal in refusals)
         for row in (*refusals, *variants.values()):
             for name, number in row["usage"].items():

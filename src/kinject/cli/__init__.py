@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Sequence
 
 from kinject.cli.endings import exit_code, render_how_to_go_on, terminable
+from kinject.disk.faults import cure_of, is_of_the_world
 from kinject.errors import KinjectError
 from kinject.screen import Formatter, show
 
@@ -76,6 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if not is_of_the_world(error):
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        show(f"kinject {verb}: {place}{error.strerror}. {cure_of(error)}", file=sys.stderr)
+        return 2
 
 
 def _run(words: Sequence[str]) -> int:

@@ -1,7 +1,8 @@
 """Tokenised corpora on disk, by content: written once, whole or not at all, and memory-mapped by every run that needs them.
 
 An entry is a folder: ``ids.bin`` (uint32, all rows joined), ``learned.bin`` (one byte a token), ``ends.bin`` (int64, where each
-row ends), ``documents.bin`` (int64, each row's document, -1 where it has none) and ``documents.json`` (their ids by number).
+row ends), ``documents.bin`` (int64, each row's document, -1 where it has none), ``documents.json`` (their ids by number) and
+``SHA256SUMS`` over them. An entry that is not as it was written is made anew.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -21,13 +23,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject.corpus.tokens import Tokenization, TokenRow
-from kinject.disk import content_id, file_hash, tree_hash, write_text
+from kinject.disk import content_id, file_hash, read_sums, tree_hash, write_sums, write_text
+from kinject.disk.faults import unwritable
 from kinject.errors import DiskError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 2
+log = logging.getLogger(__name__)
+
+FORMAT = 3
 """Changes when the files or the rules of tokenisation change, so that no older entry is read."""
 
 _FLUSH = 1 << 17  # tokens in memory while an entry is written
@@ -74,24 +79,42 @@ def _mapped(path: Path, kind: Any) -> npt.NDArray[Any]:
 def stored(folder: Path, key: str, make: Callable[[], Iterable[TokenRow]], origin: str) -> TokenStore:
     """Return the entry `key` of the cache `folder`, made from the rows of `make()` where it is not there.
 
-    Processes that need the same entry wait for the first. A process that dies leaves no entry. Raises `DiskError` when
-    it cannot be written.
+    Processes that need the same entry wait for the first. A process that dies leaves no entry, and one that has changed
+    since is made anew. Raises `DiskError` when it cannot be written.
     """
     entry = folder / key
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f".{key}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            for torn in folder.glob(f".{key}.*.part"):  # of a process that was killed
-                shutil.rmtree(torn)
-            if not entry.is_dir():
-                _write(entry, make())
+        if _fault(entry):
+            with (folder / f".{key}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                for torn in folder.glob(f".{key}.*.part"):  # of a process that was killed
+                    shutil.rmtree(torn)
+                fault = _fault(entry)  # another process may have made it meanwhile
+                if fault:
+                    _clear(entry, fault)
+                    _write(entry, make())
     except OSError as error:
+        told = unwritable(folder, error)
         raise DiskError(
-            f"{folder}: the tokenised corpus cannot be written: {error.strerror or error}. Free space there, or set "
-            "corpus.cache_dir to another folder."
+            f"{told} So the tokenised corpus cannot be written; corpus.cache_dir may be another folder."
         ) from error
     return TokenStore(entry, origin)
+
+
+def _fault(entry: Path) -> str:
+    """Return why the entry must be made, "" where it is there as it was written."""
+    if not entry.is_dir():
+        return "not there"
+    found, fault = read_sums(entry)
+    return fault or ("" if found else f"{entry}: has no SHA256SUMS")
+
+
+def _clear(entry: Path, fault: str) -> None:
+    """Take away what stands in the place of an entry, aloud."""
+    if os.path.lexists(entry):
+        log.warning(f"{fault}. These tokens are made anew.")
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
 def _write(entry: Path, rows: Iterable[TokenRow]) -> None:
@@ -134,6 +157,7 @@ def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
     finally:
         for file in files.values():
             file.close()
+    write_sums(part)
 
 
 def entry_key(corpus: Path, tokenizer: PreTrainedTokenizerBase, how: Tokenization, *more: object) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from kinject.errors import DiskError
+from kinject.disk.faults import unwritable
 
 _PART = ".part"
 LOCK = ".lock"
@@ -38,12 +38,21 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         os.replace(temporary, path)
         temporary = None
     except OSError as error:
-        raise DiskError(
-            f"{path}: cannot be written: {error.strerror or error}. Free space or choose another folder."
-        ) from error
+        raise unwritable(path, error) from error
     finally:
         if temporary is not None:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(
+                OSError
+            ):  # the disk that refused the file may refuse this too; what counts was told
+                temporary.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, if it is there. Raises `DiskError` when it cannot be."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise unwritable(path, error, "deleted") from error
 
 
 def delete_parts(folder: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from kinject.disk.manifest import content_id
+from kinject.disk.ids import content_id
 from kinject.errors import DiskError
 
 _PLAIN = re.compile(r"[^\W_](?:[\w .+=@-]*[\w+=@-])?\Z")

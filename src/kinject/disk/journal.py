@@ -1,27 +1,31 @@
-"""An append-only JSONL file that survives a kill at any moment.
+"""An append-only JSONL file that survives a kill at any moment, and tells when a bit of it has changed.
 
 Each row is written with one ``write`` and, with ``sync=True``, an ``fsync``. A kill can tear only the last line: it is
-the one line without a newline, and the next opening cuts it off. A damaged line anywhere else is corruption and is
-refused by name.
+the one line without a newline, and the next opening cuts it off. The last key of each line, `CHECK`, is the CRC-32 of the
+line without it, in hex. A damaged line is refused by name. Lines of an older kinject, which has no such key, are read as
+they are, but only before the first line that has one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
-from kinject.disk.atomic import LOCK, delete_parts
-from kinject.disk.format import mark_folder
-from kinject.disk.inside import refuse_links_out
+from kinject.disk.faults import unwritable
 from kinject.disk.jsonl import Row, encode_row, parse_row
-from kinject.errors import DiskError
+from kinject.disk.reading import read_lines
+from kinject.errors import DiskError, InputError
 
+CHECK = "line_crc32"
+"""The last key of a line."""
 _BOM = b"\xef\xbb\xbf"
+_BEFORE, _AFTER = f', "{CHECK}": "'.encode(), b'"}'
+_N_TAIL = len(_BEFORE) + 8 + len(_AFTER)
 
 
 class Journal:
@@ -31,10 +35,16 @@ class Journal:
     is read one row at a time, and again by its place with `row_at`.
     """
 
-    def __init__(self, path: Path, *, sync: bool = True, each: Callable[[int, Row], None] | None = None) -> None:
-        """Open or create `path`, cutting a torn last line. Raises `InputError` on a damaged line, `DiskError` on I/O."""
+    def __init__(
+        self, path: Path, *, sync: bool = True, each: Callable[[int, Row], None] | None = None, cure: str = ""
+    ) -> None:
+        """Open or create `path`, cutting a torn last line; `cure` says what to do about a damaged one.
+
+        Raises `InputError` on a damaged line, `DiskError` on I/O.
+        """
         self.path = path
         self._sync = sync
+        self._cure = cure or "Delete this line; what stood there is made again."
         self._file = _opened(path, "ab")
         try:
             self._reader = _opened(path, "rb")
@@ -43,9 +53,8 @@ class Journal:
             raise
         try:
             self.torn_bytes = _cut_torn_tail(path)
-            self._file.seek(0, os.SEEK_END)
             self.rows: list[Row] = []
-            for place, row in self._scan():
+            for _, place, row in _scan(self._reader, path, self._cure):
                 if each is None:
                     self.rows.append(row)
                 else:
@@ -54,38 +63,44 @@ class Journal:
             self.close()
             raise
 
-    def _scan(self) -> Iterator[tuple[int, Row]]:
-        place = 0
-        for number, line in enumerate(self._reader, start=1):
-            body = line.removeprefix(_BOM) if number == 1 else line
-            if body.strip():
-                yield place, parse_row(body, f"{self.path}:{number}")
-            place += len(line)
-
     def append(self, row: object) -> int:
         """Add one row (a mapping or a dataclass) and return its place in bytes.
 
-        It is on disk when this returns. Raises `DiskError` when it is not.
+        It is on disk when this returns. Raises `DiskError` when it is not, and when the file was moved or deleted.
         """
-        line = (encode_row(row) + "\n").encode("utf-8")
-        start = self._file.tell()
+        line = checked(encode_row(row).encode("utf-8")) + b"\n"
+        start = self._file.seek(0, os.SEEK_END)
         try:
-            self._file.write(line)
-            self._file.flush()
+            left = memoryview(line)
+            while left:  # unbuffered: a disk that fills takes a part, then refuses the rest
+                left = left[self._file.write(left) :]
             if self._sync:
                 os.fsync(self._file.fileno())
+            self._check_place()
         except OSError as error:
-            with contextlib.suppress(OSError):  # the disk is full: what remains is a torn tail, cut on the next opening
-                os.truncate(self.path, start)
-            raise DiskError(
-                f"{self.path}: cannot be written: {error.strerror}. What was stored so far is safe."
-            ) from error
+            with contextlib.suppress(OSError):  # what remains is a torn tail, cut on the next opening
+                os.ftruncate(self._file.fileno(), start)
+            fault = unwritable(self.path, error)
+            raise DiskError(f"{fault} What was stored so far is safe.") from error
         return start
+
+    def _check_place(self) -> None:
+        """Raise `DiskError` where the path is not the open file any more: what is written would be lost."""
+        try:
+            there = os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise DiskError(
+                f"{self.path}: was deleted or replaced while this run was writing it. Leave run folders alone while they "
+                "are in use; the same command makes again what is missing."
+            )
 
     def row_at(self, place: int) -> Row:
         """Return the row at a place that `append` returned or `each` was called with."""
         self._reader.seek(place)
-        return parse_row(self._reader.readline().removeprefix(_BOM), f"{self.path}: byte {place}")
+        line = self._reader.readline().removeprefix(_BOM)
+        return _parse(line, f"{self.path}: byte {place}", self._cure)[0]
 
     def close(self) -> None:
         """Close the file; appending and reading are over."""
@@ -101,56 +116,77 @@ class Journal:
         self.close()
 
 
+def read_journal(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield (line number from 1, row) of a journal that nobody writes now, its checks verified and taken out.
+
+    Raises as `read_jsonl`, and `InputError` (file:line) for a line that has changed since it was written.
+    """
+    lines = (line for _, line in read_lines(path))
+    return ((number, row) for number, _, row in _scan(lines, path, "Run what wrote it again."))
+
+
+def checked(body: bytes) -> bytes:
+    """Return the JSON object `body` with its CRC-32 as its last key."""
+    separator = _BEFORE if len(body) > 2 else _BEFORE[2:]
+    return b"%b%b%08x%b" % (body[:-1], separator, zlib.crc32(body), _AFTER)
+
+
+def _scan(file: Iterable[bytes], path: Path, cure: str) -> Iterator[tuple[int, int, Row]]:
+    """Yield (line number, place in bytes, row) of every line that is not blank."""
+    place, were_checked = 0, False
+    for number, line in enumerate(file, start=1):
+        body = line.removeprefix(_BOM) if number == 1 else line
+        if body.strip():
+            where = f"{path}:{number}"
+            row, has_check = _parse(body, where, cure)
+            if were_checked and not has_check:
+                raise InputError(f"{where}: damaged: its {CHECK} is missing. {cure}")
+            were_checked = has_check
+            yield number, place, row
+        place += len(line)
+
+
+def _parse(line: bytes, where: str, cure: str) -> tuple[Row, bool]:
+    """Return the row on a line without its check, and whether it had one."""
+    body = line.rstrip(b"\r\n")
+    tail = body[-_N_TAIL:]
+    if not tail.endswith(_AFTER) or _BEFORE[2:] not in tail:
+        try:
+            return parse_row(body, where), False
+        except InputError as error:
+            raise InputError(f"{error} {cure}") from error
+    at = body.rindex(_BEFORE[2:])
+    bare = body[:at].removesuffix(b", ") + b"}"
+    if b"%08x" % zlib.crc32(bare) != body[at + len(_BEFORE) - 2 : -len(_AFTER)]:
+        raise InputError(f"{where}: damaged: its bytes are not those that were written ({CHECK}). {cure}")
+    return parse_row(bare, where), True
+
+
 def _opened(path: Path, mode: str) -> BinaryIO:
+    """Open a file, unbuffered where it is written: a refused write must not be tried again on closing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return cast(BinaryIO, path.open(mode))
+        return cast(BinaryIO, path.open(mode, buffering=0 if "a" in mode else -1))
     except OSError as error:
-        raise DiskError(f"{path}: cannot be opened for writing: {error.strerror}.") from error
+        raise unwritable(path, error, "opened for writing") from error
 
 
 def _cut_torn_tail(path: Path) -> int:
     """Truncate `path` after its last newline; return how many bytes were cut."""
-    with path.open("rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        end = size
-        while end > 0:
-            step = min(65536, end)
-            file.seek(end - step)
-            newline = file.read(step).rfind(b"\n")
-            if newline >= 0:
-                end = end - step + newline + 1
-                break
-            end -= step
-        if end < size:
-            file.truncate(end)
-        return size - end
-
-
-@contextlib.contextmanager
-def lock_dir(folder: Path) -> Iterator[None]:
-    """Hold `folder` for this process while the block runs. Raises `DiskError` naming the holder when it is held, and
-    `InputError` when a newer kinject wrote it (`kinject.disk.format`).
-
-    The lock is the kernel's (flock), so it goes with the process, however that ends. What a killed process had begun to
-    write is deleted.
-    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        refuse_links_out(folder)
-        file = (folder / LOCK).open("a+")
+        with path.open("rb+") as file:
+            size = file.seek(0, os.SEEK_END)
+            end = size
+            while end > 0:
+                step = min(65536, end)
+                file.seek(end - step)
+                newline = file.read(step).rfind(b"\n")
+                if newline >= 0:
+                    end = end - step + newline + 1
+                    break
+                end -= step
+            if end < size:
+                file.truncate(end)
+            return size - end
     except OSError as error:
-        raise DiskError(f"{folder}: cannot be written: {error.strerror}. Choose another run folder.") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            raise DiskError(f"{folder}: in use by {holder}. Wait for it or choose another run folder.") from error
-        file.truncate(0)
-        file.write(f"process {os.getpid()}")
-        file.flush()
-        mark_folder(folder)
-        delete_parts(folder)
-        yield
+        raise unwritable(path, error, "opened for writing") from error

@@ -2,52 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from kinject.disk.atomic import write_json
 from kinject.disk.format import FORMAT_VERSION, check_version
-from kinject.disk.reading import open_to_read
-from kinject.errors import DiskError, InputError
+from kinject.disk.reading import read_bytes
+from kinject.disk.sealed import read_sealed, write_sealed
+from kinject.disk.sums import file_hash, file_hashes
+from kinject.errors import InputError
 
 _PACKAGES = (
     "kinject", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy", "scipy",
     "bm25s", "openai",
 )  # fmt: skip
 """Everything that decides a number, and what speaks to endpoints."""
-
-
-_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, allow_nan=False)
-
-
-def content_id(*parts: object) -> str:
-    """Return 16 hex digits that depend on `parts` (JSON values) and nothing else."""
-    return hashlib.blake2b(_ENCODER.encode(parts).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes. Raises `DiskError` when it cannot be read."""
-    try:
-        with open_to_read(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DiskError(f"{path}: cannot be read: {error.strerror}. Check the path.") from error
-
-
-def tree_hash(folder: Path, pattern: str = "**/*") -> str:
-    """Return one SHA-256 over the names and bytes of the files below `folder` that match `pattern`."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob(pattern)):
-        if path.is_file():
-            digest.update(f"{path.relative_to(folder).as_posix()}\0{file_hash(path)}\n".encode())
-    return digest.hexdigest()
 
 
 def _versions() -> dict[str, str]:
@@ -61,10 +35,14 @@ def _versions() -> dict[str, str]:
 
 
 def write_manifest(
-    path: Path, *, stage: str, inputs: Mapping[str, str], recipe: Mapping[str, Any], counts: Mapping[str, Any]
-) -> None:
-    """Write what `stage` read (name -> hash), its whole recipe, versions, and what it counted."""
-    write_json(
+    path: Path, *, stage: str, inputs: Mapping[str, str], recipe: Mapping[str, Any], counts: Mapping[str, Any],
+    outputs: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Write what `stage` read (name -> hash), its whole recipe, versions, what it counted, and the hashes of `outputs`.
+
+    `outputs` are files beside `path` that are finished; `check_output` tells when one has changed since.
+    """
+    write_sealed(
         path,
         {
             "format_version": FORMAT_VERSION,
@@ -76,6 +54,7 @@ def write_manifest(
             "versions": _versions(),
             "machine": {"system": platform.system(), "processor": platform.machine()},
             "counts": dict(counts),
+            "outputs": dict(zip(outputs, file_hashes([path.parent / name for name in outputs]), strict=True)),
         },
     )
 
@@ -87,10 +66,39 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     """
     if not path.exists():
         return None
-    try:
-        value = dict(json.loads(path.read_bytes()))
-        version = value["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: damaged manifest ({error}). Delete the run folder to make it anew.") from error
-    check_version(version, str(path))
+    cure = "Delete it and run the same command again (kinject train: with --resume)."
+    value = read_sealed(path, cure)
+    if "format_version" not in value or not all(isinstance(value.get(key, {}), dict) for key in ("inputs", "counts")):
+        raise InputError(f"{path}: damaged: no format_version, or inputs or counts of another shape. {cure}")
+    check_version(value["format_version"], str(path))
     return value
+
+
+def check_output(path: Path, cure: str) -> str:
+    """Return the SHA-256 of a file that a stage may have written.
+
+    Raises `InputError` with `cure` where the manifest beside it names the file with another hash, `DiskError` as
+    `file_hash`.
+    """
+    found = file_hash(path)
+    outputs = manifest_beside(path).get("outputs")
+    if isinstance(outputs, dict) and outputs.get(path.name, found) != found:
+        raise InputError(
+            f"{path}: its bytes are not those that were written (manifest.json beside it has their hash). {cure}"
+        )
+    return found
+
+
+def manifest_beside(path: Path) -> dict[str, Any]:
+    """Return the manifest in the folder of `path`, {} where there is none of kinject's. Raises as `read_manifest`."""
+    manifest = path.parent / "manifest.json"
+    return {} if not manifest.is_file() or _is_of_others(manifest) else read_manifest(manifest) or {}
+
+
+def _is_of_others(path: Path) -> bool:
+    """Return whether a manifest.json beside a user's file is another program's."""
+    try:
+        value = json.loads(read_bytes(path))
+    except ValueError:
+        return False
+    return not isinstance(value, dict) or not {"stage", "format_version"} & value.keys()

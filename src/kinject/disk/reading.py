@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
+from kinject.disk.faults import cure_of
 from kinject.errors import DiskError, InputError
 
 LONGEST_LINE = 2**26
@@ -28,7 +29,7 @@ def open_to_read(path: Path) -> BufferedReader:
             raise DiskError(f"{path}: found {kind}, expected a file. Check the path.")
         return path.open("rb")
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
@@ -41,7 +42,7 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
         try:
             data = file.read(limit + 1)
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
     if len(data) > limit:
         raise InputError(f"{path}: longer than {size_in_words(limit)}, the most that is read whole. Split it.")
     return data
@@ -59,7 +60,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             try:
                 line = file.readline(LONGEST_LINE + 1)
             except OSError as error:
-                raise _unreadable(path, error) from error
+                raise unreadable(path, error) from error
             if len(line) > LONGEST_LINE:
                 raise InputError(
                     f"{path}:{number}: a line longer than {size_in_words(LONGEST_LINE)}. Split the document, one row each."
@@ -85,5 +86,9 @@ def size_in_words(n_bytes: int) -> str:
     return f"{n_bytes} bytes"
 
 
-def _unreadable(path: Path, error: OSError | ValueError) -> DiskError:
-    return DiskError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}. Check the path.")
+def unreadable(path: Path, error: OSError | ValueError) -> DiskError:
+    """Return the fault to raise where `path` cannot be read."""
+    cure = "Check the path."
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+        cure = cure_of(error).replace("writable", "readable")
+    return DiskError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}. {cure}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kinject.disk import Journal, Row, read_jsonl, tree_hash
+from kinject.disk import Journal, Row, checked_hashes, manifest_beside, read_journal, tree_hash
 from kinject.errors import InputError
 from kinject.eval.encode import Encoded
 from kinject.models import base_of_adapter
@@ -36,11 +36,15 @@ def hash_model(path: str, revision: str | None) -> str:
     """Return a hash of the weights, configuration and tokenizer behind `path`: a folder's bytes, or a hub commit.
 
     An adapter's hash holds that of its base model. `revision` is the hub commit that was loaded, where there was one.
+    Raises `InputError` where the folder's SHA256SUMS disagrees.
     """
     folder = Path(path)
     if not folder.is_dir():
         return hashlib.sha256(f"{path}@{revision}".encode()).hexdigest()
-    parts = [tree_hash(folder, pattern) for pattern in ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")]
+    known = checked_hashes(folder)
+    parts = [
+        tree_hash(folder, pattern, known) for pattern in ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
+    ]
     adapter = folder / "adapter_config.json"
     if adapter.exists():
         parts.append(hash_model(base_of_adapter(adapter), revision))
@@ -63,6 +67,7 @@ class AnswerBook:
         self._journal = Journal(path, sync=False)
         self._scored: dict[str, Scored] = {}
         self._last: dict[_Place, str] = {}
+        self.n_rows = len(self._journal.rows)
         try:
             for number, row in enumerate(self._journal.rows, start=1):
                 answer = _answer_of(row, f"{path}: row {number}")
@@ -82,7 +87,7 @@ class AnswerBook:
     def take_parts(self, paths: Sequence[Path]) -> None:
         """Know the answers in `paths` too, which other processes stored; they come into this file when they are added."""
         for path in paths:
-            for number, row in read_jsonl(path):
+            for number, row in read_journal(path):
                 answer = _answer_of(row, f"{path}:{number}")
                 if answer.greedy:
                     self._scored.setdefault(row["key"], Scored(answer.log_probs, answer.n_tokens, answer.greedy))
@@ -93,6 +98,7 @@ class AnswerBook:
         if self._last.get(_place(answer)) != key:
             self._journal.append({"key": key, **asdict(answer), "log_probs": _finite(answer.log_probs)})
             self._last[_place(answer)] = key
+            self.n_rows += 1
 
     def __enter__(self) -> AnswerBook:
         return self
@@ -106,12 +112,21 @@ class AnswerBook:
 def read_answers(path: Path) -> list[Answer]:
     """Return the answers in `path`, the last one of each arm and question, in the order of their first rows.
 
-    Raises `DiskError` when the file cannot be read, `InputError` (file:line) when a row is no answer.
+    Raises `DiskError` when the file cannot be read, `InputError` (file:line) when a row is no answer or not as it was written,
+    and when rows are missing that the manifest beside it counts.
     """
     found: dict[_Place, Answer] = {}
-    for number, row in read_jsonl(path):
+    n_rows = 0
+    for number, row in read_journal(path):
         answer = _answer_of(row, f"{path}:{number}")
         found[_place(answer)] = answer
+        n_rows += 1
+    n_written = manifest_beside(path).get("counts", {}).get("stored", 0)
+    if n_rows < n_written:
+        raise InputError(
+            f"{path}: holds {n_rows} rows, {n_written} were written (manifest.json beside it). Run kinject eval again: it asks "
+            "what is missing."
+        )
     return list(found.values())
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinject.disk import write_json
+from kinject.disk import read_sealed, remove, write_sealed
 from kinject.eval.answers import AnswerBook
 from kinject.eval.encode import Encoded
 from kinject.eval.processes import Share
@@ -44,12 +43,12 @@ class Desk:
         path = self.share.folder / "pending.json"
         said: dict[str, Reading] = {}
         for keys in _passes(path, prompts, stored):
-            write_json(path, {"keys": keys})
+            write_sealed(path, {"keys": keys})
             known = {index for index, key in enumerate(keys) if key in stored}
             for index, reading in scorer.read([prompts[key] for key in keys], known):
                 said[keys[index]] = reading
                 keep(keys[index], reading)
-            path.unlink()
+            remove(path)
         return said
 
 
@@ -67,8 +66,9 @@ def _passes(path: Path, prompts: Mapping[str, Encoded], stored: Collection[str])
 
 def _begun(path: Path) -> list[str]:
     """Return the keys in `path`; none where it is absent or not ours, for then all that is left is read anew."""
-    try:
-        keys = json.loads(path.read_bytes())["keys"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    if not path.exists():
         return []
+    keys = read_sealed(path, "Delete it: what was being asked is asked anew, and may differ in the last digit.").get(
+        "keys"
+    )
     return keys if isinstance(keys, list) and all(isinstance(key, str) for key in keys) else []

@@ -100,7 +100,6 @@ def write_harness_files(folder: Path, samples: Mapping[str, Sequence[Sample]], a
     The layout is that of lm-evaluation-harness 0.4's evaluation tracker. Raises `DiskError` on I/O.
     """
     date = str(about["date"]).replace(":", "-")
-    folder.mkdir(parents=True, exist_ok=True)
     paths = []
     results: dict[str, dict[str, Any]] = {}
     for task, own in samples.items():

@@ -7,7 +7,16 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kinject.disk import FORMAT_VERSION, file_hash, file_name, lock_dir, write_json, write_jsonl, write_manifest
+from kinject.disk import (
+    FORMAT_VERSION,
+    check_output,
+    file_name,
+    lock_dir,
+    remove,
+    write_jsonl,
+    write_manifest,
+    write_sealed,
+)
 from kinject.eval.answers import AnswerBook, Scored, hash_model, prompt_key
 from kinject.eval.asks import Arm, Plan, QuestionSet, arms_of, asks_of
 from kinject.eval.cells import is_scored
@@ -26,6 +35,8 @@ from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.recipe.sections import EvalSection
 from kinject.types import Answer, Perplexity, Report
+
+_INPUT_CURE = "Run what wrote it again (nothing is asked twice). If you changed it yourself, give it another name."
 
 
 @dataclass
@@ -48,7 +59,7 @@ class _Run:
     desk: Desk
     results: Results = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    hashes: dict[str, str] = field(default_factory=dict)
+    hashes: dict[str, str] = field(default_factory=dict)  # of files that are read, then of models
     perplexities: list[Perplexity] = field(default_factory=list)
     samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)
     n_scored: int = 0
@@ -77,10 +88,11 @@ def evaluate(recipe: Recipe) -> Report:
     plan = read_plan(recipe)
     section = recipe.eval
     assert section is not None
+    hashes = {str(path): check_output(path, _INPUT_CURE) for path in plan.inputs if path.is_file()}
     share = join_processes(recipe.run_dir)
     with lock_dir(share.folder), AnswerBook(share.folder / "answers.jsonl") as book:
         book.take_parts(share.parts())
-        run = _Run(section, plan, Desk(book, share), notes=[*plan.notes, *lone_process_notes()])
+        run = _Run(section, plan, Desk(book, share), notes=[*plan.notes, *lone_process_notes()], hashes=hashes)
         for name, path in section.models.items():
             _ask_model(run, name, path)
         note_masses(run.results, run.notes)
@@ -96,16 +108,18 @@ def evaluate(recipe: Recipe) -> Report:
 
 def _write(recipe: Recipe, run: _Run, report: Report) -> None:
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
-    write_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **asdict(report)})
-    inputs = {str(path): file_hash(path) for path in run.plan.inputs if path.is_file()}
-    counts = {"answers": sum(map(len, run.results.values())), "scored_now": run.n_scored}
+    write_sealed(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **asdict(report)})
+    counts = {
+        "answers": sum(map(len, run.results.values())), "scored_now": run.n_scored, "stored": run.desk.book.n_rows,
+    }  # fmt: skip
     write_manifest(
-        recipe.run_dir / "manifest.json", stage="eval", inputs=inputs | run.hashes, recipe=recipe.raw, counts=counts
-    )
+        recipe.run_dir / "manifest.json", stage="eval", inputs=run.hashes, recipe=recipe.raw, counts=counts,
+        outputs=["flips.jsonl"],
+    )  # fmt: skip
     for arm, tasks in run.samples.items():
         folder = recipe.run_dir / "harness" / file_name(arm)
         for old in (*folder.glob("samples_*.jsonl"), *folder.glob("results_*.json")):
-            old.unlink()  # of an earlier run of this recipe: two dates would be read as two results
+            remove(old)  # of an earlier run of this recipe: two dates would be read as two results
         shots = {task: own[0].answer.shots for task, own in tasks.items()}
         date = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
         write_harness_files(folder, tasks, {"model_name": arm, "date": date, "n_shot": shots})

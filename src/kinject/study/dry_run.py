@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from kinject.augment.preview import preview
+from kinject.disk import read_sealed
 from kinject.eval.table import aligned
 from kinject.progress import duration
 from kinject.recipe import Recipe, read_recipe
@@ -81,7 +82,8 @@ def _estimate(found: Study, missing: Sequence[Stage]) -> str:
     seconds, tokens, unknown = 0.0, 0, set[str]()
     for kind in {stage.kind for stage in missing}:
         n = sum(stage.kind == kind for stage in missing)
-        known = [json.loads(path.read_bytes()) for path in (found.planner.cache_dir / kind).glob(f"*/{DONE}")]
+        folder, cure = found.planner.cache_dir / kind, "Delete its folder to do this stage again."
+        known = [read_sealed(path, cure) for path in folder.glob(f"*/{DONE}")]
         if known:
             seconds += n * fmean(float(done["seconds"]) for done in known)
             tokens += round(n * fmean(int(done["tokens"]) for done in known))

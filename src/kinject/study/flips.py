@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import Row, read_jsonl
+from kinject.disk import Row, check_output, read_jsonl
 from kinject.errors import InputError
 from kinject.study.notation import arm_names, escape_markdown, format_name, format_text, format_way
 from kinject.types import Cell
@@ -79,6 +79,7 @@ def read_flips(path: Path, cells: Sequence[Cell]) -> Flips:
     """
     if not path.exists():
         return NO_FLIPS
+    check_output(path, "Run kinject eval again.")
     rows: dict[tuple[Any, ...], list[Flip]] = {}
     counts: dict[tuple[Any, ...], int] = {}
     for number, row in read_jsonl(path):

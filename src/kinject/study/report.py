@@ -6,16 +6,15 @@ gives the same bytes.
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import check_version, read_bytes, read_manifest, write_text
+from kinject.disk import check_version, read_manifest, read_sealed, write_text
 from kinject.disk.atomic import atomic_file
-from kinject.errors import DiskError, InputError
+from kinject.errors import InputError
 from kinject.study import figures
 from kinject.study.flips import read_flips
 from kinject.study.notation import ROLES
@@ -116,12 +115,7 @@ def read_report(path: Path) -> Report:
     Raises `DiskError` when it cannot be read, and `InputError` naming the place when it is damaged, inconsistent, or
     of a newer format. Keys that this version does not know are left out.
     """
-    try:
-        value = json.loads(read_bytes(path))
-    except DiskError as error:
-        raise DiskError(f"{error} Or run kinject eval.") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: damaged report: not JSON ({error}). Run kinject eval again.") from error
+    value = read_sealed(path, "Run kinject eval again.")
     source = _Source(path, value, "report")
     check_version(source.value.get("format_version", 1), f"{path}: format_version")
     cells = tuple(_read_cell(_Source(path, cell, f"cells[{i}]")) for i, cell in enumerate(source.items("cells")))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from kinject.disk import read_sealed
 from kinject.errors import InputError
 from kinject.recipe.study_section import ScalingSection
 from kinject.study.analysis import Run
@@ -130,7 +130,7 @@ def _exposures(measures: Measures, model: str, arm: str, documents: set[str | No
         train = run.stages.train
         path = train.folder / "exposures.json" if train is not None else None
         if (run.stages.arm.model, run.stages.arm.name) == (model, arm) and path is not None and path.is_file():
-            read: dict[str, float] = json.loads(path.read_bytes())
+            read: dict[str, float] = read_sealed(path, "Delete its folder to train again.")
             counts += [count for document, count in read.items() if document in documents]
     return sum(counts) / len(counts) if counts else None
 

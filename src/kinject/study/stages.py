@@ -14,8 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import content_id, file_hash, tree_hash
-from kinject.errors import InputError
+from kinject.disk import content_id, file_hash, read_sealed, tree_hash
 from kinject.recipe import Recipe, read_values
 from kinject.recipe.study_section import ResourcesSection, StudyModelSection, StudySection
 from kinject.study.arms import Arm, eval_overrides, models_of, overrides_of, section_of
@@ -53,14 +52,9 @@ class Stage:
 
     def done(self) -> dict[str, Any] | None:
         """Return what the finished stage counted, None where it is not finished."""
-        path = self.marker
-        if not path.is_file():
+        if not self.marker.is_file():
             return None
-        try:
-            value = json.loads(path.read_bytes())
-            found = dict(value)
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{path}: damaged ({error}). Delete {self.folder} to do this stage again.") from error
+        found = read_sealed(self.marker, f"Delete {self.folder} to do this stage again.")
         return found if found.get("id") == self.id else None
 
 

@@ -10,8 +10,8 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import FORMAT_VERSION, check_version, read_bytes, write_text
-from kinject.errors import DiskError, InputError
+from kinject.disk import FORMAT_VERSION, check_version, read_sealed, sealed, write_text
+from kinject.errors import InputError
 from kinject.study.outcomes import Contrast, Score, StudyResult
 
 _NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
@@ -29,7 +29,7 @@ def save_study(path: Path, result: StudyResult) -> None:
     """Write `result` as JSON, with the version of its format first."""
     value = {"format_version": FORMAT_VERSION, "kind": "study", **asdict(result)}
     # In ASCII: a question may hold half a surrogate pair, which UTF-8 cannot.
-    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(sealed(value), indent=1) + "\n")
 
 
 def read_study(path: Path) -> StudyResult:
@@ -38,15 +38,8 @@ def read_study(path: Path) -> StudyResult:
     Raises `DiskError` when it cannot be read, and `InputError` naming the place when it is damaged, is not a study's, or
     is of a newer format. Keys that this version does not know are left out.
     """
+    value = read_sealed(path, "Run kinject study again.")
     try:
-        value = json.loads(read_bytes(path))
-    except DiskError as error:
-        raise DiskError(f"{error} Or run kinject study.") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: damaged study: not JSON ({error}). Run kinject study again.") from error
-    try:
-        if not isinstance(value, dict):
-            raise _Fault("", f"found {type(value).__name__}, an object is needed")
         check_version(value.get("format_version", 1), f"{path}: format_version")
         result = _read(StudyResult, value, "")
         assert isinstance(result, StudyResult)

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinject.disk import Row, read_jsonl
+from kinject.disk import Row, check_output, read_jsonl
 from kinject.errors import InputError
 
 _LARGEST = 1e9
+_CURE = "Train again with --resume: the newest checkpoint holds the log."
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ def read_training_log(name: str, path: Path) -> TrainingLog:
     Raises `DiskError` when the file cannot be read and `InputError` (file:line) when a value is not a number.
     """
     rows: dict[float, tuple[float, float | None, float | None]] = {}
+    check_output(path, _CURE)
     for number, row in read_jsonl(path):
         if row.get("loss") is None:
             continue
@@ -98,6 +100,7 @@ def read_series(path: Path, keys: Sequence[str]) -> dict[str, Series]:
     Raises `DiskError` when the file cannot be read and `InputError` (file:line) when a value is not a number.
     """
     found: dict[str, dict[float, float]] = {key: {} for key in keys}
+    check_output(path, _CURE)
     for number, row in read_jsonl(path):
         where = f"{path}:{number}"
         step = _number(row, "step", where)

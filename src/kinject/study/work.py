@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from kinject.corpus import CorpusFile
-from kinject.disk import read_manifest, write_json, write_jsonl
+from kinject.disk import check_output, read_manifest, write_jsonl, write_manifest, write_sealed
 from kinject.errors import InputError, KinjectError
 from kinject.recipe import Recipe, read_recipe
 from kinject.study.stages import SANDBOX_CORPUS, SANDBOX_CORPUS_PATH, Stage
+
+_CURE = "Delete the folder that it is in: the study makes it again."
 
 
 def job_of(stage: Stage) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def do_job(job: Mapping[str, Any]) -> dict[str, Any]:
         "id": job["id"], "kind": job["kind"], "seconds": round(time.monotonic() - started, 3),
         "tokens": counts.get("tokens", 0), "money": counts.get("money", 0.0), "peak_bytes": _peak(),
     }  # fmt: skip
-    write_json(Path(job["marker"]), done)
+    write_sealed(Path(job["marker"]), done)
     return done
 
 
@@ -127,6 +129,9 @@ def _random_corpus(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             if row.text
         ),
     )
+    inputs = {"source": check_output(source, _CURE)}
+    path = folder / "manifest.json"
+    write_manifest(path, stage="corpus", inputs=inputs, recipe={}, counts={}, outputs=["corpus.jsonl"])
     return {}
 
 

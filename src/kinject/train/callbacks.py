@@ -7,14 +7,14 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-from kinject.disk import read_jsonl, write_jsonl
+from kinject.disk import write_jsonl
 from kinject.progress import Progress
 
 
@@ -25,22 +25,23 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
         self.path = path
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep the rows up to the step from which this run goes on."""
-        if not state.is_world_process_zero:
-            return
-        kept = []
-        if self.path.exists() and state.global_step > 0:
-            kept = [row for _, row in read_jsonl(self.path) if row["step"] <= state.global_step]
-        write_jsonl(self.path, kept)
+        """Begin with the rows that the checkpoint holds, which are those up to the step from which this run goes on."""
+        if state.is_world_process_zero:
+            write_jsonl(self.path, [_row(row) for row in state.log_history])
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write one row: step, epoch and what the trainer logged."""
         if not state.is_world_process_zero:
             return
-        row = {"step": state.global_step, "epoch": state.epoch, **(logs or {})}
-        finite = {key: value for key, value in row.items() if not isinstance(value, float) or math.isfinite(value)}
+        row = _row({"step": state.global_step, "epoch": state.epoch, **(logs or {})})
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite) + "\n")
+            file.write(json.dumps(row) + "\n")
+
+
+def _row(logged: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a logged row as JSON can hold it: step and epoch first, values that are not finite left out."""
+    row = {"step": logged["step"], "epoch": logged.get("epoch"), **logged}
+    return {key: value for key, value in row.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
 class Timing(TrainerCallback):  # type: ignore[misc]

@@ -1,10 +1,13 @@
-"""Whole checkpoints only: a folder counts once the marker written after its last byte agrees with what is in it."""
+"""Whole checkpoints only: a folder counts once the marker written after its last byte agrees with what is in it.
+
+The marker holds sizes, which are looked at often; SHA256SUMS beside it is read before a run goes on from a checkpoint.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
+import logging
 import os
 import re
 import shutil
@@ -13,11 +16,13 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from kinject.disk import write_json
+from kinject.disk import read_sums, write_json, write_sums
+from kinject.disk.faults import is_of_the_world
 from kinject.errors import DiskError
 
+log = logging.getLogger(__name__)
+
 _MARKER = "complete.json"
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
 _SIGNS = {
     "No space left": "No space left on device", "File too large": "File too large", "quota exceeded": "Disk quota exceeded",
     "PytorchStreamWriter failed": "a file could not be written whole",
@@ -32,7 +37,9 @@ def is_first_process() -> bool:
 
 
 def mark_complete(checkpoint: Path) -> None:
-    """Record the size of every file of a checkpoint that has just been written whole."""
+    """Record the hash and size of every file of a checkpoint that has just been written whole."""
+    (checkpoint / _MARKER).unlink(missing_ok=True)
+    write_sums(checkpoint)
     sizes = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in _files(checkpoint)}
     write_json(checkpoint / _MARKER, sizes)
 
@@ -53,8 +60,22 @@ def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def newest_whole(run_dir: Path) -> Path | None:
-    """Return the newest whole checkpoint, or None."""
+    """Return the newest checkpoint with every file in its size, or None."""
     return next((path for _, path in checkpoints(run_dir) if is_whole(path)), None)
+
+
+def checkpoint_to_resume(run_dir: Path) -> Path | None:
+    """Return the newest checkpoint whose files are what was written, or None; those left out are told.
+
+    Reads them whole, but for checkpoints of an older kinject, which have no SHA256SUMS.
+    """
+    for _, path in checkpoints(run_dir):
+        found, fault = read_sums(path)
+        if not fault and (found or is_whole(path)):
+            return path
+        fault = fault or f"{path}: was not written whole"
+        log.warning(f"{fault}. This checkpoint is left out; an older one, or the start, serves.")
+    return None
 
 
 @contextlib.contextmanager
@@ -67,6 +88,8 @@ def disk_faults(run_dir: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
         reason = _disk_fault(error)
+        if reason is None and not run_dir.is_dir():
+            reason = "the run folder is gone"
         if reason is None:
             raise
         torn = [path for _, path in checkpoints(run_dir) if not is_whole(path)] if is_first_process() else []
@@ -75,14 +98,14 @@ def disk_faults(run_dir: Path) -> Iterator[None]:
         newest = newest_whole(run_dir)
         rest = f"The newest whole checkpoint is {newest.name}" if newest else "There is no whole checkpoint yet"
         raise DiskError(
-            f"{run_dir}: the disk does not take what training writes ({reason}). {rest}. Free space, then go on with "
+            f"{run_dir}: the disk does not take what training writes ({reason}). {rest}. Mend that, then go on with "
             "--resume; trainer.save_total_limit keeps fewer checkpoints."
         ) from error
 
 
 def _disk_fault(error: BaseException) -> str | None:
     """Return what the disk said, None where the error is of another kind."""
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and is_of_the_world(error):
         return error.strerror or str(error)
     said = str(error)
     if isinstance(error, OSError | SafetensorError | RuntimeError):

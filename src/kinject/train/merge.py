@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from kinject.disk import write_manifest
+from kinject.disk import checked_hashes, write_manifest, write_sums
 from kinject.errors import InputError
 
 
@@ -26,6 +26,8 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
         raise InputError(f"--alpha: found {wrong[0]}, allowed: 0 (the base) to 1 (the tuned model).")
     done: dict[float, Path] = {}
     with TemporaryDirectory(prefix="kinject-merge-") as scratch:
+        for given in (Path(base), Path(tuned)):
+            checked_hashes(given)
         tuned_dir = _whole(Path(tuned), Path(scratch))
         _same_tensors(Path(base), tuned_dir)
         for alpha in alphas:
@@ -38,6 +40,7 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
             write_manifest(
                 part / "merge.json", stage="merge", inputs={"base": base, "tuned": tuned}, recipe={}, counts=counts
             )
+            write_sums(part)
             if final.exists():
                 shutil.rmtree(final)
             os.replace(part, final)

@@ -14,18 +14,23 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from kinject.disk import (
+    check_output,
+    checked_hashes,
     content_id,
     file_hash,
     lock_dir,
     read_manifest,
+    read_sums,
     tree_hash,
-    write_json,
     write_manifest,
+    write_sealed,
+    write_sums,
     write_text,
 )
+from kinject.disk.sums import SUMS
 from kinject.errors import TrainingError
 from kinject.recipe import Recipe
-from kinject.train.checkpoints import checkpoints, disk_faults, is_first_process, newest_whole
+from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, is_first_process
 from kinject.train.data import REPLAY, TrainingData, exposures_by_document, note_fill, summarise_exposures
 from kinject.train.load import load
 from kinject.train.pickles import numbers_only
@@ -39,6 +44,10 @@ if TYPE_CHECKING:
     from kinject.train.trainer import KnowledgeTrainer
 
 log = logging.getLogger(__name__)
+
+_CORPUS_CURE = "Run kinject augment again: nothing is asked twice. If you changed it yourself, give it another name."
+_FILES = ("log.jsonl", "timing.jsonl", f"model/{SUMS}")
+"""What a finished run holds beside its sealed files; the manifest has the hashes."""
 
 
 def run(recipe: Recipe, *, resume: bool, overwrite: bool) -> TrainResult:
@@ -66,7 +75,7 @@ def run(recipe: Recipe, *, resume: bool, overwrite: bool) -> TrainResult:
             text = yaml.safe_dump(dict(recipe.raw), sort_keys=False, allow_unicode=True)
             write_text(recipe.run_dir / "recipe.yaml", text)
         _write_manifest(recipe, inputs, {"finished": False, "tokens": data.account.as_dict(), "notes": notes})
-        checkpoint = newest_whole(recipe.run_dir) if resume else None
+        checkpoint = _agreed(trainer, recipe.run_dir) if resume else None
         if checkpoint is not None:
             trainer.args.eval_on_start = False  # the checkpoint's log holds it
         started = time.monotonic()
@@ -87,7 +96,7 @@ def run(recipe: Recipe, *, resume: bool, overwrite: bool) -> TrainResult:
             "skipped_updates": trainer.guard.skipped, "warnings": trainer.guard.warnings,
         }  # fmt: skip
         if is_first_process():
-            write_json(recipe.run_dir / "exposures.json", exposures_by_document(data.exposures, trainer.state.epoch))
+            write_sealed(recipe.run_dir / "exposures.json", exposures_by_document(data.exposures, trainer.state.epoch))
         _write_manifest(recipe, inputs, counts)
     return _result(recipe, counts, model_dir, already_done=False)
 
@@ -119,15 +128,17 @@ def inputs_of(recipe: Recipe) -> dict[str, str]:
     model, corpus = recipe.model, recipe.corpus
     assert model is not None
     assert corpus is not None
-    inputs = {"corpus": file_hash(Path(corpus.path))}
-    inputs |= {name: file_hash(Path(part.path)) for name, part in corpus.parts().items()}
+    inputs = {"corpus": check_output(Path(corpus.path), _CORPUS_CURE)}
+    inputs |= {name: check_output(Path(part.path), _CORPUS_CURE) for name, part in corpus.parts().items()}
     if corpus.held_out is not None:
-        inputs["held_out"] = file_hash(Path(corpus.held_out))
+        inputs["held_out"] = check_output(Path(corpus.held_out), _CORPUS_CURE)
     if recipe.probes is not None:
         inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
         if isinstance(path, str):
-            inputs[name] = tree_hash(Path(path)) if Path(path).is_dir() else f"hub:{path}@{model.revision or 'main'}"
+            folder = Path(path)
+            there = tree_hash(folder, known=checked_hashes(folder)) if folder.is_dir() else ""
+            inputs[name] = there or f"hub:{path}@{model.revision or 'main'}"
     sections = {key: recipe.raw.get(key) for key in ("seed", "method", "model", "adapter", "corpus", "trainer")}
     sections |= {key: recipe.raw[key] for key in ("anchor", "guards", "techniques", "probes") if key in recipe.raw}
     return {**inputs, "fingerprint": content_id(inputs, sections)}
@@ -136,7 +147,9 @@ def inputs_of(recipe: Recipe) -> dict[str, str]:
 def _write_manifest(recipe: Recipe, inputs: Mapping[str, str], counts: Mapping[str, Any]) -> None:
     if not is_first_process():
         return
-    write_manifest(recipe.run_dir / "manifest.json", stage="train", inputs=inputs, recipe=recipe.raw, counts=counts)
+    path = recipe.run_dir / "manifest.json"
+    outputs = _FILES if counts["finished"] else ()
+    write_manifest(path, stage="train", inputs=inputs, recipe=recipe.raw, counts=counts, outputs=outputs)
 
 
 def _look_at_folder(recipe: Recipe, inputs: Mapping[str, str], *, resume: bool, overwrite: bool) -> TrainResult | None:
@@ -146,7 +159,14 @@ def _look_at_folder(recipe: Recipe, inputs: Mapping[str, str], *, resume: bool, 
     if manifest is not None:
         same = manifest["inputs"].get("fingerprint") == inputs["fingerprint"]
         finished = bool(manifest["counts"].get("finished")) and (folder / "model").is_dir()
-        if same and finished:
+        fault = _damage(folder, manifest) if same and finished else ""
+        if fault and not resume:
+            raise TrainingError(
+                f"{fault}. Make the model again with --resume (from the newest checkpoint) or --overwrite."
+            )
+        if fault:
+            log.warning(f"{fault}. The model is made again.")
+        elif same and finished:
             return _result(recipe, manifest["counts"], folder / "model", already_done=True)
         if not same and (finished or checkpoints(folder)):
             raise TrainingError(
@@ -157,12 +177,35 @@ def _look_at_folder(recipe: Recipe, inputs: Mapping[str, str], *, resume: bool, 
                 f"{folder}: holds an unfinished run (newest checkpoint: {checkpoints(folder)[0][1].name}). Go on with "
                 "--resume, or start over with --overwrite."
             )
+    if manifest is None and not resume and not overwrite and (checkpoints(folder) or (folder / "model").exists()):
+        raise TrainingError(
+            f"{folder}: holds checkpoints or a model, but no manifest.json that says of which run. Go on with --resume if it is "
+            "this one, or start over with --overwrite."
+        )
     if not resume and is_first_process():
         stale = [*(path for _, path in checkpoints(folder)), folder / "model"]
         for path in stale:
             if path.exists():
                 shutil.rmtree(path)
     return None
+
+
+def _damage(folder: Path, manifest: Mapping[str, Any]) -> str:
+    """Return what is not as the finished run wrote it, "" where all is."""
+    for name, wanted in manifest.get("outputs", {}).items():
+        if not (folder / name).is_file() or file_hash(folder / name) != wanted:
+            return f"{folder / name}: is not what the run wrote (manifest.json has its hash)"
+    return read_sums(folder / "model")[1]
+
+
+def _agreed(trainer: KnowledgeTrainer, run_dir: Path) -> Path | None:
+    """Return the checkpoint to go on from: the first process reads it through, the others are told."""
+    held = [checkpoint_to_resume(run_dir) if is_first_process() else None]
+    if trainer.accelerator.num_processes > 1:
+        from accelerate.utils import broadcast_object_list
+
+        broadcast_object_list(held)
+    return held[0]
 
 
 def _build(
@@ -217,6 +260,7 @@ def _save(trainer: KnowledgeTrainer, recipe: Recipe) -> Path:
         trainer.save_model(str(part))
     trainer.accelerator.wait_for_everyone()
     if is_first_process():
+        write_sums(part)
         if final.exists():
             shutil.rmtree(final)
         os.replace(part, final)

@@ -18,7 +18,7 @@ from statistics import median
 
 import yaml
 
-from kinject.disk import content_id, lock_dir, read_jsonl, read_manifest, write_text
+from kinject.disk import check_output, content_id, lock_dir, read_jsonl, read_manifest, write_text
 from kinject.errors import InputError
 from kinject.progress import Progress
 from kinject.recipe import Recipe
@@ -158,8 +158,10 @@ def _row_tokens(folder: Path, batch: int) -> float:
 
 def read_run(folder: Path, strategy: str, number: int) -> Measured:
     """Return what a finished run measured. Raises `InputError` when its files are damaged."""
-    timing = [row for _, row in read_jsonl(folder / "timing.jsonl")]
-    log = [row for _, row in read_jsonl(folder / "log.jsonl")]
+    paths = (folder / "timing.jsonl", folder / "log.jsonl")
+    for path in paths:
+        check_output(path, f"Delete {folder} to measure it again.")
+    timing, log = ([row for _, row in read_jsonl(path)] for path in paths)
     if len(timing) < LEAST_STEPS:
         raise InputError(f"{folder}: its timing.jsonl has {len(timing)} steps. Delete the folder to measure it again.")
     start, end = timing[WARM_UP - 1], timing[-1]

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from kinject.disk import content_id, lock_dir, write_json, write_text
+from kinject.disk import content_id, lock_dir, read_sealed, write_json, write_sealed, write_text
 from kinject.errors import InputError
 from kinject.progress import Progress
 from kinject.recipe import Recipe
@@ -125,12 +125,13 @@ class _Trials:
         self.path = folder / "trials.json"
         self.done: dict[int, Trial] = {}
         if self.path.is_file():
+            cure = "Delete it to try anew."
             try:
-                held = json.loads(self.path.read_bytes())
+                held = read_sealed(self.path, cure)
                 if held["id"] == self.identity:
                     self.done = {item["batch"]: Trial(**item) for item in held["trials"]}
             except (ValueError, KeyError, TypeError) as error:
-                raise InputError(f"{self.path}: damaged ({error}). Delete it to try anew.") from error
+                raise InputError(f"{self.path}: damaged ({error!r}). {cure}") from error
 
     def of(self, batch: int) -> Trial:
         """Return the trial of `batch`, done now unless it is known.
@@ -140,7 +141,7 @@ class _Trials:
         known = self.done.get(batch)
         if known is None or (known.peak_bytes is None and not known.refused):
             self.done[batch] = self._try(batch)
-            write_json(self.path, {"id": self.identity, "trials": [asdict(trial) for trial in self.done.values()]})
+            write_sealed(self.path, {"id": self.identity, "trials": [asdict(trial) for trial in self.done.values()]})
         return self.done[batch]
 
     def _try(self, batch: int) -> Trial:

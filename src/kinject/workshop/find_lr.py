@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kinject.disk import content_id, lock_dir, write_json, write_text
+from kinject.disk import content_id, lock_dir, read_sealed, write_sealed, write_text
 from kinject.disk.atomic import atomic_file
 from kinject.errors import InputError, TrainingError
 from kinject.recipe import Recipe
@@ -94,7 +93,7 @@ def find_lr(recipe: Recipe, ramp: Ramp) -> tuple[Found, Path]:
         write_text(folder / "lr.csv", _csv(found))
         with atomic_file(folder / "lr.png", "wb") as file:
             file.write(draw(found))
-        write_json(folder / "lr.json", {"id": identity, "ramp": asdict(ramp), "found": asdict(found)})
+        write_sealed(folder / "lr.json", {"id": identity, "ramp": asdict(ramp), "found": asdict(found)})
     return found, folder
 
 
@@ -103,7 +102,7 @@ def _stored(path: Path, identity: str) -> Found | None:
     if not path.is_file():
         return None
     try:
-        held = json.loads(path.read_bytes())
+        held = read_sealed(path, "Delete it to test anew.")
         if held["id"] != identity:
             return None
         found: dict[str, Any] = {

@@ -201,4 +201,7 @@ def _write_manifest(recipe: Recipe, section: QuestionsSection, result: Questions
     counts = {name: getattr(result, name) for name in names}
     counts["this_run"] = traffic.counts()
     inputs = document_hashes(Path(section.documents))
-    write_manifest(result.manifest_path, stage="questions", inputs=inputs, recipe=recipe.raw, counts=counts)
+    write_manifest(
+        result.manifest_path, stage="questions", inputs=inputs, recipe=recipe.raw, counts=counts,
+        outputs=["questions.jsonl", "validation.jsonl", "test.jsonl"],
+    )  # fmt: skip

@@ -1,0 +1,58 @@
+"""JSON objects that tell when a bit of them has changed: their last key is a checksum of the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kinject.disk.atomic import write_json
+from kinject.disk.ids import content_id
+from kinject.disk.reading import read_bytes
+from kinject.errors import InputError
+
+SEAL = "_checksum"
+"""The key that holds `content_id` of the rest. Objects of an older kinject have none and are read as they are."""
+
+
+def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+    """Write `value` as `write_json` does, with its seal as the last key."""
+    write_json(path, sealed(value))
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `value` as JSON will give it back, with its seal as the last key. NaN and infinities are refused."""
+    plain = json.loads(json.dumps(value, allow_nan=False))  # keys become strings, tuples lists
+    return {**plain, SEAL: content_id(plain)}
+
+
+def read_sealed(path: Path, cure: str) -> dict[str, Any]:
+    """Return the object in `path` without its seal.
+
+    Raises `DiskError` when the file cannot be read, and `InputError` with `cure` when it is no JSON object or not the one
+    that was written.
+    """
+    return unsealed(path, read_bytes(path), cure)
+
+
+def unsealed(path: Path, data: bytes, cure: str) -> dict[str, Any]:
+    """Return the object in `data`, the bytes of `path`, as `read_sealed` does."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: damaged: not JSON ({error}). {cure}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: damaged: found {type(value).__name__}, an object is needed. {cure}")
+    if SEAL in value:
+        seal = value.pop(SEAL)
+        if seal != _id_of(value):
+            raise InputError(f"{path}: damaged: its values are not those that were written ({SEAL}). {cure}")
+    return value
+
+
+def _id_of(value: dict[str, Any]) -> str | None:
+    try:
+        return content_id(value)
+    except ValueError:  # NaN or an infinity, which were never written
+        return None

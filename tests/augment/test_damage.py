@@ -1,0 +1,219 @@
+"""A run folder of augment that the disk has damaged: the rerun comes to the same corpus and counts, or names the file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from damage import Ground, sample
+from faulty import FaultyDisk
+
+from kinject.augment import augment
+from kinject.augment.cache import AnswerCache
+from kinject.augment.generators.batch_log import BatchLog
+from kinject.disk import read_journal
+from kinject.errors import DiskError, InputError, KinjectError
+from kinject.recipe import Recipe
+from kinject.types import Completion, Usage
+
+MakeRecipe = Callable[..., Recipe]
+
+
+def outcome(recipe: Recipe) -> Any:
+    """What a run comes to, whatever was stored before (but for the cost: that of the answers in the cache)."""
+    result = augment(recipe)
+    counts = (result.asked, result.got, dict(result.refused), result.tokens_in, result.tokens_out, result.short)
+    return counts, result.corpus_path.read_bytes()
+
+
+@pytest.fixture
+def ground(make_recipe: MakeRecipe, serving: Callable[..., Any], tmp_path: Path) -> Ground:
+    recipe = make_recipe(serving(faults={"echo": 0.2}, by_request=True).url)
+    return Ground(tmp_path / "run", lambda: outcome(recipe))
+
+
+def test_every_file_of_a_damaged_run_is_mended_or_named(ground: Ground) -> None:
+    names = {path.name for path in ground.files()}
+    assert {"cache.sqlite", "variants.jsonl", "rejected.jsonl", "corpus.jsonl", "manifest.json"} <= names
+    assert (ground.folder / "rejected.jsonl").stat().st_size > 0
+    bad, mended, refused = [], 0, 0
+    for path in ground.files():
+        found, n_mended, n_refused = ground.faults(path, sample(path, 1, 4, 1))
+        bad, mended, refused = bad + found, mended + n_mended, refused + n_refused
+    assert bad == []
+    assert mended > 20
+    assert refused > 10
+
+
+def test_lost_refusals_are_noticed_by_the_variants_that_came_after_them(
+    make_recipe: MakeRecipe, serving: Callable[..., Any], tmp_path: Path
+) -> None:
+    recipe = make_recipe(serving(faults={"echo": 0.2}, by_request=True).url)
+    wanted = outcome(recipe)
+    rejected = tmp_path / "run" / "rejected.jsonl"
+    after = [row["attempt"] for _, row in read_journal(tmp_path / "run" / "variants.jsonl")]
+    assert max(after) > 0
+    lines = rejected.read_bytes().splitlines(keepends=True)
+    rejected.write_bytes(b"".join(lines[:-1]))
+    with pytest.raises(InputError, match=r"rejected\.jsonl: rows are missing that variants\.jsonl tells of\. Move"):
+        augment(recipe)
+    for name in ("variants", "rejected", "notes"):
+        (tmp_path / "run" / f"{name}.jsonl").unlink()
+    assert outcome(recipe) == wanted
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    path = tmp_path / "cache.sqlite"
+    with AnswerCache(path) as cache:
+        for at in range(40):
+            cache.put(_key(at), Completion(_text(at), "stop", Usage(100 + at, 10)))
+    return path
+
+
+def _key(at: int) -> bytes:
+    return random.Random(at).randbytes(16)
+
+
+def _text(at: int) -> str:
+    return f"Arden, born in {1900 + at}, é. " * (1 + at % 7 * 12)
+
+
+def test_no_flipped_bit_of_the_cache_gives_another_answer(filled: Path) -> None:
+    whole = filled.read_bytes()
+    kept = filled.with_name("whole.sqlite")
+    shutil.copy(filled, kept)
+    rng = random.Random(3)
+    seen = {"refused": 0, "left out": 0, "untouched": 0}
+    for _ in range(400):
+        for other in filled.parent.glob("cache.sqlite*"):
+            other.unlink()
+        data = bytearray(whole)
+        bit = rng.randrange(len(data) * 8)
+        data[bit // 8] ^= 1 << bit % 8
+        filled.write_bytes(data)
+        try:
+            with AnswerCache(filled) as cache:
+                found = [cache.get(_key(at)) for at in range(40)]
+                tokens = cache.usage().tokens_in
+        except DiskError as error:
+            seen["refused" if "cache.sqlite: cannot be" in str(error) else str(error)] = seen["refused"] + 1
+            continue
+        wrong = [at for at, item in enumerate(found) if item is not None and item.text != _text(at)]
+        assert wrong == []
+        assert [item.usage.tokens_in for item in found if item] == [100 + at for at, item in enumerate(found) if item]
+        assert tokens == sum(item.usage.tokens_in for item in found if item)
+        seen["untouched" if all(found) else "left out"] += 1
+    assert seen.keys() == {"refused", "left out", "untouched"}
+    assert min(seen.values()) > 0, seen
+
+
+def test_a_damaged_answer_is_told_left_out_and_stored_again(filled: Path, caplog: pytest.LogCaptureFixture) -> None:
+    filled.write_bytes(filled.read_bytes().replace(b"born in 1939", b"born in 1938", 1))
+    with AnswerCache(filled) as cache:
+        assert "damaged on disk and left out: 1 stored answers. They are asked again" in caplog.text
+        assert cache.get(_key(39)) is None
+        assert len(cache) == 39
+        cache.put(_key(39), Completion(_text(39), "stop", Usage(139, 10)))
+    caplog.clear()
+    with AnswerCache(filled) as cache:
+        assert cache.get(_key(39)) == Completion(_text(39), "stop", Usage(139, 10))
+        assert cache.usage() == Usage(sum(range(100, 140)), 400)
+    assert caplog.text == ""
+
+
+def test_a_cache_of_an_older_kinject_is_read_and_written_on(tmp_path: Path) -> None:
+    path = tmp_path / "cache.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute(
+            "CREATE TABLE answers (key BLOB PRIMARY KEY, text TEXT NOT NULL, finish_reason TEXT NOT NULL, "
+            "tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL) WITHOUT ROWID"
+        )
+        database.execute("INSERT INTO answers VALUES (?, 'é', 'stop', 3, 4)", (_key(0),))
+    database.close()
+    for _ in range(2):
+        with AnswerCache(path) as cache:
+            assert cache.get(_key(0)) == Completion("é", "stop", Usage(3, 4))
+            cache.put(_key(1), Completion("b", "stop", Usage(1, 1)))
+
+
+def test_a_cache_that_was_deleted_under_a_run_is_told_at_the_next_answer(filled: Path) -> None:
+    with AnswerCache(filled) as cache:
+        for other in filled.parent.glob("cache.sqlite*"):
+            other.unlink()
+        with pytest.raises(DiskError, match=r"cache\.sqlite: cannot be written"):
+            cache.put(_key(50), Completion("x", "stop", Usage()))
+
+
+def test_the_log_of_batches_notices_a_changed_row(tmp_path: Path) -> None:
+    path = tmp_path / "batches.sqlite"
+    log = BatchLog(path)
+    log.begin("submission", "http://here", ["aa", "bb"])
+    log.name("submission", "batch_17")
+    log.close()
+    again = BatchLog(path)
+    assert [(item.batch, item.keys) for item in again.waiting("http://here")] == [("batch_17", ("aa", "bb"))]
+    again.close()
+    path.write_bytes(path.read_bytes().replace(b"batch_17", b"batch_16"))
+    with pytest.raises(DiskError, match=r"batches\.sqlite: .* Move it away to go on without it"):
+        BatchLog(path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES], ids=errno.errorcode.get)
+def test_a_run_goes_on_to_the_same_corpus_after_any_call_was_refused(
+    make_recipe: MakeRecipe, tmp_path: Path, number: int
+) -> None:
+    recipe = make_recipe()
+    with FaultyDisk(tmp_path / "run") as counting:
+        wanted = outcome(recipe)
+    n_calls = len(counting.calls)
+    assert n_calls > 50
+    rng = random.Random(number)
+    for at in sorted(rng.sample(range(n_calls), 12)):
+        shutil.rmtree(tmp_path / "run")
+        with FaultyDisk(tmp_path / "run", number, at, for_good=True):
+            try:
+                augment(recipe)
+            except KinjectError as error:
+                told = str(error)
+            else:
+                told = "done"
+        last = counting.calls[at:]
+        assert os.strerror(number) in told or (told == "done" and set(last) <= {"ftruncate", "mkdir"}), (at, told)
+        assert outcome(recipe) == wanted
+
+
+FILL = """
+import resource, signal, sys
+from kinject.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+sys.exit(main(["augment", sys.argv[1]]))
+"""
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_FSIZE)[1] != resource.RLIM_INFINITY, reason="files are limited")
+def test_a_disk_that_fills_ends_augment_with_a_line_and_code_2_and_nothing_is_paid_twice(
+    make_recipe: MakeRecipe, serving: Callable[..., Any], tmp_path: Path
+) -> None:
+    running = serving()
+    recipe = make_recipe(running.url)
+    command = [sys.executable, "-c", FILL, str(recipe.path)]
+    done = subprocess.run([*command, "9000"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    line = done.stderr.strip().splitlines()[-1]
+    assert f"{tmp_path / 'run'}" in line
+    assert "same command goes on" in line or "Free space" in line
+    augment(recipe)
+    assert running.state.n_requests <= 36 + 8  # those whose answer found no room any more

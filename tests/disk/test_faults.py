@@ -1,0 +1,231 @@
+"""A disk that refuses: every call of every write, in every way, ends in one line and loses nothing that was stored."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faulty import ERRNOS, FaultyDisk, unreadable
+
+from kinject.disk import Journal, lock_dir, read_journal, read_manifest, write_json, write_jsonl, write_manifest
+from kinject.errors import DiskError
+
+
+@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
+def test_a_journal_keeps_every_row_that_it_took_whichever_call_fails(
+    tmp_path: Path, number: int, for_good: bool
+) -> None:
+    def fill(path: Path) -> list[int]:
+        taken: list[int] = []
+        with Journal(path) as journal:
+            for row in range(3):
+                journal.append({"id": row})
+                taken.append(row)
+        return taken
+
+    with FaultyDisk(tmp_path) as counting:
+        fill(tmp_path / "all.jsonl")
+    assert {"open", "write", "fsync"} <= set(counting.calls)
+    for at, call in enumerate(counting.calls):
+        if call == "mkdir":  # of a folder that is there: nothing is lost by its refusal
+            continue
+        path = tmp_path / f"{at}.jsonl"
+        told = rf"{at}\.jsonl: cannot be .*{os.strerror(number)}"
+        with FaultyDisk(tmp_path, number, at, for_good=for_good), pytest.raises(DiskError, match=told):
+            fill(path)
+        with Journal(path) as journal:
+            held = [row["id"] for row in journal.rows]
+            assert held == list(range(len(held)))
+            for row in range(len(held), 3):
+                journal.append({"id": row})
+        assert [row["id"] for _, row in read_journal(path)] == [0, 1, 2]
+
+
+def test_a_journal_on_a_disk_that_takes_part_of_a_line_stays_whole(tmp_path: Path) -> None:
+    code = (
+        "import resource, signal, sys\nfrom pathlib import Path\nfrom kinject.disk import Journal, read_journal\n"
+        "from kinject.errors import DiskError\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+        "for limit in range(0, 150):\n"
+        "    path = Path(sys.argv[1]) / f'{limit}.jsonl'\n"
+        "    taken = 0\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))\n"
+        "    try:\n"
+        "        with Journal(path, sync=False) as journal:\n"
+        "            for row in range(5): journal.append({'id': row}); taken += 1\n"
+        "    except DiskError as error: assert 'File too large' in str(error), error\n"
+        "    else: raise AssertionError('it never filled')\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))\n"
+        "    assert path.stat().st_size <= limit\n"
+        "    assert [row['id'] for _, row in read_journal(path)] == list(range(taken)), limit\n"
+        "print('kept')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("kept\n", "")
+
+
+@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
+def test_a_file_is_the_old_one_or_the_new_one_whichever_call_fails(tmp_path: Path, number: int, for_good: bool) -> None:
+    writers = {
+        "a.json": lambda path, new: write_json(path, {"new": new}),
+        "b.jsonl": lambda path, new: write_jsonl(path, [{"new": new}] * 3),
+        "c/manifest.json": lambda path, new: write_manifest(path, stage="s", inputs={}, recipe={}, counts={"new": new}),
+    }
+    for name, write in writers.items():
+        path = tmp_path / name
+        write(path, 0)
+        old = path.read_bytes()
+        with FaultyDisk(tmp_path) as counting:
+            write(path, 0)
+        for at, call in enumerate(counting.calls):
+            if call == "mkdir":
+                continue
+            path.write_bytes(old)
+            with (
+                FaultyDisk(tmp_path, number, at, for_good=for_good),
+                pytest.raises(DiskError, match=f"{name}: cannot be"),
+            ):
+                write(path, 1)
+            assert path.read_bytes() == old
+            if not for_good:
+                assert list(path.parent.glob("*.part")) == []
+
+
+@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
+def test_a_folder_that_cannot_be_locked_is_refused_and_no_lock_is_left(tmp_path: Path, number: int) -> None:
+    with FaultyDisk(tmp_path) as counting, lock_dir(tmp_path / "count"):
+        pass
+    for at in range(len(counting.calls) - 1):  # the last call only empties what is there for people to read
+        folder = tmp_path / f"{at}"
+        with FaultyDisk(tmp_path, number, at), pytest.raises(DiskError, match=rf"{folder}.*{os.strerror(number)}"):
+            _hold(folder)
+        _hold(folder)
+
+
+def _hold(folder: Path) -> None:
+    with lock_dir(folder):
+        pass
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(DiskError, match=r"\.lock: cannot be locked: No locks available"):
+        _hold(tmp_path)
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from kinject.disk import lock_dir
+with lock_dir(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_told_which_process_where_and_since_when_and_a_dead_one_does_not_block(
+    tmp_path: Path,
+) -> None:
+    first = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"held\n"
+        told = (
+            rf"in use by process {first.pid} on {socket.gethostname()} since 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00\. "
+        )
+        with pytest.raises(DiskError, match=told):
+            _hold(tmp_path)
+    finally:
+        first.kill()
+        first.communicate()
+    _hold(tmp_path)
+    assert (tmp_path / ".lock").read_bytes() == b""
+
+
+def test_two_threads_of_one_process_do_not_share_a_folder(tmp_path: Path) -> None:
+    found: list[str] = []
+
+    def second() -> None:
+        try:
+            _hold(tmp_path)
+        except DiskError as error:
+            found.append(str(error))
+
+    with lock_dir(tmp_path):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+    assert f"in use by process {os.getpid()}" in found[0]
+
+
+def test_a_holder_on_another_machine_that_did_not_end_in_order_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".lock").write_text("process 7 on far-away since 2026-01-02T03:04:05+00:00")
+    _hold(tmp_path)
+    assert "process 7 on far-away since 2026-01-02T03:04:05+00:00 did not end in order" in caplog.text
+    caplog.clear()
+    _hold(tmp_path)
+    (tmp_path / ".lock").write_text(f"process 7 on {socket.gethostname()} since 2026-01-02T03:04:05+00:00")
+    _hold(tmp_path)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("how", ["deleted", "renamed", "replaced"])
+def test_a_folder_that_vanishes_is_told_at_the_next_row_and_not_written_into_nothing(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "run" / "a.jsonl"
+    with Journal(path) as journal:
+        journal.append({"id": 1})
+        if how == "renamed":
+            path.parent.rename(tmp_path / "other")
+        else:
+            shutil.rmtree(path.parent)
+        if how == "replaced":
+            path.parent.mkdir()
+            path.write_text("{}\n")
+        with pytest.raises(DiskError, match=r"a\.jsonl: was deleted or replaced while this run was writing it"):
+            journal.append({"id": 2})
+
+
+def test_a_file_that_may_not_be_read_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    write_manifest(path, stage="s", inputs={}, recipe={}, counts={})
+    with unreadable(path), pytest.raises(DiskError, match=r"manifest\.json: cannot be read: Permission denied"):
+        read_manifest(path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 kB, where this user may mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may not mount a tmpfs; the refused calls above hold the same")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_real_disk_that_is_full_is_told_and_what_it_took_is_whole(small_disk: Path) -> None:
+    taken: list[int] = []
+    with Journal(small_disk / "a.jsonl") as journal:
+        with pytest.raises(DiskError, match=r"No space left on device\. Free space there"):
+            taken.extend(journal.append({"text": "x" * 500}) for _ in range(1000))
+        assert len(list(read_journal(small_disk / "a.jsonl"))) == len(taken) > 50
+    with pytest.raises(DiskError, match="No space left on device"):
+        write_json(small_disk / "b.json", {"text": "x" * 70_000})
+    assert sorted(path.name for path in small_disk.iterdir()) == ["a.jsonl"]

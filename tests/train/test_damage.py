@@ -1,0 +1,182 @@
+"""A training run's files that the disk has damaged: the same weights and log in the end, or a line that names the file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from damage import Ground, sample
+from faulty import FaultyDisk
+from safetensors.torch import load_file
+
+from kinject.disk import read_jsonl, write_manifest
+from kinject.errors import DiskError, InputError, KinjectError, TrainingError
+from kinject.recipe import Recipe
+from kinject.study import write_training_report
+from kinject.train import run as stage
+from kinject.train import train
+from kinject.train.merge import merge
+
+MakeRecipe = Callable[..., Recipe]
+SAVE = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5}
+
+
+def outcome(recipe: Recipe) -> Any:
+    """The weights and losses that a run comes to, resumed from what is there."""
+    result = train(recipe, resume=True)
+    weights = load_file(Path(result.model_dir) / "model.safetensors")
+    losses = [row["loss"] for _, row in read_jsonl(recipe.run_dir / "log.jsonl") if "loss" in row]
+    return {name: tensor.numpy().tobytes() for name, tensor in weights.items()}, losses, result.n_steps
+
+
+@pytest.fixture
+def interrupted(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """A run of 5 steps with checkpoints 2 and 4, ended before its model was written."""
+    recipe = make_recipe(trainer=SAVE)
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "_save", end)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe)
+    return recipe
+
+
+def test_no_damage_to_a_checkpoint_changes_what_a_resumed_run_comes_to(interrupted: Recipe, tmp_path: Path) -> None:
+    before = shutil.copytree(interrupted.run_dir, tmp_path / "before")
+    ground = Ground(interrupted.run_dir, lambda: outcome(interrupted))
+    shutil.rmtree(ground.kept)
+    shutil.move(before, ground.kept)
+    ground.restore()
+    newest = {path.name for path in (ground.folder / "checkpoint-4").iterdir()}
+    assert {"model.safetensors", "optimizer.pt", "trainer_state.json", "complete.json", "SHA256SUMS"} <= newest
+    bad, n_mended = [], 0
+    for name in (
+        "model.safetensors",
+        "optimizer.pt",
+        "trainer_state.json",
+        "rng_state.pth",
+        "complete.json",
+        "SHA256SUMS",
+    ):
+        path = ground.folder / "checkpoint-4" / name
+        damages = sample(path, 2, 2, 0)
+        found, mended, _ = ground.faults(path, [damages[0], damages[len(name) % len(damages)]])
+        bad, n_mended = bad + found, n_mended + mended
+    for name in ("log.jsonl", "timing.jsonl", "manifest.json"):
+        found, mended, _ = ground.faults(ground.folder / name, sample(ground.folder / name, 2, 1, 0)[:3])
+        bad, n_mended = bad + found, n_mended + mended
+    assert bad == []
+    assert n_mended > 10
+
+
+def test_a_flipped_bit_in_a_finished_model_is_found_and_named_and_resume_makes_it_again(
+    make_recipe: MakeRecipe, interrupted: Recipe
+) -> None:
+    wanted = outcome(interrupted)
+    weights = interrupted.run_dir / "model" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(TrainingError, match=r"model\.safetensors: its bytes are not .* --resume .* or --overwrite"):
+        train(interrupted)
+    with pytest.raises(InputError, match=r"model\.safetensors: its bytes are not those that were written \(SHA256SUMS"):
+        train(make_recipe(model={"path": str(weights.parent)}, run_dir=str(interrupted.run_dir.with_name("next"))))
+    with pytest.raises(InputError, match=r"model\.safetensors: its bytes are not"):
+        merge(str(weights.parent), str(weights.parent), [0.5], interrupted.run_dir / "merged")
+    assert outcome(interrupted) == wanted
+
+
+def test_a_merged_model_has_sums_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
+    folder = merge(str(tiny_model), str(tiny_model), [0.5], tmp_path / "merged")[0.5]
+    assert "model.safetensors" in (folder / "SHA256SUMS").read_text()
+
+
+def test_a_run_without_its_manifest_is_not_thrown_away(interrupted: Recipe) -> None:
+    (interrupted.run_dir / "manifest.json").unlink()
+    with pytest.raises(TrainingError, match=r"holds checkpoints or a model, but no manifest\.json .* --resume"):
+        train(interrupted)
+    assert {path.name for path in interrupted.run_dir.glob("checkpoint-*")} >= {"checkpoint-2", "checkpoint-4"}
+
+
+def test_a_changed_log_is_not_drawn(interrupted: Recipe) -> None:
+    train(interrupted, resume=True)
+    write_training_report(interrupted.run_dir)
+    log = interrupted.run_dir / "log.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"loss": ', b'"loss": 1', 1))
+    with pytest.raises(InputError, match=r"log\.jsonl: its bytes are not those that were written"):
+        write_training_report(interrupted.run_dir)
+
+
+def test_a_corpus_that_is_not_as_augment_wrote_it_is_refused(make_recipe: MakeRecipe, corpus: Path) -> None:
+    write_manifest(
+        corpus.parent / "manifest.json", stage="augment", inputs={}, recipe={}, counts={}, outputs=["corpus.jsonl"]
+    )
+    corpus.write_bytes(corpus.read_bytes().replace(b"Lowmere", b"Lowmepe", 1))
+    with pytest.raises(InputError, match=r"corpus\.jsonl: its bytes are not .* Run kinject augment again"):
+        train(make_recipe(corpus={"path": str(corpus)}))
+
+
+def test_damaged_tokens_are_made_again(
+    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run() -> Any:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return outcome(make_recipe())
+
+    ground = Ground(tmp_path / "tokens", run)
+    bad, n_mended = [], 0
+    files = {path.name: path for path in ground.files()}
+    assert files.keys() == {"ids.bin", "learned.bin", "ends.bin", "documents.bin", "documents.json", "SHA256SUMS"}
+    for at, path in enumerate(files.values()):
+        damages = sample(path, 4, 1, 1)
+        found, mended, refused = ground.faults(path, [damages[at % 2], damages[2 + at % 3]])
+        bad, n_mended = bad + found, n_mended + mended
+        assert refused == 0
+    assert bad == []
+    assert n_mended == 12
+    assert (
+        "ids.bin: its bytes are not those that were written (SHA256SUMS beside it). These tokens are made anew"
+        in caplog.text
+    )
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES], ids=errno.errorcode.get)
+def test_a_run_goes_on_to_the_same_weights_after_a_call_was_refused(
+    make_recipe: MakeRecipe, tmp_path: Path, number: int
+) -> None:
+    recipe = make_recipe(trainer=SAVE)
+    with FaultyDisk(tmp_path / "run") as counting:
+        wanted = outcome(recipe)
+    places = [at for at, call in enumerate(counting.calls) if call in ("open", "os.open", "write", "fsync", "replace")]
+    for part in (0.0, 0.35, 0.65, 0.93):
+        shutil.rmtree(tmp_path / "run")
+        at = places[int(part * len(places))]
+        with (
+            FaultyDisk(tmp_path / "run", number, at, for_good=True),
+            pytest.raises(DiskError, match=os.strerror(number)),
+        ):
+            train(recipe)
+        assert outcome(recipe) == wanted
+
+
+def test_a_run_folder_that_vanishes_half_way_is_told(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from kinject.train import trainer
+
+    def vanish(checkpoint: Path) -> None:
+        shutil.rmtree(checkpoint.parent)
+
+    monkeypatch.setattr(trainer, "mark_complete", vanish)
+    with pytest.raises(
+        KinjectError, match=r"run: the disk does not take what training writes \(the run folder is gone\)"
+    ):
+        train(make_recipe(trainer=SAVE))
