@@ -106,7 +106,9 @@ def test_a_file_is_the_old_one_or_the_new_one_whichever_call_fails(tmp_path: Pat
 def test_a_folder_that_cannot_be_locked_is_refused_and_no_lock_is_left(tmp_path: Path, number: int) -> None:
     with FaultyDisk(tmp_path) as counting, lock_dir(tmp_path / "count"):
         pass
-    for at in range(len(counting.calls) - 1):  # the last call only empties what is there for people to read
+    for at, call in enumerate(counting.calls[:-1]):  # the last one only empties what is there for people to read
+        if at and call == "mkdir":  # of a folder that is there
+            continue
         folder = tmp_path / f"{at}"
         with FaultyDisk(tmp_path, number, at), pytest.raises(DiskError, match=rf"{folder}.*{os.strerror(number)}"):
             _hold(folder)

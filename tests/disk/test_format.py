@@ -60,7 +60,7 @@ def train_words(folder: Path, model: Path) -> list[str]:
 
 
 def make_unversioned(run: Path) -> None:
-    """Take out of a run folder what says its version, and what checkpoints did not carry then."""
+    """Take out of a run folder what says its version, and what checkpoints and reports did not carry then."""
     (run / ".format.json").unlink()
     for path in run.glob("*.sqlite"):
         with contextlib.closing(sqlite3.connect(path)) as database:
@@ -68,7 +68,9 @@ def make_unversioned(run: Path) -> None:
     report = run / "report.json"
     if report.exists():
         report.write_text(
-            json.dumps({key: value for key, value in json.loads(report.read_text()).items() if key != "format_version"})
+            json.dumps(
+                {k: v for k, v in json.loads(report.read_text()).items() if k not in ("format_version", "_checksum")}
+            )
         )
     for state in run.glob("checkpoint-*/trainer_state.json"):
         value = json.loads(state.read_text())
@@ -76,6 +78,8 @@ def make_unversioned(run: Path) -> None:
         state.write_text(json.dumps(value))
         marker = state.parent / "complete.json"
         sizes = json.loads(marker.read_text())
+        del sizes["SHA256SUMS"]
+        (state.parent / "SHA256SUMS").unlink()
         marker.write_text(json.dumps({**sizes, "trainer_state.json": state.stat().st_size}))
 
 
@@ -125,6 +129,7 @@ def test_training_goes_on_from_a_checkpoint_without_a_version(
     wanted = (run / "model/model.safetensors").read_bytes(), (run / "log.jsonl").read_text().splitlines()[:-1]
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["counts"]["finished"] = False
+    del manifest["_checksum"]
     (run / "manifest.json").write_text(json.dumps(manifest))
     for gone in ("model", "checkpoint-6"):
         shutil.rmtree(run / gone)
