@@ -81,7 +81,7 @@ def _unclear(message: str, path: Path) -> str:
     """Return what a message lacks."""
     if len(message) > LONGEST_MESSAGE:
         return f"a message of {len(message)} characters: {message[:300]}"
-    placed = str(path) in message or "command line" in message or message.startswith(("/", "corpus."))
+    placed = str(path) in message or "command line" in message or message.startswith(("/", "corpus"))
     if not placed and path.name != "override.txt":
         return f"no place: {message[:600]}"
     return "" if _CURE.search(message) else f"no cure: {message[:600]}"

@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_the_repository(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Recipes name their inputs from the repository's root; pypdf logs what it repairs."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(logging.getLogger("pypdf"), "disabled", True)
+    caplog.set_level(logging.CRITICAL, logger="pypdf")
 
 
 def test_undamaged_inputs_are_read_so_that_a_refusal_means_the_damage(tmp_path: Path) -> None:

@@ -31,11 +31,11 @@ pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_the_repository(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Recipes name their inputs from the repository's root; libraries log what they repair."""
     monkeypatch.chdir(ROOT)
     for name in ("pypdf", "transformers", "kinject"):
-        monkeypatch.setattr(logging.getLogger(name), "disabled", True)
+        caplog.set_level(logging.CRITICAL, logger=name)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -43,6 +43,8 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_damaged_input_is_read_or_refused(
     tmp_path: Path, tiny_model: Path, group: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    (tiny_model / "chat_template.jinja").write_text(template)
     chosen = {
         "readers": kinds, "results": result_kinds, "model folders": lambda: damaged_folder_kinds(tiny_model),
         "verbs": verb_kinds,

@@ -24,6 +24,8 @@ from kinject.study.arms import (
     section_of,
 )
 
+_NO_CURVES = " The study has no curves; add it to study.curves."
+
 
 def check_names(recipe: Recipe) -> None:
     """Raise `RecipeError` with every name and key of the section that stands for nothing. Quick: reads no other recipe."""
@@ -118,7 +120,8 @@ def _scaling_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
         return
     curves = section.curves or {}
     if scaling.curve not in curves:
-        yield recipe.fault("study.scaling.curve", f"found {scaling.curve!r}.{suggestion(scaling.curve, curves)}")
+        hint = suggestion(scaling.curve, curves) or _NO_CURVES
+        yield recipe.fault("study.scaling.curve", f"found {scaling.curve!r}.{hint}")
     for subject, n_values in scaling.values.items():
         if n_values < 2:
             what = f"found {n_values}, allowed: 2 or more. A fact with one value holds nothing."
@@ -142,9 +145,8 @@ def _claim_faults(recipe: Recipe, section: StudySection, arms: set[str]) -> Iter
             if found is not None and found.removesuffix(RAG) not in arms:
                 yield recipe.fault((*place, key), f"found {found!r}.{suggestion(found, arms)}")
         if claim.curve is not None and claim.curve not in (section.curves or {}):
-            yield recipe.fault(
-                (*place, "curve"), f"found {claim.curve!r}.{suggestion(claim.curve, section.curves or {})}"
-            )
+            hint = suggestion(claim.curve, section.curves or {}) or _NO_CURVES
+            yield recipe.fault((*place, "curve"), f"found {claim.curve!r}.{hint}")
 
 
 def _key_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
