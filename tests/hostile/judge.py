@@ -16,7 +16,7 @@ from kinds import Kind
 
 from kinject.errors import KinjectError
 
-SECONDS = 20
+SECONDS = 60
 """Processor time (not wall time: the machine may be loaded) after which an input counts as a hang."""
 MORE_MEMORY = 4 << 30
 """Address space beyond what the process has when a run begins."""
@@ -94,22 +94,21 @@ def break_all(
     counts: Counter[tuple[str, str]] = Counter()
     faults: list[str] = []
     whole = sum(share for _, share in chosen)
-    with bounded_memory():
-        for number, (kind, share) in enumerate(chosen):
-            random = Random(f"{seed} {kind.name}")
-            own = folder / kind.name.replace(" ", "-")
-            own.mkdir(parents=True, exist_ok=True)
-            path = own / kind.file
-            n_own = round(n * share / whole) if number + 1 < len(chosen) else n - sum(counts.values())
-            for index in range(n_own):
-                data = kind.make(random)
-                path.write_bytes(data)
-                outcome, fault = fault_of(kind, path)
-                counts[kind.name, outcome] += 1
-                if fault:
-                    saved = own / f"fault-{index}-{kind.file}"
-                    saved.write_bytes(data)
-                    faults.append(f"{kind.name}: {outcome}: input saved as {saved}\n{fault}")
+    for number, (kind, share) in enumerate(chosen):
+        random = Random(f"{seed} {kind.name}")
+        own = folder / kind.name.replace(" ", "-")
+        own.mkdir(parents=True, exist_ok=True)
+        path = own / kind.file
+        n_own = round(n * share / whole) if number + 1 < len(chosen) else n - sum(counts.values())
+        for index in range(n_own):
+            data = kind.make(random)
+            path.write_bytes(data)
+            outcome, fault = fault_of(kind, path)
+            counts[kind.name, outcome] += 1
+            if fault:
+                saved = own / f"fault-{index}-{kind.file}"
+                saved.write_bytes(data)
+                faults.append(f"{kind.name}: {outcome}: input saved as {saved}\n{fault}")
     return counts, faults
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 from mutations import as_json_line, as_yaml, damaged_bytes, damaged_tree, without_structure
 
 ROOT = Path(__file__).parents[2]
@@ -220,6 +221,23 @@ def read_rewritings(path: Path) -> None:
     read_given(path).check_documents(["a"])
 
 
+WEIGHTED: list[Any] = [
+    [
+        {"text": "a", "weight": 1.5, "date": "2024-05-31"},
+        {"text": "b", "weight": 2, "date": "2024-06-01T10:00:00+02:00"},
+    ]
+]
+
+
+def read_row_weights(path: Path) -> None:
+    """Weigh rows by a column, and by a date."""
+    from kinject.recipe import RowWeightsSection
+    from kinject.train.row_weights import row_weights
+
+    assert np.isfinite(row_weights(RowWeightsSection("weight"), path)).all()
+    assert np.isfinite(row_weights(RowWeightsSection("date", half_life=30), path)).all()
+
+
 def as_csv(rows: Any) -> bytes:
     """Return rows as CSV, a column for each key."""
     import csv
@@ -332,6 +350,7 @@ def kinds() -> list[tuple[Kind, float]]:
         (Kind("corpus", "c.jsonl", from_trees(CORPORA, lines_of), read_whole_corpus), 2),
         (Kind("contexts", "x.jsonl", from_trees(CONTEXTS, lines_of), read_some_contexts), 0.7),
         (Kind("rewritings", "g.jsonl", from_trees([DOCUMENTS[0]], lines_of), read_rewritings), 0.3),
+        (Kind("row weights", "w.jsonl", from_trees(WEIGHTED, lines_of), read_row_weights), 0.5),
         (Kind("harness samples", "samples_t.jsonl", from_trees(SAMPLES, lines_of), compare_with_itself), 1.5),
         (Kind("answers", "answers.jsonl", from_trees(ANSWERS, lines_of), compare_with_itself), 1),
         (Kind("harness task", "task.yaml", from_trees(TASKS, as_yaml), read_some_task), 2),
@@ -359,6 +378,7 @@ def good_inputs() -> list[tuple[Kind, bytes]]:
         (by_name["questions csv"], as_mmlu_csv(MMLU[0])),
         *((by_name["corpus"], lines_of(rows)) for rows in CORPORA),
         (by_name["contexts"], lines_of(CONTEXTS[0])),
+        (by_name["row weights"], lines_of(WEIGHTED[0])),
         (by_name["harness samples"], lines_of(SAMPLES[0])),
         (by_name["answers"], lines_of(ANSWERS[0])),
         *((by_name["harness task"], as_yaml(tree)) for tree in TASKS),

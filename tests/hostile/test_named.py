@@ -166,7 +166,7 @@ LAUGHS = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in ra
 YAML: list[tuple[str, str]] = [
     ("a0: &a0 [x]\n" + LAUGHS, "more than 100,000 values"),
     ("a: &a [*a]\n", "levels deep"),
-    ("a: " + "[" * 5_000, "levels deep"),
+    ("a: " + "[" * 2_000, "levels deep"),
     ("a: " + "[" * 40 + "]" * 40, "levels deep"),
     ("".join(f"{' ' * i}a:\n" for i in range(300)), "levels deep"),
     ("a: &a {b: 1}\nc:\n  <<: *a\n", "merge key"),

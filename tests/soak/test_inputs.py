@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "hostile"))
 
-from judge import break_all, table_of  # noqa: E402
+from judge import bounded_memory, break_all, table_of  # noqa: E402
 from kinds import kinds  # noqa: E402
 from verbs import result_kinds, verb_kinds  # noqa: E402
 
@@ -49,7 +49,8 @@ def test_every_damaged_input_is_read_or_refused(
         "readers": kinds, "results": result_kinds, "model folders": lambda: damaged_folder_kinds(tiny_model),
         "verbs": verb_kinds,
     }[group]()  # fmt: skip
-    counts, faults = break_all(chosen, N_INPUTS[group], SEED, tmp_path / "inputs")
+    with bounded_memory():
+        counts, faults = break_all(chosen, N_INPUTS[group], SEED, tmp_path / "inputs")
     by_outcome: Counter[str] = Counter()
     for (_, outcome), n in counts.items():
         by_outcome[outcome] += n
