@@ -39,8 +39,11 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
 
 
 def _row(logged: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a logged row as JSON can hold it: step and epoch first, values that are not finite left out."""
-    row = {"step": logged["step"], "epoch": logged.get("epoch"), **logged}
+    """Return a logged row as JSON can hold it: values that are not finite left out, the keys in an order that is the same
+    for a row as it is logged and as a checkpoint, which sorts its keys, gives it back.
+    """
+    first = {key: logged[key] for key in ("step", "epoch", "loss") if key in logged}
+    row = first | dict(sorted(logged.items()))
     return {key: value for key, value in row.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
