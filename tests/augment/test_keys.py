@@ -17,6 +17,7 @@ from urllib.parse import quote
 import pytest
 
 from kinject.augment import augment, render_summary
+from kinject.augment.generators.openai import Endpoint
 from kinject.augment.generators.redact import Redactor
 from kinject.augment.questions import make_questions
 from kinject.augment.serve import ServeOptions
@@ -120,6 +121,26 @@ def test_a_server_error_that_repeats_the_key_is_recorded_without_it(
     assert b"(key)" in result.failures_path.read_bytes()
 
 
+def test_an_answer_that_is_no_json_and_holds_the_key_is_told_without_it(
+    make_recipe: Make, echoing: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kinject.augment.sender.N_TRIES", 2)
+    for how in ("plain", "header"):
+        result = augment(make_recipe(echoing(200, ECHOES[how], "text"), styles={"paraphrase": 1}))
+        assert all("(key)" in error for error in result.failed)
+
+
+def test_a_key_that_would_travel_unencrypted_is_warned_of(
+    make_recipe: Make, caplog: pytest.LogCaptureFixture, serving: Callable[..., Any]
+) -> None:
+    for url, warned in (("http://gpu-7.example/v1", True), ("https://gpu-7.example/v1", False), (serving().url, False)):
+        caplog.clear()
+        section = make_recipe(url).augment
+        assert section is not None
+        Endpoint(section.generator)
+        assert ("travels unencrypted" in caplog.text) == warned
+
+
 def test_the_batch_api_keeps_the_key_out_too(make_recipe: Make, echoing: Callable[..., str]) -> None:
     with pytest.raises(EndpointError, match=r"\(key\)"):
         augment(make_recipe(echoing(401, ECHOES["header"]), styles={"paraphrase": 1}, generator__batch=True))
@@ -148,6 +169,8 @@ def test_the_questions_and_the_judge_keep_the_key_out_too(
         ("base_url", "https://CANARY@host/v1"),
         ("base_url", "https://host/v1?api_key=CANARY"),
         ("base_url", "https://host/v1#CANARY"),
+        ("base_url", "CANARY"),
+        ("base_url", "ftp://CANARY/v1"),
         ("api_key_env", "CANARY"),
         ("model", "CANARY"),
         ("model", "gpt CANARY"),

@@ -27,10 +27,12 @@ def secret_in(value: str, kind: str) -> str:
         )
     try:
         parts = urlsplit(value)
-        held = "@" in parts.netloc
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
     except ValueError:
-        return "this is no URL. It begins with http:// or https://."
-    if held:
+        is_address = False
+    if not is_address:
+        return "this is no address of an endpoint: it begins with http:// or https://, as in http://127.0.0.1:8000/v1."
+    if "@" in parts.netloc:
         return "the URL holds a name or password before its host. Take it out, and put the key into api_key_env's variable."
     if parts.query or parts.fragment:
         return (

@@ -246,6 +246,10 @@ def _api_key(variable: str, url: str) -> str:
             fatal=True,
         )
     if key:
+        if urlsplit(url).scheme == "http" and not is_loopback(url):
+            log.warning(
+                f"{url}: the key in {variable} travels unencrypted. Use https, unless the network is yours alone."
+            )
         return key
     if is_loopback(url):
         return ""
