@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from study_results import make_small, make_study
+from study_results import make_study
 from study_samples import first, make_cell, write_log
 
 from kinject.disk import write_jsonl
@@ -89,7 +89,7 @@ def write_pages(folder: Path, url: str) -> dict[str, Path]:
         cells.append(make_cell("base", base, None, question_set=name, role=role))
         subjects = (Subject(texts[1], 100, 50, 0.5, 0.4, 0.6), Subject(texts[3], 100, 50, 0.5, 0.4, 0.6))
         cells += [
-            make_cell(arm, first(99, 200), base, question_set=name, role=role, subjects=subjects) for arm in texts
+            make_cell(arm, first(99, 200), base, question_set=name, role=role, subjects=subjects) for arm in texts[:4]
         ]
     (folder / "eval").mkdir()
     flips = [
@@ -103,14 +103,13 @@ def write_pages(folder: Path, url: str) -> dict[str, Path]:
     recalls = tuple(Recall(name, 3, 50, 100) for name in texts[:2])
     perplexities = tuple(Perplexity(model, texts[5], 10, 100, 4.0, 2.0) for model in texts[:3])
     report = Report(" ".join(texts), tuple(cells), texts, perplexities, recalls)
-    pages = {"eval": write_report(folder / "eval", report, dict.fromkeys(texts, log))}
+    pages = {"eval": write_report(folder / "eval", report, dict.fromkeys(texts[:3], log))}
     whole = make_study(n_seeds=1)
-    result = make_small(
-        questions=whole.questions[:20],
-        curves=whole.curves[:1],
-        claims=whole.claims,
-        failures=whole.failures,
-        choices=whole.choices,
+    few = ("base", "ft-par")
+    result = replace(
+        whole, arms=tuple(arm for arm in whole.arms if arm.name in few), questions=whole.questions[:20],
+        scores=tuple(score for score in whole.scores if score.arm in few and score.k < 2 and score.role != "baseline"),
+        curves=whole.curves[:1], costs=(), exposures=(),
     )  # fmt: skip
     free: dict[str, Any] = {"title": " ".join(texts), "card": texts[0], "notes": texts, "commands": texts}
     names = (
