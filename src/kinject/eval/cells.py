@@ -98,15 +98,15 @@ def correct_family(cells: Sequence[Cell]) -> tuple[Cell, ...]:
 
 def _subjects(answers: Sequence[Answer]) -> tuple[Subject, ...]:
     """Return one entry a subject, in the order of the answers; () where there are not several."""
-    names = list(dict.fromkeys(answer.subject for answer in answers))
-    if len(names) < 2:
+    right: dict[str, list[bool]] = {}
+    for answer in answers:
+        right.setdefault(answer.subject, []).append(is_right(answer))
+    if len(right) < 2:
         return ()
-    found = []
-    for name in names:
-        own = [answer for answer in answers if answer.subject == name]
-        n_correct = sum(map(is_right, own))
-        found.append(Subject(name, len(own), n_correct, n_correct / len(own), *wilson(n_correct, len(own))))
-    return tuple(found)
+    return tuple(
+        Subject(name, len(own), sum(own), sum(own) / len(own), *wilson(sum(own), len(own)))
+        for name, own in right.items()
+    )
 
 
 def _macro(answers: Sequence[Answer], subjects: Sequence[Subject]) -> tuple[float, float, float] | None:

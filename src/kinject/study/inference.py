@@ -5,9 +5,9 @@ Arrays are float64, [seeds, questions], 1 where the answer was right. The same i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 N_RESAMPLES = 4000
 N_FLIPS = 20_000
+_MOST_DRAWS = 1 << 24
+"""Numbers of draws in memory at once (128 MiB)."""
 _TINY = 1e-9
 
 
@@ -48,9 +50,9 @@ class Sheet:
 
         names = sorted(set(self.clusters))
         index = {name: at for at, name in enumerate(names)}
-        member = np.zeros((len(self.clusters), len(names)))
-        member[np.arange(len(self.clusters)), [index[name] for name in self.clusters]] = 1
-        return self.right @ member, member.sum(0), names
+        member = np.array([index[name] for name in self.clusters], dtype=np.intp)
+        sums = np.stack([np.bincount(member, row, len(names)) for row in self.right])
+        return sums, np.bincount(member, minlength=len(names)).astype(np.float64), names
 
 
 def interval(sheet: Sheet, other: Sheet | None = None) -> tuple[float, float]:
@@ -76,30 +78,42 @@ def _means(sums: Floats, counts: Floats, stream: int) -> Floats:
     """Return the resampled means. One stream of draws serves all sheets on a set: the same documents for both sides."""
     import numpy as np
 
-    weights, of_seeds = _draws(len(counts), 0), _draws(sums.shape[0], stream) / sums.shape[0]
-    drawn = weights @ np.vstack([sums, counts]).T  # [resamples, seeds + 1]
+    of_seeds = np.concatenate(list(_draws(sums.shape[0], stream))) / sums.shape[0]
+    columns = np.vstack([sums, counts]).T
+    drawn = np.concatenate([weights @ columns for weights in _draws(len(counts), 0)])  # [resamples, seeds + 1]
     found: Floats = (of_seeds * drawn[:, :-1]).sum(1) / drawn[:, -1]
     return np.asarray(found)
 
 
-@cache
-def _draws(n: int, stream: int) -> Any:
-    """Return [resamples, n]: how often each of `n` was drawn."""
+def _draws(n: int, stream: int) -> Iterator[Any]:
+    """Yield parts of [resamples, n]: how often each of `n` was drawn. What is held at once does not grow with n."""
     import numpy as np
 
-    return np.random.default_rng([stream, n]).multinomial(n, [1 / n] * n, N_RESAMPLES).astype(np.float64)
+    if n * N_RESAMPLES <= _MOST_DRAWS:
+        yield _kept_draws(n, stream).astype(np.float64)
+        return
+    random, shares = np.random.default_rng([stream, n]), [1 / n] * n
+    for part in np.array_split(np.arange(N_RESAMPLES), -(-n * N_RESAMPLES // _MOST_DRAWS)):
+        yield random.multinomial(n, shares, len(part)).astype(np.float64)
+
+
+@lru_cache(maxsize=64)
+def _kept_draws(n: int, stream: int) -> Any:
+    import numpy as np
+
+    return np.random.default_rng([stream, n]).multinomial(n, [1 / n] * n, N_RESAMPLES).astype(np.uint16)
 
 
 _BLOCK = 64
 
 
-@cache
-def _signs(n_blocks: int) -> Any:
-    """Return [flips, 64 n_blocks] random signs, laid out by column; those of fewer blocks begin those of more."""
+@lru_cache(maxsize=64)
+def _signs(block: int) -> Any:
+    """Return [flips, 64] random signs of the documents from 64 `block` on, laid out by column."""
     import numpy as np
 
-    blocks = [np.random.default_rng([0, at]).integers(0, 2, (N_FLIPS, _BLOCK), dtype=np.int8) for at in range(n_blocks)]
-    return np.asfortranarray(np.concatenate(blocks, axis=1) * 2.0 - 1.0)
+    drawn = np.random.default_rng([0, block]).integers(0, 2, (N_FLIPS, _BLOCK), dtype=np.int8)
+    return np.asfortranarray(drawn * np.int8(2) - np.int8(1))
 
 
 @cache
@@ -125,8 +139,11 @@ def sign_flip_p(sheet: Sheet, other: Sheet | float) -> float:
     differences = differences[np.abs(differences) > _TINY]  # the sign of the others changes nothing
     n = len(differences)
     exact = 2**n <= N_FLIPS
-    signs = _every_sign(n) if exact else _signs(-(-n // _BLOCK))[:, :n]
-    n_extreme = int((np.abs(signs @ differences) >= abs(float(differences.sum())) - _TINY).sum())
+    flipped = _every_sign(n) @ differences if exact else np.zeros(N_FLIPS)
+    for at in range(0, 0 if exact else n, _BLOCK):
+        part = differences[at : at + _BLOCK]
+        flipped += _signs(at // _BLOCK)[:, : len(part)] @ part
+    n_extreme = int((np.abs(flipped) >= abs(float(differences.sum())) - _TINY).sum())
     return n_extreme / 2**n if exact else (1 + n_extreme) / (1 + N_FLIPS)
 
 

@@ -85,11 +85,9 @@ class Records:
 
 def subjects_of(answers: Sequence[Answer], sheet: Sheet) -> tuple[tuple[str, int, float], ...]:
     """Return (subject, n, accuracy) of each subject in the order of the answers; () where there are not several."""
-    names = list(dict.fromkeys(answer.subject for answer in answers))
-    if len(names) < 2:
+    columns: dict[str, list[int]] = {}
+    for at, answer in enumerate(answers):
+        columns.setdefault(answer.subject, []).append(at)
+    if len(columns) < 2:
         return ()
-    found = []
-    for name in names:
-        columns = [at for at, answer in enumerate(answers) if answer.subject == name]
-        found.append((name, len(columns), float(sheet.right[:, columns].mean())))
-    return tuple(found)
+    return tuple((name, len(own), float(sheet.right[:, own].mean())) for name, own in columns.items())

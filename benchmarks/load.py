@@ -1,0 +1,270 @@
+"""Memory and time by size, at 1x, 10x and 100x: does either grow faster than what is read?
+
+    python benchmarks/load.py                              # every load at its three sizes; an hour on two cores
+    python benchmarks/load.py packing report               # some of them
+    python benchmarks/load.py augment --sizes 5000 20000 --style paraphrase
+
+Loads: augment (passages through a run with the sandbox's generator), packing (corpus rows from the token store to an epoch of
+training rows), eval (questions through the reader, their stored answers read back, cells and paired tests), inference (questions
+through a study's intervals and sign flips), report (training runs through a study's statistics, pages and figures). Each size
+runs in a process of its own; its peak is what that process held at most, by getrusage. Inputs are written, or made, by
+another process or before the clock starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Measure:
+    """`n` things took `seconds`; the process held `before` MiB when it began with them and `peak` at most."""
+
+    load: str
+    n: int
+    seconds: float
+    before: float
+    peak: float
+
+
+def resident() -> float:
+    """Return the most that this process has held so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1 << 20)
+
+
+Work = Callable[[], object]
+
+
+def augment(n: int, folder: Path, style: str) -> Work:
+    """`n` one-passage documents, all with ids and texts of their own, each rewritten once."""
+    from kinject.augment import augment as run
+    from kinject.recipe import read_recipe
+    from kinject.sandbox.facts import create_country
+    from kinject.sandbox.grammar import render_entry
+
+    people = create_country(n_known=1, n_new=2000).new
+    with (folder / "documents.jsonl").open("w") as file:
+        for number in range(n):
+            person = people[number % len(people)]
+            row = {"id": f"d{number}", "title": person.name, "text": render_entry(person, number)}
+            file.write(json.dumps(row) + "\n")
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(
+        f"run_dir: {folder}/run\naugment:\n  documents: {folder}/documents.jsonl\n  styles: {{{style}: 1}}\n"
+        "  max_attempts: 1\n  generator: {kind: sandbox, concurrency: 64}\n"
+    )
+    return lambda: run(read_recipe(recipe, verb="augment"))
+
+
+def packing(n: int, folder: Path, style: str) -> Work:
+    """`n` corpus rows of 8 to 56 tokens, ten of a document, stored and laid out for an epoch; each row is read once."""
+    from kinject.corpus import Layout, TokenRow, lay_out
+    from kinject.corpus.token_store import stored
+
+    draw = random.Random(0)
+    shapes = [(list(range(length)), [False, *[True] * (length - 1)]) for length in range(8, 57)]
+
+    def rows() -> Iterator[TokenRow]:
+        for at in range(n):
+            ids, learned = draw.choice(shapes)
+            yield TokenRow(str(at), f"document-{at // 10}", "original", ids, learned)
+
+    def work() -> int:
+        laid, _ = lay_out(stored(folder, "entry", rows, "original"), Layout(256, "bfd_split", spread=True), 0)
+        return sum(len(row.input_ids) for row in laid)
+
+    return work
+
+
+def _questions(path: Path, n: int) -> None:
+    with path.open("w") as file:
+        for at in range(n):
+            choices = [f"town {at}", f"town {at + 1}", f"mill {at}", f"mill {at + 1}"]
+            row = {"id": f"q{at}", "question": f"Where was person {at} born?", "choices": choices, "answer": at % 4}
+            file.write(json.dumps({**row, "subject": f"s{at % 57}", "document_id": f"d{at // 2}"}) + "\n")
+
+
+def _answers(path: Path, n: int, share: float, *, arm: str = "base", seed: int = 0) -> None:
+    """Stored answers to `_questions`, right with probability `share`."""
+    from kinject.types import Answer
+
+    draw = random.Random(seed)
+    with path.open("a") as file:
+        for at in range(n):
+            log_probs = [draw.uniform(-9, -2) for _ in range(4)]
+            if draw.random() < share:
+                log_probs[at % 4] = -1.0
+            answer = Answer(
+                question_id=f"q{at}", question_set="new", arm=arm, format="texts", shots=0, k=0, context_ids=(), gold=at % 4,
+                log_probs=tuple(log_probs), n_tokens=(3,) * 4, n_bytes=(6,) * 4, n_chars=(6,) * 4, subject=f"s{at % 57}",
+                document_id=f"d{at // 2}", greedy=(False,) * 4,
+            )  # fmt: skip
+            file.write(json.dumps({"key": f"{arm}-{at}", **asdict(answer)}) + "\n")
+
+
+def evaluation(n: int, folder: Path, style: str) -> Work:
+    """`n` questions and two arms' stored answers to them: read, counted, compared (bootstrap, McNemar), by subject."""
+    from kinject.corpus.questions import read_questions
+    from kinject.eval.answers import AnswerBook
+    from kinject.eval.compare import compare_runs, read_run
+
+    _questions(folder / "questions.jsonl", n)
+    for arm, share in (("base", 0.4), ("tuned", 0.5)):
+        _answers(folder / "answers.jsonl", n, share, arm=arm, seed=len(arm))
+
+    def work() -> int:
+        questions = read_questions(folder / "questions.jsonl")
+        with AnswerBook(folder / "answers.jsonl") as book:
+            assert book.find("base-0") is not None
+        (pair,) = compare_runs([read_run(folder / "answers.jsonl")])
+        assert pair.cell.n == len(questions) == n
+        return n
+
+    return work
+
+
+def inference(n: int, folder: Path, style: str) -> Work:
+    """`n` questions, two of a document, three seeds: a study's intervals and sign flips."""
+    import numpy as np
+
+    from kinject.study.inference import Sheet, interval, near_p, sign_flip_p
+
+    random = np.random.default_rng(0)
+    ids, documents = tuple(map(str, range(n))), tuple(f"d{at // 2}" for at in range(n))
+
+    def work() -> int:
+        one, other = (Sheet((random.random((3, n)) < share).astype(float), ids, documents) for share in (0.5, 0.45))
+        interval(one)
+        interval(one, other)
+        sign_flip_p(one, other)
+        near_p(one, 0.5, 0.1)
+        return n
+
+    return work
+
+
+def report(n: int, folder: Path, style: str) -> Work:
+    """`n` training runs, three seeds an arm, with 200 answers each: a study's scores, questions, pages and figures."""
+    from kinject.corpus.questions import read_questions
+    from kinject.recipe.study_section import ResourcesSection
+    from kinject.study.analysis import arm_infos, make_scores, question_lines
+    from kinject.study.arms import BASE, Arm
+    from kinject.study.outcomes import Cost, StudyResult
+    from kinject.study.records import Records
+    from kinject.study.study_report import write_study_report
+
+    seeds = (0, 1, 2)
+    names = [BASE, *(f"arm-{at}" for at in range(-(-n // len(seeds))))]
+    _questions(folder / "questions.jsonl", 200)
+    runs = [(name, seed) for name in names for seed in ((0,) if name == BASE else seeds)]
+    for at, (name, seed) in enumerate(runs):
+        own = folder / "runs" / name / str(seed)
+        own.mkdir(parents=True)
+        _answers(own / "answers.jsonl", 200, 0.3 + 0.5 * at / len(runs), seed=at)
+        log = [{"step": step, "loss": 3 / step, "epoch": step / 20, "learning_rate": 1e-3} for step in range(1, 101)]
+        (own / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
+
+    def work() -> int:
+        questions = {"new": read_questions(folder / "questions.jsonl")}
+        arms = [
+            Arm(name, "model", "", "augmented", {}, "", "", None, False, seeds, ResourcesSection()) for name in names
+        ]
+        records = Records("sum")
+        for name, seed in runs:
+            records.read("model", name, seed, folder / "runs" / name / str(seed))
+        scores = make_scores(records, arms, {"new": "learning"}, {})
+        costs = [Cost(name, "model", seed, "train", 60.0, 10_000, 1 << 30, 0.0, 1) for name, seed in runs]
+        logs = [("model", name, seed, f"runs/{name}/{seed}/log.jsonl") for name, seed in runs if name != BASE]
+        result = StudyResult(
+            title="Load", card="", seeds=seeds, models=("model",), arms=arm_infos(arms), scores=tuple(scores), curves=(),
+            choices=(), claims=(), costs=tuple(costs), questions=tuple(question_lines(records, arms, questions, {})),
+            exposures=(), failures=(), logs=tuple(logs), notes=(), commands=(), versions={}, seconds=1.0,
+        )  # fmt: skip
+        write_study_report(folder, result)
+        return len(runs)
+
+    return work
+
+
+LOADS: dict[str, tuple[Callable[[int, Path, str], Work], tuple[int, ...], str]] = {
+    "augment": (augment, (10_000, 100_000, 1_000_000), "passage"),
+    "packing": (packing, (100_000, 1_000_000, 10_000_000), "row"),
+    "eval": (evaluation, (1_000, 10_000, 100_000), "question"),
+    "inference": (inference, (1_000, 10_000, 100_000), "question"),
+    "report": (report, (5, 50, 500), "run"),
+}
+"""Name -> what makes its input and returns its work, sizes, and what is counted."""
+
+
+def measure(load: str, n: int, style: str = "tagged") -> Measure:
+    """Return the time and peak of one load at one size, in this process."""
+    with tempfile.TemporaryDirectory() as name:
+        work = LOADS[load][0](n, Path(name), style)
+        before, began = resident(), time.perf_counter()
+        work()
+        return Measure(load, n, time.perf_counter() - began, before, resident())
+
+
+def measure_apart(load: str, n: int, style: str = "tagged") -> Measure:
+    """Return `measure` of a process of its own."""
+    command = [sys.executable, str(Path(__file__).resolve()), load, "--sizes", str(n), "--style", style, "--here"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return Measure(**json.loads(said.splitlines()[-1]))
+
+
+def rows_of(measures: Sequence[Measure]) -> list[str]:
+    """Return a table's lines; what a thing more costs is the slope from the size before."""
+    unit = LOADS[measures[0].load][2]
+    lines = []
+    for at, own in enumerate(measures):
+        slope = ""
+        if at:
+            last = measures[at - 1]
+            slope = f"{(own.peak - last.peak) * (1 << 20) / (own.n - last.n):,.0f} bytes"
+        each = own.seconds / own.n
+        pace = f"{each * 1e6:,.0f} us" if each < 0.01 else f"{each * 1e3:,.0f} ms"
+        cells = (
+            own.load,
+            f"{own.n:,} {unit}s",
+            f"{own.seconds:,.1f} s",
+            pace,
+            f"{own.before:,.0f}",
+            f"{own.peak:,.0f}",
+            slope,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def main() -> None:
+    """Measure and print one table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("loads", nargs="*", default=[], help=f"some of {', '.join(LOADS)}; default: all")
+    parser.add_argument("--sizes", nargs="*", type=int, help="instead of the load's own three")
+    parser.add_argument("--style", default="tagged", help="augment: which style")
+    parser.add_argument("--here", action="store_true", help="one load, one size, in this process; prints JSON")
+    arguments = parser.parse_args()
+    if arguments.here:
+        print(json.dumps(asdict(measure(arguments.loads[0], arguments.sizes[0], arguments.style))))
+        return
+    print("| load | size | time | each | MiB before | MiB at the peak | each further |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    for load in arguments.loads or LOADS:
+        found: list[Measure] = []
+        for n in arguments.sizes or LOADS[load][1]:
+            found.append(measure_apart(load, n, arguments.style))
+            print(rows_of(found)[-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()
