@@ -28,13 +28,17 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Measure:
-    """`n` things took `seconds`; the process held `before` MiB when it began with them and `peak` at most."""
+    """`n` things took `seconds` of CPU time; the process held `before` MiB when it began with them and `peak` at most.
+
+    `mapped` MiB of what it held at the end are pages of files, which the kernel drops when it needs the room (Linux; else 0).
+    """
 
     load: str
     n: int
     seconds: float
     before: float
     peak: float
+    mapped: float
 
 
 def resident() -> float:
@@ -42,7 +46,15 @@ def resident() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1 << 20)
 
 
+def mapped() -> float:
+    """Return how much of what this process holds is pages of files, in MiB."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return sum(int(line.split()[1]) for line in lines if line.startswith("RssFile:")) / 1024
+
+
 Work = Callable[[], object]
+"""Does one load and returns what must be kept until its memory is read."""
 
 
 def augment(n: int, folder: Path, style: str) -> Work:
@@ -79,9 +91,10 @@ def packing(n: int, folder: Path, style: str) -> Work:
             ids, learned = draw.choice(shapes)
             yield TokenRow(str(at), f"document-{at // 10}", "original", ids, learned)
 
-    def work() -> int:
-        laid, _ = lay_out(stored(folder, "entry", rows, "original"), Layout(256, "bfd_split", spread=True), 0)
-        return sum(len(row.input_ids) for row in laid)
+    def work() -> object:
+        laid, account = lay_out(stored(folder, "entry", rows, "original"), Layout(256, "bfd_split", spread=True), 0)
+        assert sum(len(row.input_ids) for row in laid) == account.source
+        return laid
 
     return work
 
@@ -210,9 +223,11 @@ def measure(load: str, n: int, style: str = "tagged") -> Measure:
     """Return the time and peak of one load at one size, in this process."""
     with tempfile.TemporaryDirectory() as name:
         work = LOADS[load][0](n, Path(name), style)
-        before, began = resident(), time.perf_counter()
-        work()
-        return Measure(load, n, time.perf_counter() - began, before, resident())
+        before, began = resident(), time.process_time()
+        kept = work()
+        found = Measure(load, n, time.process_time() - began, before, resident(), mapped())
+        del kept
+        return found
 
 
 def measure_apart(load: str, n: int, style: str = "tagged") -> Measure:
@@ -240,6 +255,7 @@ def rows_of(measures: Sequence[Measure]) -> list[str]:
             pace,
             f"{own.before:,.0f}",
             f"{own.peak:,.0f}",
+            f"{own.mapped:,.0f}",
             slope,
         )
         lines.append(f"| {' | '.join(cells)} |")
@@ -257,8 +273,8 @@ def main() -> None:
     if arguments.here:
         print(json.dumps(asdict(measure(arguments.loads[0], arguments.sizes[0], arguments.style))))
         return
-    print("| load | size | time | each | MiB before | MiB at the peak | each further |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    print("| load | size | CPU time | each | MiB before | MiB at the peak | mapped files | each further |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     for load in arguments.loads or LOADS:
         found: list[Measure] = []
         for n in arguments.sizes or LOADS[load][1]:

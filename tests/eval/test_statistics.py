@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy.stats import bootstrap, sem, t
@@ -78,6 +80,17 @@ def test_how_many_draws_are_held_at_once_changes_nothing(monkeypatch):
     whole = bootstrap_interval(values, clusters, strata)
     monkeypatch.setattr("kinject.eval.statistics._MOST_DRAWS", 1001)
     assert bootstrap_interval(values, clusters, strata) == whole
+
+
+def test_the_bootstrap_of_many_clusters_holds_few_draws():
+    """500 resamples of 12,000 at once, as whole arrays, would hold 144 MB."""
+    tracemalloc.start()
+    try:
+        bootstrap_interval([float(at % 2) for at in range(12_000)], [""] * 12_000)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 90 << 20
 
 
 def test_values_and_clusters_of_unequal_number_are_refused():

@@ -103,6 +103,18 @@ def test_a_long_log_keeps_its_mean_when_thinned() -> None:
     assert sum(values) / len(values) == pytest.approx(sum(log.losses) / len(log.losses))
 
 
+def test_of_many_losses_some_twenty_stand_behind_each(tmp_path: Path) -> None:
+    logs = [
+        read_training_log(
+            f"run {at}", write_log(tmp_path / f"{at}.jsonl", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}])
+        )
+        for at in range(45)
+    ]
+    panels = figures.loss_figure(logs).axes
+    assert len(panels) == 45
+    assert {len(panel.lines) for panel in panels} <= {15, 16}  # every third of the others, and its own
+
+
 @pytest.mark.parametrize("losses", [(math.nan, 1.0, math.inf), (0.0, 0.0, 0.0), (-1.0, 5.0, 9.0), (1e-9, 1.0, 1e9)])
 def test_losses_that_no_scale_likes_are_still_drawn(losses: tuple[float, ...]) -> None:
     log = TrainingLog("odd", (1.0, 2.0, 3.0), losses, (0.1, 0.2, 0.3), ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -145,3 +146,33 @@ def test_changes_count_what_most_seeds_say():
     now = sheet([[1, 1, 0, 0], [1, 0, 0, 1], [1, 1, 0, 0]], "abcd")
     before = sheet([[0, 0, 1, 0]], "abcd")
     assert majority_changes(now, before) == (2, 1)
+
+
+def test_how_many_draws_are_held_at_once_changes_nothing(monkeypatch):
+    one, other = simulated(1, 3, 90, 2, 0.8), simulated(2, 2, 90, 2, 0.6)
+    at_once = interval(one, other), near_p(one, 0.8, 0.02)
+    monkeypatch.setattr("kinject.study.inference._MOST_DRAWS", 7777)
+    assert (interval(one, other), near_p(one, 0.8, 0.02)) == at_once
+
+
+def test_signs_of_many_documents_are_those_of_one_matrix():
+    n = 150
+    signs = np.hstack([np.random.default_rng([0, at]).integers(0, 2, (20_000, 64), dtype=np.int8) for at in range(3)])
+    differences = np.random.default_rng(7).normal(0.1, 1.0, n)
+    flipped = np.abs((signs[:, :n] * 2.0 - 1.0) @ differences)
+    expected = (1 + (flipped >= abs(differences.sum()) - 1e-9).sum()) / 20_001
+    ids = tuple(f"{at:03}" for at in range(n))
+    assert sign_flip_p(Sheet(differences[None], ids, ids), Sheet(np.zeros((1, n)), ids, ids)) == expected
+
+
+def test_memory_does_not_grow_with_the_square_of_documents():
+    """All signs of 3,000 documents at once would hold 480 MB, a matrix of questions by documents 72 MB."""
+    one, other = simulated(1, 1, 3000, 1, 0.6), simulated(2, 1, 3000, 1, 0.5)
+    tracemalloc.start()
+    try:
+        interval(one, other)
+        sign_flip_p(one, other)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 300 << 20

@@ -46,6 +46,7 @@ _MARKS = {"learning": ("o", LEARNING), "retention": ("s", RETENTION)}
 _LONGEST = 22  # characters of an arm's name
 _MOST_POINTS = 500  # of one loss curve: more cannot be seen
 _MOST_EPOCHS = 24  # light lines in one panel
+_MOST_BEHIND = 20  # other losses in one panel
 
 
 @contextlib.contextmanager
@@ -147,7 +148,9 @@ def _add_legend(figure: Figure, cells: Sequence[Cell], columns: int) -> None:
 
 
 def loss_figure(logs: Sequence[TrainingLog], *, columns: int = 3) -> Figure:
-    """Return the training loss, one panel for each run the other runs in grey behind it as far as this one goes.
+    """Return the training loss, one panel for each run, the others in grey behind it as far as this one goes.
+
+    Behind stand some twenty at most, evenly chosen: a panel shows no more, and all behind all would be their square.
 
     Light lines mark the ends of epochs. All share one scale of loss, logarithmic where the losses span more than a
     factor of five.
@@ -156,12 +159,13 @@ def loss_figure(logs: Sequence[TrainingLog], *, columns: int = 3) -> Figure:
 
     finite = [loss for log in logs for loss in log.losses if math.isfinite(loss)]
     logarithmic = bool(finite) and min(finite) > 0 and max(finite) > 5 * min(finite)
+    behind = [(other, _thinned(other)) for other in logs[:: math.ceil(len(logs) / _MOST_BEHIND)]]
     with style():
         figure, axes, n_columns = panels(len(logs), columns, 2.5)
         for index, (panel, log) in enumerate(zip(axes, logs, strict=True)):
-            for other in logs:
+            for other, (steps, losses) in behind:
                 if other is not log:
-                    panel.plot(*_thinned(other), color=OTHER, linewidth=0.9)
+                    panel.plot(steps, losses, color=OTHER, linewidth=0.9)
             draw_epochs(panel, log)
             panel.plot(*_thinned(log), color=LEARNING, linewidth=1.5, label="loss")
             panel.set_title(format_name(log.name, 30), fontweight="bold")

@@ -51,8 +51,8 @@ _ACCURACY_CAPTION = (
     "Dashed: chance. Thin line: base without context."
 )
 _LOSS_CAPTION = (
-    "Loss on the training text; in grey the other runs over the same steps. A light line ends an epoch. A loss that "
-    "steps down at those lines is memorisation: it falls because the same text comes again."
+    "Loss on the training text; in grey the other runs (of many, some twenty) over the same steps. A light line ends an "
+    "epoch. A loss that steps down at those lines is memorisation: it falls because the same text comes again."
 )
 _RERUN = (
     "Each stage resumes: what is there already is not computed again. manifest.json in each run folder holds the whole "

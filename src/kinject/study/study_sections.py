@@ -59,8 +59,8 @@ _CAPTIONS = {
                   "difference in points. Lines are 95% intervals.",
     "exposures": "Accuracy by how often training read the document that answers a question, in any wording. Bins double in "
                  "width.",
-    "loss": "Loss on the training text; in grey the other arms over the same steps. A light line ends an epoch. A loss that "
-            "steps down at those lines is memorisation: it falls because the same text comes again.",
+    "loss": "Loss on the training text; in grey the other arms (of many, some twenty) over the same steps. A light line ends "
+            "an epoch. A loss that steps down at those lines is memorisation: it falls because the same text comes again.",
     "choices": "Accuracy on validation questions for each value tried.",
     "costs": "Seconds of each arm, all seeds together; what several arms used is shared out among them.",
 }  # fmt: skip

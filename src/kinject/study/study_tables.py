@@ -85,12 +85,8 @@ def _task_name(task: str, subject: str) -> str:
 def _method_score(view: View, model: str, column: str, place: tuple[str, Way, str]) -> Score | None:
     question_set, way, subject = place
     arm = column.removesuffix(_RAG)
-    for score in view.result.scores:
-        where = (score.model, score.arm, score.question_set, (score.format, score.shots), score.subject)
-        asked_so = score.chosen_k if column.endswith(_RAG) and column != arm else score.k == 0
-        if asked_so and where == (model, arm, question_set, way, subject) and score.role != "baseline":
-            return score
-    return None
+    own = view.every_k(model, arm, question_set, way, subject)
+    return next((score for score in own if (score.chosen_k if column != arm else score.k == 0)), None)
 
 
 def _printed_line(view: View, model: str, place: tuple[str, Way], columns: Sequence[str]) -> Line | None:

@@ -23,6 +23,11 @@ class View:
             (score.model, score.arm, score.question_set, (score.format, score.shots), score.k): score
             for score in self.whole
         }
+        self._places: dict[tuple[str, str, str, Way, str], list[Score]] = {}
+        for score in result.scores:
+            if score.role != "baseline":
+                where = (score.model, score.arm, score.question_set, (score.format, score.shots), score.subject)
+                self._places.setdefault(where, []).append(score)
         self._ways: dict[str, list[Way]] = {}
         for score in self.whole:
             ways = self._ways.setdefault(score.question_set, [])
@@ -66,12 +71,14 @@ class View:
 
     def chosen(self, model: str, arm: str, question_set: str, way: Way | None = None) -> Score | None:
         """Return the score of an arm with its chosen K, None where none was chosen."""
-        way = way or self.headline(question_set)
-        for score in self.whole:
-            where = (score.model, score.arm, score.question_set, (score.format, score.shots))
-            if score.chosen_k and where == (model, arm, question_set, way):
-                return score
-        return None
+        if question_set not in self._ways:
+            return None
+        own = self.every_k(model, arm, question_set, way or self.headline(question_set))
+        return next((score for score in own if score.chosen_k), None)
+
+    def every_k(self, model: str, arm: str, question_set: str, way: Way, subject: str = "") -> list[Score]:
+        """Return the scores of an arm asked in one way (of one subject's questions), with every K, as they come."""
+        return self._places.get((model, arm, question_set, way, subject), [])
 
     def base(self, model: str) -> str:
         """Return the name of the arm that is the untrained model, "" where there is none."""
@@ -86,13 +93,7 @@ class View:
 
     def by_k(self, model: str, arm: str, question_set: str) -> list[Score]:
         """Return the scores of an arm for every K it was asked with, none included, in order of K."""
-        way = self.headline(question_set)
-        found = [
-            score for score in self.whole
-            if (score.model, score.arm, score.question_set) == (model, arm, question_set)
-            and (score.format, score.shots) == way
-        ]  # fmt: skip
-        return sorted(found, key=lambda score: score.k)
+        return sorted(self.every_k(model, arm, question_set, self.headline(question_set)), key=lambda score: score.k)
 
     def point(self, curve: Curve, point: Point, question_set: str) -> Score | None:
         """Return the score of a curve's point, None where its arm did not finish."""
