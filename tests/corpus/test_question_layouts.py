@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from kinject.corpus.questions import read_questions
@@ -56,6 +58,21 @@ def test_options_do_not_depend_on_the_run_and_aliases_are_never_wrong_options(wr
     assert read_questions(path) == read_questions(path)
     assert "answer 0" not in read_questions(path)[-1].choices
     assert {question.answer for question in read_questions(path)} != {0}
+
+
+def test_of_thousands_of_answers_in_one_document_few_are_drawn_for_a_question(write_rows, monkeypatch):
+    rows = [{**SQUAD[0], "id": f"q{i}", "question": f"What is {i}?", "answers": [f"answer {i}"], "paragraph": f"p{i // 3000}"}
+            for i in range(3003)]  # fmt: skip
+    path = write_rows("q.jsonl", rows)
+    drawn = []
+    shuffle = random.Random.shuffle
+    monkeypatch.setattr(random.Random, "shuffle", lambda self, x: (drawn.append(len(x)), shuffle(self, x))[1])
+    first = read_questions(path)
+    assert max(drawn) <= 10  # else the whole would take the square of its questions
+    assert first == read_questions(path)
+    assert all(len(set(question.choices)) == 4 for question in first)
+    assert all(question.choices[question.answer] == f"answer {at}" for at, question in enumerate(first))
+    assert all(int(choice.split()[1]) < 3000 for question in first[:3000] for choice in question.choices)
 
 
 def test_questions_without_an_answer_are_left_out(write_rows):

@@ -16,6 +16,7 @@ from kinject.errors import InputError
 Layout = Literal["auto", "native", "mmlu", "arc", "squad"]
 
 _CSV_SUFFIXES = ("_test", "_dev", "_val", ".test", ".dev", ".val")
+_MOST_SHUFFLED = 1000  # answers of one document
 
 
 def read_rows(path: Path, layout: Layout = "auto", n_choices: int = 4) -> Iterator[tuple[int, Row]]:
@@ -102,13 +103,13 @@ def _with_distractors(rows: Sequence[tuple[int, Row]], n_choices: int) -> Iterat
         if first:
             by_document.setdefault(_document(row), []).append(first)
     everywhere = list(dict.fromkeys(first for first in firsts if first))
+    by_document = {document: list(dict.fromkeys(own)) for document, own in by_document.items()}
     for (number, row), first in zip(rows, firsts, strict=True):
         if not first:
             continue  # SQuAD 2 has questions without an answer: there is no right choice among them
         own = random.Random(_seed(row, first))
         right = {str(text).strip().lower() for text in _answers(row)}
-        near = list(dict.fromkeys(by_document[_document(row)]))
-        own.shuffle(near)
+        near = _in_any_order(by_document[_document(row)], own, n_choices + len(right))
         far = own.sample(everywhere, min(len(everywhere), n_choices + len(right) + len(near)))
         wrong: dict[str, str] = {}
         for text in (*near, *far):
@@ -121,6 +122,15 @@ def _with_distractors(rows: Sequence[tuple[int, Row]], n_choices: int) -> Iterat
             "document_id": _document(row), **kept,
             "question": row.get("question"), "choices": choices, "answer": choices.index(first),
         }  # fmt: skip
+
+
+def _in_any_order(texts: Sequence[str], draw: random.Random, n_needed: int) -> list[str]:
+    """Return `texts` shuffled; of very many as many as are needed, or each question would cost all the others."""
+    if len(texts) > _MOST_SHUFFLED:
+        return draw.sample(texts, min(n_needed, len(texts)))
+    shuffled = list(texts)
+    draw.shuffle(shuffled)
+    return shuffled
 
 
 def _answers(row: Row) -> list[Any]:

@@ -1,0 +1,36 @@
+"""Names of files made from anything, and sizes in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from kinject.disk import content_id
+from kinject.disk.inside import file_name
+from kinject.disk.reading import size_in_words
+
+
+@pytest.mark.parametrize("name", ["base", "arm-1", "a b.c+d=e@f", "é", "0", "x" * 100, "con1", "contents"])
+def test_a_plain_word_is_its_own_file_name(name: str) -> None:
+    assert file_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [
+        ("a/b", "a_b"), ("../up", "up"), (" padded ", "padded"), ("-x=", "x"), ("...", "name"), ("", "name"),
+        ("a\0b\nc", "a_b_c"),
+        ("con", "con"), ("CON.txt", "CON_txt"), ("nul", "nul"), ("lpt1", "lpt1"), ("ends.", "ends"), ("_low_", "low"),
+        ("x" * 101, "x" * 100), ("é" * 60, "é" * 50), ("a" + "é" * 60, "a" + "é" * 49),
+    ],
+)  # fmt: skip
+def test_any_other_name_becomes_its_like_with_a_hash(name: str, like: str) -> None:
+    assert file_name(name) == f"{like}-{content_id(name)[:8]}"
+
+
+@pytest.mark.parametrize(
+    ("n", "words"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**20 - 1, "1024 KiB"), (2**20, "1 MiB"),
+     (64 << 20, "64 MiB"), (2**30, "1 GiB"), (3 << 29, "1.5 GiB")],
+)  # fmt: skip
+def test_sizes_are_told_in_the_largest_unit_that_fits(n: int, words: str) -> None:
+    assert size_in_words(n) == words
