@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode leaves it alone
+from faulty_server import Hostile, Talk
 
 from kinject.augment.serve import SandboxServer, ServeOptions
 from kinject.recipe import Recipe, read_recipe
@@ -93,3 +97,41 @@ def the_key_is_left_nowhere(canary_key: str) -> None:
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries wait milliseconds."""
     monkeypatch.setattr("kinject.augment.sender.FIRST_PAUSE", 0.002)
+
+
+@pytest.fixture
+def hostile() -> Iterator[Callable[..., Hostile]]:
+    """Start a server: hostile(script)."""
+    servers: list[Hostile] = []
+
+    def start(script: Callable[[Talk, int], bool | None]) -> Hostile:
+        server = Hostile(script)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        return server
+
+    yield start
+    for server in servers:
+        server.ended.set()
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def few(make_recipe: Callable[..., Recipe], documents: Path, exact_copies_only: None) -> Callable[..., Recipe]:
+    """A recipe over the first four documents, asked for one at a time: few(url, key=value, ...)."""
+    documents.write_text("".join(documents.read_text().splitlines(keepends=True)[:4]))
+
+    def recipe(url: str, **fields: Any) -> Recipe:
+        given = {"styles": {"paraphrase": 1}, "generator__concurrency": 1, "max_attempts": 2}
+        return make_recipe(url, **(given | fields))
+
+    return recipe
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes minutes takes milliseconds."""
+    monkeypatch.setattr("kinject.augment.sender.LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("kinject.augment.sender.LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("kinject.augment.generators.wire.MOST_BYTES", 1_000_000)

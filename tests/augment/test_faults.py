@@ -8,20 +8,16 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import socket
-import struct
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_server import Hostile, Talk
 
 from kinject.augment import augment
-from kinject.augment.generators.sandbox import generate_answer
 from kinject.cli import main
 from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import EndpointError
@@ -31,86 +27,6 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 N = 4
 """Documents, with a paraphrase each."""
-Make = Callable[..., Recipe]
-
-
-class Hostile(ThreadingHTTPServer):
-    """A server that does to POST number n (from 0) what `script` says; None lets it answer well."""
-
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, script: Callable[[Talk, int], bool | None]) -> None:
-        super().__init__(("127.0.0.1", 0), Talk)
-        self.script = script
-        self.lock = threading.Lock()
-        self.ended = threading.Event()
-        self.seen: list[bytes] = []
-        self.good: list[bytes] = []
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-    def shutdown_request(self, request: Any) -> None:
-        self.close_request(request)  # no farewell: a reset stays one
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # the client left in the middle of our nonsense
-
-
-class Talk(BaseHTTPRequestHandler):
-    """One connection."""
-
-    protocol_version = "HTTP/1.1"
-    server: Hostile
-
-    def do_POST(self) -> None:
-        self.body = self.rfile.read(int(self.headers["content-length"]))
-        with self.server.lock:
-            number = len(self.server.seen)
-            self.server.seen.append(self.body)
-        if self.server.script(self, number) is None:
-            self.say(200, self.completion())
-
-    def do_GET(self) -> None:
-        self.say(200, json.dumps({"data": [{"id": "sandbox"}, {"id": "other"}]}).encode())
-
-    def completion(self, change: Callable[[dict[str, Any]], None] = lambda value: None) -> bytes:
-        """Return a good answer, changed."""
-        request = json.loads(self.body)
-        text = generate_answer(request["messages"], request["seed"]).text
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150}
-        value: dict[str, Any] = {"id": "x", "model": "sandbox", "choices": [choice], "usage": usage}
-        change(value)
-        with self.server.lock:
-            self.server.good.append(self.body)
-        return json.dumps(value).encode()
-
-    def say(self, status: int, content: bytes, **headers: str) -> bool:
-        """Send a whole answer."""
-        given = {"content-type": "application/json", "content-length": str(len(content)), **headers}
-        head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in given.items())
-        self.raw(f"HTTP/1.1 {status} Some Phrase\r\n{head}\r\n".encode() + content)
-        return True
-
-    def raw(self, content: bytes) -> bool:
-        self.wfile.write(content)
-        self.wfile.flush()
-        return True
-
-    def reset(self) -> bool:
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.close_connection = True
-        return True
-
-    def until_left(self, piece: bytes, pause: float) -> bool:
-        """Send a piece ever again until the client has left, or the test is over."""
-        self.close_connection = True
-        while not self.server.ended.wait(pause):
-            self.raw(piece)
-        return True
-
-    def log_message(self, *args: object) -> None:
-        pass
 
 
 Act = Callable[[Talk], bool]
@@ -328,44 +244,6 @@ FAULTS: dict[str, Fault] = {
 """Fault -> what is done to it. The same rows stand in the documentation."""
 
 
-@pytest.fixture
-def hostile() -> Iterator[Callable[..., Hostile]]:
-    """Start a server: hostile(script)."""
-    servers: list[Hostile] = []
-
-    def start(script: Callable[[Talk, int], bool | None]) -> Hostile:
-        server = Hostile(script)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        return server
-
-    yield start
-    for server in servers:
-        server.ended.set()
-        server.shutdown()
-        server.server_close()
-
-
-@pytest.fixture
-def make(make_recipe: Make, documents: Path, tmp_path: Path, exact_copies_only: None) -> Callable[..., Recipe]:
-    """A recipe over the first documents, asked for one at a time."""
-    documents.write_text("".join(documents.read_text().splitlines(keepends=True)[:N]))
-
-    def recipe(url: str, **fields: Any) -> Recipe:
-        given = {"styles": {"paraphrase": 1}, "generator__concurrency": 1, "max_attempts": 2}
-        return make_recipe(url, **(given | fields))
-
-    return recipe
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes minutes takes milliseconds."""
-    monkeypatch.setattr("kinject.augment.sender.LONGEST_PAUSE", 0.01)
-    monkeypatch.setattr("kinject.augment.sender.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("kinject.augment.generators.wire.MOST_BYTES", 1_000_000)
-
-
 def _settle(fault: Fault, monkeypatch: pytest.MonkeyPatch, *, stays: bool) -> dict[str, Any]:
     """Apply a fault's settings; return the fields of the recipe."""
     if "most_bytes" in fault.settings:
@@ -386,13 +264,13 @@ def _texts(path: Path) -> list[str]:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_met_once_costs_no_answer_and_nothing_of_it_is_stored(
-    name: str, make: Callable[..., Recipe], hostile: Callable[..., Hostile], monkeypatch: pytest.MonkeyPatch
+    name: str, few: Callable[..., Recipe], hostile: Callable[..., Hostile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = FAULTS[name]
     fields = _settle(fault, monkeypatch, stays=False)
     # The second request meets it, so that there is an answer to keep.
     server = hostile(lambda talk, number: fault.act(talk) if number == 1 else None)
-    recipe = make(server.url, **fields)
+    recipe = few(server.url, **fields)
     if fault.met == "stop":
         with pytest.raises(EndpointError, match=r"1 rewritings are stored; the same command goes on") as caught:
             augment(recipe)
@@ -415,20 +293,20 @@ def test_a_fault_met_once_costs_no_answer_and_nothing_of_it_is_stored(
         else:
             assert (counts["retried"], counts["lost"]) == ({fault.met: 1}, int(fault.lost))
     assert len(set(_texts(result.corpus_path))) == 2 * N
-    undisturbed = augment(make(hostile(lambda talk, number: None).url, **fields))
+    undisturbed = augment(few(hostile(lambda talk, number: None).url, **fields))
     assert len(_texts(undisturbed.corpus_path)) == 2 * N
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_that_stays_ends_in_one_clear_line_and_its_exit_code(
-    name: str, make: Callable[..., Recipe], hostile: Callable[..., Hostile], monkeypatch: pytest.MonkeyPatch,
+    name: str, few: Callable[..., Recipe], hostile: Callable[..., Hostile], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     fault = FAULTS[name]
     fields = _settle(fault, monkeypatch, stays=True)
     server = hostile(lambda talk, number: fault.act(talk))
-    recipe = make(server.url, **fields)
+    recipe = few(server.url, **fields)
     given = [f"augment.{key.replace('__', '.')}={value}" for key, value in fields.items()]
     given += ["augment.styles={paraphrase: 1}", "augment.generator.concurrency=1", "augment.max_attempts=2"]
     assert main(["augment", str(recipe.path), *given]) == fault.exit
@@ -444,7 +322,7 @@ def test_a_fault_that_stays_ends_in_one_clear_line_and_its_exit_code(
     assert len(server.seen) <= 3 * N
 
 
-def _table(title: str) -> dict[str, list[str]]:
+def table(title: str) -> dict[str, list[str]]:
     """Return the rows of a table of docs/reliability.md by their first cell."""
     section = PAGE.read_text("utf-8").split(f"\n### {title}\n")[1].split("\n## ")[0].split("\n### ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
@@ -452,8 +330,8 @@ def _table(title: str) -> dict[str, list[str]]:
 
 
 def test_the_documented_table_holds_these_faults_and_says_what_the_tests_say() -> None:
-    table = _table("Faults of one answer")
-    assert list(table) == list(FAULTS)
-    for name, (met, _, stays) in table.items():
+    rows = table("Faults of one answer")
+    assert list(rows) == list(FAULTS)
+    for name, (met, _, stays) in rows.items():
         assert met == FAULTS[name].met, name
         assert stays == str(FAULTS[name].exit), name

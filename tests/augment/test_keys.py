@@ -142,10 +142,9 @@ def test_a_key_that_would_travel_unencrypted_is_warned_of(
 
 
 def test_the_batch_api_keeps_the_key_out_too(make_recipe: Make, echoing: Callable[..., str]) -> None:
-    with pytest.raises(EndpointError, match=r"\(key\)"):
-        augment(make_recipe(echoing(401, ECHOES["header"]), styles={"paraphrase": 1}, generator__batch=True))
-    result = augment(make_recipe(echoing(400, ECHOES["header"]), styles={"paraphrase": 1}, generator__batch=True))
-    assert all("(key)" in error for error in result.failed)
+    for status in (400, 401):
+        with pytest.raises(EndpointError, match=r"\(key\)"):
+            augment(make_recipe(echoing(status, ECHOES["header"]), styles={"paraphrase": 1}, generator__batch=True))
 
 
 def test_the_questions_and_the_judge_keep_the_key_out_too(

@@ -128,7 +128,6 @@ class Checker:
 
     def __init__(self, source: str, rules: Rules | None = None) -> None:
         self._source = source
-        self._tags = {(found[1] or "").lower() for found in _TAG.finditer(source)}
         self._most = max(_ANY_LENGTH, int(_CHARACTERS * len(source) * (rules or Rules()).longest))
         self._rules = rules or Rules()
         told, self._orders = split_orders(source) if self._rules.echo else (source, "")
@@ -161,10 +160,9 @@ class Checker:
             # What the source says itself ("I cannot ...") is no refusal.
             if found and not pattern.search(self._source):
                 return Verdict(reason, f"found {found[0].strip()[:60]!r}")
-        tags = {found[0].strip(): (found[1] or "").lower() for found in _TAG.finditer(text)}
-        new = next((tag for tag, name in tags.items() if name not in self._tags), None)
-        if new is not None:
-            return Verdict("markup", f"found {new[:60]!r}")
+        tag = new_markup(text, self._source)
+        if tag:
+            return Verdict("markup", f"found {tag!r}")
         changed = compare_languages(self._source, text)
         if changed:
             return Verdict("language", changed)
@@ -207,6 +205,14 @@ class Checker:
             if shared >= _LEAST_TOLD * len(set(words))
             else f"{shared} of its words stand in what else the source tells"
         )
+
+
+def new_markup(text: str, source: str) -> str:
+    """Return the first HTML tag (or ``javascript:``) in `text` whose like is not in `source`, "" where there is none."""
+    for found in _TAG.finditer(text):
+        if (found[1] or "").lower() not in {(own[1] or "").lower() for own in _TAG.finditer(source)}:
+            return found[0][:60]
+    return ""
 
 
 def normal_form(text: str) -> str:

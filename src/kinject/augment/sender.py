@@ -161,7 +161,8 @@ class Sender:
             n_answered = self.traffic.n_answered
             if failure.kind == "overload" or gone:
                 n_waits += 1
-                self._check_patience(failure)
+                if self._out_of_patience():
+                    raise self._given_up(failure, everyone=failure.kind == "overload") from failure
             else:
                 tries += 1
                 if tries >= N_TRIES:
@@ -170,14 +171,12 @@ class Sender:
             others_pass = time.monotonic() - self._last_answer < _ALIVE
             await self._pause(tries + (min(n_waits, 2) if others_pass else n_waits), failure.retry_after)
 
-    def _check_patience(self, failure: Transient) -> None:
-        """Stop the run, with a fatal error, where nothing was answered for too long."""
+    def _out_of_patience(self) -> bool:
+        """Return whether nothing was answered for too long, counted from the first refusal after the last answer."""
         now = time.monotonic()
         if self._silent_since is None:
             self._silent_since = now
-        if now - self._silent_since > PATIENCE:
-            self.stop()
-            raise EndpointError(f"{failure} Nothing else came for {PATIENCE:.0f} s.", fatal=True) from failure
+        return now - self._silent_since > PATIENCE
 
     async def _try(self, messages: list[Message], seed: int) -> Completion:
         """Send once, within every limit."""
@@ -240,9 +239,12 @@ class Sender:
         self._silent_since = None
         self._last_answer = time.monotonic()
 
-    def _given_up(self, error: EndpointError) -> EndpointError:
-        """Return `error`, made fatal where many failed in a row; a fatal one stops the run."""
+    def _given_up(self, error: EndpointError, *, everyone: bool = False) -> EndpointError:
+        """Return `error`, made fatal where many failed in a row, or `everyone` does; a fatal one stops the run."""
         self._n_failures += 1
+        if everyone:
+            self.stop()
+            return EndpointError(f"{error} Nothing else came for {PATIENCE:.0f} s.", fatal=True)
         if not error.fatal and self._n_failures < N_FAILURES_IN_A_ROW:
             return error
         self.stop()  # at once, before another request can leave

@@ -18,6 +18,8 @@ from kinject.errors import DiskError, InputError
 from kinject.types import Message
 
 MODEL = "sandbox"
+_MOST_BYTES = 2**28
+"""Longest body of a request: a file of a batch."""
 _STATUS_FAULTS = {"429": 429, "500": 500, "503": 503, "529": 529}
 FAULTS = (*_STATUS_FAULTS, "reset", "hang", "malformed", "no_choices", *FAULTY_ANSWERS)
 """Faults that can be ordered, by share of the requests."""
@@ -110,8 +112,14 @@ class SandboxServer:
         line, *lines = head.split("\r\n")
         method, path, _ = line.split(" ", 2)
         headers = {name.lower(): value.strip() for name, _, value in (entry.partition(":") for entry in lines)}
-        body = await reader.readexactly(int(headers.get("content-length", "0")))
-        answer = await self._answer(method, path, headers, body)
+        length = int(headers.get("content-length", "0"))
+        if not 0 <= length <= _MOST_BYTES:
+            raise ValueError(f"a body of {length} bytes")
+        body = await reader.readexactly(length)
+        try:
+            answer = await self._answer(method, path, headers, body)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            answer = _error(400, f"{type(error).__name__}: {error}", "invalid_request_error")
         if answer is None:
             writer.transport.abort()
             return False

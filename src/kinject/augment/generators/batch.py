@@ -142,10 +142,16 @@ class BatchEndpoint:
         )
         content = "".join(f"{line}\n" for line in lines).encode()
         submission = uuid.uuid4().hex
-        file = await self._call(lambda client: upload(client, content))
-        # Noted before it is made: should this process die in between, the next one finds it by its metadata.
-        self._log.begin(submission, self._endpoint.url, list(requests))
-        name = await self._make(submission, file)
+        try:
+            file = await self._call(lambda client: upload(client, content))
+            # Noted before it is made: should this process die in between, the next one finds it by its metadata.
+            self._log.begin(submission, self._endpoint.url, list(requests))
+            name = await self._make(submission, file)
+        except EndpointError as error:
+            if error.fatal:
+                raise
+            self._log.end(submission)  # refused for what it is: there will be none
+            raise EndpointError(f"{error} augment.generator.batch=false asks without batches.", fatal=True) from error
         self._log.name(submission, name)
         await self._take_up(Handed(submission, name, tuple(requests)))
 
@@ -161,14 +167,7 @@ class BatchEndpoint:
             tried = True
             return await make_batch(client, submission, file)
 
-        try:
-            return await self._call(make)
-        except EndpointError as error:
-            if not error.fatal:  # refused for what it is: there will be none
-                self._log.end(submission)
-            raise EndpointError(
-                f"{error} Batches are not to be had; augment.generator.batch=false asks one by one.", fatal=True
-            ) from error
+        return await self._call(make)
 
     async def _call(self, call: Callable[[openai.AsyncOpenAI], Awaitable[Found]]) -> Found:
         """Return what `call` returns; it is called again as long as what it meets may pass, for some time.
@@ -241,7 +240,8 @@ class BatchEndpoint:
     async def _read(self, file: str, answers: dict[str, Completion | Exception]) -> int:
         """Add what a result file holds to `answers`, where an answer stays; return how many lines are no row."""
         n_unread = 0
-        for line in (await self._call(lambda client: content_of(client, file))).splitlines():
+        content = await self._call(lambda client: content_of(client, file))
+        for line in filter(bytes.strip, content.splitlines()):
             found = self._answer(line)
             if found is None:
                 n_unread += 1

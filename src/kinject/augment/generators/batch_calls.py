@@ -55,7 +55,10 @@ async def look_at_batch(client: openai.AsyncOpenAI, name: str) -> dict[str, Any]
 
 async def content_of(client: openai.AsyncOpenAI, file: str) -> bytes:
     """Return what a file of results holds."""
-    return bytes((await client.files.content(file)).content)
+    content = bytes((await client.files.content(file)).content)
+    if content.lstrip()[:1] not in (b"{", b""):
+        raise ValueError("no file of results, but a page")  # of something in between: the results are still there
+    return content
 
 
 def _object(raw: Any) -> dict[str, Any]:

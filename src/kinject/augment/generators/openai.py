@@ -204,7 +204,9 @@ class Endpoint:
             variable = self._section.api_key_env
             return f"the key is refused ({status}: {said}). Put a valid one in the environment variable {variable}."
         if status == 404:
-            return await self._missing_model(said) if model else f"answered 404 ({said})."
+            if model:
+                return await self._missing_model(said)
+            return f"answered 404 ({said}). If it has no batches: augment.generator.batch=false asks without."
         if status == 402 or code == "insufficient_quota":
             return (
                 f"the account is out of credit ({status}: {said}). Top it up, then run again: what is stored is kept."

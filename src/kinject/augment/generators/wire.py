@@ -53,7 +53,8 @@ class NoReply(Exception):
         kind = "timeout" if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ else "connection"
         connecting = any(name in type(error).__name__ for name in ("Connector", "ConnectError"))
         # A connection that ends while keys are exchanged may be made the next time; a wrong certificate will not change.
-        if connecting and isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+        fault = next((one for one in (cause, *cause.args) if isinstance(one, ssl.SSLError)), None)
+        if connecting and fault is not None and not isinstance(fault, ssl.SSLEOFError):
             kind = "tls"
         return cls(str(cause) or type(cause).__name__, kind, begun=begun)
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kinject.augment.answers import plain_text
-from kinject.augment.checks import normal_form
+from kinject.augment.checks import new_markup, normal_form
+from kinject.augment.language import compare_languages
 from kinject.augment.orders import gives_orders
 from kinject.disk import content_id
 
@@ -44,6 +45,8 @@ REASONS: Mapping[str, str] = {
     "points at the text": "it cannot be understood without the passage",
     "order": "it gives orders to whoever answers",
     "sentence": "the sentence that it goes by is not in the passage",
+    "markup": "HTML that the passage has not",
+    "language": "another language than the passage",
     "duplicate": "the same question or fact as another on the document",
     "no answer": "the model gave no whole answer",
     "not verified": "asked with the passage, the model gives another answer, or none",
@@ -122,6 +125,13 @@ def fault_of(draft: Draft, passage: str, others: Iterable[Draft]) -> tuple[str, 
         return "points at the text", pointing[0]
     if f" {normal_form(draft.sentence)} " not in f" {normal_form(passage)} ":
         return "sentence", draft.sentence[:80]
+    whole = " ".join((draft.question, draft.answer, *draft.wrong))
+    tag = new_markup(whole, passage)
+    if tag:
+        return "markup", tag
+    changed = compare_languages(passage, whole)
+    if changed:
+        return "language", changed
     return _giveaway(draft, forms) or _repeat(draft, others) or ("", "")
 
 

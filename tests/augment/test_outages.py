@@ -1,0 +1,358 @@
+"""What is not the fault of one answer: addresses, keys, clocks, budgets, and an endpoint that goes and comes back."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty_server import Hostile, Talk
+
+import kinject.augment
+from kinject.augment import augment
+from kinject.augment.cache import AnswerCache
+from kinject.augment.generators.faults import Transient
+from kinject.augment.generators.openai import Endpoint
+from kinject.augment.generators.replies import parse_completion, retry_after
+from kinject.augment.sender import Sender
+from kinject.cli import main
+from kinject.errors import EndpointError, RecipeError
+from kinject.recipe import Recipe
+from kinject.types import Usage
+from kinject.workshop.doctor import answers
+
+Few = Callable[..., Recipe]
+Start = Callable[[Callable[[Talk, int], bool | None]], Hostile]
+PEM = Path(__file__).with_name("untrusted.pem")
+TRANSPORTS = ("aiohttp", "httpx")
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to the wire: with aiohttp and where that is missing."""
+    if request.param == "httpx":
+        import openai
+
+        def missing(**settings: Any) -> None:
+            raise RuntimeError("the extra is absent")
+
+        monkeypatch.setattr(openai, "DefaultAioHttpClient", missing)
+    return str(request.param)
+
+
+@pytest.fixture
+def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinject.augment.sender.N_TRIES", 2)
+    monkeypatch.setattr("kinject.augment.sender.N_FAILURES_IN_A_ROW", 2)
+    monkeypatch.setattr("kinject.augment.generators.wire.MOST_BYTES", 100_000)
+
+
+def _closed_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
+
+
+@pytest.mark.usefixtures("one_try")
+def test_a_refused_connection_and_a_name_without_an_address_end_the_run_with_their_reason(
+    few: Few, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(EndpointError, match=r"no connection \(.*\). Is the endpoint running\?.*So did the 1 requests"):
+        augment(few(f"http://127.0.0.1:{_closed_port()}/v1"))
+
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-abc")
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(EndpointError, match=r"no connection .*Name or service not known"):
+        augment(few("http://no-such-host.invalid/v1"))
+
+
+def test_no_secure_connection_stops_the_run_at_once_and_says_which_way_out(
+    few: Few, hostile: Start, transport: str
+) -> None:
+    plain = hostile(lambda talk, number: None)
+    with pytest.raises(EndpointError, match=r"no secure connection .*http or https") as caught:
+        augment(few(plain.url.replace("http:", "https:")))
+    assert caught.value.fatal
+    secure = hostile(lambda talk, number: None)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(PEM)
+    secure.socket = context.wrap_socket(secure.socket, server_side=True)
+    with pytest.raises(EndpointError, match=r"no secure connection .*SSL_CERT_FILE") as caught:
+        augment(few(secure.url.replace("http:", "https:")))
+    assert caught.value.fatal
+    assert secure.seen == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (b"HTTP/1.1 301 Moved\r\nlocation: https://elsewhere.example\r\ncontent-length: 0\r\n\r\n", "sends requests on to"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{", "broke in the answer"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 200000\r\n\r\n" + b" " * 200_000, "longer than 100,000 bytes"),
+        (b"garbage\r\n\r\n", "no connection"),
+        (b"", "no connection"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("one_try")
+def test_both_transports_sort_what_breaks_on_the_wire_alike(
+    few: Few, hostile: Start, transport: str, raw: bytes, told: str
+) -> None:
+    def act(talk: Talk, number: int) -> bool:
+        talk.close_connection = True
+        return talk.raw(raw)
+
+    with pytest.raises(EndpointError, match=told):
+        augment(few(hostile(act).url))
+
+
+@pytest.mark.usefixtures("one_try")
+@pytest.mark.parametrize("started", [b"", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"])
+def test_an_answer_that_never_ends_is_given_up_by_both_transports(
+    few: Few, hostile: Start, transport: str, started: bytes
+) -> None:
+    def act(talk: Talk, number: int) -> bool:
+        talk.raw(started)
+        return talk.until_left(b"1\r\n \r\n" if started else b"", 0.02)
+
+    with pytest.raises(EndpointError, match=r"no whole answer within 0.2 s"):
+        augment(few(hostile(act).url, generator__timeout=0.2))
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000/v1", "localhost:8000", "ftp://host/v1", "http://", "http://host:99999/v1", "http://[::1/v1",
+            "http://" + "a" * 70 + ".example/v1", "http://a b/v1", "http://a\nb/v1"],
+)  # fmt: skip
+def test_a_base_url_that_is_none_is_a_fault_of_the_recipe_and_no_probe_trips_over_it(few: Few, url: str) -> None:
+    with pytest.raises(
+        RecipeError, match=r"augment\.generator\.base_url: (found .* expected a URL such as|this is no URL)"
+    ):
+        augment(few("http://127.0.0.1:1/v1", generator__base_url=url))
+    assert not answers(url)
+
+
+@pytest.mark.parametrize("key", ["sk-a\nb", "“sk-abc”", "sk-\u00e9"])
+def test_a_key_that_no_header_can_hold_is_told_without_showing_it(
+    few: Few, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(EndpointError, match=r"OPENAI_API_KEY holds a character that no key has") as caught:
+        augment(few("http://127.0.0.1:1/v1"))
+    assert key not in str(caught.value)
+
+
+def test_a_key_revoked_half_way_stops_the_run_and_a_new_one_goes_on_without_paying_twice(
+    few: Few, hostile: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = hostile(lambda talk, number: None if number < 2 else talk.say(401, b'{"error": {"message": "revoked"}}'))
+    recipe = few(server.url)
+    given = ["augment.styles={paraphrase: 1}", "augment.generator.concurrency=1"]
+    assert main(["augment", str(recipe.path), *given]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "the key is refused (401: revoked)" in line
+    assert line.endswith("2 rewritings are stored; the same command goes on from there.")
+    server.script = lambda talk, number: None
+    assert main(["augment", str(recipe.path), *given]) == 0
+    assert len(server.good) == len(set(server.good)) == 4
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_endpoint_that_goes_and_comes_back_is_waited_for(few: Few, hostile: Start) -> None:
+    # Three times as many faults as one request may meet: none of them is the request's own.
+    server = hostile(lambda talk, number: talk.reset() if 2 <= number < 26 else None)
+    result = augment(few(server.url))
+    assert (result.got, result.failed) == (4, {})
+    assert len(server.good) == len(set(server.good)) == 4
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_endpoint_that_stays_away_stops_the_run_in_the_end(
+    few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kinject.augment.sender.PATIENCE", 0.05)
+    monkeypatch.setattr("kinject.augment.sender.N_FAILURES_IN_A_ROW", 2)
+    server = hostile(lambda talk, number: talk.reset() if number >= 2 else None)
+    with pytest.raises(EndpointError, match=r"no connection .* 2 rewritings are stored"):
+        augment(few(server.url))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_one_request_that_kills_the_endpoint_each_time_does_not_end_the_others(
+    few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kinject.augment.sender.PATIENCE", 0.05)
+    poison: list[bytes] = []
+
+    def act(talk: Talk, number: int) -> bool | None:
+        if number == 1:
+            poison.append(talk.body)
+        return talk.reset() if talk.body in poison else None
+
+    result = augment(few(hostile(act).url))
+    assert (result.got, sum(result.failed.values())) == (3, 1)
+
+
+def test_a_first_refusal_after_a_long_silence_of_our_own_is_not_the_end_of_patience(
+    few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = hostile(lambda talk, number: talk.say(429, b"{}") if number == 0 else None)
+    made = Sender.__init__
+
+    def made_long_ago(self: Any, *given: Any, **named: Any) -> None:
+        made(self, *given, **named)
+        self._last_answer -= 3600.0
+
+    monkeypatch.setattr(Sender, "__init__", made_long_ago)
+    assert augment(few(server.url)).got == 4
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    undisturbed = augment(few(hostile(lambda talk, number: None).url)).corpus_path.read_bytes()
+    jumps = itertools.cycle([0.0, 1e9, -1e9, 3e8])
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
+    late = {"date": "Wed, 21 Oct 2015 07:28:00 GMT", "retry_after": "Wed, 21 Oct 2015 07:28:00 GMT"}
+    server = hostile(lambda talk, number: talk.say(429, b"{}", **late) if number == 1 else None)
+    result = augment(few(server.url, generator__requests_per_minute=1000, generator__tokens_per_minute=10**6))
+    assert (result.got, len(server.seen)) == (4, 5)
+    rows = [json.loads(line)["text"] for line in result.corpus_path.read_text().splitlines()]
+    assert rows == [json.loads(line)["text"] for line in undisturbed.splitlines()]
+
+
+def test_no_deadline_or_rate_reads_the_wall_clock() -> None:
+    folder = Path(kinject.augment.__file__).parent
+    readers = {
+        path.name
+        for path in folder.rglob("*.py")
+        if re.search(r"\btime\.time\(|from time import .*\btime\b|datetime\.now|utcnow", path.read_text("utf-8"))
+    }
+    # The date in a Retry-After without a Date beside it, and what the local endpoint says of its batches.
+    assert readers == {"replies.py", "serve_batches.py"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None), ({"retry-after": "3"}, 3.0), ({"retry-after-ms": "1500"}, 1.5), ({"retry-after": "-1"}, None),
+        ({"retry-after": "nan"}, None), ({"retry-after": "1e999"}, None), ({"retry-after": "soon"}, None),
+        ({"retry-after": "Wed, 21 Oct 2015 07:29:00 GMT", "date": "Wed, 21 Oct 2015 07:28:00 GMT"}, 60.0),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, None),
+        ({"retry-after": "Fri, 99 Foo 99999 99:99:99 GMT"}, None), ({"retry-after": "9" * 5000}, None),
+    ],
+)  # fmt: skip
+def test_a_retry_after_is_a_number_of_seconds_or_nothing(headers: dict[str, str], seconds: float | None) -> None:
+    assert retry_after(headers) == seconds
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"prompt_tokens": 3, "completion_tokens": 4}, Usage(3, 4)), ({}, Usage()), (None, Usage()), ([], Usage()),
+        ({"prompt_tokens": -3, "completion_tokens": 4.0}, Usage(0, 4)),
+        ({"prompt_tokens": 10**7 + 1, "completion_tokens": float("nan")}, Usage()),
+        ({"prompt_tokens": True, "completion_tokens": "12"}, Usage()),
+    ],
+)  # fmt: skip
+def test_a_usage_that_cannot_be_counts_as_none(given: object, expected: Usage) -> None:
+    value = {"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}], "usage": given}
+    assert parse_completion(json.dumps(value).encode(), "u", 10).usage == expected
+
+
+PRICES = {"generator__price_in": 100.0, "generator__price_out": 100.0, "generator__max_tokens": 400}
+
+
+@pytest.mark.parametrize("usage", [None, {"prompt_tokens": -(10**6), "completion_tokens": -(10**6)}])
+def test_a_usage_that_is_missing_or_negative_does_not_make_the_budget_endless(
+    few: Few, hostile: Start, usage: object
+) -> None:
+    def act(talk: Talk, number: int) -> bool:
+        return talk.say(200, talk.completion(lambda value: value.update(usage=usage)))
+
+    free = augment(few(hostile(act).url, budget=100.0, **PRICES))
+    assert free.got == 4
+    assert free.cost > 4 * 100e-6 * 100, "four prompts of more than a hundred tokens"
+    assert "4 answers did not say what they used" in free.unsure
+
+
+def test_a_lost_answer_is_counted_at_the_most_it_can_have_cost_in_this_run_and_the_next(
+    few: Few, hostile: Start
+) -> None:
+    def act(talk: Talk, number: int) -> bool | None:
+        return talk.say(200, b'{"choices": [{"mess') if number == 1 else None
+
+    server = hostile(act)
+    result = augment(few(server.url, budget=100.0, **PRICES))
+    known = 4 * 150 * 100e-6  # the server says 100 tokens in, 50 out
+    assert result.got == 4
+    assert result.cost > known + 400 * 100e-6
+    assert "1 answers were lost on the way" in result.unsure
+    again = augment(few(server.url, budget=100.0, **PRICES))
+    assert (again.n_sent, again.cost) == (0, pytest.approx(result.cost))
+    assert again.unsure == ""
+
+
+def test_a_budget_holds_where_every_answer_is_lost(few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinject.augment.sender.N_TRIES", 1000)
+    monkeypatch.setattr("kinject.augment.sender.LONGEST_PAUSE", 0.002)
+    server = hostile(lambda talk, number: talk.say(200, b'{"choices": [{"mess'))
+    result = augment(few(server.url, budget=0.5, **PRICES))
+    assert (result.out_of_budget, result.got) == (True, 0)
+    assert 0.4 < result.cost <= 0.5
+
+
+def test_a_failed_commit_is_told_to_everyone_who_waits_for_it(tmp_path: Path) -> None:
+    import asyncio
+
+    from kinject.types import Completion
+
+    async def run() -> list[object]:
+        with AnswerCache(tmp_path / "cache.sqlite") as cache:
+            given = [Completion("a"), Completion("b", "stop", Usage(2**70, 1))]
+            kept = (cache.keep(bytes([number]), one) for number, one in enumerate(given))
+            return list(await asyncio.wait_for(asyncio.gather(*kept, return_exceptions=True), 60))
+
+    assert [type(found) for found in asyncio.run(run())] == [OverflowError] * 2
+
+
+def test_another_model_than_the_one_asked_for_is_told_once(
+    few: Few, hostile: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    def act(talk: Talk, number: int) -> bool:
+        return talk.say(200, talk.completion(lambda value: value.update(model="gpt-2\x1b[31m")))
+
+    augment(few(hostile(act).url))
+    (record,) = caplog.records
+    assert record.getMessage().endswith("asked for the model 'sandbox', 'gpt-2 [31m' answers.")
+    caplog.clear()
+    augment(few(hostile(lambda talk, number: None).url))
+    assert caplog.records == []
+
+
+def test_a_request_without_end_of_its_own_has_the_time_of_the_recipe(
+    few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import asyncio
+
+    section = few(hostile(lambda talk, number: None).url, generator__timeout=0.1).augment
+    assert section is not None
+
+    async def never(body: bytes) -> None:
+        await asyncio.sleep(3600)
+
+    async def ask() -> None:
+        async with Endpoint(section.generator) as endpoint:
+            monkeypatch.setattr(endpoint, "_post", never)
+            await endpoint.ask([{"role": "user", "content": "a"}], 0)
+
+    with pytest.raises(Transient, match=r"no whole answer within 0\.1 s") as caught:
+        asyncio.run(ask())
+    assert (caught.value.kind, caught.value.lost) == ("timeout", Usage())
