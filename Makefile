@@ -1,10 +1,11 @@
 # make demo: from nothing to a report that shows knowledge going into a model (CPU, no key, no network but pip's index)
 # make test: every check. make docs: the documentation as a site.
 # make soak: the long proofs (hours). make mutants: changes of the code that no test notices (a quarter of an hour). All make .venv when it is missing.
+# make compat: the quick tests with the oldest and the newest dependencies that pyproject.toml allows (in .venv-floor, .venv-ceiling).
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test soak mutants check docs format clean
+.PHONY: demo test soak compat mutants check docs format clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -50,6 +51,17 @@ mutants: .venv/dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mutmut==3.8.1
 	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children 1
 	$(BIN)/mutmut results
+
+.venv-%/ready: pyproject.toml constraints.txt .ci/compat.py
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python .ci/compat.py $* > .venv-$*/constraints.txt
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-$*/constraints.txt torch
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-$*/constraints.txt -U -e '.[dev,documents]'
+	touch $@
+
+compat: .venv-floor/ready .venv-ceiling/ready
+	.venv-floor/bin/python -m pytest
+	.venv-ceiling/bin/python -m pytest
 
 format: .venv/dev
 	$(BIN)/ruff check --fix .

@@ -1,5 +1,7 @@
 """Starts kinject over and over without importing torch each time: imports once, then forks a process for each command.
 
+A study's workers are forked from it, too, instead of spawned.
+
 Reads one JSON request a line: {"start": [words], "out": path, "err": path} is answered with the new process's number,
 {"ended": number} with its exit status (null while it runs; -n: ended by signal n), {"wait": number} the same, waiting.
 A process so started is the leader of its own session, as one that a shell or a batch system starts.
@@ -7,9 +9,14 @@ A process so started is the leader of its own session, as one that a shell or a 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
+import stat
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 
@@ -35,15 +42,28 @@ def serve() -> None:
 
 def become(request: dict[str, Any]) -> None:
     """Be `kinject WORDS` in this process, to the interpreter's end."""
+    import kinject.study.workers
     from kinject.cli import program
 
     os.setsid()
+    context = multiprocessing.get_context
+    multiprocessing.get_context = lambda method=None: context("fork")
+    kinject.study.workers._serve = partial(serve_without_others, kinject.study.workers._serve)
     targets = [os.open(os.devnull, os.O_RDONLY)]
     targets += [os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("out", "err")]
     for stream, target in enumerate(targets):
         os.dup2(target, stream)
     sys.argv = ["kinject", *request["start"]]
     sys.exit(program())
+
+
+def serve_without_others(serve: Callable[..., None], pipe: Any, environment: Any) -> None:
+    """Serve as a study's worker that holds no other end of a pipe than its own, as a spawned one does not."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if int(name) != pipe.fileno() and stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                os.close(int(name))
+    serve(pipe, environment)
 
 
 if __name__ == "__main__":

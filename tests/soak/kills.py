@@ -71,11 +71,18 @@ class Case:
         return sorted(content.splitlines()) if path.name in self.unordered else content
 
 
+def _hear_sigint() -> None:
+    """Undo what a shell does to commands in the background: they, and all that they start, ignore SIGINT."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Forked:
     """Processes forked from one that has imported everything (forker.py)."""
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
+        _hear_sigint()
         self._forker = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("forker.py"))], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             text=True, env={**os.environ, **ONE_THREAD, "PYTHONWARNINGS": "ignore"},
@@ -119,6 +126,7 @@ class Fresh(Forked):
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
+        _hear_sigint()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, words: list[str]) -> int:
@@ -192,6 +200,18 @@ def _until(case: Case, system: Forked, number: int, moment: Moment | None) -> tu
     return code, n_writes
 
 
+def _session_lives(number: int) -> bool:
+    """Return whether any process of a session runs, zombies left out."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, session, *_ = stat.read_text("utf-8").rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(session) == number and state not in "ZX":
+            return True
+    return False
+
+
 def _clear(case: Case) -> None:
     for folder in case.folders:
         shutil.rmtree(folder, ignore_errors=True)
@@ -234,32 +254,45 @@ def check_death(case: Case, system: Forked, words: list[str], sent: signal.Signa
 def kill_often(
     case: Case, system: Forked, whole: Undisturbed, n_kills: int, draw: Callable[[Undisturbed], Moment]
 ) -> Counter[str]:
-    """Kill `case` `n_kills` times, in chains of at most LONGEST_CHAIN from empty folders; return how the deaths went."""
+    """Kill `case` `n_kills` times, in chains of at most LONGEST_CHAIN from empty folders; return how the deaths went.
+
+    A signal that came too late for a run that had done its work does not count.
+    """
     tally: Counter[str] = Counter()
     while tally.total() < n_kills:
         _clear(case)
-        known, first, ended = None, True, False
-        for _ in range(LONGEST_CHAIN):
-            words, moment = case.words(first=first), draw(whole)
-            first = False
-            number = system.start(words)
-            code, _ = _until(case, system, number, moment)
-            if code is not None:
+        known, n_here, ended = None, 0, False
+        while not ended and n_here < LONGEST_CHAIN and tally.total() < n_kills:
+            words, moment = case.words(first=n_here == 0), draw(whole)
+            code, in_time = _run(case, system, words, moment)
+            how = check_death(case, system, words, moment.sent, code) if in_time else "finished"
+            if how == "finished":
                 assert code == whole.code, system.said()
                 ended = True
-                break
-            (os.killpg if moment.group else os.kill)(number, moment.sent)
-            how = check_death(case, system, words, moment.sent, system.wait(number))
-            tally[f"{moment.sent.name} {how}"] += 1
-            known = case.look(known, moment.sent)
-            if tally.total() >= n_kills:
-                break
+            else:
+                tally[f"{moment.sent.name} {how}"] += 1
+                n_here += 1
+                known = case.look(known, moment.sent)
         if not ended:
-            number = system.start(case.words(first=first))
-            assert system.wait(number) == whole.code, system.said()
+            code, _ = _run(case, system, case.words(first=n_here == 0), None)
+            assert code == whole.code, system.said()
         case.look(known, signal.SIGKILL)
         assert_same(case.tree(), whole.tree)
     return tally
+
+
+def _run(case: Case, system: Forked, words: list[str], moment: Moment | None) -> tuple[int, bool]:
+    """Start a command and signal it at the moment; return its exit status, and whether it still ran then."""
+    number = system.start(words)
+    code, _ = _until(case, system, number, moment)
+    in_time = code is None
+    if code is None and moment is not None:
+        (os.killpg if moment.group else os.kill)(number, moment.sent)
+        code = system.wait(number)
+    while _session_lives(number):  # a study's workers follow it
+        time.sleep(0.005)
+    assert code is not None
+    return code, in_time
 
 
 def assert_same(found: Tree, wanted: Tree) -> None:
