@@ -51,7 +51,7 @@ class Sheet:
         names = sorted(set(self.clusters))
         index = {name: at for at, name in enumerate(names)}
         member = np.array([index[name] for name in self.clusters], dtype=np.intp)
-        sums = np.stack([np.bincount(member, row, len(names)) for row in self.right])
+        sums = np.stack([np.bincount(member, row, len(names)) for row in self.right]).astype(np.float64)
         return sums, np.bincount(member, minlength=len(names)).astype(np.float64), names
 
 
