@@ -113,9 +113,7 @@ trainer: {{max_steps: 4, save_steps: 2, per_device_train_batch_size: 2, learning
     run_dir = tmp_path / "run"
     for name in ("model", "checkpoint-4"):
         shutil.rmtree(run_dir / name)
-    manifest = json.loads((run_dir / "manifest.json").read_text())
-    manifest["counts"]["finished"] = False
-    (run_dir / "manifest.json").write_text(json.dumps(manifest))
+    (run_dir / "manifest.json").unlink()
     return run_dir / "checkpoint-2", lambda: train(read_recipe(recipe, verb="train"), resume=True)
 
 
@@ -142,7 +140,7 @@ def test_a_checkpoint_whose_weights_became_a_pickle_is_refused(half_run: Any, sp
     (checkpoint / "model.safetensors").unlink()
     (checkpoint / "pytorch_model.bin").write_bytes(torch_trap(sprung))
     mark_complete(checkpoint)
-    with pytest.raises(KinjectError):
+    with pytest.raises(KinjectError, match="checkpoint-2"):
         resume()
     assert not sprung.exists()
     assert [step for step, _ in checkpoints(checkpoint.parent)] == [2]
@@ -174,15 +172,14 @@ def test_the_metadata_of_a_sharded_checkpoint_is_looked_through_before_torch_unp
     assert not sprung.exists()
 
 
-def test_pickles_in_the_cache_of_tokens_are_bytes_or_a_fault(half_run: Any, sprung: Path, tmp_path: Path) -> None:
+def test_pickles_in_the_cache_of_tokens_are_never_loaded(half_run: Any, sprung: Path, tmp_path: Path) -> None:
     _, resume = half_run
     entries = [path for path in (tmp_path / "tokens").iterdir() if path.is_dir()]
     assert entries
     for entry in entries:
         for path in entry.iterdir():
             path.write_bytes(trap(sprung))
-    with pytest.raises(KinjectError):
-        resume()
+    assert resume().n_steps == 4  # what is damaged there is made anew
     assert not sprung.exists()
 
 
