@@ -12,8 +12,8 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "kinject"
 
 LAYER = {
-    "types": 0, "errors": 0, "screen": 0, "progress": 1, "disk": 1, "recipe": 1, "models": 2, "corpus": 2, "sandbox": 2,
-    "augment": 3, "train": 3, "eval": 3, "study": 4, "workshop": 5, "cli": 6,
+    "types": 0, "errors": 0, "screen": 0, "signals": 1, "progress": 1, "disk": 1, "recipe": 1, "models": 2, "corpus": 2,
+    "sandbox": 2, "augment": 3, "train": 3, "eval": 3, "study": 4, "workshop": 5, "cli": 6,
 }  # fmt: skip
 SIDEWAYS = {("recipe", "disk"), ("models", "corpus"), ("sandbox", "corpus")}
 """Neighbours on one layer that may be imported, one way only."""

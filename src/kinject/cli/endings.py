@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Sequence
 
 from kinject.errors import Terminated
-
-
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Raise `Terminated` in the block when SIGTERM comes; after it the signal does what it did before."""
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise Terminated
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Protocol
 
 from kinject.disk.faults import cure_of, is_of_the_world
 from kinject.errors import InputError, KinjectError, Terminated
 from kinject.screen import show
+from kinject.signals import terminable
 from kinject.study.stages import Stage
 from kinject.study.work import do_job, job_of, one_line
 
@@ -248,17 +249,9 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with contextlib.suppress(EOFError, BrokenPipeError, Terminated):
-        try:
-            signal.signal(signal.SIGTERM, _terminate)
-            while True:
-                pipe.send(_answer(pipe.recv()))
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise Terminated
+    with contextlib.suppress(EOFError, BrokenPipeError, Terminated), terminable():
+        while True:
+            pipe.send(_answer(pipe.recv()))
 
 
 def _end_with_parent() -> None:
