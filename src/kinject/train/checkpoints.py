@@ -70,10 +70,9 @@ def checkpoint_to_resume(run_dir: Path) -> Path | None:
     Reads them whole, but for checkpoints of an older kinject, which have no SHA256SUMS.
     """
     for _, path in checkpoints(run_dir):
-        found, fault = read_sums(path)
-        if not fault and (found or is_whole(path)):
+        fault = read_sums(path)[1] if is_whole(path) else f"{path}: was not written whole"
+        if not fault:
             return path
-        fault = fault or f"{path}: was not written whole"
         log.warning(f"{fault}. This checkpoint is left out; an older one, or the start, serves.")
     return None
 

@@ -1,0 +1,104 @@
+"""An evaluation's files that the disk has damaged: the same accuracies, or a line that names the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from damage import Ground, sample
+
+from kinject.disk import write_manifest, write_sums
+from kinject.errors import InputError
+from kinject.eval import evaluate
+from kinject.eval.compare import compare_runs, read_run, render_comparison
+from kinject.recipe import Recipe, read_recipe
+from kinject.study import redraw_report
+
+TOWNS = ("Lowmere", "Stonegate", "Farrow", "Kelm")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tiny_model: Path) -> Recipe:
+    """Six questions to a tiny model in two formats."""
+    write_sums(tiny_model)
+    questions = tmp_path / "new.jsonl"
+    rows = [{"id": f"q{i}", "question": f"Where was {i} born?", "choices": TOWNS, "answer": i % 4} for i in range(6)]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = tmp_path / "eval.yaml"
+    section = {
+        "models": {"base": str(tiny_model)},
+        "questions": {"new": str(questions)},
+        "formats": ["letters", "texts"],
+    }
+    path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": section}))
+    return read_recipe(path, verb="eval")
+
+
+def outcome(recipe: Recipe) -> Any:
+    """The counts and accuracies of a run; log-probs that are scored anew may differ in their last digits."""
+    return [(cell.format, cell.n, cell.n_correct, cell.n_unscored, cell.accuracy) for cell in evaluate(recipe).cells]
+
+
+def all_faults(ground: Ground, n_flips: int, seed: int) -> tuple[list[str], int, int]:
+    bad, mended, refused = [], 0, 0
+    for path in ground.files():
+        found, n_mended, n_refused = ground.faults(path, sample(path, seed, n_flips, 1))
+        bad, mended, refused = bad + found, mended + n_mended, refused + n_refused
+    return bad, mended, refused
+
+
+def test_every_file_of_a_damaged_evaluation_is_mended_or_named(recipe: Recipe) -> None:
+    bad, mended, refused = all_faults(Ground(recipe.run_dir, lambda: outcome(recipe)), 1, 1)
+    assert bad == []
+    assert mended > 15
+    assert refused > 1
+
+
+def test_pages_and_comparisons_are_not_made_from_damaged_files(recipe: Recipe) -> None:
+    evaluate(recipe)
+
+    def read() -> Any:
+        page = redraw_report(recipe.run_dir)
+        return page.with_suffix(".md").read_bytes(), render_comparison(
+            compare_runs([read_run(recipe.run_dir) for _ in range(2)])
+        )
+
+    bad, mended, refused = all_faults(Ground(recipe.run_dir, read), 2, 2)
+    assert bad == []
+    assert mended > 15
+    assert refused > 10
+
+
+def test_answers_that_were_cut_at_a_line_are_not_compared(recipe: Recipe) -> None:
+    evaluate(recipe)
+    path = recipe.run_dir / "answers.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(InputError, match=r"answers\.jsonl: holds 11 rows, 12 were written .* Run kinject eval again"):
+        read_run(recipe.run_dir)
+    evaluate(recipe)
+    assert len(read_run(recipe.run_dir).ways) == 2
+
+
+def test_a_model_with_a_flipped_bit_is_not_asked(recipe: Recipe, tiny_model: Path) -> None:
+    weights = tiny_model / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-7] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(InputError, match=r"model\.safetensors: its bytes are not .* delete SHA256SUMS"):
+        evaluate(recipe)
+    (tiny_model / "SHA256SUMS").unlink()
+    evaluate(recipe)
+
+
+def test_questions_that_are_not_as_they_were_written_are_refused(recipe: Recipe, tmp_path: Path) -> None:
+    path = tmp_path / "new.jsonl"
+    write_manifest(
+        tmp_path / "manifest.json", stage="questions", inputs={}, recipe={}, counts={}, outputs=["new.jsonl"]
+    )
+    evaluate(recipe)
+    path.write_bytes(path.read_bytes().replace(b'"answer": 3', b'"answer": 2', 1))
+    with pytest.raises(InputError, match=r"new\.jsonl: its bytes are not those that were written .* another name"):
+        evaluate(recipe)
