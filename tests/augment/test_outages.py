@@ -134,7 +134,7 @@ def test_an_answer_that_never_ends_is_given_up_by_both_transports(
 )  # fmt: skip
 def test_a_base_url_that_is_none_is_a_fault_of_the_recipe_and_no_probe_trips_over_it(few: Few, url: str) -> None:
     with pytest.raises(
-        RecipeError, match=r"augment\.generator\.base_url: (found .* expected a URL such as|this is no URL)"
+        RecipeError, match=r"augment\.generator\.base_url: (found .* expected a URL such as|this is no address)"
     ):
         augment(few("http://127.0.0.1:1/v1", generator__base_url=url))
     assert not answers(url)
