@@ -6,6 +6,7 @@ import base64
 import copy
 import json
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent / "disk"))  # faulty and damage: pytest's importlib mode leaves it alone
 SHARED = ROOT.parent / "shared"
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # started in the background of a script it would be ignored here and below
 
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
