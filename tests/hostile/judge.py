@@ -25,7 +25,7 @@ LONGEST_MESSAGE = 20_000
 _CURE = re.compile(
     r"expected|allowed|must|need|give |save |remove |check |mean|run |keep|take |repair|write |choose|convert|each |quote|print|"
     r"one |update|no key|missing|not among|reads|train|unknown|is no|set |there are|ask|with|correct|found .*, a recipe is|"
-    r"bad YAML|no passages for|name a",
+    r"bad YAML|no passages for|name a|add ",
     re.IGNORECASE,
 )
 
