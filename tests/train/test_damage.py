@@ -180,3 +180,10 @@ def test_a_run_folder_that_vanishes_half_way_is_told(
         KinjectError, match=r"run: the disk does not take what training writes \(the run folder is gone\)"
     ):
         train(make_recipe(trainer=SAVE))
+
+
+def test_a_run_that_was_ended_after_its_last_checkpoint_takes_no_step_more(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe(trainer={**SAVE, "lr_scheduler_type": "constant"})
+    wanted = outcome(recipe)
+    shutil.rmtree(recipe.run_dir / "model")
+    assert outcome(recipe) == wanted

@@ -121,6 +121,12 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Train an epoch, unless all steps are done: Trainer takes one more from a checkpoint of the last step."""
+        self.control.should_training_stop = self.state.global_step >= self.state.max_steps
+        if not self.control.should_training_stop:
+            super()._run_epoch(*args, **kwargs)
+
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """End training with the weights that are to be used."""
         self._settle_weights()
