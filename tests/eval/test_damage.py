@@ -11,7 +11,7 @@ import yaml
 from damage import Ground, sample
 
 from kinject.disk import write_manifest, write_sums
-from kinject.errors import InputError
+from kinject.errors import DiskError, InputError
 from kinject.eval import evaluate
 from kinject.eval.compare import compare_runs, read_run, render_comparison
 from kinject.recipe import Recipe, read_recipe
@@ -61,10 +61,13 @@ def test_pages_and_comparisons_are_not_made_from_damaged_files(recipe: Recipe) -
     evaluate(recipe)
 
     def read() -> Any:
-        page = redraw_report(recipe.run_dir)
-        return page.with_suffix(".md").read_bytes(), render_comparison(
-            compare_runs([read_run(recipe.run_dir) for _ in range(2)])
-        )
+        """Every number of the page and of a comparison."""
+        page = redraw_report(recipe.run_dir).with_suffix(".md")
+        try:
+            tables = [line for line in page.read_text().splitlines() if line.startswith("|")]
+        except PermissionError as error:
+            raise DiskError(f"{page}: {error}") from error
+        return tables, render_comparison(compare_runs([read_run(recipe.run_dir) for _ in range(2)]))
 
     bad, mended, refused = all_faults(Ground(recipe.run_dir, read), 2, 2)
     assert bad == []

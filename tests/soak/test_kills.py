@@ -49,7 +49,9 @@ N_KILLS = int(os.environ.get("KINJECT_KILLS", "200"))
 SHARES = {"augment": 0.2, "augment-openai": 0.25, "train": 0.25, "eval": 0.15, "study": 0.15}
 FAULTS = {"429": 0.03, "500": 0.02, "reset": 0.02, "truncated": 0.05, "refusal": 0.05, "echo": 0.05}
 CONCURRENCY = 8
-MANIFEST = json_without("written", "command", "this_run", "seconds", "resumed_from", "scored_now")
+DATED = ("log.jsonl", "timing.jsonl")
+"""Outputs whose hash in a manifest is one of times, too."""
+MANIFEST = json_without("written", "command", "this_run", "seconds", "resumed_from", "scored_now", *DATED)
 SPEED = tuple(
     f"{stage}_{what}" for stage in ("train", "eval") for what in ("runtime", "samples_per_second", "steps_per_second")
 )
@@ -251,7 +253,7 @@ def study_case(folder: Path, model: Path) -> Case:
         return done
 
     times = json_without(
-        *SPEED, "seconds", "peak_bytes", "written", "command", "this_run", "resumed_from", "scored_now"
+        *SPEED, *DATED, "seconds", "peak_bytes", "written", "command", "this_run", "resumed_from", "scored_now"
     )
     return Case(
         ["study", str(path), "--jobs", "1"], [run, stages], look=look, unordered=frozenset({"answers.jsonl"}),

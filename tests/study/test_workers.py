@@ -54,15 +54,12 @@ def test_stages_are_done_and_a_faulty_one_fails_alone_with_its_reason_in_its_log
 
 
 def test_a_worker_that_is_killed_fails_its_stage_and_another_takes_its_place(tmp_path, source):
-    fifo = tmp_path / "never.jsonl"
-    os.mkfifo(fifo)  # reading it blocks
     with LocalExecutor(1, 0) as executor:
-        executor.submit(corpus_stage(tmp_path, fifo, "stuck"))
+        executor.submit(corpus_stage(tmp_path, source, "stuck"))
         worker = executor._workers[0].process
-        while not (tmp_path / "stuck" / LOG).exists():
-            time.sleep(0.05)
         assert worker.pid is not None
-        os.kill(worker.pid, signal.SIGKILL)
+        os.kill(worker.pid, signal.SIGSTOP)  # before it can have finished: it has all its imports to do
+        os.kill(worker.pid, signal.SIGKILL)  # ends a stopped process, too
         (outcome,) = executor.wait()
         assert outcome.done is None
         assert "killed by signal 9" in outcome.error
@@ -70,8 +67,6 @@ def test_a_worker_that_is_killed_fails_its_stage_and_another_takes_its_place(tmp
 
 
 def test_workers_end_with_their_parent_however_that_ends(tmp_path):
-    fifo = tmp_path / "never.jsonl"
-    os.mkfifo(fifo)
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, signal, sys, time\n"

@@ -45,6 +45,8 @@ def read_run(path: Path, score: Score = "sum") -> Run:
     """
     answers = path / "answers.jsonl" if path.is_dir() else path
     check_folder(answers.parent)
+    if path.is_dir() and not answers.exists() and (path / "report.json").exists():
+        raise InputError(f"{answers}: gone, though the evaluation's report.json is there. Run kinject eval again.")
     if answers.name == "answers.jsonl" and answers.exists():
         found = [answer for answer in read_answers(answers) if answer.format != "perplexity"]
     else:
