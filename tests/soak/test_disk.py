@@ -19,15 +19,12 @@ from damage import Ground, every_byte
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "study"))
-from country import write_study
-from in_process import InProcess
+from country import outcome_of_stages, write_study
 
 from kinject.augment import augment
 from kinject.disk import read_jsonl
-from kinject.errors import InputError
 from kinject.eval import evaluate
 from kinject.recipe import Recipe, read_recipe
-from kinject.study.run import run_study
 from kinject.train import train
 
 pytestmark = pytest.mark.soak
@@ -92,15 +89,7 @@ def _study(folder: Path, model: Path) -> Callable[[], Any]:
     path = write_study(folder, model, seeds=[0], arms={"ft": {"rag": False}}, cache_dir=str(folder / "run"))
     recipe = read_recipe(path, verb="study")
 
-    def run() -> Any:
-        for name in ("manifest.json", "report.html"):  # so that it is made anew from what the stages hold
-            (recipe.run_dir / name).unlink(missing_ok=True)
-        result, _, _ = run_study(recipe, InProcess)
-        if result.failures:
-            raise InputError(result.failures[0].message)
-        return [(score.arm, score.question_set, score.accuracy, score.n) for score in result.scores], result.exposures
-
-    return run
+    return lambda: outcome_of_stages(recipe)
 
 
 @pytest.mark.parametrize(("make", "n_bytes"), [(_augment, 1.0), (_eval, 0.5), (_train, 0.05), (_study, 0.02)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,22 @@ from scipy.stats import binomtest
 from kinject.types import Cell, Difference, Report
 
 Z = 1.959963984540054
+
+
+def markdown_faults(text: str, tag: str = r"<(?!\s)") -> list[str]:
+    """Return what in a report.md would be a tag (a match of `tag`), leads anywhere but to its figures, or tears a table.
+
+    Code, which is indented, is shown as it is.
+    """
+    prose = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
+    faults = [match[0] for pattern in (tag, r"(?<!\\)\]\((?!figures/)", "://") for match in re.finditer(pattern, prose)]
+    width = 0
+    for line in prose.splitlines():
+        n = len(re.findall(r"(?<!\\)\|", line))
+        if line.startswith("|") and width not in (0, n):
+            faults.append(line)
+        width = n if line.startswith("|") else 0
+    return faults
 
 
 def make_cell(arm: str, right: Sequence[bool], base: Sequence[bool] | None, *, k: int = 0, **changes: object) -> Cell:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from study_results import make_study
-from study_samples import first, make_cell, write_log
+from study_samples import first, make_cell, markdown_faults, write_log
 
 from kinject.disk import write_jsonl
 from kinject.study import write_report, write_training_report
@@ -252,16 +252,7 @@ def test_a_page_full_of_hostile_texts_is_inert(pages: dict[str, Path], name: str
 @pytest.mark.parametrize("name", ["eval", "study"])
 def test_the_markdown_beside_it_holds_no_tag_no_link_and_whole_tables(pages: dict[str, Path], name: str) -> None:
     text = (pages[name].parent / "report.md").read_text("utf-8")
-    prose = "\n".join(line for line in text.splitlines() if not line.startswith("    "))  # code is shown as it is
-    assert not re.search(r"<(?!\s|0\.)", prose)
-    assert not re.search(r"(?<!\\)\]\((?!figures/)", prose)
-    assert "://" not in prose
-    width = 0
-    for line in prose.splitlines():
-        n = len(re.findall(r"(?<!\\)\|", line))
-        if line.startswith("|"):
-            assert width in (0, n), line
-        width = n if line.startswith("|") else 0
+    assert markdown_faults(text, tag=r"<(?!\s|0\.)") == []
     assert not [line for line in text.splitlines() if line.startswith("# heading")]
 
 

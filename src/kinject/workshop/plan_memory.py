@@ -179,8 +179,7 @@ def simulate(shape: Shape) -> Memory:
             for parameter in model.parameters():
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(lambda held: meter.hold(held.grad, "gradients"))
-            for _ in range(min(shape.accumulation, 2)):
-                _pass(model, shape, meter)
+            _accumulate(model, shape, meter)
             found = _fullest(model, shape, meter, counts)
             return replace(found, heap=_kept_by_heap(model, shape, meter, found)) if shape.device == "cpu" else found
 
@@ -193,8 +192,7 @@ def _kept_by_heap(model: Any, shape: Shape, meter: Meter, found: Memory) -> int:
             meter.heap.take((number, half), found.optimizer * parameter.numel() // (2 * found.n_trained))
     for _ in range(_STEPS):
         model.zero_grad(set_to_none=True)
-        for _ in range(min(shape.accumulation, 2)):
-            _pass(model, shape, meter)
+        _accumulate(model, shape, meter)
     return max(meter.heap.peak - found.peak, 0)
 
 
@@ -208,6 +206,12 @@ def _make_room(model: Any) -> None:
         for name in others:
             folder, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(folder), leaf, model.get_parameter(first))
+
+
+def _accumulate(model: Any, shape: Shape, meter: Meter) -> None:
+    """Run the micro-batches of a step; from the second on each finds what the second finds."""
+    for _ in range(min(shape.accumulation, 2)):
+        _pass(model, shape, meter)
 
 
 def _pass(model: Any, shape: Shape, meter: Meter) -> None:
@@ -272,7 +276,7 @@ def _fullest(model: Any, shape: Shape, meter: Meter, counts: tuple[int, int]) ->
     return Memory(
         weights=parts["weights"], gradients=parts["gradients"], optimizer=state, activations=parts["activations"],
         logits=parts["logits"], heap=0, when=when, n_parameters=counts[0], n_trained=counts[1],
-        trained_bytes=sum(parameter.numel() * parameter.element_size() for parameter in trained),
+        trained_bytes=_bytes(trained),
         largest_block=_largest_block(model), flops=_flops(counts, shape),
     )  # fmt: skip
 
