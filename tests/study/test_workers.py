@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from kinject.study import workers
 from kinject.study.stages import Stage
 from kinject.study.workers import LOG, LocalExecutor, Outcome
 
@@ -38,11 +41,12 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def test_stages_are_done_and_a_faulty_one_fails_alone_with_its_reason_in_its_log(tmp_path, source):
+@pytest.mark.parametrize("preload", [(), ("kinject.study.work",)])
+def test_stages_are_done_and_a_faulty_one_fails_alone_with_its_reason_in_its_log(tmp_path, source, preload):
     stages = [
         corpus_stage(tmp_path, path, name) for name, path in (("a", source), ("b", tmp_path / "no"), ("c", source))
     ]
-    with LocalExecutor(2, 0) as executor:
+    with LocalExecutor(2, 0, preload) as executor:
         outcomes = run(executor, stages)
     assert outcomes["a"].done is not None
     assert outcomes["c"].done is not None
@@ -66,7 +70,19 @@ def test_a_worker_that_is_killed_fails_its_stage_and_another_takes_its_place(tmp
         assert run(executor, [corpus_stage(tmp_path, source, "next")])["next"].done is not None
 
 
-def test_workers_end_with_their_parent_however_that_ends(tmp_path):
+def test_a_forked_worker_has_its_share_of_the_cores_though_torch_was_imported_before(monkeypatch):
+    told: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    monkeypatch.setattr(workers.logging, "basicConfig", lambda **_: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "9")
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()  # no jobs
+    workers._serve(theirs, {"OMP_NUM_THREADS": "3"})
+    assert told == [3]
+
+
+@pytest.mark.parametrize("preload", [(), ("kinject.study.work",)])
+def test_workers_end_with_their_parent_however_that_ends(tmp_path, preload):
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, signal, sys, time\n"
@@ -75,7 +91,7 @@ def test_workers_end_with_their_parent_however_that_ends(tmp_path):
         "from kinject.study.workers import LocalExecutor\n"
         "if __name__ == '__main__':\n"
         "    folder = Path(sys.argv[1])\n"
-        "    executor = LocalExecutor(1, 0)\n"
+        f"    executor = LocalExecutor(1, 0, {preload!r})\n"
         "    extra = {'source': str(folder / 'never.jsonl'), 'seed': 0}\n"
         "    executor.submit(Stage('x', 'corpus', folder / 'x', '', (), extra=extra))\n"
         "    print(executor._workers[0].process.pid, flush=True)\n"

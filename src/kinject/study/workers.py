@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -72,22 +72,25 @@ class LocalExecutor:
     """`n_workers` processes, each with an equal share of the cores, and of the GPUs where there are any.
 
     A worker that dies fails its stage only; another takes its place. Workers end with this process, however it ends;
-    Ctrl-C reaches them through it, as SIGTERM, so that a stage stores what it is waiting for.
+    Ctrl-C reaches them through it, as SIGTERM, so that a stage stores what it is waiting for. With `preload`, the names of
+    modules, workers are forked from one process that has imported them (no module may have touched a GPU, then).
     """
 
-    def __init__(self, n_workers: int, n_gpus: int) -> None:
+    def __init__(self, n_workers: int, n_gpus: int, preload: Sequence[str] = ()) -> None:
+        self._context: Any = multiprocessing.get_context("forkserver" if preload else "spawn")
+        if preload:
+            self._context.set_forkserver_preload(list(preload))
         self._n_threads = max(1, len(_cores()) // n_workers)
         gpus = [str(index) for index in range(n_gpus)]
         shares = [",".join(gpus[index::n_workers]) for index in range(n_workers)]
         self._workers = [self._start(share) for share in shares]
 
     def _start(self, devices: str) -> _Worker:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
+        ours, theirs = self._context.Pipe()
         environment = {"OMP_NUM_THREADS": str(self._n_threads)}
         if devices:
             environment["CUDA_VISIBLE_DEVICES"] = devices
-        process = context.Process(target=_serve, args=(theirs, environment), daemon=True)
+        process = self._context.Process(target=_serve, args=(theirs, environment), daemon=True)
         resource_tracker.ensure_running()  # its start would let SIGINT through again
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the worker inherits
         try:
@@ -247,6 +250,8 @@ def _do_elsewhere(job: Mapping[str, Any], folder: str) -> dict[str, Any]:
 def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     """Do jobs from `pipe` until it closes or the parent process is gone."""
     os.environ.update(environment)
+    if "torch" in sys.modules:  # imported before the environment could tell it
+        sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, Terminated), terminable():

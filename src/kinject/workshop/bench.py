@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 import yaml
 
@@ -27,7 +26,7 @@ from kinject.study.stages import Stage, input_hashes
 from kinject.study.workers import LOG, LocalExecutor
 from kinject.workshop.bench_pages import write_pages
 from kinject.workshop.bench_recipes import look_around, machine, recipe_of, steps_of
-from kinject.workshop.bench_results import LEAST_STEPS, WARM_UP, Bench, Measured, Row, in_order, summarise
+from kinject.workshop.bench_results import LEAST_STEPS, WARM_UP, Bench, Measured, Row, in_order, pace, summarise
 from kinject.workshop.bench_strategies import (
     COMBINED,
     STRATEGIES,
@@ -37,7 +36,8 @@ from kinject.workshop.bench_strategies import (
     parts_of_combined,
 )
 
-_FORMAT = 1
+_FORMAT = 2
+_IMPORTS = ("kinject.workshop.bench_imports",)
 _ACCURACY = re.compile(r"eval_(.+)_accuracy$")
 
 
@@ -72,22 +72,29 @@ def bench(recipe: Recipe, wanted: Wanted) -> tuple[Bench, Path]:
     chosen = choose_strategies(wanted, recipe)
     run = _Run(recipe, look_around(recipe), steps_of(recipe, wanted.steps), machine())
     running = [item for item in chosen if not item.cannot(run.setting)]
-    with lock_dir(recipe.run_dir), _compile_cache(recipe.run_dir / "compiled"):
-        plan = [(number, item) for number in range(wanted.repeats) for item in rotated(running, number)]
+    with lock_dir(recipe.run_dir), _compiling(recipe.run_dir / "compiled"):
+        plan = [(number, *item) for number in range(wanted.repeats) for item in order_of(running, number)]
         with Progress("measuring", len(plan), "runs") as progress:
-            for number, strategy in plan:
+            for number, strategy, copy in plan:
                 progress.tell(strategy.label)
-                _measure(run, strategy, number)
+                _measure(run, strategy, number, copy)
                 progress.advance()
         found = _table(run, chosen, wanted)
         page = write_pages(recipe.run_dir, found)
     return found, page
 
 
-def rotated(strategies: Sequence[Strategy], number: int) -> list[Strategy]:
-    """Return the order of round `number`: each strategy stands elsewhere in each round."""
-    at = number % len(strategies)
-    return [*strategies[at:], *strategies[:at]]
+def order_of(strategies: Sequence[Strategy], number: int) -> list[tuple[Strategy, int]]:
+    """Return the order of round `number`, each strategy with the number of its copy in the round: vanilla comes twice.
+
+    Vanilla stands first; its second run is half a round away, so that what all are compared with was measured near each. The
+    others stand elsewhere in each round.
+    """
+    vanilla, *others = strategies
+    at = number % max(1, len(others))
+    moved = [(item, 0) for item in (*others[at:], *others[:at])]
+    half = (len(moved) + 1) // 2
+    return [(vanilla, 0), *moved[:half], (vanilla, 1), *moved[half:]]
 
 
 def choose_strategies(wanted: Wanted, recipe: Recipe) -> list[Strategy]:
@@ -111,14 +118,15 @@ def choose_strategies(wanted: Wanted, recipe: Recipe) -> list[Strategy]:
     return [item for item in kept if item.name not in wanted.skip]
 
 
-def _measure(run: _Run, strategy: Strategy, number: int) -> None:
+def _measure(run: _Run, strategy: Strategy, number: int, copy: int) -> None:
     """Do one run where it is not done, and note what it measured, or why it broke."""
     if strategy.name in run.broken:
         return
-    stage = _stage(run, strategy, number)
+    stage = _stage(run, strategy, number, copy)
     done = stage.done()
     if done is None:
-        with LocalExecutor(1, _n_gpus(run.setting.device)) as executor:
+        on_cpu = run.setting.device == "cpu"
+        with LocalExecutor(1, _n_gpus(run.setting.device), _IMPORTS if on_cpu else ()) as executor:
             executor.submit(stage)
             (outcome,) = executor.wait()
         if outcome.done is None:
@@ -133,14 +141,21 @@ def _measure(run: _Run, strategy: Strategy, number: int) -> None:
         run.setting = replace(run.setting, row_tokens=_row_tokens(stage.folder, run.setting.batch))
 
 
-def _stage(run: _Run, strategy: Strategy, number: int) -> Stage:
+def _stage(run: _Run, strategy: Strategy, number: int, copy: int) -> Stage:
     values = recipe_of(run.recipe, strategy, run.setting, run.steps, run.recipe.seed + number)
     cache_dir = run.recipe.run_dir / "runs"
     read = {**values, "corpus": {key: item for key, item in values["corpus"].items() if key != "cache_dir"}}
-    identity = content_id(_FORMAT, run.machine, read, input_hashes(read, cache_dir))
+    identity = content_id(_FORMAT, run.machine, copy, read, input_hashes(read, cache_dir))
     folder, path = cache_dir / identity, cache_dir / f"{identity}.yaml"
     write_text(path, yaml.safe_dump({"run_dir": str(folder), **values}, sort_keys=False, allow_unicode=True))
-    return Stage(identity, "train", folder, str(path), (), label=f"{strategy.label}, round {number + 1}")
+    return Stage(
+        identity,
+        "train",
+        folder,
+        str(path),
+        (),
+        label=f"{strategy.label}, round {number + 1}{', again' if copy else ''}",
+    )
 
 
 def _n_gpus(device: str) -> int:
@@ -165,18 +180,20 @@ def read_run(folder: Path, strategy: str, number: int) -> Measured:
     if len(timing) < LEAST_STEPS:
         raise InputError(f"{folder}: its timing.jsonl has {len(timing)} steps. Delete the folder to measure it again.")
     start, end = timing[WARM_UP - 1], timing[-1]
-    step = median(after["seconds"] - before["seconds"] for before, after in pairwise(timing[WARM_UP - 1 :]))
-    n_tokens = (end["learned_tokens"] - start["learned_tokens"]) / (len(timing) - WARM_UP)
+    steps = [
+        (after["seconds"] - before["seconds"], after["learned_tokens"] - before["learned_tokens"])
+        for before, after in pairwise(timing[WARM_UP - 1 :])
+    ]
     accuracy = {match[1]: value for row in log for key, value in row.items() if (match := _ACCURACY.match(key))}
     return Measured(
-        strategy=strategy, round=number, seconds=1000 * step / n_tokens,
+        strategy=strategy, round=number, seconds=1000 * pace(steps),
         first_seconds=start["seconds"], peak_bytes=end["peak_bytes"], tokens=end["learned_tokens"],
         loss=next(row["loss"] for row in reversed(log) if "loss" in row), accuracy=accuracy,
     )  # fmt: skip
 
 
 def _table(run: _Run, chosen: Sequence[Strategy], wanted: Wanted) -> Bench:
-    vanilla = {item.round: item for item in run.measured if item.strategy == "vanilla"}
+    vanilla = [item for item in run.measured if item.strategy == "vanilla"]
     rows = []
     for strategy in chosen:
         reason = strategy.cannot(run.setting)
@@ -199,14 +216,15 @@ def _notes(run: _Run, wanted: Wanted) -> list[str]:
         else "the process's resident set up to its last step, with Python, libraries and the loading of the model"
     )  # fmt: skip
     said = [
-        f"time: seconds for 1,000 learned tokens at the pace of the median step, without start-up and the first {WARM_UP} "
-        "steps, which stand apart (the longest of the rounds: torch.compile compiles in the first, later rounds find its "
-        "cache)",
+        "time: seconds for 1,000 learned tokens at the lower quartile of the steps, since what a machine does beside only holds "
+        f"steps up; start-up and the first {WARM_UP} steps stand apart (the longest of the rounds: torch.compile compiles in "
+        "the first, for rows of any length; later rounds find its cache)",
         f"memory: {memory}",
-        "shares are of the vanilla run of the same round; intervals are 95% (Student's t over rounds, shares on the log "
-        "scale); spread is the range of the time shares over their mean",
-        f"rounds: {wanted.repeats}, of {run.steps} optimizer steps a run; a round's runs share a seed, and each round begins "
-        "with another strategy",
+        "shares are of the vanilla runs of the same round, of which there are two; intervals are 95% (Student's t over "
+        "rounds, shares on the log scale); spread is the range of the time shares over their mean, vanilla's how far its "
+        "two runs of a round lie apart: what this machine's noise is",
+        f"rounds: {wanted.repeats}, of {run.steps} optimizer steps a run; a round's runs share a seed, and their order "
+        "changes from round to round",
     ]
     if wanted.steps is None and int(run.recipe.trainer.get("max_steps", -1)) <= 0:
         said.append(f"the recipe sets no trainer.max_steps: {run.steps} were taken (--steps)")
@@ -214,15 +232,19 @@ def _notes(run: _Run, wanted: Wanted) -> list[str]:
 
 
 @contextlib.contextmanager
-def _compile_cache(folder: Path) -> Iterator[None]:
-    """Let torch.compile keep what it makes in `folder`, so that the first round is one without it."""
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    before = os.environ.get(name)
-    os.environ[name] = str(folder.absolute())
+def _compiling(folder: Path) -> Iterator[None]:
+    """Let torch.compile keep what it makes in `folder`, so that the first round is one without it, and make it once.
+
+    Rows differ in length: left to itself, torch compiles for the first batch's length, then for any.
+    """
+    wanted = {"TORCHINDUCTOR_CACHE_DIR": str(folder.absolute()), "ACCELERATE_DYNAMO_USE_DYNAMIC": "true"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import dataclass, replace
+from itertools import combinations
+from statistics import fmean, geometric_mean, quantiles
 from typing import Any
 
 from kinject.eval.statistics import seed_interval
@@ -32,8 +33,8 @@ class Estimate:
 class Measured:
     """One run of one strategy in one round.
 
-    `seconds` is the time of 1,000 learned tokens: the median step over the mean tokens of one, both without the first
-    `WARM_UP` steps, which took `first_seconds` in all. One step that the machine held up does not count.
+    `seconds` is the time of 1,000 learned tokens at the pace of the faster steps (`pace`), without the first `WARM_UP`,
+    which took `first_seconds` in all.
     `peak_bytes` is the most memory up to the last step, `accuracy` that of each question set after it.
     """
 
@@ -49,7 +50,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """One strategy of the table. Without runs, `reason` says why; `spread` is the range of `time_share` over its mean."""
+    """One strategy of the table. Without runs, `reason` says why.
+
+    `spread` is the range of `time_share` over its mean; vanilla's is how far its two runs of a round lie apart at most.
+    """
 
     name: str
     label: str
@@ -110,21 +114,53 @@ def spread_of(values: Sequence[float], vanilla: Sequence[float]) -> float:
     return (max(ratios) - min(ratios)) / fmean(ratios)
 
 
-def summarise(row: Row, runs: Sequence[Measured], vanilla: Mapping[int, Measured]) -> Row:
+def pace(steps: Sequence[tuple[float, float]]) -> float:
+    """Return the lower quartile of seconds per token over steps of (seconds, tokens), two or more.
+
+    A machine that does other things holds steps up and never hastens them: the faster ones tell what a step costs.
+    """
+    return quantiles([seconds / n_tokens for seconds, n_tokens in steps], n=4, method="inclusive")[0]
+
+
+def by_round(runs: Sequence[Measured]) -> dict[int, Measured]:
+    """Return one measurement a round: where a round has several runs, their time and memory are the geometric means."""
+    rounds: dict[int, list[Measured]] = {}
+    for run in runs:
+        rounds.setdefault(run.round, []).append(run)
+    return {
+        number: replace(
+            some[0], seconds=geometric_mean([run.seconds for run in some]),
+            first_seconds=max(run.first_seconds for run in some),
+            peak_bytes=round(geometric_mean([run.peak_bytes for run in some])),
+        )
+        for number, some in rounds.items()
+    }  # fmt: skip
+
+
+def noise_of(runs: Sequence[Measured]) -> float:
+    """Return how far two runs of the same strategy and round lie apart in time at most, as a share of their mean."""
+    means = {number: run.seconds for number, run in by_round(runs).items()}
+    pairs = combinations(runs, 2)
+    return max((abs(a.seconds - b.seconds) / means[a.round] for a, b in pairs if a.round == b.round), default=0.0)
+
+
+def summarise(row: Row, runs: Sequence[Measured], vanilla: Sequence[Measured]) -> Row:
     """Return `row` with the numbers of its `runs`; those of rounds without a vanilla run are left out.
 
     Time and memory are geometric means like their shares, so that no interval reaches below 0.
     """
-    runs = [run for run in runs if run.round in vanilla]
+    every, references = runs, by_round(vanilla)
+    runs = [run for number, run in by_round(runs).items() if number in references]
     if not runs:
         return row
-    bases = [vanilla[run.round] for run in runs]
+    bases = [references[run.round] for run in runs]
     seconds, base_seconds = [run.seconds for run in runs], [base.seconds for base in bases]
     peaks, base_peaks = [run.peak_bytes for run in runs], [base.peak_bytes for base in bases]
     sets, ones = list(runs[0].accuracy), [1.0] * len(runs)
     return Row(
         name=row.name, label=row.label, about=row.about, overrides=row.overrides, n_rounds=len(runs),
-        time=share_of(seconds, ones), time_share=share_of(seconds, base_seconds), spread=spread_of(seconds, base_seconds),
+        time=share_of(seconds, ones), time_share=share_of(seconds, base_seconds),
+        spread=noise_of(every) if row.name == "vanilla" else spread_of(seconds, base_seconds),
         first_seconds=max(run.first_seconds for run in runs),
         peak=share_of(peaks, ones), peak_share=share_of(peaks, base_peaks),
         tokens=fmean(run.tokens for run in runs), loss=mean_of([run.loss for run in runs]),
