@@ -20,6 +20,7 @@ from kinject.recipe import Recipe
 from kinject.study import write_training_report
 from kinject.train import run as stage
 from kinject.train import train
+from kinject.train.checkpoints import newest_whole
 from kinject.train.merge import merge
 
 MakeRecipe = Callable[..., Recipe]
@@ -36,7 +37,7 @@ def outcome(recipe: Recipe) -> Any:
 
 @pytest.fixture
 def interrupted(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    """A run of 5 steps with checkpoints 2 and 4, ended before its model was written."""
+    """A run of 5 steps with checkpoints, ended before its model was written."""
     recipe = make_recipe(trainer=SAVE)
 
     def end(*_: object) -> None:
@@ -55,8 +56,11 @@ def test_no_damage_to_a_checkpoint_changes_what_a_resumed_run_comes_to(interrupt
     shutil.rmtree(ground.kept)
     shutil.move(before, ground.kept)
     ground.restore()
-    newest = {path.name for path in (ground.folder / "checkpoint-4").iterdir()}
-    assert {"model.safetensors", "optimizer.pt", "trainer_state.json", "complete.json", "SHA256SUMS"} <= newest
+    newest = newest_whole(ground.folder)
+    assert newest is not None
+    assert {"model.safetensors", "optimizer.pt", "trainer_state.json", "complete.json", "SHA256SUMS"} <= {
+        path.name for path in newest.iterdir()
+    }
     bad, n_mended = [], 0
     for name in (
         "model.safetensors",
@@ -66,7 +70,7 @@ def test_no_damage_to_a_checkpoint_changes_what_a_resumed_run_comes_to(interrupt
         "complete.json",
         "SHA256SUMS",
     ):
-        path = ground.folder / "checkpoint-4" / name
+        path = newest / name
         damages = sample(path, 2, 2, 0)
         found, mended, _ = ground.faults(path, [damages[0], damages[len(name) % len(damages)]])
         bad, n_mended = bad + found, n_mended + mended

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from transformers.integrations import TensorBoardCallback, WandbCallback
 from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
 from kinject.recipe import Recipe
+from kinject.train import run as stage
 from kinject.train import train
 from kinject.train.config import build_config
 from kinject.train.histograms import Histograms
@@ -78,19 +80,30 @@ def test_schedule_free_without_its_package_says_what_to_install(
         build_config(recipe)
 
 
-@pytest.mark.parametrize("patience", [1, 2])
+@pytest.mark.parametrize(("patience", "interrupted"), [(1, False), (2, False), (2, True)])
 def test_a_run_stops_when_the_held_out_loss_has_not_fallen_for_so_long(
-    make_recipe: MakeRecipe, corpus: Path, tmp_path: Path, patience: int
+    make_recipe: MakeRecipe,
+    corpus: Path,
+    tmp_path: Path,
+    patience: int,
+    interrupted: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Learning other texts at a growing rate makes the held-out loss rise after a while."""
+    """Learning other texts at a growing rate makes the held-out loss rise after a while; a rerun of a run that had stopped, but
+    not saved its model, takes no further step."""
     held_out = tmp_path / "held.jsonl"
     held_out.write_text(json.dumps({"text": "0123456789 A. B. C. D. Question: where does she live?"}) + "\n")
     trainer = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 40, "learning_rate": 0.05,
-               "lr_scheduler_type": "constant", "eval_on_start": True}  # fmt: skip
+               "lr_scheduler_type": "constant", "eval_on_start": True, "save_strategy": "steps", "save_steps": 1}  # fmt: skip
     recipe = make_recipe(
         corpus={"path": str(corpus), "held_out": str(held_out)}, trainer=trainer, techniques={"patience": patience}
     )
-    result = train(recipe)
+    if interrupted:
+        with monkeypatch.context() as patched:
+            patched.setattr(stage, "_save", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                train(recipe)
+    result = train(recipe, resume=interrupted)
     losses = {
         row["step"]: row["eval_loss"] for _, row in read_jsonl(tmp_path / "run" / "log.jsonl") if "eval_loss" in row
     }

@@ -126,22 +126,41 @@ def log_probs(model: Any, rows: Sequence[TokenRow], pad_token_id: int, batch_tok
     return found
 
 
-class ProbeStops(TrainerCallback):  # type: ignore[misc]
-    """Stops a run whose probes say so; what was said is added to `said`.
+class Stops(TrainerCallback):  # type: ignore[misc]
+    """Stops a run where `reason` finds one; what was said is added to `said`.
 
-    Decides from the trainer's own log, which checkpoints carry, so a resumed run decides as an undisturbed one.
+    Decides from the trainer's own log, which checkpoints carry, so a resumed run decides as an undisturbed one; one that had
+    stopped before it was interrupted takes no further step.
     """
 
-    def __init__(self, section: ProbesSection, said: list[str]) -> None:
-        self.section, self.said = section, said
-        self.kept = [name for name, item in section.sets().items() if item.role == "retention"]
+    def __init__(self, said: list[str]) -> None:
+        self.said = said
+
+    def reason(self, args: Any, history: Sequence[Mapping[str, Any]]) -> str:
+        """Return why the run stops here; "" where it goes on."""
+        raise NotImplementedError
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop after `patience` evaluations without a better metric, or when too much is forgotten."""
-        reason = self._forgotten(state.log_history) or self._impatient(args, state.log_history)
+        """Stop where there is a reason to."""
+        reason = self.reason(args, state.log_history)
         if reason and not control.should_training_stop:
             control.should_training_stop = True
             self.said.append(f"step {state.global_step}: {reason}")
+
+    on_train_begin = on_evaluate
+
+
+class ProbeStops(Stops):
+    """Stops a run after `patience` evaluations without a better metric, or when too much is forgotten."""
+
+    def __init__(self, section: ProbesSection, said: list[str]) -> None:
+        super().__init__(said)
+        self.section = section
+        self.kept = [name for name, item in section.sets().items() if item.role == "retention"]
+
+    def reason(self, args: Any, history: Sequence[Mapping[str, Any]]) -> str:
+        """Return what of the two has happened."""
+        return self._forgotten(history) or self._impatient(args, history)
 
     def _forgotten(self, history: Sequence[Mapping[str, Any]]) -> str:
         for name in self.kept if self.section.most_forgotten is not None else ():

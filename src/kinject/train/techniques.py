@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-from transformers import TrainerCallback
 
 from kinject.recipe import Recipe
 from kinject.train.fresh_layers import hold_base
 from kinject.train.histograms import TRACKERS, Histograms
 from kinject.train.objective import Objective
-from kinject.train.probes import impatient
+from kinject.train.probes import Stops, impatient
 from kinject.train.schedule_free import schedule_free_faults
 from kinject.train.sharpness import Sharpness
 from kinject.train.trainable import summarise
@@ -162,20 +160,15 @@ def _describe(trainer: KnowledgeTrainer, recipe: Recipe, redrawn: Sequence[str])
     return notes
 
 
-class Patience(TrainerCallback):  # type: ignore[misc]
-    """Stops a run after `evaluations` without a better metric; what was said is added to `said`.
-
-    Decides from the trainer's own log, which checkpoints carry, so a resumed run decides as an undisturbed one.
-    """
+class Patience(Stops):
+    """Stops a run after `evaluations` without a better metric: the held-out loss where the recipe names none."""
 
     def __init__(self, evaluations: int, said: list[str]) -> None:
-        self.evaluations, self.said = evaluations, said
+        super().__init__(said)
+        self.evaluations = evaluations
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop where no evaluation since the best one is better."""
+    def reason(self, args: Any, history: Sequence[Mapping[str, Any]]) -> str:
+        """Return that no evaluation since the best one is better."""
         metric = args.metric_for_best_model or "loss"
         greater = args.greater_is_better if args.metric_for_best_model is not None else False
-        reason = impatient(state.log_history, (metric, greater), self.evaluations, "techniques.patience")
-        if reason and not control.should_training_stop:
-            control.should_training_stop = True
-            self.said.append(f"step {state.global_step}: {reason}")
+        return impatient(history, (metric, greater), self.evaluations, "techniques.patience")

@@ -122,8 +122,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         return self.lr_scheduler
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Train an epoch, unless all steps are done: Trainer takes one more from a checkpoint of the last step."""
-        self.control.should_training_stop = self.state.global_step >= self.state.max_steps
+        """Train an epoch, unless all steps are done or the run had stopped: Trainer takes one more from such a checkpoint."""
+        self.control.should_training_stop |= self.state.global_step >= self.state.max_steps
         if not self.control.should_training_stop:
             super()._run_epoch(*args, **kwargs)
 
