@@ -1,0 +1,267 @@
+"""What the disk's faults say, word for word, and the small rules behind them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sqlite3
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinject.disk import Journal, file_hash, lock_dir, read_jsonl, read_manifest, tree_hash, write_jsonl
+from kinject.disk.atomic import delete_parts, remove
+from kinject.disk.faults import cure_of, is_of_the_world, unwritable
+from kinject.disk.format import check_folder, check_version, settle_database
+from kinject.disk.inside import file_name, refuse_links_out
+from kinject.disk.journal import checked, read_journal
+from kinject.disk.jsonl import DEEPEST, parse_row
+from kinject.disk.lock import _said
+from kinject.disk.manifest import check_output, manifest_beside, write_manifest
+from kinject.disk.reading import is_there, open_to_read, read_bytes, unreadable
+from kinject.disk.sealed import unsealed
+from kinject.disk.sums import read_sums
+from kinject.errors import DiskError, KinjectError
+
+SPACE = "Free space there, or choose another folder."
+
+
+def said(call: Callable[[], Any]) -> str:
+    """What a call that fails says."""
+    with pytest.raises(KinjectError) as caught:
+        call()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "cure", "of_the_world"),
+    [
+        (errno.ENOSPC, SPACE, True), (errno.EDQUOT, SPACE, True), (errno.EFBIG, SPACE, True),
+        (errno.EROFS, "Make it writable for this user, or choose another folder.", True),
+        (errno.EIO, "The disk or its connection fails: choose another.", True),
+        (errno.ESTALE, "The file server is gone: wait for it, then run the same command again.", True),
+        (errno.EMFILE, "Too many files are open: raise the limit (ulimit -n).", True),
+        (errno.EISDIR, "A folder stands in its place: move it away.", False),
+        (errno.ENOENT, "A folder on the way is missing: was it deleted? Run the same command again.", False),
+        (errno.EXDEV, "Check the path.", False),
+    ],
+)  # fmt: skip
+def test_what_the_system_said_comes_with_its_cure(number: int, cure: str, of_the_world: bool) -> None:
+    error = OSError(number, os.strerror(number))
+    assert cure_of(error) == cure
+    assert is_of_the_world(error) is of_the_world
+    assert str(unwritable(Path("x"), error)) == f"x: cannot be written: {os.strerror(number)}. {cure}"
+    assert str(unwritable(Path("x"), error, "locked")) == f"x: cannot be locked: {os.strerror(number)}. {cure}"
+    read = "Check the path." if number == errno.ENOENT else cure.replace("writable", "readable")
+    assert str(unreadable(Path("x"), error)) == f"x: cannot be read: {os.strerror(number)}. {read}"
+
+
+def test_what_is_no_file_cannot_be_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert said(lambda: open_to_read(tmp_path)) == f"{tmp_path}: found a folder, expected a file. Check the path."
+    assert said(lambda: open_to_read(pipe)) == f"{pipe}: found a pipe or a device, expected a file. Check the path."
+    assert said(lambda: file_hash(pipe)) == f"{pipe}: found a pipe or a device, expected a file. Check the path."
+    nul = Path("a\0b")
+    assert said(lambda: open_to_read(nul)).endswith("b: cannot be read: embedded null byte. Check the path.")
+    assert not is_there(nul)
+    assert not is_there(tmp_path / ("x" * 300))
+    assert is_there(pipe)
+    big = tmp_path / "big"
+    big.write_bytes(b"x" * 1025)
+    assert said(lambda: read_bytes(big, 1024)) == f"{big}: longer than 1 KiB, the most that is read whole. Split it."
+    assert read_bytes(big, 1025) == b"x" * 1025
+
+
+def test_a_disk_that_fails_while_a_file_is_hashed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("hashlib.file_digest", fail)
+    (tmp_path / "x").write_text("")
+    cure = "The disk or its connection fails: choose another."
+    assert said(lambda: file_hash(tmp_path / "x")) == f"{tmp_path / 'x'}: cannot be read: Input/output error. {cure}"
+
+
+def test_a_file_is_removed_once_and_a_folder_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("")
+    remove(path)
+    remove(path)
+    assert not path.exists()
+    path.mkdir()
+    with pytest.raises(DiskError) as caught:
+        remove(path)
+    assert str(caught.value).startswith(f"{path}: cannot be deleted: ")
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_parts_of_killed_writers_go_but_not_those_of_folders_that_others_hold(tmp_path: Path) -> None:
+    kept = [".x.part.json", "x.part", ".lock"]
+    for name in [*kept, ".x.1.part", "below/.y.2.part", "held/.z.3.part", "held/.lock"]:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    delete_parts(tmp_path)
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {*kept, "held/.z.3.part", "held/.lock"}
+
+
+def test_links_inside_a_folder_stay_and_those_that_lead_out_are_refused(tmp_path: Path) -> None:
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    (run / "below").mkdir(parents=True)
+    outside.mkdir()
+    (run / "file").write_text("")
+    (run / "below" / "inner").symlink_to(run / "file")
+    (tmp_path / "name").symlink_to(run)
+    refuse_links_out(run)
+    refuse_links_out(tmp_path / "name")
+    (run / "below" / "out").symlink_to(outside)
+    expected = "a link that leads out of the run folder. Remove it, or name the place itself as run_dir."
+    assert said(lambda: refuse_links_out(run)) == f"{run / 'below' / 'out'}: {expected}"
+    assert said(lambda: lock_dir(run).__enter__()) == f"{run / 'below' / 'out'}: {expected}"
+
+
+@pytest.mark.parametrize(("name", "like"), [("X_X/", "X_X"), ("=@+-_X", "X"), ("X-/_", "X")])
+def test_names_lose_what_stands_around_them_and_nothing_else(name: str, like: str) -> None:
+    assert file_name(name).rsplit("-", 1)[0] == like
+
+
+def test_versions_of_formats_are_refused_word_for_word(tmp_path: Path) -> None:
+    check_version(1, "x")
+    other = "choose another run folder."
+    assert said(lambda: check_version(True, "x")) == (
+        f"x: damaged: format_version is True, a whole number from 1 is needed. Restore it from a copy, or {other}"
+    )
+    assert said(lambda: check_version(99, "x")) == (
+        f"x: written by a newer kinject (format 99; this one reads up to 1). Update kinject, or {other}"
+    )
+    assert check_folder(tmp_path) is False
+    (tmp_path / ".format.json").write_text('{"format_version": 1}')
+    assert check_folder(tmp_path) is True
+    with sqlite3.connect(tmp_path / "a.sqlite") as database:
+        settle_database(database, tmp_path / "a.sqlite")
+        assert database.execute("PRAGMA user_version").fetchone() == (1,)
+
+
+def test_a_manifest_of_another_shape_is_refused_and_another_programs_is_left_alone(tmp_path: Path) -> None:
+    path, beside = tmp_path / "manifest.json", tmp_path / "corpus.jsonl"
+    cure = "Delete it and run the same command again (kinject train: with --resume)."
+    shape = f"{path}: damaged: no format_version, or inputs or counts of another shape. {cure}"
+    for value in ({"stage": "train"}, {"format_version": 1, "inputs": []}, {"format_version": 1, "counts": 3}):
+        path.write_text(json.dumps(value))
+        assert said(lambda: read_manifest(path)) == shape
+        assert said(lambda: manifest_beside(beside)) == shape
+    path.write_text('{"format_version": 1}')
+    assert read_manifest(path) == {"format_version": 1}
+    path.write_text('{"format_version": 99}')
+    assert said(lambda: read_manifest(path)).startswith(f"{path}: written by a newer kinject")
+    path.write_text('{"format_version": 0}')
+    assert said(lambda: read_manifest(path)).startswith(f"{path}: damaged: format_version is 0")
+    for others in ('{"name": "a web page"}', "[1]"):
+        path.write_text(others)
+        assert manifest_beside(beside) == {}
+    path.write_text("{")
+    assert said(lambda: manifest_beside(beside)).startswith(f"{path}: damaged: not JSON (")
+    assert said(lambda: manifest_beside(beside)).endswith(f"). {cure}")
+    beside.write_text("1")
+    write_manifest(path, stage="augment", inputs={}, recipe={}, counts={}, outputs=[beside.name])
+    assert check_output(beside, "Mend it.") == file_hash(beside)
+    beside.write_text("2")
+    changed = "its bytes are not those that were written (manifest.json beside it has their hash). Mend it."
+    assert said(lambda: check_output(beside, "Mend it.")) == f"{beside}: {changed}"
+
+
+def test_sealed_objects_say_what_was_found(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    assert said(lambda: unsealed(path, b"[1]", "Cure.")) == f"{path}: damaged: found list, an object is needed. Cure."
+    assert said(lambda: unsealed(path, b'{"format_version": 99}', "")).startswith(f"{path}: written by a newer kinject")
+    assert unsealed(path, b'{"format_version": 1}', "") == {"format_version": 1}
+
+
+def test_rows_of_journals_say_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "below" / "rows.jsonl"
+    with Journal(path) as journal:
+        places = [journal.append(row) for row in ({"a": 1}, {}, {"a": 1, "line_crc32": "x"}, {"a": "é"})]
+        assert [journal.row_at(place) for place in places] == [{"a": 1}, {}, {"a": 1, "line_crc32": "x"}, {"a": "é"}]
+    assert [row for _, row in read_journal(path)] == [{"a": 1}, {}, {"a": 1, "line_crc32": "x"}, {"a": "é"}]
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"a": 1', b'"a": 2', 1))
+    damaged = "damaged: its bytes are not those that were written (line_crc32)."
+    assert said(lambda: list(read_journal(path))) == f"{path}:1: {damaged} Run what wrote it again."
+    assert said(lambda: Journal(path)) == f"{path}:1: {damaged} Delete this line; what stood there is made again."
+    assert said(lambda: Journal(path, cure="Mend it.")) == f"{path}:1: {damaged} Mend it."
+    path.write_bytes(whole)
+    with Journal(path) as journal:
+        path.write_bytes(whole.replace(b'"a": 1', b'"a": 2', 1))
+        first = f"{path}: byte 0: {damaged} Delete this line; what stood there is made again."
+        assert said(lambda: journal.row_at(0)) == first
+        path.unlink()
+        told = (
+            f"{path}: was deleted or replaced while this run was writing it. Leave run folders alone while they are in use; "
+            "the same command makes again what is missing."
+        )
+        assert said(lambda: journal.append({})) == told
+    assert checked(b"{}") == b'{"line_crc32": "%08x"}' % zlib.crc32(b"{}")
+    place = tmp_path / "deep" / "folder.jsonl"
+    place.mkdir()
+    assert said(lambda: Journal(place)).startswith(f"{place}: ")
+
+
+def test_a_row_is_as_deep_as_it_may_be_and_no_deeper(tmp_path: Path) -> None:
+    def nested(levels: int) -> bytes:
+        inner: Any = 1
+        for level in range(levels - 1):
+            inner = [inner] if level % 2 else {"a": inner}
+        return json.dumps({"b": [[]] * 80, "a": inner}).encode()
+
+    assert parse_row(nested(DEEPEST), "x")["b"] == [[]] * 80
+    expected = f"x: nested more than {DEEPEST} levels deep. Each line must hold one plain JSON object."
+    assert said(lambda: parse_row(nested(DEEPEST + 1), "x")) == expected
+    assert write_jsonl(tmp_path / "rows.jsonl", [{"a": 1}, {"a": 2}, {"a": 3}]) == 3
+    assert write_jsonl(tmp_path / "none.jsonl", []) == 0
+    assert [row["a"] for _, row in read_jsonl(tmp_path / "rows.jsonl")] == [1, 2, 3]
+
+
+def test_a_lock_says_who_and_a_lock_that_says_nothing_is_another_process(tmp_path: Path) -> None:
+    with lock_dir(tmp_path):
+        lock = tmp_path / ".lock"
+        assert lock.read_text().startswith(f"process {os.getpid()} on ")
+        assert lock.read_text().endswith("+00:00")
+        held = lock.read_text()
+        tail = "Wait for it or choose another run folder."
+        assert said(lambda: lock_dir(tmp_path).__enter__()) == f"{tmp_path}: in use by {held}. {tail}"
+        os.truncate(lock, 0)
+        assert said(lambda: lock_dir(tmp_path).__enter__()) == f"{tmp_path}: in use by another process. {tail}"
+    lock.write_bytes(b"pro\xffcess 1 \x1b[31m on\n elsewhere since then, which is longer")
+    with lock.open("rb") as file:
+        assert _said(file.fileno()) == "pro\ufffdcess 1 [31m on elsewhere since then, which is longer"
+    with lock_dir(tmp_path):  # what is longer than what comes leaves nothing behind
+        assert lock.read_text().endswith("+00:00")
+
+
+def test_another_machines_process_that_did_not_end_in_order_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".lock").write_text("process 1 on elsewhere since then")
+    with lock_dir(tmp_path):
+        pass
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}: process 1 on elsewhere since then did not end in order. Should it still run there, end one of the two: "
+        "this file system may not share locks between machines."
+    ]
+
+
+def test_sums_that_are_no_text_are_damaged_and_known_hashes_are_believed(tmp_path: Path) -> None:
+    (tmp_path / "SHA256SUMS").write_bytes(b"\xff\n")
+    assert read_sums(tmp_path) == ({}, f"{tmp_path / 'SHA256SUMS'}:1: damaged: no hash and name of a file")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "a").write_text("x")
+    right = tree_hash(folder)
+    assert tree_hash(folder, known={"a": file_hash(folder / "a")}) == right
+    assert tree_hash(folder, known={"a": "0" * 64}) != right
