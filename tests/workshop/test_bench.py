@@ -267,6 +267,8 @@ def test_strategies_of_the_recipe_are_measured_beside_vanilla(
     losses = {row.name: row.loss.mean for row in found.rows if row.loss is not None}
     assert losses["uphill"] != losses["vanilla"]
     assert "techniques.sam: 0.05" in page.read_text()
+    (less,) = (row.about for row in found.rows if row.name == "less")
+    assert less == 'trainer.learning_rate: 0.0001, adapter: {"r": 2}'
     beside = _with_bench(make_recipe(), strategies=mine)
     names = [item.name for item in choose_strategies(Wanted(), beside)]
     assert names == [*BY_NAME, "uphill", "less"]

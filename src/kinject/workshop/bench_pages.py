@@ -127,8 +127,8 @@ def draw(bench: Bench) -> Figure:
     """Return shares of vanilla's time and memory and the accuracies, a line a strategy, with their intervals."""
     rows = [row for row in bench.rows if row.time_share is not None]
     columns: list[tuple[str, str, str, list[Estimate | None]]] = [
-        ("time, share of vanilla", LEARNING, "o", [row.time_share for row in rows]),
-        ("peak memory, share of vanilla", RETENTION, "s", [row.peak_share for row in rows]),
+        ("time of vanilla", LEARNING, "o", [row.time_share for row in rows]),
+        ("peak memory of vanilla", RETENTION, "s", [row.peak_share for row in rows]),
     ]
     for name, (colour, mark) in zip(bench.sets, ((FOURTH, "^"), (INK, "D")), strict=False):
         own = [(row.accuracy or {}).get(name) for row in rows]
@@ -145,7 +145,7 @@ def draw(bench: Bench) -> Figure:
                     0, 1.1 * max(1.0, *(min(item.high or item.mean, 2 * item.mean) for item in found if item))
                 )
             else:
-                panel.set_xlim(0, 1)
+                panel.set_xlim(0, 1.03)
             panel.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
     return figure
 

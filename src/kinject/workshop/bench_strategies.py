@@ -150,7 +150,9 @@ def own_strategies(recipe: Recipe) -> list[Strategy]:
     if faults:
         raise RecipeError(faults)
     return [
-        Strategy(name, name, ", ".join(f"{key}: {value}" for key, value in changes.items()), _changes(changes))
+        Strategy(
+            name, name, ", ".join(f"{key}: {json.dumps(value)}" for key, value in changes.items()), _changes(changes)
+        )
         for name, changes in recipe.bench.strategies.items()
     ]
 
