@@ -60,8 +60,8 @@ mutants: .venv/dev
 	touch $@
 
 compat: .venv-floor/ready .venv-ceiling/ready
-	.venv-floor/bin/python -m pytest
-	.venv-ceiling/bin/python -m pytest
+	OMP_NUM_THREADS=1 .venv-floor/bin/python -m pytest -n 2
+	OMP_NUM_THREADS=1 .venv-ceiling/bin/python -m pytest -n 2
 
 format: .venv/dev
 	$(BIN)/ruff check --fix .
