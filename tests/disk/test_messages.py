@@ -151,16 +151,24 @@ def test_versions_of_formats_are_refused_word_for_word(tmp_path: Path) -> None:
 def test_a_manifest_of_another_shape_is_refused_and_another_programs_is_left_alone(tmp_path: Path) -> None:
     path, beside = tmp_path / "manifest.json", tmp_path / "corpus.jsonl"
     cure = "Delete it and run the same command again (kinject train: with --resume)."
-    shape = f"{path}: damaged: no format_version, or inputs or counts of another shape. {cure}"
-    for value in ({"stage": "train"}, {"format_version": 1, "inputs": []}, {"format_version": 1, "counts": 3}):
+    shape = f"{path}: damaged: format_version, inputs or counts are missing or of another shape. {cure}"
+    whole = {"stage": "train", "format_version": 1, "inputs": {}, "counts": {}}
+    for value in (
+        *(
+            {name: item for name, item in whole.items() if name != key}
+            for key in ("format_version", "inputs", "counts")
+        ),
+        {**whole, "inputs": []},
+        {**whole, "counts": 3},
+    ):
         path.write_text(json.dumps(value))
         assert said(lambda: read_manifest(path)) == shape
         assert said(lambda: manifest_beside(beside)) == shape
-    path.write_text('{"format_version": 1}')
-    assert read_manifest(path) == {"format_version": 1}
+    path.write_text(json.dumps(whole))
+    assert read_manifest(path) == whole
     path.write_text('{"format_version": 99}')
     assert said(lambda: read_manifest(path)).startswith(f"{path}: written by a newer kinject")
-    path.write_text('{"format_version": 0}')
+    path.write_text(json.dumps({**whole, "format_version": 0}))
     assert said(lambda: read_manifest(path)).startswith(f"{path}: damaged: format_version is 0")
     for others in ('{"name": "a web page"}', "[1]"):
         path.write_text(others)

@@ -68,8 +68,8 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         return None
     cure = "Delete it and run the same command again (kinject train: with --resume)."
     value = read_sealed(path, cure)
-    if "format_version" not in value or not all(isinstance(value.get(key, {}), dict) for key in ("inputs", "counts")):
-        raise InputError(f"{path}: damaged: no format_version, or inputs or counts of another shape. {cure}")
+    if "format_version" not in value or not all(isinstance(value.get(key), dict) for key in ("inputs", "counts")):
+        raise InputError(f"{path}: damaged: format_version, inputs or counts are missing or of another shape. {cure}")
     check_version(value["format_version"], str(path))
     return value
 
