@@ -72,7 +72,7 @@ def test_no_damage_to_a_checkpoint_changes_what_a_resumed_run_comes_to(interrupt
     ):
         path = newest / name
         damages = sample(path, 2, 2, 0)
-        found, mended, _ = ground.faults(path, [damages[0], damages[len(name) % len(damages)]])
+        found, mended, _ = ground.faults(path, [damages[0], damages[len(name) % len(damages)], damages[-2]])
         bad, n_mended = bad + found, n_mended + mended
     for name in ("log.jsonl", "timing.jsonl", "manifest.json"):
         found, mended, _ = ground.faults(ground.folder / name, sample(ground.folder / name, 2, 1, 0)[:3])

@@ -17,7 +17,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from kinject.disk import read_sums, write_json, write_sums
-from kinject.disk.faults import is_of_the_world
+from kinject.disk.faults import is_of_the_world, unwritable
 from kinject.errors import DiskError
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,18 @@ def is_whole(checkpoint: Path) -> bool:
         return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def clear_torn(checkpoint: Path) -> None:
+    """Delete what is left of a checkpoint that is not whole, before another is written in its place.
+
+    Raises `DiskError` where it cannot be deleted.
+    """
+    if checkpoint.exists() and not is_whole(checkpoint):
+        try:
+            shutil.rmtree(checkpoint)
+        except OSError as error:
+            raise unwritable(checkpoint, error, "deleted") from error
 
 
 def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:

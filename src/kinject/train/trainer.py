@@ -18,7 +18,7 @@ from kinject.corpus import IGNORED
 from kinject.errors import TrainingError
 from kinject.train.anchor import Anchor
 from kinject.train.carried import mean_loss, put_into_state
-from kinject.train.checkpoints import mark_complete
+from kinject.train.checkpoints import clear_torn, mark_complete
 from kinject.train.eight_bit import settle_embedding_bits
 from kinject.train.fresh_layers import HeldBase
 from kinject.train.guards import Guard
@@ -70,6 +70,10 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         """Save a checkpoint, mark it whole, and only then delete older ones (Trainer deletes before it is done)."""
         self._settle_weights()
         put_into_state(self)
+        checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            clear_torn(checkpoint)
+        self.accelerator.wait_for_everyone()
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             super()._save_checkpoint(model, trial)
@@ -77,7 +81,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             self.args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            mark_complete(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+            mark_complete(checkpoint)
             best = self.state.best_model_checkpoint
             rotate_checkpoints(self.args.output_dir, save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
 
