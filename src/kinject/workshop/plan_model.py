@@ -122,7 +122,9 @@ def build(shape: Shape) -> PreTrainedModel:
             parameter.requires_grad_(False)
     model.train()
     if shape.checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+        old_name = "gradient_checkpointing_enable"  # before transformers 5.23
+        enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old_name)
+        enable({"use_reentrant": False, "preserve_rng_state": False})
         if shape.adapter is not None:
             model.enable_input_require_grads()
     return model
