@@ -25,6 +25,8 @@ from kinject.augment import augment
 from kinject.disk import read_jsonl
 from kinject.eval import evaluate
 from kinject.recipe import Recipe, read_recipe
+from kinject.sandbox.facts import create_country
+from kinject.sandbox.grammar import render_entry
 from kinject.train import train
 
 pytestmark = pytest.mark.soak
@@ -44,9 +46,8 @@ def _rows(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def _augment(folder: Path, model: Path) -> Callable[[], Any]:
-    documents = _rows(
-        folder / "documents.jsonl", [{"text": f"Person {i} was born in {TOWNS[i % 4]}."} for i in range(5)]
-    )
+    people = create_country(n_known=1, n_new=5).new
+    documents = _rows(folder / "documents.jsonl", [{"title": p.name, "text": render_entry(p, 0)} for p in people])
     section = {"documents": documents, "styles": {"tagged": 1, "paraphrase": 2}, "generator": {"kind": "sandbox"}}
     recipe = _recipe(folder, "augment", augment=section)
 
