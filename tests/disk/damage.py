@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 from faulty import unreadable
 
 from kinject.errors import KinjectError
@@ -126,3 +127,10 @@ class Ground:
                     bad.append(f"{place}: another result")
         self.restore()
         return bad, n_mended, n_refused
+
+
+def said(call: Callable[[], Any]) -> str:
+    """What a call that fails says."""
+    with pytest.raises(KinjectError) as caught:
+        call()
+    return str(caught.value)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import said
 
-from kinject.disk import Journal, file_hash, lock_dir, read_jsonl, read_manifest, tree_hash, write_jsonl
+from kinject.disk import Journal, file_hash, lock_dir, read_jsonl, reading, tree_hash, write_jsonl
 from kinject.disk.atomic import delete_parts, remove
 from kinject.disk.faults import cure_of, is_of_the_world, unwritable
 from kinject.disk.format import check_folder, check_version, settle_database
@@ -21,20 +22,12 @@ from kinject.disk.inside import file_name, refuse_links_out
 from kinject.disk.journal import checked, read_journal
 from kinject.disk.jsonl import DEEPEST, parse_row
 from kinject.disk.lock import _said
-from kinject.disk.manifest import check_output, manifest_beside, write_manifest
-from kinject.disk.reading import is_there, open_to_read, read_bytes, unreadable
+from kinject.disk.reading import LARGEST_FILE, is_there, open_to_read, read_bytes, unreadable
 from kinject.disk.sealed import unsealed
 from kinject.disk.sums import read_sums
-from kinject.errors import DiskError, KinjectError
+from kinject.errors import DiskError
 
 SPACE = "Free space there, or choose another folder."
-
-
-def said(call: Callable[[], Any]) -> str:
-    """What a call that fails says."""
-    with pytest.raises(KinjectError) as caught:
-        call()
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -148,42 +141,6 @@ def test_versions_of_formats_are_refused_word_for_word(tmp_path: Path) -> None:
         assert database.execute("PRAGMA user_version").fetchone() == (1,)
 
 
-def test_a_manifest_of_another_shape_is_refused_and_another_programs_is_left_alone(tmp_path: Path) -> None:
-    path, beside = tmp_path / "manifest.json", tmp_path / "corpus.jsonl"
-    cure = "Delete it and run the same command again (kinject train: with --resume)."
-    shape = f"{path}: damaged: format_version, inputs or counts are missing or of another shape. {cure}"
-    whole = {"stage": "train", "format_version": 1, "inputs": {}, "counts": {}}
-    for value in (
-        *(
-            {name: item for name, item in whole.items() if name != key}
-            for key in ("format_version", "inputs", "counts")
-        ),
-        {**whole, "inputs": []},
-        {**whole, "counts": 3},
-    ):
-        path.write_text(json.dumps(value))
-        assert said(lambda: read_manifest(path)) == shape
-        assert said(lambda: manifest_beside(beside)) == shape
-    path.write_text(json.dumps(whole))
-    assert read_manifest(path) == whole
-    path.write_text('{"format_version": 99}')
-    assert said(lambda: read_manifest(path)).startswith(f"{path}: written by a newer kinject")
-    path.write_text(json.dumps({**whole, "format_version": 0}))
-    assert said(lambda: read_manifest(path)).startswith(f"{path}: damaged: format_version is 0")
-    for others in ('{"name": "a web page"}', "[1]"):
-        path.write_text(others)
-        assert manifest_beside(beside) == {}
-    path.write_text("{")
-    assert said(lambda: manifest_beside(beside)).startswith(f"{path}: damaged: not JSON (")
-    assert said(lambda: manifest_beside(beside)).endswith(f"). {cure}")
-    beside.write_text("1")
-    write_manifest(path, stage="augment", inputs={}, recipe={}, counts={}, outputs=[beside.name])
-    assert check_output(beside, "Mend it.") == file_hash(beside)
-    beside.write_text("2")
-    changed = "its bytes are not those that were written (manifest.json beside it has their hash). Mend it."
-    assert said(lambda: check_output(beside, "Mend it.")) == f"{beside}: {changed}"
-
-
 def test_sealed_objects_say_what_was_found(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     assert said(lambda: unsealed(path, b"[1]", "Cure.")) == f"{path}: damaged: found list, an object is needed. Cure."
@@ -215,9 +172,6 @@ def test_rows_of_journals_say_what_is_wrong_and_what_to_do(tmp_path: Path) -> No
         )
         assert said(lambda: journal.append({})) == told
     assert checked(b"{}") == b'{"line_crc32": "%08x"}' % zlib.crc32(b"{}")
-    place = tmp_path / "deep" / "folder.jsonl"
-    place.mkdir()
-    assert said(lambda: Journal(place)).startswith(f"{place}: ")
 
 
 def test_a_row_is_as_deep_as_it_may_be_and_no_deeper(tmp_path: Path) -> None:
@@ -273,3 +227,33 @@ def test_sums_that_are_no_text_are_damaged_and_known_hashes_are_believed(tmp_pat
     right = tree_hash(folder)
     assert tree_hash(folder, known={"a": file_hash(folder / "a")}) == right
     assert tree_hash(folder, known={"a": "0" * 64}) != right
+
+
+@pytest.mark.parametrize("n_whole", [0, 1, 10, 65526, 65536, 65537, 140_000])
+@pytest.mark.parametrize("n_torn", [0, 1, 65535, 65536, 65537, 140_000])
+def test_a_torn_tail_is_cut_after_the_last_newline_however_long(tmp_path: Path, n_whole: int, n_torn: int) -> None:
+    path = tmp_path / "rows.jsonl"
+    whole = b"" if n_whole == 0 else b" " * (n_whole - 1) + b"\n"
+    path.write_bytes(whole + b"x" * n_torn)
+    with Journal(path):
+        pass
+    assert path.read_bytes() == whole
+
+
+def test_a_journal_that_cannot_be_opened_or_cut_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "rows.jsonl"
+    place.mkdir()
+    assert said(lambda: Journal(place)).startswith(
+        f"{place}: cannot be opened for writing: Is a directory. A folder stands"
+    )
+
+
+def test_a_disk_that_fails_while_a_file_is_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def read(self, n: int) -> bytes:
+            assert n == LARGEST_FILE + 1  # one byte more tells that there is more
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(reading, "open_to_read", lambda _: contextlib.nullcontext(Failing()))
+    cure = "The disk or its connection fails: choose another."
+    assert said(lambda: read_bytes(tmp_path)) == f"{tmp_path}: cannot be read: Input/output error. {cure}"
