@@ -15,8 +15,6 @@ from damage import said
 from kinject.disk import file_hash, read_manifest
 from kinject.disk.manifest import check_output, manifest_beside, write_manifest
 
-SPACE = "Free space there, or choose another folder."
-
 
 def test_a_manifest_of_another_shape_is_refused_and_another_programs_is_left_alone(tmp_path: Path) -> None:
     path, beside = tmp_path / "manifest.json", tmp_path / "corpus.jsonl"
