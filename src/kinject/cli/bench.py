@@ -12,8 +12,9 @@ _DETAIL = """\
 Training strategies side by side on one train recipe, each run in a process of its own: vanilla (float32, the batch as
 given, a document a row), fp16, bf16, packing, gradient accumulation, gradient checkpointing, activation offloading,
 Adafactor, 8-bit AdamW, torch.compile, LoRA, and all of them that run here. Time and peak memory stand beside those of
-the two vanilla runs of the same round; accuracy is that of the recipe's probes (or eval questions) after the last step. What
-cannot run here is marked with its reason. Strategies of your own stand in the recipe's bench section. In its run_dir:
+the two vanilla runs of the same round; accuracy is that of the recipe's probes (or eval questions) after the last step.
+What cannot run here is marked with its reason. Strategies of your own stand in the recipe's bench section. In its
+run_dir:
   bench.md, bench.csv, bench.json   the table, rows by time
   bench.png, bench.svg              the same drawn
   runs/ID/                          log.jsonl, timing.jsonl and stage.log of each run; a finished run is not done again
