@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from damage import said
 
-from kinject.disk import Journal, file_hash, lock_dir, read_jsonl, reading, tree_hash, write_jsonl
-from kinject.disk.atomic import delete_parts, remove
+from kinject.disk import Journal, content_id, file_hash, lock_dir, read_jsonl, reading, tree_hash, write_jsonl
+from kinject.disk.atomic import delete_parts, remove, write_json
 from kinject.disk.faults import cure_of, is_of_the_world, unwritable
 from kinject.disk.format import check_folder, check_version, settle_database
 from kinject.disk.inside import file_name, refuse_links_out
 from kinject.disk.journal import checked, read_journal
 from kinject.disk.jsonl import DEEPEST, parse_row
 from kinject.disk.lock import _said
-from kinject.disk.reading import LARGEST_FILE, is_there, open_to_read, read_bytes, unreadable
-from kinject.disk.sealed import unsealed
+from kinject.disk.reading import LARGEST_FILE, is_there, open_to_read, read_bytes, read_lines, unreadable
+from kinject.disk.sealed import sealed, unsealed
 from kinject.disk.sums import read_sums
 from kinject.errors import DiskError
 
@@ -257,3 +257,34 @@ def test_a_disk_that_fails_while_a_file_is_read_is_named(tmp_path: Path, monkeyp
     monkeypatch.setattr(reading, "open_to_read", lambda _: contextlib.nullcontext(Failing()))
     cure = "The disk or its connection fails: choose another."
     assert said(lambda: read_bytes(tmp_path)) == f"{tmp_path}: cannot be read: Input/output error. {cure}"
+
+
+def test_json_is_written_for_people_and_holds_no_nan(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"a": ["é", 1]})
+    assert path.read_bytes() == '{\n  "a": [\n    "é",\n    1\n  ]\n}\n'.encode()
+    for broken in ({"a": float("nan")}, {"a": float("-inf")}):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            write_json(path, broken)
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            sealed(broken)
+    assert content_id("\ud800") != content_id("\ud801")  # halves of pairs, which a document may hold
+
+
+def test_a_line_is_as_long_as_it_may_be_and_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LONGEST_LINE", 1024)
+    path = tmp_path / "x"
+    path.write_bytes(b"x" * 1023 + b"\n" + b"x" * 1024)
+    assert [len(line) for _, line in read_lines(path)] == [1024, 1024]
+    path.write_bytes(b"\n" + b"x" * 1025)
+    told = f"{path}:2: a line longer than 1 KiB. Split the document, one row each."
+    assert said(lambda: list(read_lines(path))) == told
+
+    class Failing:
+        def readline(self, n: int) -> bytes:
+            assert n == 1025  # one byte more tells that there is more
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(reading, "open_to_read", lambda _: contextlib.nullcontext(Failing()))
+    cure = "The disk or its connection fails: choose another."
+    assert said(lambda: list(read_lines(path))) == f"{path}: cannot be read: Input/output error. {cure}"
