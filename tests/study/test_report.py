@@ -31,6 +31,9 @@ HOSTILE = (
 )  # fmt: skip
 
 
+MANIFEST = {"format_version": 1, "inputs": {}, "counts": {}}
+
+
 def flip(arm: str, **change: object) -> dict[str, object]:
     """Return a row of flips.jsonl as kinject eval writes it."""
     found: dict[str, object] = {
@@ -310,10 +313,10 @@ def test_an_empty_report_is_refused(tmp_path: Path) -> None:
 def test_commands_come_from_the_manifests_once_each(tmp_path: Path) -> None:
     logs = write_logs(tmp_path / "train")
     for name in logs:
-        manifest = {"format_version": 1, "command": ["kinject", "train", "recipes/my cpt.yaml"]}
+        manifest = {**MANIFEST, "command": ["kinject", "train", "recipes/my cpt.yaml"]}
         (tmp_path / "train" / name / "manifest.json").write_text(json.dumps(manifest))
     manifest = {
-        "format_version": 1,
+        **MANIFEST,
         "written": "2026-01-02",
         "command": ["kinject", "eval"],
         "versions": {"torch": "2.13"},
@@ -335,7 +338,7 @@ def test_a_report_is_redrawn_from_its_folder_alone(tmp_path: Path) -> None:
     run, logs = tmp_path / "run", write_logs(tmp_path / "train")
     models = {"hub": "some/model", **{name: str(path.parent / "model") for name, path in logs.items()}}
     run.mkdir()
-    manifest = {"format_version": 1, "command": ["kinject", "eval"], "recipe": {"eval": {"models": models}}}
+    manifest = {**MANIFEST, "command": ["kinject", "eval"], "recipe": {"eval": {"models": models}}}
     (run / "manifest.json").write_text(json.dumps(manifest))
     (run / "report.json").write_text(json.dumps(dataclasses.asdict(make_report())))
     write_report(run, make_report(), logs)

@@ -360,7 +360,7 @@ def test_kinject_report_draws_a_study_anew(tmp_path: Path, capsys: pytest.Captur
     write_study_report(tmp_path, make_small())
     before = all_files(tmp_path)
     (tmp_path / "report.html").unlink()
-    (tmp_path / "manifest.json").write_text('{"format_version": 1, "stage": "study"}')
+    (tmp_path / "manifest.json").write_text('{"format_version": 1, "stage": "study", "inputs": {}, "counts": {}}')
     assert main(["report", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"report: {tmp_path / 'report.html'}\n"
     (tmp_path / "manifest.json").unlink()
