@@ -1,6 +1,6 @@
 # make demo: from nothing to a report that shows knowledge going into a model (CPU, no key, no network but pip's index)
 # make test: every check. make docs: the documentation as a site.
-# make soak: the long proofs (hours). make mutants: changes of the code that no test notices (a quarter of an hour). All make .venv when it is missing.
+# make soak: the long proofs (hours). make mutants: changes of the code that no test notices (half an hour). All make .venv when it is missing.
 # make compat: the quick tests with the oldest and the newest dependencies that pyproject.toml allows (in .venv-floor, .venv-ceiling).
 PYTHON ?= python3
 BIN := .venv/bin
