@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +127,7 @@ def log_probs(model: Any, rows: Sequence[TokenRow], pad_token_id: int, batch_tok
     return found
 
 
-class Stops(TrainerCallback):  # type: ignore[misc]
+class Stops(TrainerCallback, ABC):  # type: ignore[misc]
     """Stops a run where `reason` finds one; what was said is added to `said`.
 
     Decides from the trainer's own log, which checkpoints carry, so a resumed run decides as an undisturbed one; one that had
@@ -136,9 +137,9 @@ class Stops(TrainerCallback):  # type: ignore[misc]
     def __init__(self, said: list[str]) -> None:
         self.said = said
 
+    @abstractmethod
     def reason(self, args: Any, history: Sequence[Mapping[str, Any]]) -> str:
         """Return why the run stops here; "" where it goes on."""
-        raise NotImplementedError
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop where there is a reason to."""
