@@ -170,11 +170,11 @@ def report(n: int, folder: Path, style: str) -> Work:
     """`n` training runs, three seeds an arm, with 200 answers each: a study's scores, questions, pages and figures."""
     from kinject.corpus.questions import read_questions
     from kinject.recipe.study_section import ResourcesSection
+    from kinject.report.study_report import write_study_report
+    from kinject.results import Cost, StudyResult
     from kinject.study.analysis import arm_infos, make_scores, question_lines
     from kinject.study.arms import BASE, Arm
-    from kinject.study.outcomes import Cost, StudyResult
     from kinject.study.records import Records
-    from kinject.study.study_report import write_study_report
 
     seeds = (0, 1, 2)
     names = [BASE, *(f"arm-{at}" for at in range(-(-n // len(seeds))))]

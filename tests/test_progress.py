@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from kinject import progress as module
-from kinject.progress import Progress, duration
+from kinject.terminal import Progress, duration
 
 
 def test_without_a_terminal_lines_come_now_and_then(

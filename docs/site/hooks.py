@@ -14,7 +14,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from kinject.cli import _VERBS, main
-from kinject.workshop.shipped import FOLDER, SCHEMA, read_shipped
+from kinject.recipe.shipped import FOLDER, SCHEMA, read_shipped
 
 _SECTIONS = (
     "model",

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from kinject.errors import KinjectError
     from kinject.eval import evaluate
     from kinject.recipe import Recipe, read_recipe
-    from kinject.study import study, write_report
+    from kinject.report import write_report
+    from kinject.study import study
     from kinject.train import train
 
 __version__ = version("kinject")
@@ -32,7 +33,7 @@ _HOMES = {
     "Recipe": "kinject.recipe",
     "study": "kinject.study",
     "train": "kinject.train",
-    "write_report": "kinject.study",
+    "write_report": "kinject.report",
 }
 
 __all__ = ["KinjectError", "Recipe", "augment", "evaluate", "read_recipe", "study", "train", "write_report"]

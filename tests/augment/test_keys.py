@@ -225,7 +225,7 @@ def test_doctor_shows_no_password_of_a_mirror(
 ) -> None:
     from huggingface_hub import constants
 
-    from kinject.workshop import doctor
+    from kinject.doctor import run as doctor
 
     monkeypatch.setattr(constants, "ENDPOINT", f"https://user:{canary_key.replace('/', '')}@mirror.example")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

@@ -23,10 +23,10 @@ from kinject.augment.generators.openai import Endpoint
 from kinject.augment.generators.replies import parse_completion, retry_after
 from kinject.augment.sender import Sender
 from kinject.cli import main
+from kinject.doctor.run import answers
 from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import Recipe
 from kinject.types import Usage
-from kinject.workshop.doctor import answers
 
 Few = Callable[..., Recipe]
 Start = Callable[[Callable[[Talk, int], bool | None]], Hostile]

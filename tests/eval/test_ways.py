@@ -23,7 +23,7 @@ from kinject.eval.encode import Encoder
 from kinject.eval.prompts import Ask, render_prompt
 from kinject.models import load_model
 from kinject.recipe import read_recipe
-from kinject.study.report import read_report, write_report
+from kinject.report.evaluation import read_report, write_report
 from kinject.types import Question
 
 NAMES = ["Arden", "Bryn", "Kelm", "Farrow"]

@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests/study python tests/goldens/make_figures.py
 
-The answers are drawn by tests/study/study_results.py from Python's own generator. tests/study/test_study_figures.py holds what
+The answers are drawn by tests/report/study_results.py from Python's own generator. tests/report/test_study_figures.py holds what
 is drawn to the result's numbers; this file holds it to what it was.
 """
 
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import study_results
 
-from kinject.study.study_curves import accuracy_by_k, curve_figure, exposures
-from kinject.study.study_figures import accuracy_by_arm, directions, flips, relative_gains
-from kinject.study.study_frontier import frontier
-from kinject.study.study_strips import question_strip, time_by_arm
-from kinject.study.study_view import View
+from kinject.report.study_curves import accuracy_by_k, curve_figure, exposures
+from kinject.report.study_figures import accuracy_by_arm, directions, flips, relative_gains
+from kinject.report.study_frontier import frontier
+from kinject.report.study_strips import question_strip, time_by_arm
+from kinject.report.study_view import View
 
 SEEDS = (0, 1)
 FIGURES: tuple[Callable[[View], Any], ...] = (

@@ -202,14 +202,14 @@ def read_some_task(path: Path) -> None:
 
 def read_study_result(path: Path) -> None:
     """Read a study's report.json."""
-    from kinject.study.study_file import read_study
+    from kinject.report.study_file import read_study
 
     read_study(path)
 
 
 def read_eval_report(path: Path) -> None:
     """Read an evaluation's report.json."""
-    from kinject.study.report import read_report
+    from kinject.report.evaluation import read_report
 
     read_report(path)
 

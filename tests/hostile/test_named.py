@@ -29,8 +29,8 @@ from kinject.eval.retrieval import read_contexts
 from kinject.eval.tasks import read_task
 from kinject.eval.templates import compile_template, render
 from kinject.recipe import read_recipe
-from kinject.study.report import read_report
-from kinject.study.study_file import read_study
+from kinject.report.evaluation import read_report
+from kinject.report.study_file import read_study
 from kinject.types import Question
 
 Reader = Callable[[Path], object]

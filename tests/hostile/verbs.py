@@ -110,7 +110,7 @@ def _report(path: Path) -> None:
 
 def result_kinds() -> list[tuple[Kind, float]]:
     """Return the report.json of an evaluation and of a study, as the tests of the reports make them."""
-    sys.path.insert(0, str(ROOT / "tests" / "study"))
+    sys.path.insert(0, str(ROOT / "tests" / "report"))
     import dataclasses
 
     from kinds import read_eval_report, read_study_result

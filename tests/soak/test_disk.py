@@ -8,18 +8,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from country import outcome_of_stages, write_study
 from damage import Ground, every_byte
 from safetensors.torch import load_file
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "study"))
-from country import outcome_of_stages, write_study
 
 from kinject.augment import augment
 from kinject.disk import read_jsonl

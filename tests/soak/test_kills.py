@@ -29,7 +29,6 @@ from kinject.sandbox.grammar import render_entry
 from kinject.train.checkpoints import newest_whole
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "study"))
 
 from country import write_study
 from kills import (

@@ -13,13 +13,13 @@ from country import write_study
 from in_process import InProcess
 
 from kinject.recipe import read_recipe
+from kinject.report.summary import render_summary
+from kinject.results import StudyResult
 from kinject.study import run as run_module
 from kinject.study.arms import arms_of
 from kinject.study.dry_run import render_plan
-from kinject.study.outcomes import StudyResult
 from kinject.study.run import run_study
 from kinject.study.stages import Planner
-from kinject.study.summary import render_summary
 
 
 def go(path: Path, executor: InProcess | None = None, *overrides: str) -> tuple[StudyResult, InProcess]:

@@ -16,12 +16,12 @@ from study_results import make_small
 from kinject.disk import read_sealed
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe, read_recipe
+from kinject.report.study_report import read_study, write_study_report
+from kinject.results import Scaling, ScalingFit, ScalingPoint
 from kinject.study.arm_faults import check_names, check_shared
 from kinject.study.inference import Sheet
-from kinject.study.outcomes import Scaling, ScalingFit, ScalingPoint
 from kinject.study.run import run_study
 from kinject.study.scaling import bits_sheet, count_parameters, fit_line
-from kinject.study.study_report import read_study, write_study_report
 
 SCALING = {"curve": "steps", "on": ["new", "known"], "values": {"": 16}, "facts": {"known": 80}}
 CURVES = {"steps": {"key": "trainer.max_steps", "arm": "ft", "values": [1, 2, 4]}}

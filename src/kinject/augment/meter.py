@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kinject.progress import Progress
+from kinject.terminal import Progress
 
 
 class Meter(Progress):

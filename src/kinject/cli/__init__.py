@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from kinject.cli.endings import exit_code, render_how_to_go_on
 from kinject.disk.faults import cure_of, is_of_the_world
 from kinject.errors import KinjectError
-from kinject.screen import Formatter, show
 from kinject.signals import terminable
+from kinject.terminal import Formatter, show
 
 _VERBS = (
     "augment",

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
-from kinject.screen import show
+from kinject.terminal import show
 
 _DETAIL = """\
 Training strategies side by side on one train recipe, each run in a process of its own: vanilla (float32, the batch as
@@ -42,8 +42,8 @@ def add_parser(verbs: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments, "bench")
-    from kinject.workshop.bench import Wanted, bench
-    from kinject.workshop.bench_pages import render_bench
+    from kinject.bench.pages import render_bench
+    from kinject.bench.run import Wanted, bench
 
     wanted = Wanted(_names(arguments.only), _names(arguments.skip), arguments.repeats, arguments.steps)
     found, page = bench(recipe, wanted)

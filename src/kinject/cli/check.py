@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kinject.screen import show
+from kinject.terminal import show
 
 _DETAIL = """\
 Check recipes whole: unknown keys, wrong types and values out of range, each with its line. Inputs are not looked for.
@@ -29,11 +29,11 @@ def add_parser(verbs: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from kinject.augment.demands import check_sections
+    from kinject.bench.strategies import own_strategies
     from kinject.errors import InputError, KinjectError
     from kinject.recipe import read_recipe
     from kinject.recipe.yaml_lines import read_yaml
     from kinject.study.arm_faults import check_names, check_shared
-    from kinject.workshop.bench_strategies import own_strategies
 
     asked = arguments.recipes or [Path("recipes")]
     files = [file for path in asked for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kinject.screen import show
+from kinject.terminal import show
 
 _DETAIL = """\
 Differences between runs, paired by question, with what they are worth. A RUN is a run folder of kinject eval, or a

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kinject.screen import show
+from kinject.terminal import show
 
 _DETAIL = """\
 What this machine has (devices, bfloat16, attention, memory, disk, packages, keys present or not, the hub) and what each
@@ -31,8 +31,8 @@ def add_parser(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from kinject.doctor.run import examine, render
     from kinject.errors import InputError
-    from kinject.workshop.doctor import examine, render
 
     asked = arguments.recipes or [path for path in (Path("recipes"),) if path.is_dir()]
     for path in asked:

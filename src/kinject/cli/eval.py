@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
-from kinject.screen import show
+from kinject.terminal import show
 
 _DETAIL = """\
 Several models against several question sets, by the log-probability of each choice, with and without retrieved
@@ -40,7 +40,7 @@ def add_parser(verbs: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from kinject.eval import evaluate, render_table
-    from kinject.study import training_logs, write_report
+    from kinject.report import training_logs, write_report
 
     recipe = recipe_of(arguments, "eval")
     assert recipe.eval is not None

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
-from kinject.screen import show
+from kinject.terminal import show
 
 _DETAIL = """\
 The largest per-device batch that fits, by doubling and then bisection, each trial (two updates on the longest rows) in a
@@ -39,8 +39,8 @@ def add_parser(verbs: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments, "train")
     from kinject.errors import InputError
-    from kinject.workshop.find_batch import find_batch, render_batch
-    from kinject.workshop.plan_devices import parse_memory
+    from kinject.plan.devices import parse_memory
+    from kinject.tune.find_batch import find_batch, render_batch
 
     if arguments.most is not None and arguments.most < 1:
         raise InputError(f"--most: found {arguments.most}, allowed: 1 or more.")

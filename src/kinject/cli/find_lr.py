@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
-from kinject.screen import show
+from kinject.terminal import show
 
 _DETAIL = """\
 A range test of the learning rate: the recipe's own model, batch and optimizer, the rate climbing by the same factor at
@@ -38,7 +38,7 @@ def add_parser(verbs: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments, "train")
-    from kinject.workshop.find_lr import Ramp, find_lr, render_found
+    from kinject.tune.find_lr import Ramp, find_lr, render_found
 
     ramp = Ramp(arguments.low, arguments.high, arguments.steps, arguments.diverged, arguments.margin)
     found, folder = find_lr(recipe, ramp)

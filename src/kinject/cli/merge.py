@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.errors import InputError
-from kinject.screen import show
+from kinject.terminal import show
 
 _DETAIL = """\
 Average a tuned model with its base, weight by weight: alpha 0 is the base, 1 the tuned model. What lies between has

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
-from kinject.screen import show
+from kinject.terminal import show
 
 _DETAIL = """\
 What a training recipe will need, before it runs: parameters, memory by part, steps, tokens, exposures, time, disk; whether
@@ -43,9 +43,9 @@ def _run(arguments: argparse.Namespace) -> int:
             raise InputError(f"{option}: found {value:g}, allowed: more than 0.")
     recipe = recipe_of(arguments, "plan")
     from kinject.disk import write_json
-    from kinject.workshop.plan import Wanted, plan
-    from kinject.workshop.plan_devices import parse_memory
-    from kinject.workshop.plan_pages import as_json, draw_rates, render
+    from kinject.plan.devices import parse_memory
+    from kinject.plan.pages import as_json, draw_rates, render
+    from kinject.plan.run import Wanted, plan
 
     memory = parse_memory(arguments.memory) if arguments.memory is not None else None
     found = plan(recipe, Wanted(memory, arguments.devices, not arguments.no_calibration, arguments.seconds))

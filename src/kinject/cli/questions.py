@@ -7,7 +7,7 @@ import gc
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
-from kinject.screen import show
+from kinject.terminal import show
 
 _DETAIL = """\
 Documents to four-choice questions: a model proposes them for each passage, must answer each as it said when asked again

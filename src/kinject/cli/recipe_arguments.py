@@ -43,7 +43,7 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Recipe:
         raise InputError(f"no recipe given. For example: kinject {verb} recipes/cpt.yaml")
     path = Path(files[0] if files else arguments.default_recipe)
     if not path.exists():
-        from kinject.workshop.shipped import read_shipped
+        from kinject.recipe.shipped import read_shipped
 
         if any(path == recipe.path for recipe in read_shipped().values()):
             name = path.relative_to("recipes").with_suffix("")

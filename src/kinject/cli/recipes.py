@@ -9,10 +9,10 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.screen import show
+from kinject.terminal import show
 
 if TYPE_CHECKING:
-    from kinject.workshop.shipped import ShippedRecipe
+    from kinject.recipe.shipped import ShippedRecipe
 
 _DETAIL = """\
 The recipes that come with kinject: what each is for, what it needs, what comes of it and how long that takes; and a copy
@@ -46,7 +46,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from kinject.workshop.shipped import find, read_shipped
+    from kinject.recipe.shipped import find, read_shipped
 
     shipped = read_shipped()
     recipes = find(arguments.names, shipped) if arguments.names else list(shipped.values())
@@ -75,7 +75,7 @@ def _lines(recipe: ShippedRecipe, width: int) -> list[str]:
 
 
 def _copy(arguments: argparse.Namespace) -> int:
-    from kinject.workshop.shipped import copy, find, read_shipped
+    from kinject.recipe.shipped import copy, find, read_shipped
 
     recipes = find(arguments.names, read_shipped())
     done = copy(recipes, arguments.into)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kinject.screen import show
+from kinject.terminal import show
 
 _DETAIL = """\
 Draw the report of a finished run anew: of kinject eval from its report.json and the training logs of its models, of
@@ -29,7 +29,7 @@ def add_parser(verbs: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from kinject.disk import read_manifest, refuse_links_out
-    from kinject.study import redraw_report, redraw_study, write_training_report
+    from kinject.report import redraw_report, redraw_study, write_training_report
 
     refuse_links_out(arguments.run_dir)
     stage = (read_manifest(arguments.run_dir / "manifest.json") or {}).get("stage")

@@ -9,7 +9,7 @@ from typing import Any
 
 from kinject.cli.endings import exit_code
 from kinject.errors import InputError
-from kinject.screen import show
+from kinject.terminal import show
 
 _DETAIL = """\
 The embedded fictional country: documents about people whom no model knows, questions on them, and the corpus from

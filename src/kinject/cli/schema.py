@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kinject.screen import show
+from kinject.terminal import show
 
 _DETAIL = """\
 The JSON schema of recipes, written from the grammar that kinject check reads by: sections, keys, types, bounds, what each
@@ -36,8 +36,8 @@ def _run(arguments: argparse.Namespace) -> int:
     import json
 
     from kinject.errors import InputError
+    from kinject.recipe.schema import header, recipe_schema, switch_on, write_schema
     from kinject.recipe.yaml_lines import read_yaml
-    from kinject.workshop.schema import header, recipe_schema, switch_on, write_schema
 
     if arguments.out == "-":
         if arguments.recipes:

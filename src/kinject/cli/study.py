@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
-from kinject.screen import show
+from kinject.terminal import show
 
 _DETAIL = """\
 A whole experiment from one file: arms x models x seeds x question sets, hyperparameters chosen on validation questions,
@@ -48,8 +48,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
         show(render_plan(recipe))
         return 0
+    from kinject.report.summary import render_summary
     from kinject.study.run import run_study
-    from kinject.study.summary import render_summary
     from kinject.study.workers import executor_of
 
     result, page, was_there = run_study(recipe, executor_of(arguments.executor, arguments.jobs))

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
-from kinject.screen import show
+from kinject.terminal import show
 
 _DETAIL = """\
 A corpus to a model, through TRL's SFTTrainer: continued pretraining on text rows, SFT on messages or prompt and
@@ -36,7 +36,7 @@ def add_parser(verbs: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments, "train")
-    from kinject.study import write_training_report
+    from kinject.report import write_training_report
     from kinject.train import render_summary, train
 
     result = train(recipe, resume=arguments.resume, overwrite=arguments.overwrite)

@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kinject.progress import Progress
-from kinject.screen import show
+from kinject.terminal import Progress, show
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What the numbers support: whole experiments, and the reports of a study, an evaluation and a training run.
+"""Whole experiments: arms, seeds and claims, from one recipe to a result.
 
 Importing this loads neither matplotlib nor jinja2 nor torch: they are imported where they are needed.
 """
@@ -9,24 +9,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from kinject import VerbPackage
-from kinject.study.report import read_report, redraw_report, write_report
-from kinject.study.study_report import redraw_study
-from kinject.study.training_log import training_logs
-from kinject.study.training_page import write_training_report
 
 if TYPE_CHECKING:
     from kinject.recipe import Recipe
-    from kinject.study.outcomes import StudyResult
+    from kinject.results import StudyResult
 
-__all__ = [
-    "read_report",
-    "redraw_report",
-    "redraw_study",
-    "study",
-    "training_logs",
-    "write_report",
-    "write_training_report",
-]
+__all__ = ["study"]
 
 
 def study(recipe: Recipe, *, jobs: int | None = None, executor: str = "local") -> StudyResult:

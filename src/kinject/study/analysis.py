@@ -12,9 +12,7 @@ from kinject.disk import read_manifest, read_sealed
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.statistics import chance, holm, relative_gain, smallest_difference
 from kinject.recipe.study_section import StudySection
-from kinject.study.arms import BASE, RAG, Arm, curve_arms, label_of
-from kinject.study.inference import Sheet, interval, majority_changes, sign_flip_p
-from kinject.study.outcomes import (
+from kinject.results import (
     ArmInfo,
     Contrast,
     Cost,
@@ -25,6 +23,8 @@ from kinject.study.outcomes import (
     QuestionLine,
     Score,
 )
+from kinject.study.arms import BASE, RAG, Arm, curve_arms, label_of
+from kinject.study.inference import Sheet, interval, majority_changes, sign_flip_p
 from kinject.study.records import Records, Way, subjects_of
 from kinject.study.runner import Ledger
 from kinject.study.stages import ArmStages, Stage

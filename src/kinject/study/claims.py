@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from kinject.eval.statistics import chance, holm
 from kinject.recipe.study_section import ClaimSection
+from kinject.results import Claim, Curve
 from kinject.study.arms import RAG
 from kinject.study.inference import Sheet, interval, near_p, sign_flip_p, trend_p
-from kinject.study.outcomes import Claim, Curve
 from kinject.study.records import Records, Way
 
 _ALPHA = 0.05

@@ -11,10 +11,10 @@ from typing import Any
 from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.recipe import EvalSection, Recipe, is_model, read_recipe
+from kinject.results import Choice
 from kinject.study.analysis import Run
 from kinject.study.arm_faults import check_names
 from kinject.study.arms import Arm, arms_of, eval_overrides, grid_arms, overrides_of, section_of
-from kinject.study.outcomes import Choice
 from kinject.study.records import Records
 from kinject.study.runner import Ledger, run_stages
 from kinject.study.splits import SplitSet, split_sets

@@ -13,6 +13,8 @@ from kinject.corpus.questions import read_questions
 from kinject.disk import content_id, lock_dir, read_manifest, write_json, write_manifest
 from kinject.recipe import Recipe
 from kinject.recipe.study_section import StudySection
+from kinject.report.study_report import read_study, write_study_report
+from kinject.results import Choice, Claim, Curve, Score, StudyResult
 from kinject.study.analysis import (
     arm_infos,
     make_costs,
@@ -27,7 +29,6 @@ from kinject.study.analysis import (
 from kinject.study.arm_faults import check_inputs, check_shared
 from kinject.study.arms import section_of
 from kinject.study.claims import Evidence, judge_claims
-from kinject.study.outcomes import Choice, Claim, Curve, Score, StudyResult
 from kinject.study.phases import (
     ExecutorFactory,
     Study,
@@ -37,7 +38,6 @@ from kinject.study.phases import (
 )
 from kinject.study.records import Records
 from kinject.study.scaling import Measures, count_parameters, make_scaling
-from kinject.study.study_report import read_study, write_study_report
 from kinject.types import Question
 
 PAGE = "report.html"

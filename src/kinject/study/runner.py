@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kinject.progress import Progress
 from kinject.study.stages import Stage
 from kinject.study.workers import Executor
+from kinject.terminal import Progress
 
 
 @dataclass

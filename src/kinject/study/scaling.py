@@ -11,10 +11,10 @@ from typing import Literal
 from kinject.disk import read_sealed
 from kinject.errors import InputError
 from kinject.recipe.study_section import ScalingSection
+from kinject.results import Curve, Scaling, ScalingFit, ScalingPoint
 from kinject.study.analysis import Run
 from kinject.study.arms import BASE
 from kinject.study.inference import Sheet, interval
-from kinject.study.outcomes import Curve, Scaling, ScalingFit, ScalingPoint
 from kinject.study.records import Records, Way
 
 _FEWEST = 3

@@ -20,10 +20,10 @@ from typing import Any, Protocol
 
 from kinject.disk.faults import cure_of, is_of_the_world
 from kinject.errors import InputError, KinjectError, Terminated
-from kinject.screen import show
 from kinject.signals import terminable
 from kinject.study.stages import Stage
 from kinject.study.work import do_job, job_of, one_line
+from kinject.terminal import show
 
 LOG = "stage.log"
 """What a stage printed, in its folder."""

@@ -15,7 +15,7 @@ import torch
 from transformers import TrainerCallback
 
 from kinject.disk import write_jsonl
-from kinject.progress import Progress
+from kinject.terminal import Progress
 
 
 class RunLog(TrainerCallback):  # type: ignore[misc]

@@ -23,8 +23,8 @@ from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.passages import split_passages, token_spans
 from kinject.disk import Journal, Places, Row, content_id, lock_dir, read_jsonl, write_jsonl, write_manifest
 from kinject.errors import EndpointError, InputError
-from kinject.progress import Progress
 from kinject.recipe import QuestionsSection, Recipe
+from kinject.terminal import Progress
 from kinject.types import Document, Passage, Usage
 
 

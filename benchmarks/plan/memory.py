@@ -1,0 +1,145 @@
+"""What `kinject plan` estimates beside what `kinject train` takes: peak memory on the CPU.
+
+    python benchmarks/plan/memory.py [--only NAME ...] [--steps N]
+
+Trains models with random weights for a few steps, each in a process of its own, and reads the most memory that the process
+held (its resident set). The same run of a model of 20,000 parameters is taken off: that is Python and the libraries. Prints
+estimate, measurement and their ratio. No network; about 20 minutes on 2 cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
+
+
+def llama(width: int, layers: int, vocabulary: int, heads: int = 8) -> dict[str, Any]:
+    """Return the config of a Llama."""
+    return {
+        "model_type": "llama", "hidden_size": width, "intermediate_size": 8 * width // 3 // 16 * 16, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": heads, "max_position_embeddings": 1024,
+        "tie_word_embeddings": True, "vocab_size": vocabulary,
+    }  # fmt: skip
+
+
+NONE = llama(16, 1, 1000, 2)
+M1, M15, M50 = llama(128, 4, 1200, 4), llama(320, 6, 20_000), llama(512, 8, 50_000)
+M4, M33 = llama(192, 5, 8_000, 6), llama(448, 8, 32_000)
+GPT2 = {"model_type": "gpt2", "n_embd": 320, "n_layer": 6, "n_head": 5, "n_positions": 1024, "vocab_size": 20_000}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "1M": (M1, {"per_device_train_batch_size": 64}, {}),
+    "1M, eager attention": (M1, {"per_device_train_batch_size": 64}, {"attention": "eager"}),
+    "15M": (M15, {}, {}),
+    "15M, accumulated": (M15, {"gradient_accumulation_steps": 3}, {}),
+    "15M, checkpointing": (M15, {"gradient_checkpointing": True}, {}),
+    "15M, bf16": (M15, {"bf16": True}, {}),
+    "15M, GPT-2": (GPT2, {}, {}),
+    "50M": (M50, {"per_device_train_batch_size": 4}, {}),
+    "50M, adafactor": (M50, {"per_device_train_batch_size": 4, "optim": "adafactor"}, {}),
+    "50M, adamw_8bit": (M50, {"per_device_train_batch_size": 4, "optim": "adamw_8bit"}, {}),
+    "50M, adamw not fused": (M50, {"per_device_train_batch_size": 1, "optim": "adamw_torch"}, {}),
+    "50M, sgd": (M50, {"per_device_train_batch_size": 4, "optim": "sgd"}, {}),
+    "25M": (llama(384, 7, 30_000), {"per_device_train_batch_size": 8}, {}),
+    "15M, 40 rows": (M15, {"per_device_train_batch_size": 40, "gradient_checkpointing": True}, {}),
+    "50M, LoRA": (M50, {"per_device_train_batch_size": 4}, {"adapter": LORA}),
+    "4M": (M4, {"per_device_train_batch_size": 24}, {}),
+    "4M, eager attention": (M4, {"per_device_train_batch_size": 24}, {"attention": "eager"}),
+    "8M, checkpointing": (
+        llama(256, 6, 12_000),
+        {"per_device_train_batch_size": 32, "gradient_checkpointing": True},
+        {},
+    ),
+    "33M": (M33, {"per_device_train_batch_size": 6}, {}),
+    "33M, checkpointing": (M33, {"per_device_train_batch_size": 12, "gradient_checkpointing": True}, {}),
+    "33M, bf16": (M33, {"per_device_train_batch_size": 6, "bf16": True}, {}),
+    "20M, GPT-2": ({**GPT2, "n_embd": 384, "n_head": 6}, {"per_device_train_batch_size": 10}, {}),
+    "80M": (llama(640, 10, 50_000, 10), {"per_device_train_batch_size": 2}, {}),
+}
+"""Name -> (model, trainer fields, `attention` or `adapter`). `CPU_WORKING` was taken from those up to "25M"."""
+
+
+def write_recipe(folder: Path, case: tuple[dict[str, Any], dict[str, Any], dict[str, Any]], steps: int) -> Path:
+    """Write the recipe of a case and its corpus; return the recipe."""
+    model, trainer, more = case
+    rows = [json.loads(line) for line in (ROOT / "data/sandbox/documents.jsonl").read_text("utf-8").splitlines()]
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text(
+        "".join(json.dumps({"text": f"{row['text']} {n}"}) + "\n" for n in range(16) for row in rows), "utf-8"
+    )
+    values = {
+        "run_dir": str(folder / "run"),
+        "model": {"new": model, "tokenizer": {"vocab_size": 1000}, "device": "cpu", "attention": more.get("attention", "sdpa")},
+        "corpus": {"path": str(corpus), "cache_dir": str(folder / "tokens")},
+        "trainer": {
+            "packing": True, "packing_strategy": "wrapped", "max_length": 128, "max_steps": steps, "logging_steps": 1,
+            "per_device_train_batch_size": 16, "gradient_checkpointing": False, "save_strategy": "no", "learning_rate": 1e-4,
+            "bf16": False, **trainer,
+        },
+    }  # fmt: skip
+    if "adapter" in more:
+        values["adapter"] = more["adapter"]
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(values, sort_keys=False), "utf-8")
+    return path
+
+
+def measured(recipe: Path) -> int:
+    """Train in a process of its own; return the most bytes that it held."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run(
+        [sys.executable, "-m", "kinject.cli", "train", str(recipe)], check=True, capture_output=True, env=environment
+    )
+    timing = recipe.parent / "run" / "timing.jsonl"
+    return max(json.loads(line)["peak_bytes"] for line in timing.read_text("utf-8").splitlines())
+
+
+def estimated(recipe: Path) -> tuple[int, int]:
+    """Return (parameters, bytes at the peak, without Python) as `kinject plan` counts them."""
+    from kinject.plan.devices import CPU_WORKING, find_devices
+    from kinject.plan.memory import simulate
+    from kinject.plan.run import shape_of
+    from kinject.recipe import read_recipe
+
+    memory = simulate(shape_of(read_recipe(recipe, verb="train"), find_devices("cpu", None, None)))
+    return memory.n_parameters, memory.peak + CPU_WORKING
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--steps", type=int, default=8)
+    asked = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "src"))
+    with tempfile.TemporaryDirectory() as name:
+        base = measured(write_recipe(Path(name), (NONE, {"per_device_train_batch_size": 1}, {}), asked.steps))
+    print(f"Python and libraries: {base / 2**20:.0f} MiB\n")
+    print("| run | parameters | estimate, MiB | measured, MiB | estimate / measured |\n|---|---|---|---|---|")
+    for case in asked.only:
+        with tempfile.TemporaryDirectory() as name:
+            recipe = write_recipe(Path(name), CASES[case], asked.steps)
+            n_parameters, estimate = estimated(recipe)
+            took = measured(recipe) - base
+        columns = (
+            case,
+            f"{n_parameters:,}",
+            f"{estimate / 2**20:.0f}",
+            f"{took / 2**20:.0f}",
+            f"{estimate / took:.2f}",
+        )
+        print("| " + " | ".join(columns) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`kinject bench`: training strategies measured side by side."""

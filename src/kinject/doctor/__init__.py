@@ -1,0 +1,1 @@
+"""`kinject doctor`: what this machine has, and which recipes run on it."""

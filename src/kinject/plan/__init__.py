@@ -1,0 +1,1 @@
+"""`kinject plan`: the memory and time that a training run will need."""

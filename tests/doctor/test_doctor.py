@@ -1,0 +1,121 @@
+"""kinject doctor: what it says of recipes, that each complaint has a cure, and that no key is ever shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kinject.cli import main
+from kinject.doctor import run as doctor
+from kinject.doctor.recipes import RecipeFinding, look_at
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one's own, with no keys in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("OPENAI_API_KEY", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def _write(name: str, **values: Any) -> Path:
+    path = Path(name)
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    return path
+
+
+def _look(*files: Path, answers: bool = True, hub: bool = True, offline: bool = False) -> list[RecipeFinding]:
+    return list(look_at(files, hub_reachable=hub, offline=offline, answers=lambda url: answers))
+
+
+def _train(model: Mapping[str, Any], corpus: str, **trainer: Any) -> dict[str, Any]:
+    return {"model": model, "corpus": {"path": corpus}, "trainer": {"max_steps": 2, **trainer}}
+
+
+def test_a_missing_input_is_to_be_made_by_the_recipe_that_makes_it(here: Path, tiny_model: Path) -> None:
+    Path("docs.jsonl").write_text('{"text": "a"}\n')
+    styles = {"documents": "docs.jsonl", "styles": {"paraphrase": 1}, "generator": {"kind": "sandbox"}}
+    maker = _write("augment.yaml", run_dir="runs/a", augment=styles)
+    reader = _write("train.yaml", run_dir="runs/t", **_train({"path": str(tiny_model)}, "runs/a/corpus.jsonl"))
+    first, second = _look(maker, reader)
+    assert not first.complaints
+    (complaint,) = second.complaints
+    assert complaint.what == "runs/a/corpus.jsonl is not there"
+    assert complaint.where == "train.yaml:5"
+    assert complaint.cure == "Run kinject augment augment.yaml first."
+    Path("runs/a").mkdir(parents=True)
+    Path("runs/a/corpus.jsonl").write_text('{"text": "a"}\n')
+    assert not _look(maker, reader)[1].complaints
+
+
+def test_what_training_would_run_on_is_told(here: Path, tiny_model: Path) -> None:
+    Path("c.jsonl").write_text('{"text": "a"}\n')
+    model = {"path": str(tiny_model), "device": "cpu", "attention": "eager"}
+    (found,) = _look(_write("t.yaml", run_dir="r", **_train(model, "c.jsonl", bf16=False)))
+    assert found.value == "trains on cpu in float32, eager"
+    (found,) = _look(_write("t.yaml", run_dir="r", **_train({**model, "attention": "flash_attention_2"}, "c.jsonl")))
+    (complaint,) = found.complaints
+    assert "flash_attention_2" in complaint.what
+    assert complaint.cure == "Set model.attention: auto."
+
+
+def test_an_endpoint_without_key_or_answer_has_a_cure_for_each(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("docs.jsonl").write_text('{"text": "a"}\n')
+    generator = {"kind": "openai", "model": "m", "api_key_env": "OPENAI_API_KEY"}
+    section = {"documents": "docs.jsonl", "styles": {"paraphrase": 1}, "generator": generator}
+    file = _write("a.yaml", run_dir="r", augment=section)
+    (found,) = _look(file, answers=False)
+    assert [item.cure.split()[0] for item in found.complaints] == ["export", "Start"]
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    assert not _look(file)[0].complaints
+    assert not _look(file, answers=False, offline=True)[0].complaints
+
+
+def test_a_model_of_the_hub_that_is_out_of_reach_is_a_complaint(here: Path) -> None:
+    Path("c.jsonl").write_text('{"text": "a"}\n')
+    file = _write("t.yaml", run_dir="r", **_train({"path": "nobody-anywhere/no-model-at-all"}, "c.jsonl"))
+    assert not _look(file, hub=True)[0].complaints
+    (complaint,) = _look(file, hub=False)[0].complaints
+    assert "nobody-anywhere/no-model-at-all is not cached" in complaint.what
+
+
+def test_a_bad_recipe_is_told_with_its_line(here: Path) -> None:
+    Path("bad.yaml").write_text("run_dir: a\nsed: 1\n")
+    (found,) = _look(Path("bad.yaml"))
+    assert found.complaints[0].where == "bad.yaml:2"
+
+
+def test_the_command_ends_with_0_or_1_and_shows_no_key(
+    here: Path, tiny_model: Path, canary_key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", canary_key)
+    monkeypatch.setattr(doctor, "_LEAST_DISK", 0)
+    Path("c.jsonl").write_text('{"text": "a"}\n')
+    _write("good.yaml", run_dir="r", **_train({"path": str(tiny_model), "device": "cpu"}, "c.jsonl"))
+    code = main(["doctor", "good.yaml", "--offline"])
+    out = capsys.readouterr().out
+    assert "OPENAI_API_KEY set" in out
+    assert "HF_TOKEN not set" in out
+    assert "not asked (--offline)" in out or "HF_HUB_OFFLINE" in out
+    assert "good.yaml  ok" in out
+    _write("good.yaml", run_dir="r", **_train({"path": str(tiny_model), "device": "cpu"}, "gone.jsonl"))
+    assert main(["doctor", "good.yaml", "--offline"]) == 1
+    assert "gone.jsonl is not there" in capsys.readouterr().out
+    assert code == ("complaints:" in out)
+    assert main(["doctor", "nowhere.yaml"]) == 2
+
+
+def test_a_port_that_nothing_listens_on_does_not_answer() -> None:
+    import socket
+
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}/v1"
+        assert not doctor.answers(url)
+        held.listen()
+        assert doctor.answers(url)

@@ -1,0 +1,269 @@
+"""kinject plan: its memory against tensors counted by hand, its steps against what training takes, its advice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+import yaml
+
+from kinject.cli import main
+from kinject.errors import InputError
+from kinject.plan.devices import Devices, cheapest_changes, choose_way, parse_memory
+from kinject.plan.memory import Memory, simulate
+from kinject.plan.model import Shape
+from kinject.plan.optimizer import optimizer_memory
+from kinject.plan.run import Wanted, plan
+from kinject.recipe import Recipe, read_recipe
+
+LLAMA = {
+    "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 500, "max_position_embeddings": 256,
+}  # fmt: skip
+CONFIGS: dict[str, transformers.PretrainedConfig] = {
+    "llama": transformers.LlamaConfig(**LLAMA),
+    "gpt2": transformers.GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=500, n_positions=256),
+}
+
+
+@pytest.fixture
+def make_recipe(tmp_path: Path, tiny_model: Path) -> Callable[..., Recipe]:
+    """Return a recipe on the tiny model and forty short documents; ``trainer`` adds to the defaults."""
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(
+        "".join(json.dumps({"text": f"Person {i} was born in Kelm in {1900 + i}."}) + "\n" for i in range(40))
+    )
+
+    def _make(**trainer: Any) -> Recipe:
+        values = {
+            "run_dir": str(tmp_path / "run"), "model": {"path": str(tiny_model), "device": "cpu"},
+            "corpus": {"path": str(corpus), "cache_dir": str(tmp_path / "tokens")},
+            "trainer": {
+                "max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "logging_steps": 1, "max_length": 64,
+                "packing": True, "packing_strategy": "bfd_split", "gradient_checkpointing": False, "save_strategy": "no",
+                "bf16": False, **trainer,
+            },
+        }  # fmt: skip
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump(values, sort_keys=False))
+        return read_recipe(path, verb="train")
+
+    return _make
+
+
+def _shape(kind: str = "llama", **more: Any) -> Shape:
+    values: dict[str, Any] = {
+        "config": CONFIGS[kind], "device": "cpu", "dtype": torch.float32, "mixed": None, "batch": 3, "block": 32,
+        "accumulation": 1, "checkpointing": False, "offloading": False, "attention": "sdpa", "masked": False, "fused": False,
+        "optim": "adamw_torch_fused", "optim_args": None, **more,
+    }  # fmt: skip
+    return Shape(**values)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_what_a_step_keeps_for_its_backward_pass_is_what_autograd_saves(kind: str) -> None:
+    """Independent count: real tensors, torch's own saved-tensor hooks, each storage once."""
+    shape = _shape(kind)
+    model: Any = transformers.AutoModelForCausalLM.from_config(shape.config, attn_implementation="sdpa").train()
+    weights = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    ids = torch.randint(0, 500, (shape.batch, shape.block))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+    by_hand = sum(storage.nbytes() for storage in saved.values())
+    memory = simulate(shape)
+    planned = memory.activations + memory.logits
+    logits_bytes = 4 * shape.batch * shape.block * 500
+    assert by_hand <= planned <= by_hand + 4 * logits_bytes  # the loss's own gradients come on top of what is saved
+    assert memory.weights == sum(parameter.numel() * 4 for parameter in model.parameters()) + sum(
+        buffer.numel() * buffer.element_size() for buffer in model.buffers()
+    )
+    assert memory.n_parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_gradients_are_in_memory_during_a_second_micro_batch_only() -> None:
+    one, more = simulate(_shape()), simulate(_shape(accumulation=4))
+    assert one.gradients < one.trained_bytes
+    assert more.gradients == more.trained_bytes
+    assert more.peak == pytest.approx(one.peak + more.trained_bytes - one.gradients, rel=0.02)
+
+
+def test_gradient_checkpointing_keeps_the_input_of_each_layer() -> None:
+    config = transformers.LlamaConfig(**{**LLAMA, "num_hidden_layers": 12})
+    plain, saving = simulate(_shape(config=config)), simulate(_shape(config=config, checkpointing=True))
+    assert saving.activations < 0.35 * plain.activations
+    assert saving.flops == pytest.approx(plain.flops * 4 / 3, rel=0.02)
+
+
+def test_a_gpu_holds_a_tile_of_logits_and_no_square_of_attention() -> None:
+    wide = {"batch": 2, "block": 256, "device": "cuda"}
+    fused, eager = simulate(_shape(**wide, fused=True)), simulate(_shape(**wide, attention="eager", masked=True))
+    assert fused.logits == 4 * 2 * 255 * 500  # one tile, which so few pieces fit into, not a copy for each use
+    assert eager.logits >= 2 * fused.logits
+    assert eager.activations - fused.activations > 2 * 4 * 2 * 4 * 256 * 256  # what 4 heads attend to, in float32
+
+
+@pytest.mark.parametrize(
+    "optim", ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "adafactor", "sgd", "rmsprop", "lion_8bit"]
+)
+def test_the_state_of_an_optimizer_is_what_it_keeps_after_a_step(optim: str, tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(**{**LLAMA, "hidden_size": 128})
+    model = transformers.LlamaForCausalLM(config)
+    arguments = transformers.TrainingArguments(str(tmp_path), optim=optim, use_cpu=True, report_to="none")
+    optimizer = transformers.Trainer(model, arguments).create_optimizer()
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    optimizer.step()
+    tables = {"qmap1", "qmap2"}  # one for all parameters
+    kept = sum(
+        value.numel() * value.element_size()
+        for state in optimizer.state.values()
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and value.ndim and name not in tables
+    )
+    state, _ = optimizer_memory(model, _shape(config=config, optim=optim))
+    assert state == kept
+
+
+def test_an_optimizer_whose_memory_is_unknown_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"galore_adamw.*Known: .*adafactor"):
+        simulate(_shape(optim="galore_adamw"))
+
+
+def test_weights_in_4_bits_take_4_bits_and_a_scale_for_64() -> None:
+    lora = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+    memory = simulate(_shape(quantization="4bit", adapter=lora, dtype=torch.bfloat16, mixed=torch.bfloat16))
+    config = transformers.LlamaConfig(**LLAMA)
+    model = transformers.LlamaForCausalLM(config)
+    linear = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name != "lm_head"]
+    n_small = sum(module.weight.numel() for module in linear)
+    n_lora = sum(4 * (module.in_features + module.out_features) for module in linear)
+    n_rest = sum(parameter.numel() for parameter in model.parameters()) - n_small
+    buffers = memory.weights - (n_small * (0.5 + 4 / 64) + 2 * (n_rest + n_lora))
+    assert 0 <= buffers < 1024  # rotary frequencies
+    assert memory.n_trained == n_lora
+    assert memory.n_parameters == n_small + n_rest + n_lora
+
+
+def _memory(**more: int) -> Memory:
+    gib = 2**30
+    values: dict[str, Any] = {
+        "weights": 16 * gib, "gradients": 16 * gib, "optimizer": 32 * gib, "activations": 4 * gib, "logits": 0, "heap": 0,
+        "when": "", "n_parameters": 4, "n_trained": 4, "trained_bytes": 16 * gib, "largest_block": gib, "flops": 1.0, **more,
+    }  # fmt: skip
+    return Memory(**values)
+
+
+@pytest.mark.parametrize(
+    ("gib", "count", "way"),
+    [(80, 1, "one device"), (20, 1, "offload"), (4, 1, "none"), (100, 8, "DDP"), (40, 8, "ZeRO-2"), (18, 8, "FSDP (ZeRO-3)"),
+     (11, 8, "tensor or pipeline"), (6, 8, "none")],
+)  # fmt: skip
+def test_the_way_that_sends_least_is_taken_of_those_that_fit(gib: int, count: int, way: str) -> None:
+    devices = Devices("cuda", "GPU", count, gib * 2**30, False, 2**29)
+    found = choose_way(_shape(), _memory(), devices)
+    assert found.name == way
+    assert found.reason
+
+
+def test_only_what_is_needed_is_changed_and_the_cheapest_first() -> None:
+    shape = _shape(batch=4, block=128)
+    full = simulate(shape).peak
+    roomy = Devices("cpu", "CPU", 1, full * 9 // 10, False, 0)
+    changes, suffice = cheapest_changes(shape, roomy)
+    assert suffice
+    assert [change.overrides for change in changes] == [
+        ("trainer.per_device_train_batch_size=2", "trainer.gradient_accumulation_steps=2")
+    ]
+    assert changes[-1].peak <= roomy.memory
+    changes, suffice = cheapest_changes(_shape(batch=1, block=16), Devices("cpu", "CPU", 1, 1000, False, 0))
+    assert not suffice
+    assert changes[-1].overrides == ("model.quantization=4bit",)
+
+
+@pytest.mark.parametrize("strategy", ["bfd_split", "wrapped"])
+def test_steps_tokens_and_exposures_are_those_of_the_run(make_recipe: Callable[..., Recipe], strategy: str) -> None:
+    from kinject.disk import read_manifest
+    from kinject.train import train
+
+    length = {"max_steps": -1, "num_train_epochs": 3, "max_length": 48}
+    recipe = make_recipe(
+        **length, packing_strategy=strategy, per_device_train_batch_size=2, gradient_accumulation_steps=3
+    )
+    found = plan(recipe, Wanted(calibration=False))
+    result = train(recipe)
+    manifest = read_manifest(Path(result.run_dir) / "manifest.json")
+    assert manifest is not None
+    counts = manifest["counts"]
+    assert found.length is not None
+    assert found.length.steps == counts["steps"]
+    assert found.length.tokens == 3 * counts["tokens"]["source"]
+    assert found.length.learned == 3 * counts["tokens"]["trained"]
+    assert found.length.wordings == tuple(counts["exposures"]["rows"][key] for key in ("min", "median", "max"))
+    log = [json.loads(line) for line in (Path(result.run_dir) / "log.jsonl").read_text().splitlines()]
+    taken = [row["learning_rate"] for row in log if "learning_rate" in row]
+    assert found.rates is not None
+    assert list(found.rates) == pytest.approx(taken)
+    assert found.memory.n_parameters == sum(p.numel() for p in transformers.AutoModel.from_pretrained(
+        recipe.model.path).parameters())  # fmt: skip
+    weights = (Path(result.model_dir) / "model.safetensors").stat().st_size
+    assert found.disk.total == pytest.approx(weights, rel=0.05)
+
+
+def test_the_command_prints_writes_and_draws(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe()
+    target, figure = tmp_path / "plan.json", tmp_path / "rates.png"
+    words = [str(recipe.path), "trainer.lr_scheduler_kwargs={}", "--no-calibration", "--json", str(target)]
+    assert main(["plan", *words, "--figure", str(figure)]) == 0
+    out = capsys.readouterr().out
+    assert f"  kinject train {recipe.path} 'trainer.lr_scheduler_kwargs={{}}'\n" in out
+    assert "fits one device" in out
+    assert "time is not estimated: --no-calibration" in out
+    values = json.loads(target.read_text())
+    assert values["memory"]["peak"] == sum(
+        values["memory"][part] for part in ("weights", "gradients", "optimizer", "activations", "logits", "heap")
+    )
+    assert values["global_batch"] == 4
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_config_alone_is_enough_and_a_missing_corpus_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    CONFIGS["llama"].save_pretrained(tmp_path / "config-only")
+    values = {"run_dir": "runs/x", "model": {"path": "config-only"}, "corpus": {"path": "none.jsonl"},
+              "trainer": {"max_length": 64, "optim": "adamw_8bit"}}  # fmt: skip
+    Path("recipe.yaml").write_text(yaml.safe_dump(values))
+    assert main(["plan", "recipe.yaml", "--memory", "1GiB", "--devices", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "none.jsonl is not there yet" in out
+    assert "parallelism  DDP" in out
+    assert main(["plan", "recipe.yaml", "model.path=not/here/x"]) == 2
+    assert "no model is there yet" in capsys.readouterr().err
+    assert main(["plan", "recipe.yaml", "adapter={rank: 4}"]) == 2
+    assert "adapter.rank" in capsys.readouterr().err
+    assert main(["plan", "recipe.yaml", "--memory", "much"]) == 2
+    assert "--memory: found 'much'" in capsys.readouterr().err
+
+
+def test_sizes_are_read_as_gibibytes() -> None:
+    assert [parse_memory(text) for text in ("24GiB", "24 GB", "24", "512MiB")] == [24 * 2**30] * 3 + [512 * 2**20]
+    for wrong in ("", "x", "0", "-3GiB", "3 apples"):
+        with pytest.raises(InputError, match="--memory"):
+            parse_memory(wrong)

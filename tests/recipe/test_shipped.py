@@ -1,0 +1,129 @@
+"""The shipped recipes: listed with what their headers say, copied with everything they refer to, in the wheel too."""
+
+from __future__ import annotations
+
+import glob
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kinject.cli import _VERBS, main
+from kinject.recipe.shipped import FOLDER, ShippedRecipe, read_shipped
+from kinject.recipe.yaml_lines import read_yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def shipped() -> dict[str, ShippedRecipe]:
+    """All of them."""
+    return read_shipped()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one's own to run commands in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_recipe_of_the_repository_ships_and_says_what_it_is(shipped: dict[str, ShippedRecipe]) -> None:
+    files = {path.relative_to(ROOT / "recipes").with_suffix("").as_posix() for path in ROOT.glob("recipes/**/*.yaml")}
+    assert shipped.keys() == files
+    for recipe in shipped.values():
+        assert recipe.purpose, recipe.name
+        if recipe.verb != "accelerate":
+            assert recipe.needs, recipe.name
+            assert recipe.expect, recipe.name
+            assert recipe.verb in _VERBS, recipe.name
+
+
+def test_the_list_has_each_recipe_under_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    verbs = [line for line in lines if line.startswith(("kinject ", "accelerate "))][:-1]
+    assert len(verbs) == len(set(verbs))
+    assert {f"kinject {verb}" for verb in ("augment", "questions", "train", "eval", "study", "bench")} < {*verbs}
+    assert "accelerate launch --config_file" in verbs
+    at = lines.index("  recipes/cpt.yaml")
+    assert lines[at + 1].startswith("      continued pretraining on the paraphrased documents")
+    assert any(line.startswith("      needs: runs/augment/corpus.jsonl") for line in lines[at:])
+    assert main(["recipes", "list", "two-phase", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["name"], row["verb"]) for row in rows] == [
+        ("two-phase/documents", "train"), ("two-phase/questions", "train"),
+    ]  # fmt: skip
+
+
+def test_a_copy_brings_all_that_the_main_job_reads(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "copy", "eval"]) == 0
+    out = capsys.readouterr().out
+    recipes = {path.relative_to(here).as_posix() for path in here.glob("recipes/**/*.yaml")}
+    assert recipes >= {f"recipes/{name}.yaml" for name in ("eval", "cpt", "augment", "sandbox/base", "sandbox/repeat")}
+    for path in here.rglob("*"):
+        if path.is_file():
+            assert path.read_bytes() == (ROOT / path.relative_to(here)).read_bytes(), path
+            assert str(path.relative_to(here)) in out
+    assert (here / "recipes" / "recipe.schema.json").exists()
+    assert main(["augment", "--dry-run"]) == 0  # documents and questions are there, found from the copied recipe
+    assert main(["check"]) == 0
+    capsys.readouterr()
+    assert main([]) == 0
+    assert "next  kinject sandbox corpus" in capsys.readouterr().out
+
+
+def test_a_study_is_copied_with_its_shared_recipes_and_theirs(here: Path) -> None:
+    assert main(["recipes", "copy", "recipes/studies/paper-mmlu.yaml", "--into", "mine"]) == 0
+    study = read_yaml(here / "mine/recipes/studies/paper-mmlu.yaml").root["study"]
+    for shared in (study["augment"], study["train"], study["eval"]):
+        assert (here / "mine" / shared).exists()
+    assert not (here / "mine" / "data").exists()  # nothing of the sandbox's is asked for
+
+
+def test_what_nobody_ships_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "copy", "sft"]) == 0
+    assert "yours to bring (or name others in the recipe): data/my-qa.jsonl" in capsys.readouterr().out
+
+
+def test_nothing_is_written_over(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "copy", "cpt"]) == 0
+    assert main(["recipes", "copy", "cpt"]) == 0
+    assert "were there already, the same" in capsys.readouterr().out
+    (here / "recipes/cpt.yaml").write_text("run_dir: mine\n")
+    (here / "recipes/lora.yaml").unlink(missing_ok=True)
+    assert main(["recipes", "copy", "cpt", "lora"]) == 2
+    assert capsys.readouterr().err == (
+        "kinject recipes: recipes/cpt.yaml: is there and is not what kinject ships. Move it away, or copy into another "
+        "folder: --into FOLDER.\n"
+    )
+    assert (here / "recipes/cpt.yaml").read_text() == "run_dir: mine\n"
+    assert not (here / "recipes/lora.yaml").exists()  # all or nothing
+
+
+def test_a_name_that_is_none_gets_the_nearest(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "copy", "mistral7b/lora"]) == 2
+    assert capsys.readouterr().err == (
+        "kinject recipes: mistral7b/lora: no such recipe. Did you mean mistral-7b/lora? kinject recipes lists them.\n"
+    )
+
+
+def test_a_shipped_recipe_that_is_not_here_is_told_how_to_get(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "recipes/qwen3/8b-lora.yaml"]) == 2
+    assert capsys.readouterr().err == (
+        "kinject train: recipes/qwen3/8b-lora.yaml: not in this folder. kinject recipes copy qwen3/8b-lora puts it here.\n"
+    )
+
+
+def test_every_recipe_goes_into_a_wheel_where_an_installed_kinject_looks() -> None:
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+    taken = {
+        f"{folder}/{Path(found).name}"
+        for folder, patterns in setup["data-files"].items()
+        for pattern in patterns
+        for found in glob.glob(pattern, root_dir=ROOT)
+    }
+    own = {path.relative_to(ROOT).as_posix() for path in FOLDER.rglob("*") if path.suffix in (".yaml", ".json")}
+    assert taken == {f"share/kinject/{name}" for name in own}
+    assert ROOT / "recipes" == FOLDER

@@ -1,0 +1,302 @@
+"""Results of studies, simulated question by question; what is said of them is computed here, the plain way."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from study_samples import write_log
+
+from kinject.results import (
+    ArmInfo,
+    Choice,
+    Claim,
+    Contrast,
+    Cost,
+    Curve,
+    ExposureBin,
+    Failure,
+    Point,
+    QuestionLine,
+    Score,
+    StudyResult,
+)
+
+Right = list[list[bool]]  # [seeds][questions]
+SEEDS = (0, 1, 2)
+SETS = {"new": ("learning", 300), "known": ("retention", 240), "reverse": ("learning", 160)}
+ARMS = {
+    "base": ("the model as it was", (0.26, 0.985, 0.25)),
+    "ft-reg": ("the documents as they are, five epochs", (0.62, 0.93, 0.28)),
+    "ft-par": ("16 paraphrases of each document", (0.87, 0.955, 0.31)),
+    "repeated": ("the documents again and again, as many steps as ft-par", (0.71, 0.90, 0.29)),
+    "random-text": ("the documents' words, shuffled", (0.25, 0.93, 0.25)),
+}
+WITH_CONTEXT = {"base": (0.94, 0.98, 0.86), "ft-reg": (0.92, 0.93, 0.80), "ft-par": (0.975, 0.95, 0.88)}
+BY_K = {"base": (0.94, 0.71, 0.62, 0.55, 0.52), "ft-reg": (0.92, 0.80, 0.74, 0.7, 0.68),
+        "ft-par": (0.975, 0.94, 0.92, 0.9, 0.88)}  # fmt: skip
+CURVES: dict[str, tuple[str, str, bool, bool, dict[Any, tuple[float, float, float]]]] = {
+    "paraphrases": ("augment.styles", "How many wordings of each document are read.", False, False, {
+        0: (0.62, 0.93, 0.27), 1: (0.68, 0.93, 0.26), 2: (0.74, 0.94, 0.29), 4: (0.8, 0.95, 0.28),
+        8: (0.84, 0.95, 0.3), 16: (0.87, 0.955, 0.31)}),
+    "learning rate": ("trainer.learning_rate", "From too low to too high.", True, True, {
+        1e-5: (0.27, 0.985, 0.25), 1e-4: (0.45, 0.98, 0.26), 5e-4: (0.78, 0.97, 0.28), 1e-3: (0.87, 0.955, 0.31),
+        3e-3: (0.9, 0.72, 0.3), 1e-2: (0.55, 0.31, 0.25)}),
+    "replay": ("corpus.replay", "Share of tokens from what the base was trained on.", False, True, {
+        0: (0.93, 0.52, 0.3), 0.1: (0.91, 0.8, 0.3), 0.25: (0.89, 0.92, 0.31), 0.5: (0.84, 0.965, 0.3)}),
+    "alpha": ("alpha", "Weights between the base (0) and the tuned model (1).", False, True, {
+        0.25: (0.31, 0.985, 0.25), 0.5: (0.55, 0.98, 0.26), 0.75: (0.79, 0.97, 0.29), 1: (0.87, 0.955, 0.31)}),
+    "LoRA": ("adapter.r", "Rank of the adapter, against full training.", False, True, {
+        4: (0.41, 0.975, 0.26), 16: (0.58, 0.97, 0.27), 64: (0.7, 0.96, 0.28), "full": (0.87, 0.955, 0.31)}),
+    "style": ("augment.styles", "How the documents are rewritten, at equal tokens.", False, False, {
+        "paraphrase": (0.87, 0.955, 0.31), "permute": (0.74, 0.95, 0.28), "question-answer": (0.9, 0.94, 0.35),
+        "reversed": (0.83, 0.95, 0.82), "summary": (0.7, 0.95, 0.27)}),
+}  # fmt: skip
+
+
+def draw(share: float, n: int, seed: int, n_seeds: int) -> Right:
+    """Return answers that are right with about that probability; a question is about as hard for every seed."""
+    hard = random.Random(n)
+    hardness = [hard.random() for _ in range(n)]
+    found = []
+    for at in range(n_seeds):
+        noise = random.Random(1000 * seed + at)
+        found.append([(own if noise.random() < 0.8 else noise.random()) < share for own in hardness])
+    return found
+
+
+def mean(right: Right) -> float:
+    """Return the accuracy over all seeds and questions."""
+    return sum(map(sum, right)) / sum(map(len, right))
+
+
+def by_question(right: Right) -> list[float]:
+    """Return the share of seeds that had each question right."""
+    return [sum(column) / len(right) for column in zip(*right, strict=True)]
+
+
+def make_contrast(right: Right, other: Right, name: str) -> Contrast:
+    """Return the difference, its interval and p from the normal approximation over questions."""
+    ours, theirs = by_question(right), by_question(other)
+    differences = [one - two for one, two in zip(ours, theirs, strict=True)]
+    n, delta = len(differences), sum(differences) / len(differences)
+    error = math.sqrt(max(sum((d - delta) ** 2 for d in differences), 0.25) / n / n) + 0.004
+    p = max(math.erfc(abs(delta) / error / math.sqrt(2)), 5e-5)
+    flips = [(one > 0.5) - (two > 0.5) for one, two in zip(ours, theirs, strict=True)]
+    return Contrast(
+        name, delta, delta - 1.96 * error, delta + 1.96 * error, p, min(1.0, 20 * p), flips.count(1), flips.count(-1),
+        delta / mean(other) if mean(other) else None, 2.8 * error,
+    )  # fmt: skip
+
+
+def make_score(question_set: str, arm: str, right: Right, base: Right | None, **changes: Any) -> Score:
+    """Return the score of one arm from what it had right; `base` is None for the base itself."""
+    share, n = mean(right), len(right[0])
+    error = math.sqrt(share * (1 - share) / n) + 0.008
+    fields: dict[str, Any] = {
+        "model": "sandbox", "arm": arm, "question_set": question_set, "role": SETS.get(question_set, ("learning",))[0],
+        "format": "texts", "shots": 0, "k": 0, "n": n, "chance": 0.25,
+        "by_seed": tuple(sum(row) / n for row in right), "accuracy": share, "low": max(0.0, share - 1.96 * error),
+        "high": min(1.0, share + 1.96 * error), "to_base": base and make_contrast(right, base, "base"),
+    }  # fmt: skip
+    return Score(**(fields | changes))
+
+
+def _sandbox_scores(n_seeds: int) -> tuple[list[Score], dict[tuple[str, str], Right]]:
+    scores: list[Score] = []
+    right: dict[tuple[str, str], Right] = {}
+    for which, (name, (_, n)) in enumerate(SETS.items()):
+        for at, (arm, (_, shares)) in enumerate(ARMS.items()):
+            right[name, arm] = draw(shares[which], n, 100 * which + at, 1 if arm == "base" else n_seeds)
+        for at, (arm, shares) in enumerate(WITH_CONTEXT.items()):
+            right[name, f"{arm}+rag"] = draw(shares[which], n, 100 * which + 50 + at, 1 if arm == "base" else n_seeds)
+        base, retrieval = right[name, "base"], right[name, "base+rag"]
+        for arm in ARMS:
+            own = right[name, arm]
+            trained = arm != "base"
+            beside = make_contrast(own, retrieval, "base+rag") if trained else None
+            scores.append(make_score(name, arm, own, base if trained else None, to_rag=beside))
+        for arm in WITH_CONTEXT:
+            own, plain = right[name, f"{arm}+rag"], right[name, arm]
+            beside, added = make_contrast(own, retrieval, "base+rag"), make_contrast(own, plain, arm)
+            extra = {"to_rag": beside, "to_plain": added} if arm != "base" else {}
+            scores.append(make_score(name, arm, own, base, k=1, chosen_k=True, **extra))
+    for at, (arm, shares) in enumerate(BY_K.items()):
+        for k, share in enumerate(shares[1:], 2):
+            own = draw(share, SETS["new"][1], 700 + 10 * at + k, 1 if arm == "base" else n_seeds)
+            scores.append(make_score("new", arm, own, right["new", "base"], k=k))
+    guess = draw(0.27, SETS["new"][1], 900, 1)
+    scores.append(make_score("new", "base", guess, None, role="baseline", format="texts-no-question"))
+    return scores, right
+
+
+def _curves(n_seeds: int, right: Mapping[tuple[str, str], Right]) -> tuple[list[Curve], list[ArmInfo], list[Score]]:
+    curves, arms, scores = [], [], []
+    for number, (name, (key, about, log_x, frontier, values)) in enumerate(CURVES.items()):
+        points = []
+        for at, (value, shares) in enumerate(values.items()):
+            same = shares == ARMS["ft-par"][1]
+            arm = "ft-par" if same else f"{name}={value}"
+            x = float(value) if isinstance(value, int | float) else None
+            control = "repeated" if name == "paraphrases" else ""
+            points.append(Point(name, value, f"{value:g}" if x is not None else str(value), x, arm, control))
+            if same:
+                continue
+            arms.append(ArmInfo(arm, "sandbox", f"{name} {value}", True, name, {key: value}))
+            for which, (question_set, (_, n)) in enumerate(SETS.items()):
+                own = draw(shares[which], n, 1000 + 100 * number + 10 * at + which, n_seeds)
+                scores.append(make_score(question_set, arm, own, right[question_set, "base"]))
+        curves.append(Curve(name, key, "sandbox", about, log_x, frontier, tuple(points)))
+    return curves, arms, scores
+
+
+def _questions(right: Mapping[tuple[str, str], Right]) -> list[QuestionLine]:
+    lines = []
+    for name, (_, n) in SETS.items():
+        shares = {arm: by_question(rows) for (of, arm), rows in right.items() if of == name}
+        lines += [
+            QuestionLine(
+                name, f"{name}-{at:04}", "people", f"Where was person {at} of {name} born?",
+                ("Arvo", "Belin", "Corda", "Dunmar"), at % 4, {arm: own[at] for arm, own in shares.items()},
+            )
+            for at in range(n)
+        ]  # fmt: skip
+    return lines
+
+
+CLAIMS = (
+    Claim("paraphrases", "paraphrases beat the same number of steps on the originals", "shown",
+          "ft-par 87.1%, repeated 71.2% on new: +15.9 points (+11.0 to +20.4)", 0.159, 0.11, 0.204, 0.00005, 0.0003,
+          "arXiv 2312.05934"),
+    Claim("more is better", "accuracy rises with the number of paraphrases", "shown",
+          "0: 62.0%, 16: 87.1% on new; last over first +25.1 points", 0.251, 0.2, 0.3, 0.00005, 0.0003, "arXiv 2312.05934"),
+    Claim("rag", "retrieval alone beats training alone", "opposite shown", "ft-par 97.5%, base+rag 94.0% on new", 0.035,
+          0.01, 0.06, 0.004, 0.012, "arXiv 2312.05934"),
+    Claim("replay", "replay protects what was known", "not shown", "replay 0.5 96.5%, ft-par 95.5% on known: +1.0 points",
+          0.01, -0.01, 0.03, 0.31, 0.62),
+    Claim("synthetic", "synthetic questions teach the reverse", "cannot be tested", "no answers of ft-syn on reverse",
+          None, None, None, None, None, "arXiv 2309.14316"),
+)  # fmt: skip
+CHOICES = (
+    Choice("sandbox", "trainer.learning_rate", "ft-par", "new",
+           ((1e-4, 0.46, 120), (5e-4, 0.79, 120), (1e-3, 0.88, 120), (3e-3, 0.86, 120)), 1e-3, False, 3e-3),
+    Choice("sandbox", "k", "base", "new", ((1, 0.95, 120), (2, 0.7, 120), (3, 0.61, 120), (4, 0.56, 120), (5, 0.5, 120)),
+           1, True),
+)  # fmt: skip
+
+
+def _costs(arms: Sequence[ArmInfo], n_seeds: int) -> tuple[Cost, ...]:
+    found = []
+    for at, arm in enumerate(arms):
+        for seed in range(n_seeds if arm.trained else 1):
+            of = seed if arm.trained else None
+            if arm.trained:
+                found.append(Cost(arm.name, arm.model, of, "augment", 12.5, 81_000, 300 << 20, 0.012, 2 + n_seeds))
+                found.append(Cost(arm.name, arm.model, of, "train", 40.0 + 3 * at, 410_000, 900 << 20, 0.0, 1))
+            found.append(Cost(arm.name, arm.model, of, "eval", 9.0, 52_000, 700 << 20, 0.0, 1))
+    return tuple(found)
+
+
+def _exposures() -> tuple[ExposureBin, ...]:
+    bins = ((0.0, 1.0, 12), (1.0, 2.0, 30), (2.0, 4.0, 70), (4.0, 8.0, 110), (8.0, 16.0, 78))
+    return tuple(
+        ExposureBin("sandbox", arm, "new", low, high, n, round(min(0.97, start + slope * at), 4))
+        for arm, start, slope in (("ft-reg", 0.24, 0.1), ("ft-par", 0.27, 0.19))
+        for at, (low, high, n) in enumerate(bins)
+    )
+
+
+def make_logs(folder: Path, n_seeds: int = 3) -> tuple[tuple[str, str, int, str], ...]:
+    """Write the logs of three arms: losses step down where an epoch ends."""
+    found = []
+    for arm, per_epoch in (("ft-reg", 20), ("ft-par", 100), ("repeated", 20)):
+        for seed in range(n_seeds):
+            noise = random.Random(seed)
+            rows = [
+                {"step": step, "loss": 3 * 0.6 ** ((step - 1) // per_epoch) + 0.1 * noise.random(), "epoch": step / per_epoch,
+                 "learning_rate": 1e-3}
+                for step in range(1, 101)
+            ]  # fmt: skip
+            path = write_log(folder / f"{arm}-{seed}" / "log.jsonl", rows)
+            found.append(("sandbox", arm, seed, str(path)))
+    return tuple(found)
+
+
+def make_study(folder: Path | None = None, *, n_seeds: int = 3, **changes: Any) -> StudyResult:
+    """Return the result of a study in the sandbox; with `folder`, the logs of its runs are written there."""
+    scores, right = _sandbox_scores(n_seeds)
+    curves, curve_arms, curve_scores = _curves(n_seeds, right)
+    arms = [
+        ArmInfo(name, "sandbox", about, name != "base", "", {"trainer.max_steps": 100} if name != "base" else {},
+                "ft-par" if name == "repeated" else "")
+        for name, (about, _) in ARMS.items()
+    ]  # fmt: skip
+    arms.append(ArmInfo("ft-syn", "sandbox", "questions written by a language model", True, "", {}))
+    fields: dict[str, Any] = {
+        "title": "The sandbox: 120 people the base model never read about",
+        "card": "Base, retrieval, training on originals and on paraphrases, with controls. Ten minutes on two cores.",
+        "seeds": SEEDS[:n_seeds], "models": ("sandbox",), "arms": (*arms, *curve_arms),
+        "scores": (*scores, *curve_scores), "curves": tuple(curves), "choices": CHOICES, "claims": CLAIMS,
+        "costs": _costs(arms[:-1], n_seeds), "questions": tuple(_questions(right)), "exposures": _exposures(),
+        "failures": (
+            Failure("ft-syn", "sandbox", None, "augment", "endpoint refused: HTTP 401 (wrong key)", "stages/9/stage.log"),
+        ),
+        "logs": make_logs(folder / "logs", n_seeds) if folder else (),
+        "notes": ("Retrieval: BM25 over 120 documents.",),
+        "commands": ("kinject study recipes/studies/sandbox.yaml",),
+        "versions": {"kinject": "0.1.0", "torch": "2.13.0", "python": "3.13.1"}, "seconds": 571.2,
+    }  # fmt: skip
+    return StudyResult(**(fields | changes))
+
+
+PAPER_MODELS = {"Mistral-7B": 0.05, "Llama-2-7B": -0.12, "Orca-2-7B": 0.03}
+PAPER_TASKS = {"anatomy": (135, 0.56), "astronomy": (152, 0.62), "college_biology": (144, 0.65),
+               "college_chemistry": (100, 0.45), "prehistory": (324, 0.7)}  # fmt: skip
+PAPER_ARMS = {"base": 0.0, "ft-reg": 0.02, "ft-par": 0.06}
+
+
+def make_paper_study() -> StudyResult:
+    """Return a result of the paper's shape: three models, MMLU subjects with 0 and 5 shots, current events, K to 5."""
+    scores: list[Score] = []
+    tasks = {**PAPER_TASKS, "current-events": (910, 0.45)}
+    for m, (model, offset) in enumerate(PAPER_MODELS.items()):
+        for t, (task, (n, level)) in enumerate(tasks.items()):
+            for shots in (0, 5) if task in PAPER_TASKS else (0,):
+                way: dict[str, Any] = {"model": model, "shots": shots, "role": "learning", "format": "letters"}
+                base = draw(level + offset, n, 10 * m + t + shots, 1)
+                retrieval = draw(level + offset + 0.08, n, 10 * m + t + shots + 500, 1)
+                for a, (arm, gain) in enumerate(PAPER_ARMS.items()):
+                    trained = arm != "base"
+                    own = draw(level + offset + gain, n, 10 * m + t + 100 * a + shots, 3) if trained else base
+                    beside = make_contrast(own, retrieval, "base+rag") if trained else None
+                    scores.append(make_score(task, arm, own, base if trained else None, to_rag=beside, **way))
+                    for k in range(1, 6):
+                        share = level + offset + gain / 2 + 0.1 - 0.02 * abs(k - 3)
+                        context = draw(share, n, 100 * a + 7 * k + m + t, 3 if trained else 1)
+                        scores.append(make_score(task, arm, context, base, k=k, chosen_k=k == 3, **way))
+    arms = tuple(
+        ArmInfo(arm, model, arm, arm != "base", "", {}) for model in PAPER_MODELS for arm in PAPER_ARMS
+    )  # fmt: skip
+    return make_study(
+        title="Fine-tuning or retrieval? The paper's tables", models=tuple(PAPER_MODELS), arms=arms, scores=tuple(scores),
+        curves=(), choices=(), claims=(), costs=_costs(arms, 3), questions=(), exposures=(), failures=(),
+    )  # fmt: skip
+
+
+def make_small(**changes: Any) -> StudyResult:
+    """Return a study of base and ft-par on what is new and what is known, one seed, nothing varied."""
+    whole = make_study(n_seeds=1)
+    arms = tuple(arm for arm in whole.arms if arm.name in ("base", "ft-par"))
+    scores = tuple(
+        score for score in whole.scores
+        if score.arm in ("base", "ft-par") and score.question_set != "reverse" and score.k < 2 and score.role != "baseline"
+    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "title": "Small", "arms": arms, "scores": scores, "curves": (), "choices": (), "claims": (), "questions": (),
+        "costs": (), "exposures": (), "failures": (), "notes": (),
+    }  # fmt: skip
+    return replace(whole, **(fields | changes))

@@ -1,0 +1,301 @@
+"""Every HTML page that kinject writes is inert, whatever stands in it: read by a parser, and opened in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import html as entities
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from study_results import make_study
+from study_samples import first, make_cell, markdown_faults, write_log
+
+from kinject.disk import write_jsonl
+from kinject.report import write_report, write_training_report
+from kinject.report.study_report import write_study_report
+from kinject.types import Perplexity, Recall, Report, Subject
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+TAGS = frozenset(
+    "html head meta title style body header main footer section h1 h2 h3 p ul ol li b span small details summary blockquote "  # noqa: SIM905
+    "table thead tbody tr th td div figure figcaption pre code svg g path defs clippath rect use text tspan".split()
+)
+"""Elements of kinject's own templates and figures."""
+
+
+def evil(url: str) -> tuple[str, ...]:
+    """Return texts that would run, fetch or go to `url` wherever they are taken for markup."""
+    return (
+        f"<script>top.pwned = 1; fetch('{url}/script')</script>",
+        f'"><img src={url}/img onerror="top.pwned = 1">',
+        f"</title></style></svg></pre></code><script src={url}/src.js></script>",
+        f"'><svg onload=top.pwned=1><image href={url}/svg /></svg>",
+        f"<style>@import url({url}/css);</style><link rel=stylesheet href={url}/link><base href={url}/>",
+        f"<iframe src={url}/frame srcdoc='<script>top.pwned=1</script>'></iframe>"
+        f"<meta http-equiv=refresh content='0;url={url}/go'>",
+        f"javascript:top.pwned=1 [x](javascript:top.pwned=1) ![y]({url}/md) {{{{ 7*7 }}}} {{% raw %}}",
+        f"url({url}/url) </text><foreignObject><body onload=top.pwned=1></foreignObject> --><!-- ]]>",
+        "$\\frac{1}{0$ \x1b[2J\u202egnp.exe a|b\n# heading\n| c | d |\n=cmd|' /C calc'!A0",
+        "&lt;script&gt;top.pwned=1&lt;/script&gt; &#60;img src=x onerror=top.pwned=1&#62;",
+    )
+
+
+def poisoned(value: Any, texts: tuple[str, ...]) -> Any:
+    """Return `value` with a hostile text in place of every free one; what are keys of the page's logic stays."""
+    if is_dataclass(value) and not isinstance(value, type):
+        held = {field.name: getattr(value, field.name) for field in fields(value)}
+        kept = (
+            "kind",
+            "role",
+            "format",
+            "score",
+            "way",
+            "status",
+            "metric",
+            "verdict",
+            "stage",
+            "test",
+            "axis",
+            "unit",
+        )
+        return replace(value, **{name: item if name in kept else poisoned(item, texts) for name, item in held.items()})
+    if isinstance(value, tuple):
+        return tuple(poisoned(item, texts) for item in value)
+    if isinstance(value, dict):
+        return {poisoned(key, texts): poisoned(item, texts) for key, item in value.items()}
+    if isinstance(value, str) and value:
+        return f"{value}{texts[sum(value.encode()) % len(texts)]}"
+    return value
+
+
+def write_pages(folder: Path, url: str) -> dict[str, Path]:
+    """Write the page of an evaluation, a study and a training run, with hostile texts everywhere; return them by name."""
+    texts = evil(url)
+    log = write_log(folder / "log.jsonl", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}])
+    base, cells = first(50, 200), []
+    for role, name in (("learning", texts[0]), ("retention", texts[2])):
+        cells.append(make_cell("base", base, None, question_set=name, role=role))
+        subjects = (Subject(texts[1], 100, 50, 0.5, 0.4, 0.6), Subject(texts[3], 100, 50, 0.5, 0.4, 0.6))
+        cells += [
+            make_cell(arm, first(99, 200), base, question_set=name, role=role, subjects=subjects) for arm in texts[:4]
+        ]
+    (folder / "eval").mkdir()
+    flips = [
+        {"question_set": texts[0], "role": "learning", "base_arm": "base", "arm": arm, "format": "texts", "shots": 0, "k": 0,
+         "change": "wrong to right", "question_id": arm, "subject": arm, "document_id": arm, "question": arm,
+         "choices": list(texts), "gold": 1, "chosen": 1, "base_chosen": 0, "log_probs": [-1.0] * len(texts),
+         "base_log_probs": [-1.0] * len(texts), "truncated": 0, "passages": [{"id": arm, "document_id": arm, "text": arm}]}
+        for arm in texts
+    ]  # fmt: skip
+    write_jsonl(folder / "eval" / "flips.jsonl", flips)
+    recalls = tuple(Recall(name, 3, 50, 100) for name in texts[:2])
+    perplexities = tuple(Perplexity(model, texts[5], 10, 100, 4.0, 2.0) for model in texts[:3])
+    report = Report(" ".join(texts), tuple(cells), texts, perplexities, recalls)
+    pages = {"eval": write_report(folder / "eval", report, dict.fromkeys(texts[:3], log))}
+    whole = make_study(n_seeds=1)
+    few = ("base", "ft-par")
+    result = replace(
+        whole, arms=tuple(arm for arm in whole.arms if arm.name in few), questions=whole.questions[:20],
+        scores=tuple(score for score in whole.scores if score.arm in few and score.k < 2 and score.role != "baseline"),
+        curves=whole.curves[:1], costs=(), exposures=(),
+    )  # fmt: skip
+    free: dict[str, Any] = {"title": " ".join(texts), "card": texts[0], "notes": texts, "commands": texts}
+    names = (
+        "<script>top.pwned=1</script>",
+        f"<img src={url}/n onerror=top.pwned=1>",
+        "</style></svg><svg onload=top.pwned=1>",
+    )
+    shown = poisoned(result, names)
+    pages["study"] = write_study_report(folder / "study", replace(shown, **free))
+    run = folder / f"train {texts[6].replace('/', ' ')[:60]}"
+    run.mkdir()
+    probes = {name: {"path": "k", "role": "retention"} for name in texts}
+    counts = {"finished": True, "steps": 2, "epochs": 1.0, "loss": 1.0, "seconds": 1.0, "notes": texts, "warnings": texts,
+              "tokens": dict.fromkeys(texts, 1)}  # fmt: skip
+    (run / "manifest.json").write_text(json.dumps({
+        "format_version": 1, "stage": "train", "recipe": {"probes": {"questions": probes}}, "counts": counts,
+        "command": ["kinject", *texts], "inputs": {}}))  # fmt: skip
+    rows = [{"step": 1, "epoch": 1.0, "loss": 1.0, "learning_rate": 1e-3}]
+    rows.append({"step": 1, "epoch": 1.0, **{f"eval_{name}_accuracy": 0.5 for name in texts}})
+    write_jsonl(run / "log.jsonl", rows)
+    pages["train"] = write_training_report(run)
+    return pages
+
+
+class Page(HTMLParser):
+    """Collects elements with their attributes, and the text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def faults(html: str) -> list[str]:
+    """Return what in a page could run, fetch, send or go anywhere; [] of an inert one."""
+    page = Page(html)
+    found = [f"<{tag}>" for tag, _ in page.elements if tag not in TAGS]
+    for tag, attributes in page.elements:
+        for name, value in attributes.items():
+            plain = entities.unescape(value).strip().lower()
+            if name.startswith("on") or name in (
+                "src",
+                "srcset",
+                "srcdoc",
+                "action",
+                "formaction",
+                "data",
+                "ping",
+                "background",
+            ):
+                found.append(f"{tag} {name}")
+            elif name in ("href", "xlink:href") and not plain.startswith("#"):
+                found.append(f"{tag} {name}={value}")
+            elif name == "style" and re.search(r"url\((?!['\"]?#)|@import|expression\(|image-set", plain):
+                found.append(f"{tag} style={value}")
+            elif name == "http-equiv" and value != "Content-Security-Policy":
+                found.append(f"meta {value}")
+    (policy,) = [
+        given["content"] for tag, given in page.elements if given.get("http-equiv") == "Content-Security-Policy"
+    ]
+    (sheet,) = re.findall(r"<style[^>]*>(.*?)</style>", html, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
+    wanted = (
+        f"default-src 'none'; style-src 'unsafe-inline'; style-src-elem 'sha256-{digest}'; style-src-attr 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    head = html[: html.index("<title>")]
+    found += [] if policy == wanted and policy in entities.unescape(head) else [f"policy: {policy}"]
+    return found + (["the sheet fetches"] if re.search(r"url\(|@import", sheet) else [])
+
+
+Site = tuple[str, Path, list[str]]
+"""A web server: its address, its folder, the paths that it was asked for."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    asked: list[str] = []
+    folder = tmp_path_factory.mktemp("site")
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_request(self, *_: object) -> None:
+            asked.append(self.path)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
+    Thread(target=server.serve_forever, args=(0.01,)).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", folder, asked
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def pages(site: Site, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The pages, their texts leading to the site."""
+    return write_pages(tmp_path_factory.mktemp("pages"), f"{site[0]}/beacon")
+
+
+def test_the_parser_knows_what_is_not_inert() -> None:
+    sheet = base64.b64encode(hashlib.sha256(b"x").digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; style-src-elem 'sha256-{sheet}'; style-src-attr 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    page = (
+        f'<html><meta http-equiv="Content-Security-Policy" content="{policy}"><title></title><style>x</style>%s</html>'
+    )
+    assert faults(page % "<p>fine</p>") == []
+    assert faults(page.replace("'none';", "*;", 1) % "") != []
+    for text in evil("http://127.0.0.1:9")[:6]:
+        assert faults(page.replace("%s", f"<p>{text.replace('<style>', '<b>')}</p>")) != [], text
+    for text in (
+        "<p style='background:url(//x)'>",
+        "<a href='java&#115;cript:1'>",
+        "<use href='//x'>",
+        "<form action=x>",
+    ):
+        assert faults(page % text) != [], text
+
+
+@pytest.mark.parametrize("name", ["eval", "study", "train"])
+def test_a_page_full_of_hostile_texts_is_inert(pages: dict[str, Path], name: str) -> None:
+    html = pages[name].read_text("utf-8")
+    assert faults(html) == []
+    text = Page(html).text
+    assert "<script>top.pwned = 1" in text  # shown, as text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+
+
+@pytest.mark.parametrize("name", ["eval", "study"])
+def test_the_markdown_beside_it_holds_no_tag_no_link_and_whole_tables(pages: dict[str, Path], name: str) -> None:
+    text = (pages[name].parent / "report.md").read_text("utf-8")
+    assert markdown_faults(text, tag=r"<(?!\s|0\.)") == []
+    assert not [line for line in text.splitlines() if line.startswith("# heading")]
+
+
+CONTROL = """<!doctype html><html><body><p id=seen></p>{frames}<iframe name=control src=control.html></iframe><script>
+addEventListener("load", () => {{
+  const found = {{pwned: window.pwned || 0, frames: {{}}}};
+  for (const frame of document.querySelectorAll("iframe")) {{
+    const page = frame.contentDocument, all = page ? [...page.querySelectorAll("*")] : [];
+    found.frames[frame.name] = {{
+      here: page !== null && page.title.length > 0, address: page ? page.location.pathname : "",
+      on: all.filter(e => [...e.attributes].some(a => a.name.startsWith("on"))).length,
+      active: all.filter(e => "script img iframe link base object embed form a".split(" ").includes(e.localName)).length,
+      styled: page && page.defaultView.getComputedStyle(page.body).maxWidth,
+    }};
+  }}
+  document.getElementById("seen").textContent = JSON.stringify(found);
+}});
+</script></body></html>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser here (chromium): what a parser sees was checked alone")
+def test_in_a_browser_nothing_of_a_hostile_page_runs_or_is_fetched(
+    site: Site, pages: dict[str, Path], tmp_path: Path
+) -> None:
+    url, folder, asked = site
+    for name, path in pages.items():
+        (folder / f"{name}.html").write_bytes(path.read_bytes())
+    body = "".join(evil(f"{url}/beacon-of-control"))
+    (folder / "control.html").write_text(f"<html><title>control</title><body>{body}</body></html>")
+    frames = "".join(f"<iframe name={name} src={name}.html></iframe>" for name in pages)
+    (folder / "index.html").write_text(CONTROL.format(frames=frames))
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+               f"--user-data-dir={tmp_path}", "--dump-dom", f"{url}/index.html"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, timeout=400, check=True)
+    match = re.search(r'<p id="seen">(.*?)</p>', done.stdout.decode("utf-8"))
+    assert match is not None
+    found = json.loads(entities.unescape(match[1]))
+    for name in pages:
+        frame = found["frames"][name]
+        assert frame["here"], name
+        assert frame["address"] == f"/{name}.html"
+        assert (frame["on"], frame["active"]) == (0, 0), name
+        assert frame["styled"] != "none", name  # its own style sheet counts
+    assert not [path for path in asked if path.startswith("/beacon/")]
+    assert [path for path in asked if path.startswith("/beacon-of-control/")]  # else nothing could have been seen
+    assert found["pwned"] == 1

@@ -1,6 +1,0 @@
-"""Makes study_samples importable: pytest's importlib mode leaves sys.path alone."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,142 @@
+"""The search finds what trying every batch would find, and the global batch stays what the recipe says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kinject.errors import InputError
+from kinject.recipe import Recipe, read_recipe
+from kinject.tune import batch_trial
+from kinject.tune import find_batch as finding
+from kinject.tune.find_batch import Trial, find_batch, largest_that_fits, render_batch
+
+MakeRecipe = Callable[..., Recipe]
+
+
+@pytest.fixture
+def make_recipe(tmp_path: Path, tiny_model: Path) -> MakeRecipe:
+    """A recipe on the tiny model with rows of several lengths; keyword arguments add to its trainer section."""
+    rows = [{"text": f"Person {i} was born in Kelm. " * (1 + i % 5)} for i in range(12)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def _make(**trainer: Any) -> Recipe:
+        values = {
+            "run_dir": str(tmp_path / "run"), "model": {"path": str(tiny_model)},
+            "corpus": {"path": str(tmp_path / "corpus.jsonl"), "cache_dir": str(tmp_path / "tokens")},
+            "trainer": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 6, "max_length": 250,
+                        "use_cpu": True, "bf16": False, "max_steps": 3, **trainer},
+        }  # fmt: skip
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump(values))
+        return read_recipe(path, verb="train")
+
+    return _make
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Trials hold 100 bytes and 10 a row; returns the batches that were tried."""
+    tried: list[int] = []
+
+    def _try(self: Any, batch: int) -> Trial:
+        tried.append(batch)
+        return Trial(batch, 100 + 10 * batch, False)
+
+    monkeypatch.setattr(finding._Trials, "_try", _try)
+    return tried
+
+
+def test_the_search_agrees_with_trying_every_batch() -> None:
+    for most in range(1, 40):
+        for room in range(45):
+            tried: list[int] = []
+
+            def _fits(batch: int, room: int = room, tried: list[int] = tried) -> bool:
+                tried.append(batch)
+                return batch <= room
+
+            assert largest_that_fits(_fits, most) == max((b for b in range(1, most + 1) if b <= room), default=0)
+            assert len(set(tried)) == len(tried) <= 2 * most.bit_length()
+            assert max(tried) <= most
+
+
+@pytest.mark.parametrize(
+    ("limit", "largest", "batch", "accumulation"),
+    [(340, 24, 24, 1), (300, 20, 12, 2), (160, 6, 6, 4), (155, 5, 4, 6), (110, 1, 1, 24)],
+)
+def test_batch_and_accumulation_keep_the_global_batch(
+    make_recipe: MakeRecipe, memory: list[int], limit: int, largest: int, batch: int, accumulation: int
+) -> None:
+    found = find_batch(make_recipe(), limit, None)
+    assert (found.largest, found.batch, found.accumulation) == (largest, batch, accumulation)
+    assert found.whole == 24
+    said = render_batch(found)
+    assert f"per_device_train_batch_size: {batch}\n" in said
+    assert f"gradient_accumulation_steps: {accumulation} " in said
+
+
+def test_trials_are_kept_and_serve_another_limit(make_recipe: MakeRecipe, memory: list[int]) -> None:
+    find_batch(make_recipe(), 300, None)
+    first = len(memory)
+    find_batch(make_recipe(), 300, None)
+    assert len(memory) == first
+    find_batch(make_recipe(), 160, None)  # between 4 and 8: 6 and 7 are new
+    assert memory[first:] == [6, 7]
+    find_batch(
+        make_recipe(per_device_train_batch_size=6, gradient_accumulation_steps=4), 160, None
+    )  # the lines it told
+    assert memory[first:] == [6, 7]
+    find_batch(make_recipe(max_length=100), 300, None)  # another recipe: nothing is known
+    assert len(memory) == 2 * first + 2
+
+
+def test_a_trial_that_was_ended_at_a_limit_is_done_again_with_a_higher_one(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = [2]
+    monkeypatch.setattr(
+        finding._Trials, "_try", lambda self, batch: Trial(batch, 1 if batch <= room[0] else None, False)
+    )
+    assert find_batch(make_recipe(), 100, None).largest == 2
+    room[0] = 24
+    assert find_batch(make_recipe(), 200, None).largest == 24
+
+
+def test_what_does_not_fit_at_all_is_told_with_a_cure(make_recipe: MakeRecipe, memory: list[int]) -> None:
+    with pytest.raises(InputError, match=r"not one row fits .*gradient_checkpointing"):
+        find_batch(make_recipe(), 105, None)
+
+
+def test_a_trial_over_the_limit_is_ended_alone(make_recipe: MakeRecipe) -> None:
+    with pytest.raises(InputError, match="not one row fits"):
+        find_batch(make_recipe(), 1, None)  # no process is that small
+
+
+def test_a_trial_trains_the_longest_rows_and_says_its_peak(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe()
+    trials = finding._Trials(recipe, tmp_path / "trials", "cpu", None)
+    path, result = tmp_path / "trial.yaml", tmp_path / "result.json"
+    path.write_text(yaml.safe_dump(trials._values(3, tmp_path / "place")))
+    (tmp_path / "job.json").write_text(json.dumps({"recipe": str(path), "batch": 3, "result": str(result)}))
+    batch_trial.main(tmp_path / "job.json")
+    found = json.loads(result.read_text())
+    assert found["peak_bytes"] > 2**20
+    assert not found["out_of_memory"]
+    assert not (tmp_path / "place" / "model").exists()
+
+
+def test_longest_rows_come_first_and_again_where_there_are_few() -> None:
+    class Rows:
+        rows = type("Held", (), {"lengths": staticmethod(lambda: __import__("numpy").array([3, 9, 5]))})
+
+        def __getitem__(self, index: int) -> int:
+            return [3, 9, 5][index]
+
+    rows = batch_trial.Longest(Rows(), 5)
+    assert [rows[i] for i in range(len(rows))] == [9, 5, 3, 9, 5]
