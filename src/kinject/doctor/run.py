@@ -72,7 +72,7 @@ def answers(url: str) -> bool:
 
 
 def _system() -> Iterator[Finding]:
-    from kinject.plan.devices import machine_memory
+    from kinject.process import machine_memory
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Finding(
