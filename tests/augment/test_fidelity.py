@@ -5,8 +5,8 @@ import pytest
 from kinject.augment.fidelity import compare_facts
 from kinject.augment.planted import PLANTS
 from kinject.augment.quantities import quantities_of
-from kinject.sandbox.facts import create_country
 from kinject.sandbox.grammar import render_entry
+from kinject.sandbox.people import create_country
 
 
 @pytest.mark.parametrize(
