@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.process import is_first_process
 from kinject.terminal import show
 
 _DETAIL = """\
@@ -46,7 +46,7 @@ def _run(arguments: argparse.Namespace) -> int:
     assert recipe.eval is not None
     if arguments.show is not None:
         from kinject.errors import InputError
-        from kinject.eval.show import show_prompts
+        from kinject.eval.run import show_prompts
 
         if arguments.show < 1:
             raise InputError(f"--show: found {arguments.show}, expected 1 or more.")
@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
             show(text, end="\n\n")
         return 0
     report = evaluate(recipe)
-    if int(os.environ.get("RANK", "0")):  # of several processes the first one tells
+    if not is_first_process():  # of several processes the first one tells
         return 0
     show(render_table(report))
     page = write_report(recipe.run_dir, report, training_logs(recipe.eval.models))
