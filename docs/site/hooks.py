@@ -21,7 +21,7 @@ _SECTIONS = (
     "adapter",
     "corpus",
     "trainer",
-    "anchor",
+    "regularization",
     "guards",
     "techniques",
     "probes",
