@@ -33,7 +33,7 @@ check: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/kinject check recipes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -f docs/site/mkdocs.yml
-	$(BIN)/python -m pytest tests/test_layers.py tests/test_readme.py
+	$(BIN)/python -m pytest tests/test_layers.py tests/test_commands.py
 	$(BIN)/python tests/audit.py
 
 docs: .venv/dev

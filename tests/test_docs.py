@@ -140,6 +140,22 @@ def test_a_wrong_key_on_a_page_would_be_seen(tmp_path: Path) -> None:
         _check({**BASE, "trainer": {"bf17": True}}, tmp_path)
 
 
+def _links_without_a_target(page: Path) -> list[str]:
+    text = page.read_text("utf-8")
+    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", text)
+    return [target for target in targets if not (page.parent / target).exists()]
+
+
+def test_every_file_that_a_page_links_to_exists() -> None:
+    generated = {"keys.md", "recipes.md"}
+    broken = {page.name: set(_links_without_a_target(page)) - generated for page in [*PAGES, *ROOT.glob("*.md")]}
+    assert {name: targets for name, targets in broken.items() if targets} == {}
+
+
+def test_the_readme_stays_short() -> None:
+    assert (ROOT / "README.md").read_text("utf-8").count("\n") <= 160
+
+
 def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
@@ -159,7 +175,7 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     pages = {page.stem: page.read_text("utf-8") for page in tmp_path.glob("*.html")}
-    written = {page.stem for page in ROOT.glob("docs/*.md")} | {"commands", "recipes", "keys", "404"}
+    written = {page.stem for page in ROOT.glob("docs/*.md")} | {"recipes", "keys", "404"}
     assert pages.keys() == written
     for name, html in pages.items():
         fetched = re.findall(

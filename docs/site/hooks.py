@@ -1,11 +1,8 @@
-"""Pages of the site that are written from the program itself: its commands, its recipes, the keys of a recipe."""
+"""Pages of the site that are generated from the program itself: its recipes, and the keys of a recipe."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,6 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from kinject.cli import _VERBS, main
 from kinject.recipe.shipped import FOLDER, SCHEMA, read_shipped
 
 _SECTIONS = (
@@ -44,26 +40,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the written pages to those of docs/."""
-    pages = {"commands.md": _commands(), "recipes.md": _recipes(), "keys.md": _keys()}
+    pages = {"recipes.md": _recipes(), "keys.md": _keys()}
     for name, lines in pages.items():
         files.append(File.generated(config, name, content="\n".join(lines) + "\n"))
     return files
-
-
-def _commands() -> Iterator[str]:
-    yield "# Commands\n\nWhat `kinject VERB --help` prints.\n"
-    for words in ([], *([verb] for verb in _VERBS)):
-        yield f"## {' '.join(['kinject', *words])}\n\n```text"
-        yield _help(words)
-        yield "```\n"
-
-
-def _help(words: list[str]) -> str:
-    os.environ["COLUMNS"] = "110"
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        main([*words, "--help"])
-    return out.getvalue().rstrip()
 
 
 def _recipes() -> Iterator[str]:

@@ -18,7 +18,7 @@ from kinject.cli import main
 from kinject.disk import FORMAT_VERSION, Journal, lock_dir, read_manifest, write_manifest
 from kinject.errors import InputError
 from kinject.eval.compare import read_run
-from kinject.study import read_report
+from kinject.report import read_report
 
 TOWNS = ("Lowmere", "Stonegate", "Farrow", "Kelm")
 NEWER = {"format_version": FORMAT_VERSION + 1}

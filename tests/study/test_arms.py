@@ -39,7 +39,7 @@ def test_a_curve_makes_an_arm_of_each_value_but_of_those_that_do_as_another(tmp_
 
 def test_overrides_of_an_arm_go_over_those_of_the_study_and_a_chosen_value_between_them(tmp_path, tiny_model):
     path = write_study(
-        tmp_path, tiny_model, set={"trainer.learning_rate": 1e-4, "trainer.max_steps": 3}, validation={"new": 0.5},
+        tmp_path, tiny_model, overrides={"trainer.learning_rate": 1e-4, "trainer.max_steps": 3}, validation={"new": 0.5},
         tune={"rate": {"key": "trainer.learning_rate", "values": [1e-3], "arm": "ft", "question_sets": "new"}},
         arms={"ft": {}, "own": {"overrides": {"trainer.learning_rate": 7.0}}},
     )  # fmt: skip

@@ -125,7 +125,7 @@ def test_a_step_matched_arm_trains_as_many_steps_on_its_own_corpus(whole):
 
 def test_a_token_matched_arm_reads_as_many_tokens(tmp_path, tiny_model):
     path = write_study(
-        tmp_path, tiny_model, seeds=[0], set={"trainer.max_steps": -1, "trainer.num_train_epochs": 2},
+        tmp_path, tiny_model, seeds=[0], overrides={"trainer.max_steps": -1, "trainer.num_train_epochs": 2},
         arms={"ft": {"rag": False},
               "rep": {"overrides": {"augment.styles": {}}, "match_tokens_of": "ft", "rag": False}},
     )  # fmt: skip

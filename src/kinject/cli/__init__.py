@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from kinject.cli.endings import exit_code, render_how_to_go_on
 from kinject.disk.faults import cure_of, is_of_the_world
 from kinject.errors import KinjectError
+from kinject.process import is_first_process
 from kinject.signals import terminable
 from kinject.terminal import Formatter, show
 
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         show(f"kinject {verb}: {error}" if "\n" not in str(error) else str(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        if os.environ.get("RANK", "0") == "0":
+        if is_first_process():
             show(f"\nkinject {verb}: {render_how_to_go_on(verb, words, stop)}", file=sys.stderr)
         return exit_code(stop)
     except BrokenPipeError:

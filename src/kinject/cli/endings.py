@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 from collections.abc import Sequence
 
 from kinject.errors import Terminated
+from kinject.process import is_launched
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:
@@ -21,5 +21,5 @@ def render_how_to_go_on(verb: str, words: Sequence[str], stop: KeyboardInterrupt
     again = list(words)
     if verb == "train":
         again = [*(word for word in again if word not in ("--overwrite", "--resume")), "--resume"]
-    launched = " (under the same launcher)" if "RANK" in os.environ else ""
+    launched = " (under the same launcher)" if is_launched() else ""
     return f"{ended}. What was stored is kept; go on with{launched}: {shlex.join(['kinject', *again])}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.process import is_first_process
 from kinject.terminal import show
 
 _DETAIL = """\
@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
             show(text, end="\n\n")
         return 0
     report = evaluate(recipe)
-    if int(os.environ.get("RANK", "0")):  # of several processes the first one tells
+    if not is_first_process():  # of several processes the first one tells
         return 0
     show(render_table(report))
     page = write_report(recipe.run_dir, report, training_logs(recipe.eval.models))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.process import is_first_process
 from kinject.terminal import show
 
 _DETAIL = """\
@@ -42,6 +42,6 @@ def _run(arguments: argparse.Namespace) -> int:
     result = train(recipe, resume=arguments.resume, overwrite=arguments.overwrite)
     show(render_summary(result))
     drawn = result.already_done and (recipe.run_dir / "report.html").is_file()  # killed between the two, it is not
-    if not drawn and os.environ.get("RANK", "0") == "0":
+    if not drawn and is_first_process():
         show(f"report: {write_training_report(recipe.run_dir)}")
     return 0

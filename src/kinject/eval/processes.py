@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from kinject.process import is_launched, world_size
+
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 
@@ -75,8 +77,7 @@ class Share:
 
 def join_processes(run_dir: Path) -> Share:
     """Return this process's share: of 1, or of as many as `accelerate launch` (or torchrun) started."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    if world_size() == 1:
         return Share(0, 1, run_dir)
     import torch
     from accelerate import PartialState
@@ -91,8 +92,7 @@ def lone_process_notes() -> list[str]:
     Without GPUs it does so unless it is told ``--multi_gpu`` (then gloo joins them) or has MPI; the port that it sets for
     several is what shows it.
     """
-    alone = "WORLD_SIZE" not in os.environ
-    if not (alone and "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_PORT" in os.environ):
+    if is_launched() or not ("ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_PORT" in os.environ):
         return []
     return ["accelerate launch started one process only; without GPUs it starts several with --multi_gpu"]
 

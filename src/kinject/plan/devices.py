@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import resource
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +11,7 @@ import torch
 from kinject.errors import InputError
 from kinject.plan.memory import Memory, simulate
 from kinject.plan.model import Shape
+from kinject.process import machine_memory, peak_memory, resident_memory
 
 GIB = 2**30
 _GPU_CONTEXT = int(0.6 * GIB)
@@ -84,26 +81,12 @@ def find_devices(kind: str, memory: int | None, count: int | None) -> Devices:
     return Devices(kind, name, count or 1, memory or machine_memory(), memory is None, program_bytes() + CPU_WORKING)
 
 
-def machine_memory() -> int:
-    """Return the bytes of memory that this process may have: the machine's, or its control group's where that is less."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
-    held = [path.read_text("utf-8").strip() for path in limits if path.is_file()]
-    return int(min([physical, *(int(text) for text in held if text.isdigit())]))
-
-
 def program_bytes() -> int:
     """Return what Python with the libraries of training takes: this process, once they are imported."""
     import peft  # noqa: F401
     import trl  # noqa: F401
 
-    status = Path("/proc/self/status")
-    if status.is_file():
-        return (
-            next(int(line.split()[1]) for line in status.read_text("utf-8").splitlines() if line.startswith("VmRSS:"))
-            * 1024
-        )
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resident_memory() or peak_memory()
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from typing import Any
 from kinject.corpus import CorpusFile
 from kinject.disk import check_output, read_manifest, write_jsonl, write_manifest, write_sealed
 from kinject.errors import InputError, KinjectError
+from kinject.process import peak_memory, reset_peak_memory
 from kinject.recipe import Recipe, read_recipe
 from kinject.study.stages import SANDBOX_CORPUS, SANDBOX_CORPUS_PATH, Stage
 
@@ -30,12 +31,13 @@ def do_job(job: Mapping[str, Any]) -> dict[str, Any]:
     Writes the same to done.json in the stage's folder, last. Raises `KinjectError` for what a user can mend.
     """
     folder = Path(job["folder"])
-    _forget_peak()
+    reset_peak_memory()
     started = time.monotonic()
     counts = _DO[job["kind"]](job, folder)
     done = {
         "id": job["id"], "kind": job["kind"], "seconds": round(time.monotonic() - started, 3),
-        "tokens": counts.get("tokens", 0), "money": counts.get("money", 0.0), "peak_bytes": _peak(),
+        "tokens": counts.get("tokens", 0), "money": counts.get("money", 0.0),
+        "peak_bytes": peak_memory() if sys.platform == "linux" else 0,
     }  # fmt: skip
     write_sealed(Path(job["marker"]), done)
     return done
@@ -155,23 +157,6 @@ _DO = {
     "prepare": _prepare, "train": _train, "augment": _augment, "corpus": _random_corpus, "merge": _merge,
     "eval": _evaluate,
 }  # fmt: skip
-
-
-def _forget_peak() -> None:
-    """Start the process's peak memory anew where the system can (Linux)."""
-    if sys.platform == "linux":
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except PermissionError:
-            return  # the peak then counts from the worker's start: too high, never too low
-
-
-def _peak() -> int:
-    if sys.platform != "linux":
-        return 0
-    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
-    found = next((line for line in lines if line.startswith("VmHWM:")), None)
-    return int(found.split()[1]) * 1024 if found else 0
 
 
 def one_line(error: BaseException) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 from kinject.disk import write_jsonl
+from kinject.process import peak_memory
 from kinject.terminal import Progress
 
 
@@ -51,7 +50,7 @@ class Timing(TrainerCallback):  # type: ignore[misc]
     """Writes timing.jsonl: at each logged step, before any evaluation, what training took so far.
 
     A row holds step, seconds (since training began in this process), learned_tokens (that bore loss, padding and masked
-    ones left out) and peak_bytes (`peak_bytes`). What an earlier process wrote is replaced.
+    ones left out) and peak_bytes (`peak_memory`). What an earlier process wrote is replaced.
     """
 
     def __init__(self, path: Path, learned_tokens: Callable[[], int]) -> None:
@@ -70,32 +69,17 @@ class Timing(TrainerCallback):  # type: ignore[misc]
             return
         row = {
             "step": state.global_step, "seconds": round(time.perf_counter() - self.began, 6),
-            "learned_tokens": self.learned_tokens(), "peak_bytes": peak_bytes(args.device.type),
+            "learned_tokens": self.learned_tokens(), "peak_bytes": peak_memory(args.device.type),
         }  # fmt: skip
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
 
-def peak_bytes(device: str) -> int:
-    """Return the most memory held so far: on ``cuda`` what torch's allocator gave out, else this process's resident set.
-
-    The resident set is the whole process: Python, its libraries and mapped files that were read count as well.
-    """
-    if device == "cuda":
-        return int(torch.cuda.max_memory_allocated())
-    status = Path("/proc/self/status")
-    if status.is_file():  # Linux; getrusage would count the parent's too, from before this program was loaded
-        lines = status.read_text("utf-8").splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
 def memory_in_use() -> str:
     """Return the most memory that this process held, in words: a GPU's where there is one, else the machine's."""
     if torch.cuda.is_available():
-        return f"{peak_bytes('cuda') / 2**30:.1f} GiB GPU"
-    return f"{peak_bytes('cpu') / 2**30:.1f} GiB"
+        return f"{peak_memory('cuda') / 2**30:.1f} GiB GPU"
+    return f"{peak_memory() / 2**30:.1f} GiB"
 
 
 class Screen(TrainerCallback):  # type: ignore[misc]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from safetensors import SafetensorError
 from kinject.disk import read_sums, write_json, write_sums
 from kinject.disk.faults import is_of_the_world, unwritable
 from kinject.errors import DiskError
+from kinject.process import is_first_process
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +29,6 @@ _SIGNS = {
 }  # fmt: skip
 """What the writers of safetensors and PyTorch say when the system refuses them, and what it means."""
 _NAME = re.compile(r"^checkpoint-(\d+)$")
-
-
-def is_first_process() -> bool:
-    """Return whether this process writes what a run writes once: the only one, or rank 0 of a launcher's (RANK)."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def mark_complete(checkpoint: Path) -> None:

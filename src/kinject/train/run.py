@@ -29,8 +29,9 @@ from kinject.disk import (
 )
 from kinject.disk.sums import SUMS
 from kinject.errors import TrainingError
+from kinject.process import is_first_process
 from kinject.recipe import Recipe
-from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, is_first_process
+from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults
 from kinject.train.data import REPLAY, TrainingData, exposures_by_document, note_fill, summarise_exposures
 from kinject.train.load import load
 from kinject.train.pickles import numbers_only

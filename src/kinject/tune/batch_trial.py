@@ -45,8 +45,8 @@ def main(path: Path) -> None:
     job = json.loads(path.read_bytes())
     import torch
 
+    from kinject.process import peak_memory
     from kinject.recipe import read_recipe
-    from kinject.train.callbacks import peak_bytes
     from kinject.train.run import trainer_of
 
     device, refused = "cpu", False
@@ -58,7 +58,7 @@ def main(path: Path) -> None:
         trainer.train()
     except torch.OutOfMemoryError:
         device, refused = "cuda", True
-    write_json(Path(job["result"]), {"peak_bytes": peak_bytes(device), "out_of_memory": refused})
+    write_json(Path(job["result"]), {"peak_bytes": peak_memory(device), "out_of_memory": refused})
 
 
 if __name__ == "__main__":

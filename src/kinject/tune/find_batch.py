@@ -19,7 +19,7 @@ import yaml
 
 from kinject.disk import content_id, lock_dir, read_sealed, write_json, write_sealed, write_text
 from kinject.errors import InputError
-from kinject.plan.devices import machine_memory
+from kinject.process import available_memory, resident_memory
 from kinject.recipe import Recipe
 from kinject.terminal import Progress
 
@@ -74,7 +74,7 @@ def find_batch(recipe: Recipe, limit: int | None, most: int | None) -> Batch:
     assert recipe.model is not None
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     if limit is None and device != "cuda":
-        limit = available_bytes()
+        limit = available_memory()
     rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
     folder = recipe.run_dir / "find-batch"
     with lock_dir(folder):
@@ -200,30 +200,11 @@ def _watch(process: subprocess.Popen[bytes], limit: int | None) -> bool:
             process.wait(_POLL_SECONDS)
             return False
         except subprocess.TimeoutExpired:
-            held = _resident(process.pid)
+            held = resident_memory(process.pid)
             if limit is not None and held is not None and held > limit:
                 process.kill()
                 process.wait()
                 return True
-
-
-def available_bytes() -> int:
-    """Return the bytes that a new process may take: what is free here, where Linux tells, and at most `machine_memory`."""
-    free = _kilobytes(Path("/proc/meminfo"), "MemAvailable")
-    return min(free, machine_memory()) if free is not None else machine_memory()
-
-
-def _resident(pid: int) -> int | None:
-    """Return the bytes that process `pid` holds; None where the system does not tell or the process has just ended."""
-    return _kilobytes(Path(f"/proc/{pid}/status"), "VmRSS")
-
-
-def _kilobytes(path: Path, name: str) -> int | None:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
 
 
 def render_batch(found: Batch) -> str:

@@ -1,0 +1,53 @@
+"""A process knows its rank and its memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from kinject import process
+
+MIB = 2**20
+
+
+def test_without_a_launcher_a_process_is_the_first_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert (process.is_launched(), process.rank(), process.world_size(), process.is_first_process()) == (
+        False,
+        0,
+        1,
+        True,
+    )
+
+
+def test_a_launched_process_has_the_launchers_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert (process.is_launched(), process.rank(), process.world_size(), process.is_first_process()) == (
+        True,
+        3,
+        4,
+        False,
+    )
+    monkeypatch.setenv("RANK", "0")
+    assert process.is_first_process()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_resident_set_and_its_peak_are_those_of_the_process() -> None:
+    before, peak = process.resident_memory(), process.peak_memory()
+    assert before is not None
+    assert peak >= before > MIB
+    assert process.resident_memory(os.getpid()) == pytest.approx(before, rel=0.1)
+    assert process.resident_memory(2**22 + 1) is None  # beyond the largest process id
+    block = bytearray(os.urandom(64 * MIB))
+    assert (process.resident_memory() or 0) > before + 32 * MIB
+    del block
+    assert process.peak_memory() > before + 32 * MIB
+
+
+def test_a_new_process_may_use_no_more_than_the_machine_has() -> None:
+    assert 0 < process.available_memory() <= process.machine_memory()
