@@ -16,7 +16,7 @@ __all__ = ["Generator", "Stopped", "Transient", "generator_identity", "open_gene
 
 def generator_identity(section: GeneratorSection) -> dict[str, Any]:
     """Return what besides messages and seed shapes the answers of `section`'s generator."""
-    if section.kind in ("sandbox", "given"):
+    if section.kind in ("sandbox", "file"):
         return {"kind": section.kind}
     if section.kind == "transformers":
         from kinject.augment.requests.transformers import identity_of
@@ -79,5 +79,5 @@ _OPENERS: Mapping[str, Callable[[Recipe, GeneratorSection], AbstractAsyncContext
     "sandbox": _open_sandbox,
     "openai": _open_openai,
     "transformers": _open_transformers,
-    "given": _open_given,
+    "file": _open_given,
 }
