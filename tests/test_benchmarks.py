@@ -31,8 +31,13 @@ def material(tmp_path: Path, trained_tokenizer: transformers.PreTrainedTokenizer
     letters = [{"question": f"Which is {n}?", "choices": ["a", "b", "c", "d"], "answer": n % 4} for n in range(8)]
     _write_rows(folder / "data/mmlu/anatomy.test.jsonl", letters[:2])
     _write_rows(folder / "data/mmlu/anatomy.dev.jsonl", letters[2:])
+    towns = ("Lowmere", "Stonegate", "Farrow", "Kelm", "Harbury", "Millfield", "Oakton", "Ravensby")
     documents = [
-        json.loads(line) for line in (ROOT / "data/sandbox/documents.jsonl").read_text("utf-8").splitlines()[:8]
+        {
+            "title": town,
+            "text": f"The old mill of {town} was built by Arden Vale on {n + 3} March 1987. It lies {n + 40} km off.",
+        }
+        for n, town in enumerate(towns)
     ]
     _write_rows(folder / "data/squad/squad2_dev_half_paragraphs.jsonl", [{"text": row["text"]} for row in documents])
     questions = [
@@ -124,7 +129,7 @@ def test_figures_of_the_scorer(material: Path) -> None:
         "--layers", "1", "--vocabulary", "2000", "--threads", "1",
     )  # fmt: skip
     assert len(re.findall(r"^\w+, \d shots, 2 questions: kinject [\d.]+ a second", printed, re.MULTILINE)) == 3
-    gap = re.search(r"RAG, K = 0..5, 2 questions: .* largest difference ([\d.e+-]+)", printed)
+    gap = re.search(r"RAG, K = 0..5, \d questions: .* largest difference ([\d.e+-]+)", printed)
     assert gap is not None
     assert float(gap[1]) < 1e-4
     assert "head, vocabulary 2,000: peak" in printed

@@ -47,8 +47,11 @@ def main() -> None:
     for kind, plant in PLANTS.items():
         for label, base in (("fictional", accepted), ("squad", paragraphs)):
             rng, caught, missed = Random(kind + label), 0, []
-            n = 0
+            n = n_tries = 0
             while n < arguments.errors // 2:
+                n_tries += 1
+                if n_tries > 100 * arguments.errors:
+                    raise SystemExit(f"{label}: too few texts in {arguments.data} hold a {kind} to change.")
                 source, text = rng.choice(base)
                 wrong = plant(text, rng, names)
                 if wrong is None or wrong == text:

@@ -24,8 +24,8 @@ def state_bytes(shape: argparse.Namespace, optim: str, optim_args: str | None = 
     from kinject.train.eight_bit import settle_embedding_bits
 
     model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=shape.vocabulary, hidden_size=512, intermediate_size=1376, num_hidden_layers=shape.layers, num_attention_heads=8,
-        tie_word_embeddings=tied,
+        vocab_size=shape.vocabulary, hidden_size=512, intermediate_size=1376, num_hidden_layers=shape.layers,
+        num_attention_heads=8, tie_word_embeddings=tied,
     ))  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(model, TrainingArguments(folder, optim=optim, use_cpu=True, report_to="none"))
