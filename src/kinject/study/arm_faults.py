@@ -222,7 +222,7 @@ def _validation_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]
                 )
     for index, name in enumerate(section.scaling.question_sets if section.scaling is not None else ()):
         if name not in asked.questions:
-            yield recipe.fault(("study", "scaling", "on", index), f"found {name!r}.{suggestion(name, asked.questions)}")
+            yield recipe.fault(("study", "scaling", "question_sets", index), f"found {name!r}.{suggestion(name, asked.questions)}")
     for name, claim in (section.claims or {}).items():
         if claim.question_set not in asked.questions:
             yield recipe.fault(
