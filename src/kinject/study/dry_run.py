@@ -11,7 +11,7 @@ from statistics import fmean
 from kinject.augment.preview import preview
 from kinject.disk import read_sealed
 from kinject.eval.table import aligned
-from kinject.recipe import Recipe, read_recipe
+from kinject.recipe import StudyRecipe, read_recipe
 from kinject.study.arms import section_of
 from kinject.study.phases import Study, ask_test, choose, choose_k, open_study, plan_runs
 from kinject.study.stages import DONE, Stage
@@ -20,7 +20,7 @@ from kinject.terminal import duration
 _KINDS = ("prepare", "augment", "corpus", "train", "merge", "eval")
 
 
-def render_plan(recipe: Recipe) -> str:
+def render_plan(recipe: StudyRecipe) -> str:
     """Return what `study` would run and what it would find done: arms, stages, tokens, time, money, as text.
 
     Runs nothing and asks nothing; only the split question files are written. Time is that of finished stages of the

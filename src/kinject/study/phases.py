@@ -10,7 +10,7 @@ from typing import Any
 
 from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
-from kinject.recipe import EvalSection, Recipe, is_model, read_recipe
+from kinject.recipe import EvalSection, StudyRecipe, is_model, read_recipe
 from kinject.results import Choice
 from kinject.study.analysis import Run
 from kinject.study.arm_faults import check_names
@@ -28,7 +28,7 @@ ExecutorFactory = Callable[[], Executor]
 class Study:
     """A study on its way: what is planned, what was chosen, what is done. Without `make_executor` nothing is run."""
 
-    recipe: Recipe
+    recipe: StudyRecipe
     planner: Planner
     asked: EvalSection
     sets: list[SplitSet]
@@ -67,7 +67,7 @@ class Study:
         run_stages(stages, self.ledger, self._executor, what)
 
 
-def open_study(recipe: Recipe, make_executor: ExecutorFactory | None, stack: ExitStack) -> Study:
+def open_study(recipe: StudyRecipe, make_executor: ExecutorFactory | None, stack: ExitStack) -> Study:
     """Check `recipe` whole and return the study, nothing run. Raises `RecipeError` with every fault, `InputError`."""
     check_names(recipe)
     section = section_of(recipe)

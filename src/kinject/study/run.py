@@ -11,7 +11,7 @@ from typing import Any
 
 from kinject.corpus.questions import read_questions
 from kinject.disk import content_id, lock_dir, read_manifest, write_json, write_manifest
-from kinject.recipe import Recipe
+from kinject.recipe import StudyRecipe
 from kinject.recipe.study_section import StudySection
 from kinject.report.study_report import read_study, write_study_report
 from kinject.results import Choice, Claim, Curve, Score, StudyResult
@@ -43,7 +43,7 @@ from kinject.types import Question
 PAGE = "report.html"
 
 
-def run_study(recipe: Recipe, make_executor: ExecutorFactory) -> tuple[StudyResult, Path, bool]:
+def run_study(recipe: StudyRecipe, make_executor: ExecutorFactory) -> tuple[StudyResult, Path, bool]:
     """Run what is missing of the study, write its report; return (result, page, whether all was there already).
 
     Stages that fail are told in `StudyResult.failures`; the others finish. Raises `RecipeError`, `InputError` or
@@ -69,7 +69,7 @@ def run_study(recipe: Recipe, make_executor: ExecutorFactory) -> tuple[StudyResu
         return result, page, False
 
 
-def _finished(recipe: Recipe) -> StudyResult | None:
+def _finished(recipe: StudyRecipe) -> StudyResult | None:
     """Return the result of this very study where it is whole on disk."""
     manifest = read_manifest(recipe.run_dir / "manifest.json")
     if manifest is None or not (recipe.run_dir / PAGE).is_file():

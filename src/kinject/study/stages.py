@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.disk import content_id, file_hash, read_sealed, tree_hash
-from kinject.recipe import Recipe, read_values
+from kinject.recipe import StudyRecipe, read_values
 from kinject.recipe.study_section import ResourcesSection, StudyModelSection, StudySection
 from kinject.study.arms import Arm, eval_overrides, models_of, overrides_of, section_of
 
@@ -72,7 +72,7 @@ class ArmStages:
 class Planner:
     """Makes stages for one study; the same work gets the same stage."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: StudyRecipe) -> None:
         _hash.cache_clear()  # files may have changed since the last study of this process
         self.section: StudySection = section_of(recipe)
         self.cache_dir = Path(self.section.cache_dir)
