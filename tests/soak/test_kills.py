@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kinject.augment.serve import SandboxServer, ServeOptions
+from kinject.augment.sandbox.serve import SandboxServer, ServeOptions
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
 from kinject.train.checkpoints import newest_whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
-from kinject.augment.limits import Limits
+from kinject.augment.requests.limits import Limits
 from kinject.augment.styles import STYLES
 from kinject.errors import Fault, RecipeError
 from kinject.recipe import AugmentSection, GeneratorSection, QuestionsSection, Recipe
@@ -13,7 +13,7 @@ from kinject.recipe.check import suggestion
 
 MOST_SAMPLES = 10_000
 _BATCH_IN_FLIGHT = 20_000
-NEEDS: Mapping[str, tuple[str, str]] = {
+REQUIRED: Mapping[str, tuple[str, str]] = {
     "openai": ("model", "the name of a model at the endpoint"),
     "transformers": ("model", "a model folder or a name on the hub"),
     "file": ("path", "a file of rewritings (JSONL with document_id and text)"),
@@ -61,7 +61,7 @@ def _style_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
 
 
 def _generator_faults(place: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
-    name, what = NEEDS.get(generator.kind, ("kind", ""))
+    name, what = REQUIRED.get(generator.kind, ("kind", ""))
     if not getattr(generator, name):
         yield place, f"{name} is missing. kind: {generator.kind} needs {what}."
     if generator.base_url is not None and not _is_url(generator.base_url):
