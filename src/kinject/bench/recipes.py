@@ -23,7 +23,6 @@ def look_around(recipe: TrainRecipe) -> Setting:
     """Return what the strategies need to know of the recipe and of this machine."""
     from kinject.models import choose_device
 
-    assert recipe.model is not None
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     strategy = recipe.trainer.get("packing_strategy", "bfd_split")
     return Setting(

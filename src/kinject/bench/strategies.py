@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kinject.errors import Fault, RecipeError
-from kinject.recipe import TrainRecipe, read_recipe
+from kinject.recipe import Recipe, read_recipe
 
 BATCH = "trainer.per_device_train_batch_size"
 ACCUMULATION = "trainer.gradient_accumulation_steps"
@@ -132,7 +132,7 @@ _BENCH_SETS = ("run_dir", "seed", "eval", "study", "augment", "questions", "benc
 """Sections that no run of a bench takes from a strategy."""
 
 
-def own_strategies(recipe: TrainRecipe) -> list[Strategy]:
+def own_strategies(recipe: Recipe) -> list[Strategy]:
     """Return the strategies of the recipe's bench section. Raises `RecipeError` with every fault in them, at its line."""
     taken = {item.name for item in (*STRATEGIES, COMBINED)}
     faults: list[Fault] = []

@@ -85,7 +85,6 @@ def evaluate(recipe: EvalRecipe) -> Report:
     """
     plan = read_plan(recipe)
     section = recipe.eval
-    assert section is not None
     hashes = {str(path): check_output(path, _INPUT_CURE) for path in plan.inputs if path.is_file()}
     share = join_processes(recipe.run_dir)
     with lock_dir(share.folder), AnswerBook(share.folder / "answers.jsonl") as book:
@@ -243,10 +242,8 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
 
     Tokens stand between bars, line breaks in a token as \\n; the gold choice has a star, the chosen one an arrow.
     """
-    assert recipe.eval is not None
     small = replace(recipe, eval=replace(recipe.eval, limit=n))
     plan, section = read_plan(small), small.eval
-    assert section is not None
     for name, path in section.models.items():
         loaded = load_model(path)
         scorer, encoder = Scorer(loaded.model, section.batch_tokens), Encoder(loaded.tokenizer, chat=section.chat)

@@ -18,7 +18,7 @@ from kinject.plan.devices import Change, Devices, Way, cheapest_changes, choose_
 from kinject.plan.memory import Memory, simulate
 from kinject.plan.model import Shape, new_config, read_config
 from kinject.plan.trial import Trial, try_steps
-from kinject.recipe import TrainRecipe, TokenizerSection
+from kinject.recipe import TokenizerSection, TrainRecipe
 from kinject.terminal import show
 from kinject.train.config import build_config, trainer_field
 
@@ -94,7 +94,6 @@ def plan(recipe: TrainRecipe, wanted: Wanted) -> Plan:
     way = choose_way(shape, memory, devices)
     trial = _trial(recipe, wanted, devices, fits, length, notes)
     steps = length.steps if length is not None else max(trainer_field(recipe, "max_steps"), 0)
-    assert recipe.model is not None
     return Plan(
         recipe=recipe.words, model=recipe.model.path or f"new {shape.config.model_type}", shape=shape, memory=memory,
         devices=devices, need=devices.need(memory.peak), fits=fits, changes=tuple(changes), changes_suffice=suffice, way=way,
@@ -118,7 +117,6 @@ def _uncounted(recipe: TrainRecipe) -> list[str]:
 
 def _kind(recipe: TrainRecipe, wanted: Wanted) -> str:
     """Return cuda, mps or cpu: what the recipe would take here, or a GPU where one is named that is not here."""
-    assert recipe.model is not None
     asked = "cpu" if recipe.trainer.get("use_cpu") else recipe.model.device
     named = wanted.memory is not None or wanted.devices is not None
     if asked == "auto" and named and not torch.cuda.is_available():
@@ -131,7 +129,6 @@ def _kind(recipe: TrainRecipe, wanted: Wanted) -> str:
 def shape_of(recipe: TrainRecipe, devices: Devices) -> Shape:
     """Return what decides the memory of a step of `recipe` on `devices`. Raises `InputError` as `read_config` does."""
     model, trainer = recipe.model, recipe.trainer
-    assert model is not None
     config = _config(recipe)
     block = trainer_field(recipe, "max_length")
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -157,7 +154,6 @@ def shape_of(recipe: TrainRecipe, devices: Devices) -> Shape:
 
 def _config(recipe: TrainRecipe) -> Any:
     model = recipe.model
-    assert model is not None
     if model.new is None:
         if model.path is None:
             raise recipe.error(
@@ -194,9 +190,7 @@ def _mixed(recipe: TrainRecipe, devices: Devices) -> torch.dtype | None:
 
 def _length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> Length | None:
     """Return how long the run is; None, with a note, where corpus or tokenizer are not there."""
-    model, corpus = recipe.model, recipe.corpus
-    assert model is not None
-    assert corpus is not None
+    corpus = recipe.corpus
     parts = [corpus.path, *(part.path for part in corpus.parts().values())]
     missing = [path for path in parts if not Path(path).is_file()]
     if missing:
@@ -216,8 +210,6 @@ def _tokenizer(recipe: TrainRecipe) -> Any:
     from kinject.train.load import tokenizer_of
 
     model, corpus = recipe.model, recipe.corpus
-    assert model is not None
-    assert corpus is not None
     if isinstance(model.tokenizer, TokenizerSection):
         return tokenizer_of(model.tokenizer, CorpusFile(Path(corpus.path)))
     path = model.tokenizer or model.path
@@ -229,7 +221,6 @@ def _trial(
     recipe: TrainRecipe, wanted: Wanted, devices: Devices, fits: bool, length: Length | None, notes: list[str]
 ) -> Trial | None:
     """Return what a few real steps took; None, with a note, where they were not asked for or cannot be."""
-    assert recipe.model is not None
     path = recipe.model.path
     reason = ""
     if not wanted.calibration:

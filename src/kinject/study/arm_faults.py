@@ -21,7 +21,6 @@ from kinject.study.arms import (
     grid_arms,
     models_of,
     overrides_of,
-    section_of,
 )
 
 _NO_SWEEPS = " The study has no sweeps; add it to study.sweeps."
@@ -29,7 +28,7 @@ _NO_SWEEPS = " The study has no sweeps; add it to study.sweeps."
 
 def check_names(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` with every name and key of the section that stands for nothing. Quick: reads no other recipe."""
-    section = section_of(recipe)
+    section = recipe.study
     faults = [*_name_faults(recipe, section), *_key_faults(recipe, section)]
     if faults:
         raise RecipeError(list(dict.fromkeys(faults)))
@@ -37,7 +36,7 @@ def check_names(recipe: StudyRecipe) -> None:
 
 def check_inputs(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` where documents or questions that the shared recipes name are not there: before any training."""
-    section = section_of(recipe)
+    section = recipe.study
     faults: list[Fault] = []
     own = {key: value for key, value in (section.overrides or {}).items() if key.split(".")[0] in AUGMENT_SECTIONS}
     here = {"eval.models": {"any": "."}}  # the study's own models take its place
@@ -56,7 +55,7 @@ def check_inputs(recipe: StudyRecipe) -> None:
 
 def check_shared(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` with every fault that the shared recipes have with some arm's overrides. Imports TRL."""
-    faults = [*_shared_faults(recipe, section_of(recipe))]
+    faults = [*_shared_faults(recipe, recipe.study)]
     if faults:
         raise RecipeError(list(dict.fromkeys(faults)))
 

@@ -88,13 +88,6 @@ def eval_overrides(section: StudySection) -> dict[str, Any]:
     return {key: value for key, value in (section.overrides or {}).items() if key.split(".")[0] == "eval"}
 
 
-def section_of(recipe: StudyRecipe) -> StudySection:
-    """Return the recipe's `study` section. Raises `RecipeError` where it has none."""
-    if recipe.study is None:
-        raise recipe.error("study", "missing. kinject study needs this section.")
-    return recipe.study
-
-
 def models_of(section: StudySection) -> dict[str, StudyModelSection]:
     """Return the base models by name."""
     return {
@@ -109,7 +102,7 @@ def arms_of(recipe: StudyRecipe, chosen: Mapping[tuple[str, str], Any]) -> list[
     `chosen` is what `tune` found: (model, name of the choice) -> value. A point of a curve that does as another arm
     is that arm and stands once.
     """
-    section = section_of(recipe)
+    section = recipe.study
     arms: list[Arm] = []
     for model in section.models:
         given = {name: value for (of, name), value in chosen.items() if of == model}
@@ -129,7 +122,7 @@ def arms_of(recipe: StudyRecipe, chosen: Mapping[tuple[str, str], Any]) -> list[
 
 def grid_arms(recipe: StudyRecipe) -> dict[tuple[str, str], list[tuple[Any, Arm]]]:
     """Return what `tune` tries: (model, name of the choice) -> (value, arm with that value)."""
-    section = section_of(recipe)
+    section = recipe.study
     grids: dict[tuple[str, str], list[tuple[Any, Arm]]] = {}
     for model in section.models:
         for name, item in (section.tune or {}).items():

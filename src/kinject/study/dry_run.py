@@ -12,7 +12,6 @@ from kinject.augment.preview import preview
 from kinject.disk import read_sealed
 from kinject.eval.table import aligned
 from kinject.recipe import StudyRecipe, read_recipe
-from kinject.study.arms import section_of
 from kinject.study.phases import Study, ask_test, choose, choose_k, open_study, plan_runs
 from kinject.study.stages import DONE, Stage
 from kinject.terminal import duration
@@ -35,8 +34,8 @@ def render_plan(recipe: StudyRecipe) -> str:
             phase(found)
     stages = list(found.ledger.stages.values())
     lines = [
-        section_of(recipe).title,
-        section_of(recipe).description.strip(),
+        recipe.study.title,
+        recipe.study.description.strip(),
         "",
         _arm_table(found),
         "",
@@ -46,7 +45,7 @@ def render_plan(recipe: StudyRecipe) -> str:
     lines += ["", _estimate(found, missing)]
     if not ready:
         lines.append("study.setup comes first; stages that read what it writes are counted as not done")
-    unchosen = [name for name in section_of(recipe).tune or {} if not any(of == name for _, of in found.chosen)]
+    unchosen = [name for name in recipe.study.tune or {} if not any(of == name for _, of in found.chosen)]
     if unchosen:
         lines.append(
             f"chosen on validation questions first: {', '.join(unchosen)}; arms then train with the chosen value"

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from kinject.corpus import IGNORED, TrainingRow
 from kinject.errors import TrainingError
-from kinject.recipe import TrainRecipe, RegularizationSection
+from kinject.recipe import RegularizationSection, TrainRecipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -81,7 +81,7 @@ def build_trainer(
     equip(trainer, recipe, redrawn)
     trainer.args.eval_strategy = when  # Trainer refuses to evaluate without a dataset; probes need none
     trainer.probes = Probes(recipe.probes, tokenizer, limit) if recipe.probes is not None else None
-    if recipe.corpus is not None and recipe.corpus.separate_paraphrases and data.rows.rounds[-1] > 0:
+    if recipe.corpus.separate_paraphrases and data.rows.rounds[-1] > 0:
         trainer.rounds = data.rows.rounds
     if anchor is not None:
         replayed = (_replay_only(row) for row in data.rows if any(row.replayed))

@@ -29,7 +29,6 @@ def build_config(recipe: TrainRecipe) -> SFTConfig:
     faults = [Fault(recipe.where(key), key, what) for key, what in _faults(recipe)]
     if faults:
         raise RecipeError(faults)
-    assert recipe.model is not None
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     values: dict[str, Any] = {
         "seed": recipe.seed, "report_to": "none", "eval_on_start": recipe.probes is not None,
@@ -77,7 +76,6 @@ def _faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
     from kinject.train.eight_bit import embedding_bits_fault
 
     model, trainer = recipe.model, recipe.trainer
-    assert model is not None
     faults: list[tuple[str, str]] = []
     if (model.path is None) == (model.new is None):
         faults.append(("model", "give either path (a model to load) or new (config of a model with random weights)."))
@@ -131,7 +129,7 @@ def _tracker_faults(trackers: list[str]) -> list[tuple[str, str]]:
 
 def _evaluation_faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
     trainer, probes = recipe.trainer, recipe.probes
-    held_out = recipe.corpus is not None and recipe.corpus.validation_corpus is not None
+    held_out = recipe.corpus.validation_corpus is not None
     evaluates = trainer.get("eval_strategy", "no") != "no"
     faults: list[tuple[str, str]] = []
     if evaluates and not held_out and probes is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinject.corpus import CorpusRow
-from kinject.recipe import TrainRecipe, TokenizerSection
+from kinject.recipe import TokenizerSection, TrainRecipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -18,7 +18,6 @@ def load(recipe: TrainRecipe, rows: Iterable[CorpusRow]) -> tuple[PreTrainedMode
     from kinject.models import choose_attention, choose_device, load_model, load_tokenizer, new_model
 
     section = recipe.model
-    assert section is not None
     if section.new is None:
         assert section.path is not None
         dtype = "float32" if section.dtype == "auto" else section.dtype
@@ -93,7 +92,6 @@ def _precision_notes(recipe: TrainRecipe) -> list[str]:
         return []
     from transformers import AutoConfig
 
-    assert recipe.model is not None
     config = AutoConfig.from_pretrained(recipe.model.path, revision=recipe.model.revision, trust_remote_code=False)
     if str(config.dtype) != "torch.bfloat16":
         return []

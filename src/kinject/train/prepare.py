@@ -39,7 +39,6 @@ class Prepared:
 def read_corpora(recipe: TrainRecipe) -> Corpora:
     """Return what the recipe names, read once through. Raises `InputError` for rows or questions that cannot be used."""
     corpus = recipe.corpus
-    assert corpus is not None
     rows = CorpusFile(Path(corpus.path))
     wrong = {"cpt": ("messages", "completion"), "sft": ("text",)}.get(recipe.method or "", ())
     for shape, row_id in rows.shapes.items():
@@ -64,7 +63,6 @@ def prepare(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, corpora: Co
     Raises `TrainingError` when text would be lost and the recipe does not allow it.
     """
     corpus = recipe.corpus
-    assert corpus is not None
     asked = recipe.trainer
     how = Tokenization(
         corpus.bos, corpus.eos, asked.get("completion_only_loss"), asked.get("assistant_only_loss", False)

@@ -127,8 +127,6 @@ def _result(recipe: TrainRecipe, counts: Mapping[str, Any], model_dir: Path, *, 
 def inputs_of(recipe: TrainRecipe) -> dict[str, str]:
     """Return the hashes of everything that decides the outcome; their fingerprint tells one run from another."""
     model, corpus = recipe.model, recipe.corpus
-    assert model is not None
-    assert corpus is not None
     inputs = {"corpus": check_output(Path(corpus.path), _CORPUS_CURE)}
     inputs |= {name: check_output(Path(part.path), _CORPUS_CURE) for name, part in corpus.parts().items()}
     if corpus.validation_corpus is not None:
@@ -155,7 +153,9 @@ def _write_manifest(recipe: TrainRecipe, inputs: Mapping[str, str], counts: Mapp
     write_manifest(path, stage="train", inputs=inputs, recipe=recipe.raw, counts=counts, outputs=outputs)
 
 
-def _look_at_folder(recipe: TrainRecipe, inputs: Mapping[str, str], *, resume: bool, overwrite: bool) -> TrainResult | None:
+def _look_at_folder(
+    recipe: TrainRecipe, inputs: Mapping[str, str], *, resume: bool, overwrite: bool
+) -> TrainResult | None:
     """Return the result of a finished run of the same inputs; clear the folder, or refuse it, when it holds another."""
     folder = recipe.run_dir
     manifest = None if overwrite else read_manifest(folder / "manifest.json")

@@ -198,7 +198,6 @@ def _width(recipe: TrainRecipe) -> int:
     from transformers import AutoConfig
 
     section = recipe.model
-    assert section is not None
     if section.new is not None:
         new = dict(section.new)
         config = AutoConfig.for_model(new.pop("model_type"), **new)

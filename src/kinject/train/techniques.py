@@ -58,7 +58,6 @@ def _loss_faults(recipe: TrainRecipe, config: Any) -> Faults:
 
 def _gradient_faults(recipe: TrainRecipe, config: Any) -> Faults:
     techniques, faults = recipe.techniques, Faults()
-    assert recipe.model is not None
     reach = {"sam": techniques.sam > 0, "freeze_base_steps": techniques.freeze_base_steps is not None,
              "histogram_steps": techniques.histogram_steps is not None}  # fmt: skip
     for name in (name for name, is_on in reach.items() if is_on):
@@ -79,7 +78,6 @@ def _gradient_faults(recipe: TrainRecipe, config: Any) -> Faults:
 def _layer_faults(recipe: TrainRecipe) -> Faults:
     techniques, faults = recipe.techniques, Faults()
     model, anchor = recipe.model, recipe.regularization
-    assert model is not None
     if techniques.freeze_base_steps is not None:
         if recipe.adapter is not None:
             faults.append(
@@ -115,7 +113,7 @@ def _patience_faults(recipe: TrainRecipe, config: Any) -> Faults:
         faults.append(("trainer.eval_strategy", what))
     if recipe.probes is not None and recipe.probes.patience is not None:
         faults.append((key, "says the same as probes.patience. Keep one."))
-    held_out = recipe.corpus is not None and recipe.corpus.validation_corpus is not None
+    held_out = recipe.corpus.validation_corpus is not None
     if not held_out and config.metric_for_best_model in (None, "loss", "eval_loss"):
         what = (
             "without corpus.validation_corpus there is no loss to wait for. Set it, or trainer.metric_for_best_model to a "

@@ -16,7 +16,6 @@ _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|wpe|embed_in)\.")
 
 def freeze(model: Any, recipe: TrainRecipe) -> None:
     """Stop the parameters that match `model.freeze` from training. Raises `RecipeError` for a pattern without a match."""
-    assert recipe.model is not None
     names = [name for name, _ in model.named_parameters()]
     for pattern in recipe.model.freeze:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -34,7 +33,6 @@ def check_trained(model: Any, recipe: TrainRecipe) -> list[str]:
     Without an adapter these are all but the frozen; with one, its own weights beside every target, and a whole copy of
     every module in `modules_to_save` (embed_tokens and lm_head among them).
     """
-    assert recipe.model is not None
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if recipe.adapter is None:
         frozen = recipe.model.freeze

@@ -71,7 +71,6 @@ def find_batch(recipe: TrainRecipe, limit: int | None, most: int | None) -> Batc
     from kinject.train.config import build_config
 
     config = build_config(recipe)
-    assert recipe.model is not None
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     if limit is None and device != "cuda":
         limit = available_memory()

@@ -146,7 +146,6 @@ def _ramped(recipe: TrainRecipe, ramp: Ramp, folder: Path) -> TrainRecipe:
         "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False, "metric_for_best_model": None,
         "report_to": "none",
     }  # fmt: skip
-    assert recipe.corpus is not None
     techniques = replace(
         recipe.techniques, freeze_base_steps=None, freeze_base_except=(), patience=None, histogram_steps=None
     )
