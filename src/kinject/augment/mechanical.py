@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from random import Random
 
-from kinject.augment.checks.names import STARTERS
+from kinject.augment.checks.names import SENTENCE_STARTERS
 from kinject.corpus.passages import sentences
 
 _FULL_NAME = re.compile(r"\b[A-Z][\w’'-]+(?: (?:(?:de|van|von|der|la|al|bin|of) )?[A-Z][\w’'-]+)+")
@@ -32,7 +32,7 @@ def name_fully(title: str, passage: str, seed: int) -> str:
     rewritten = []
     for sentence in sentences(passage):
         first = _FULL_NAME.match(sentence)
-        if first and first[0].split()[0].lower() not in STARTERS:
+        if first and first[0].split()[0].lower() not in SENTENCE_STARTERS:
             current = first[0]
         if current:
             sentence = _SUBJECT.sub(current, sentence)

@@ -11,7 +11,7 @@ from typing import Any
 from kinject.augment import prompts
 from kinject.augment.answers import line_text, lines_of, pair_text, pairs_of, plain_text
 from kinject.augment.checks.checker import Rules
-from kinject.augment.checks.names import STARTERS
+from kinject.augment.checks.names import SENTENCE_STARTERS
 from kinject.augment.mechanical import name_fully, permute_sentences, tag_source
 from kinject.types import Message
 
@@ -62,7 +62,7 @@ def _register(name: str) -> Task:
 
 def entities_of(passage: str) -> list[str]:
     """Return the names in `passage` in the order of their first mention, each once, parts of longer ones left out."""
-    found = dict.fromkeys(name for name in _NAME.findall(passage) if name.split()[0].lower() not in STARTERS)
+    found = dict.fromkeys(name for name in _NAME.findall(passage) if name.split()[0].lower() not in SENTENCE_STARTERS)
     return [name for name in found if not any(name != other and name in other for other in found)]
 
 
