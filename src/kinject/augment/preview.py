@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from kinject.augment.checks.judge import N_TRIALS
-from kinject.augment.demands import limits_of, section_of
-from kinject.augment.limits import Limits
 from kinject.augment.plan import Group, Plan
+from kinject.augment.requests.limits import Limits
 from kinject.augment.run import plan_of
+from kinject.augment.validation import limits_of, section_of
 from kinject.corpus.passages import sentences, word_spans
 from kinject.disk import Places, read_jsonl
 from kinject.errors import InputError

@@ -28,7 +28,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kinject.augment.demands import check_sections
+    from kinject.augment.validation import check_sections
     from kinject.bench.strategies import own_strategies
     from kinject.errors import InputError, KinjectError
     from kinject.recipe import read_recipe

@@ -204,8 +204,8 @@ def _fields_of(cls: type, hint_of: Any) -> dict[str, Schema]:
 
 def _know_styles(schema: Schema) -> None:
     """Name the styles of rewriting, each with what it is."""
-    from kinject.augment.demands import MOST_SAMPLES
     from kinject.augment.styles import STYLES
+    from kinject.augment.validation import MOST_SAMPLES
 
     count = {"type": "integer", "minimum": 0, "maximum": MOST_SAMPLES}
     schema["properties"] = {name: {"description": style.about, **count} for name, style in STYLES.items()}
@@ -214,14 +214,14 @@ def _know_styles(schema: Schema) -> None:
 
 def _know_generators(schema: Schema) -> None:
     """Say what each kind of generator cannot do without."""
-    from kinject.augment.demands import NEEDS
+    from kinject.augment.validation import REQUIRED
 
     schema["allOf"] = [
         {
             "if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]},
             "then": {"required": [name], "properties": {name: {"type": "string", "minLength": 1}}},
         }
-        for kind, (name, _) in NEEDS.items()
+        for kind, (name, _) in REQUIRED.items()
     ]
     only_openai = {"properties": {"batch": {"const": False}}}
     schema["allOf"].append({"if": {"properties": {"kind": {"const": "openai"}}}, "else": only_openai})

@@ -17,12 +17,12 @@ from kinject.augment.checks.checker import Checker
 from kinject.augment.checks.judge import Judge
 from kinject.augment.checks.planted_errors import ALL_PLANTS
 from kinject.augment.checks.prompt_injection import escape_tags, has_injection, split_injection
-from kinject.augment.generators import Writer
-from kinject.augment.limits import Limits
 from kinject.augment.prompts import ask, judge_messages, passage_of, rewriting_of
 from kinject.augment.questions import make_questions
 from kinject.augment.questions.drafts import fault_of, read_drafts
-from kinject.augment.sender import Sender
+from kinject.augment.requests import Generator
+from kinject.augment.requests.limits import Limits
+from kinject.augment.requests.sender import Sender
 from kinject.augment.styles import STYLES
 from kinject.disk import read_jsonl
 from kinject.recipe import read_recipe
@@ -101,7 +101,7 @@ def judge(answer: Callable[[str], str]) -> Judge:
     async def asked(messages: list[Message], seed: int) -> Completion:
         return Completion(answer(messages[-1]["content"]))
 
-    return Judge(Sender(Writer("test", {}, True, asked), None, Limits(4)), 1)
+    return Judge(Sender(Generator("test", {}, True, asked), None, Limits(4)), 1)
 
 
 def careful(asked: str) -> str:
@@ -171,7 +171,7 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             )
         return Completion(followed or HONEST)
 
-    monkeypatch.setattr("kinject.augment.generators.sandbox.generate_answer", answer)
+    monkeypatch.setattr("kinject.augment.sandbox.generate_answer", answer)
     return path
 
 
@@ -233,7 +233,7 @@ def test_no_question_is_kept_because_of_an_injection(
             return Completion(f"{letter[1]} 9" if verified == "as it is" else verified)
         return Completion("X")
 
-    monkeypatch.setattr("kinject.augment.generators.sandbox.generate_answer", answer)
+    monkeypatch.setattr("kinject.augment.sandbox.generate_answer", answer)
     documents = tmp_path / "documents.jsonl"
     documents.write_text(json.dumps({"id": "d", "title": "Mill", "text": text}) + "\n")
     recipe = tmp_path / "recipe.yaml"
