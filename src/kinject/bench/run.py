@@ -32,8 +32,8 @@ from kinject.disk import check_output, content_id, lock_dir, read_jsonl, read_ma
 from kinject.errors import InputError
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
+from kinject.study.executors import LOG, LocalExecutor
 from kinject.study.stages import Stage, input_hashes
-from kinject.study.workers import LOG, LocalExecutor
 from kinject.terminal import Progress
 
 _FORMAT = 2
