@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import yaml
 
-from kinject.recipe import Recipe, read_recipe
+from kinject.recipe import TrainRecipe, read_recipe
 from kinject.train import short_run
 from kinject.train.short_run import LongestRows, last_log_line, read_timing, run_process, short_recipe
 
-MakeRecipe = Callable[..., Recipe]
+MakeRecipe = Callable[..., TrainRecipe]
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def make_recipe(tmp_path: Path, tiny_model: Path) -> MakeRecipe:
     for name in ("corpus", "validation"):
         (tmp_path / f"{name}.jsonl").write_text(rows)
 
-    def _make(**trainer: Any) -> Recipe:
+    def _make(**trainer: Any) -> TrainRecipe:
         values = {
             "run_dir": str(tmp_path / "run"), "model": {"path": str(tiny_model), "device": "cpu"},
             "corpus": {"path": str(tmp_path / "corpus.jsonl"), "validation_corpus": str(tmp_path / "validation.jsonl"),

@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from kinject.errors import InputError
-from kinject.recipe import Recipe, read_recipe
+from kinject.recipe import TrainRecipe, read_recipe
 from kinject.train.short_run import read_timing, run_process
 from kinject.tune import find_batch as finding
 from kinject.tune.find_batch import BatchTrial, find_batch, largest_that_fits, render_batch
 
-MakeRecipe = Callable[..., Recipe]
+MakeRecipe = Callable[..., TrainRecipe]
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def make_recipe(tmp_path: Path, tiny_model: Path) -> MakeRecipe:
     rows = [{"text": f"Person {i} was born in Kelm. " * (1 + i % 5)} for i in range(12)]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def _make(**trainer: Any) -> Recipe:
+    def _make(**trainer: Any) -> TrainRecipe:
         values = {
             "run_dir": str(tmp_path / "run"), "model": {"path": str(tiny_model)},
             "corpus": {"path": str(tmp_path / "corpus.jsonl"), "cache_dir": str(tmp_path / "tokens")},

@@ -23,7 +23,7 @@ from kinject.terminal import Progress
 from kinject.types import Completion, Message
 
 _INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passage, the model does not say yes")
-_ORDERED = Verdict("order", "the passage gives orders, and all that would speak for this text is the model's own yes")
+_INJECTED = Verdict("injection", "prompt injection in the passage, and only the same model confirms this text")
 _BLOCK = 64
 """Slots of one group asked for at once."""
 
@@ -143,7 +143,7 @@ class Rewriter:
         opinions: list[Verdict | EndpointError] = [Verdict()] * len(answers)
         if group.style.verify:
             confirmed = await self._verify(group, answers, checker)
-            refused = _ORDERED if has_injection(group.document.title, group.passage.text) else _INCONSISTENT
+            refused = _INJECTED if has_injection(group.document.title, group.passage.text) else _INCONSISTENT
             opinions = [Verdict() if yes and refused is _INCONSISTENT else refused for yes in confirmed]
         if self.judge is None or group.style.mechanical:
             return opinions

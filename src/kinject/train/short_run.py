@@ -22,7 +22,7 @@ from kinject.disk import Row, write_json, write_text
 from kinject.disk.jsonl import parse_row
 from kinject.errors import KinjectError
 from kinject.process import peak_memory, resident_memory
-from kinject.recipe import Recipe, read_recipe
+from kinject.recipe import TrainRecipe, read_recipe
 from kinject.terminal import show
 
 RESULT = "result.json"
@@ -54,19 +54,18 @@ def short_fields(steps: int) -> dict[str, Any]:
 
 
 def short_recipe(
-    recipe: Recipe,
+    recipe: TrainRecipe,
     run_dir: Path,
     steps: int,
     trainer: Mapping[str, Any],
     guards: Mapping[str, Any] | None = None,
-) -> Recipe:
+) -> TrainRecipe:
     """Return `recipe` with `steps` optimizer steps in `run_dir` and nothing evaluated or saved.
 
     `trainer` and `guards` hold further fields; the learning rate is constant unless `trainer` has a schedule. What needs a
     longer run is left out: probes, the validation corpus, some techniques. The faults of the result name the lines of
     `recipe`'s file.
     """
-    assert recipe.corpus is not None
     fields = {key: value for key, value in recipe.trainer.items() if key not in _NEEDS_LONG_RUN}
     fields |= {"lr_scheduler_type": "constant", **short_fields(steps), **trainer}
     guards = {**_GUARDS, **(guards or {})}
@@ -84,7 +83,7 @@ def short_recipe(
 
 
 def run_process(
-    recipe: Recipe, *, longest_rows: bool = False, seconds: float = math.inf, limit: int | None = None
+    recipe: TrainRecipe, *, longest_rows: bool = False, seconds: float = math.inf, limit: int | None = None
 ) -> int | None:
     """Take the steps of a `short_recipe` in a process of its own and return its exit code.
 

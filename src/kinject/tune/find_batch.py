@@ -15,7 +15,7 @@ from pathlib import Path
 from kinject.disk import content_id, lock_dir, read_sealed, write_sealed
 from kinject.errors import InputError
 from kinject.process import available_memory
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.terminal import Progress
 from kinject.train.short_run import LOG, RESULT, last_log_line, run_process, short_recipe
 
@@ -53,7 +53,7 @@ class BatchResult:
         return self.batch * self.accumulation * self.devices
 
 
-def find_batch(recipe: Recipe, limit: int | None, max_batch: int | None) -> BatchResult:
+def find_batch(recipe: TrainRecipe, limit: int | None, max_batch: int | None) -> BatchResult:
     """Return the largest batch up to `max_batch` that fits into `limit` bytes (None: a GPU's memory, or what is free here).
 
     `max_batch` defaults to the recipe's rows of an update on one device. Trials are kept in run_dir/find-batch/trials.json.
@@ -63,7 +63,6 @@ def find_batch(recipe: Recipe, limit: int | None, max_batch: int | None) -> Batc
     from kinject.train.config import build_config
 
     config = build_config(recipe)
-    assert recipe.model is not None
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     if limit is None and device != "cuda":
         limit = available_memory()
@@ -108,7 +107,7 @@ def largest_that_fits(fits: Callable[[int], bool], max_batch: int) -> int:
 class _Trials:
     """The trials of one recipe on one machine, kept on disk."""
 
-    def __init__(self, recipe: Recipe, folder: Path, device: str, limit: int | None) -> None:
+    def __init__(self, recipe: TrainRecipe, folder: Path, device: str, limit: int | None) -> None:
         from kinject.train.run import inputs_of
 
         self.recipe, self.folder, self.device, self.limit = recipe, folder, device, limit
@@ -148,7 +147,7 @@ class _Trials:
         reason = last_log_line(folder) or "it printed nothing"
         raise InputError(f"the trial with batch {batch} failed: {reason} (its log: {folder / LOG})")
 
-    def trial_recipe(self, batch: int, folder: Path) -> Recipe:
+    def trial_recipe(self, batch: int, folder: Path) -> TrainRecipe:
         """Return the recipe of a trial: the user's own with two updates of one batch."""
         trainer = {
             "per_device_train_batch_size": batch, "gradient_accumulation_steps": 1,

@@ -21,7 +21,7 @@ import numpy as np
 from kinject.disk import content_id, lock_dir, read_sealed, write_sealed, write_text
 from kinject.disk.atomic import atomic_file
 from kinject.errors import InputError, TrainingError
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.train.short_run import short_recipe
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class RangeTest:
     ended: str
 
 
-def find_lr(recipe: Recipe, ramp: Ramp) -> tuple[RangeTest, Path]:
+def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
     """Test the rates of `ramp`, write find-lr/lr.json, lr.csv and lr.png, and return the result and that folder.
 
     A test of the same recipe, inputs and ramp is not repeated. Raises `InputError` for a ramp out of range, and what
@@ -128,7 +128,7 @@ def check_ramp(ramp: Ramp) -> None:
             raise InputError(f"--{option}: found {value:g}, allowed: {least:g} or more.")
 
 
-def _check_optimizer(recipe: Recipe) -> None:
+def _check_optimizer(recipe: TrainRecipe) -> None:
     """Raise `RecipeError` for an optimizer whose loss does not depend on the current rate alone."""
     optim = str(recipe.trainer.get("optim", ""))
     if optim.startswith("schedule_free"):
@@ -139,7 +139,7 @@ def _check_optimizer(recipe: Recipe) -> None:
         )
 
 
-def ramp_recipe(recipe: Recipe, ramp: Ramp, folder: Path) -> Recipe:
+def ramp_recipe(recipe: TrainRecipe, ramp: Ramp, folder: Path) -> TrainRecipe:
     """Return `recipe` with the ramp as its schedule, its own batch and optimizer, and no evaluation or checkpoint."""
     schedule = {
         "learning_rate": ramp.low, "lr_scheduler_type": "exponential_decay",
