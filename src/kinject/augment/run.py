@@ -24,11 +24,11 @@ from kinject.augment.validation import limits_of, section_of
 from kinject.corpus.documents import document_hashes
 from kinject.disk import file_hash, lock_dir, write_jsonl, write_manifest
 from kinject.errors import EndpointError
-from kinject.recipe import AugmentSection, GeneratorSection, Recipe
+from kinject.recipe import AugmentRecipe, AugmentSection, GeneratorSection
 from kinject.types import Usage
 
 
-def augment(recipe: Recipe) -> AugmentResult:
+def augment(recipe: AugmentRecipe) -> AugmentResult:
     """Write the rewritings and the corpus that `recipe` asks for; a rerun asks only for what is missing.
 
     A run that comes to the end of its budget ends short, with the corpus of what it has.
@@ -41,7 +41,7 @@ def augment(recipe: Recipe) -> AugmentResult:
         return asyncio.run(_augment(recipe, section, plan_of(recipe), limits_of(section)))
 
 
-def plan_of(recipe: Recipe) -> Plan:
+def plan_of(recipe: AugmentRecipe) -> Plan:
     """Return what `recipe` asks for. Raises `RecipeError` as `section_of` does."""
     section = section_of(recipe)
     return Plan(
@@ -70,7 +70,7 @@ def counts_of(plan: Plan) -> Counter[str]:
     return counts
 
 
-async def _augment(recipe: Recipe, section: AugmentSection, plan: Plan, limits: Limits) -> AugmentResult:
+async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, limits: Limits) -> AugmentResult:
     # Reads every document before the first request: a fault on the last line must not cost money.
     counts = counts_of(plan)
     total = counts["rewritings"]
@@ -102,9 +102,8 @@ async def _augment(recipe: Recipe, section: AugmentSection, plan: Plan, limits: 
     return result
 
 
-async def _fill(recipe: Recipe, limits: Limits, plan: Plan, store: Store, progress: AugmentProgress) -> Rewriter:
+async def _fill(recipe: AugmentRecipe, limits: Limits, plan: Plan, store: Store, progress: AugmentProgress) -> Rewriter:
     section = recipe.augment
-    assert section is not None
     async with contextlib.AsyncExitStack() as stack:
         writer = await stack.enter_async_context(open_generator(recipe, section.generator))
         cache = stack.enter_context(AnswerCache(recipe.run_dir / "cache.sqlite")) if writer.remote else None
@@ -123,7 +122,7 @@ async def _fill(recipe: Recipe, limits: Limits, plan: Plan, store: Store, progre
 
 
 async def _open_judge(
-    stack: contextlib.AsyncExitStack, recipe: Recipe, section: AugmentSection, plan: Plan, sender: Sender
+    stack: contextlib.AsyncExitStack, recipe: AugmentRecipe, section: AugmentSection, plan: Plan, sender: Sender
 ) -> Judge:
     """Return the judge, tried on planted errors in the first passages. Its answers have a cache of their own."""
     assert section.judge is not None
@@ -140,9 +139,8 @@ async def _open_judge(
     return judge
 
 
-def _write_manifest(recipe: Recipe, plan: Plan, result: AugmentResult, traffic: Traffic) -> None:
+def _write_manifest(recipe: AugmentRecipe, plan: Plan, result: AugmentResult, traffic: Traffic) -> None:
     inputs = document_hashes(plan.documents_path)
-    assert recipe.augment is not None
     inputs.update({name: file_hash(Path(name)) for name in recipe.augment.contamination_check})
     if plan.given:
         inputs[str(plan.given.path)] = file_hash(plan.given.path)
