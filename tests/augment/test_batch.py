@@ -55,7 +55,7 @@ from kinject.augment import augment
 from kinject.augment.checks import checker
 from kinject.augment.requests import batch
 from kinject.recipe import read_recipe
-checker.NEAR = 0.99
+checker.MAX_OVERLAP = 0.99
 batch.SECONDS_TO_FILL = batch.FIRST_POLL = batch.LONGEST_POLL = 0.02
 try:
     augment(read_recipe(Path(sys.argv[1]), ["augment.generator.batch=true"], verb="augment"))

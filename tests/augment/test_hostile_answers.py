@@ -39,7 +39,7 @@ PIECES = (
 @pytest.mark.parametrize("begin", ["", "Q:", "Question:", "Sure", "```", "Verdict: "])
 def test_every_reader_of_answers_takes_linear_time(begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Not timed: of 100,000 characters a reader that is not linear takes minutes to ages, and the run ends nowhere.
-    monkeypatch.setattr("kinject.augment.checks.checker._ANY_LENGTH", 10**6)
+    monkeypatch.setattr("kinject.augment.checks.checker._ALWAYS_READ", 10**6)
     judge = Judge(
         Sender(Generator("test", {}, True, lambda m, s: asyncio.sleep(0, Completion(said))), None, Limits(1)), 1
     )
@@ -68,7 +68,7 @@ def test_no_instruction_of_ours_passes_for_a_rewriting() -> None:
     source = "Arden met Bryn at the mill, and they talked until the evening came over the river and the fields. " * 3
     for text in INSTRUCTIONS:
         if len(text.split()) >= 6:
-            assert Checker(source).check(f"{text}").reason in ("prompt", "wrapper", "order"), text
+            assert Checker(source).check(f"{text}").reason in ("prompt", "wrapper", "injection"), text
 
 
 def test_tags_that_the_source_has_may_stay_and_no_others() -> None:
@@ -126,7 +126,9 @@ def test_a_trial_of_the_judge_without_an_answer_does_not_count(monkeypatch: pyte
 
     judge = Judge(Sender(Generator("test", {}, True, ask), None, Limits(1)), 1)
     score = asyncio.run(
-        judge.try_out([("T", f"Arden met Bryn at the mill in {year}. Corwin was there.") for year in range(1900, 1950)])
+        judge.measure_accuracy(
+            [("T", f"Arden met Bryn at the mill in {year}. Corwin was there.") for year in range(1900, 1950)]
+        )
     )
     assert score.n_good + sum(score.planted.values()) == 2 * N_TRIALS - 2 * N_TRIALS // 4
     assert score.recall == 1.0

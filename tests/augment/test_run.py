@@ -247,7 +247,7 @@ from pathlib import Path
 from kinject.augment import augment
 from kinject.augment.checks import checker
 from kinject.recipe import read_recipe
-checker.NEAR = 0.99
+checker.MAX_OVERLAP = 0.99
 try:
     augment(read_recipe(Path(sys.argv[1]), ["augment.styles.paraphrase=6"], verb="augment"))
 except KeyboardInterrupt:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kinject.augment.checks.facts import compare_facts
-from kinject.augment.checks.judge import JudgeScore, render_score
+from kinject.augment.checks.judge import JudgeScore, render_judge_score
 from kinject.augment.contamination import Leaks, render_leaks
 from kinject.augment.plan import Group, Plan, VariantRequest
 from kinject.augment.store import Store
@@ -181,7 +181,7 @@ def render_summary(result: AugmentResult) -> str:
     )
     lines.append(f"{result.n_sent} requests sent in this run, {result.n_cached} answered from the cache{tokens}")
     if result.judge:
-        lines.append(render_score(result.judge))
+        lines.append(render_judge_score(result.judge))
     if result.cost:
         lines.append(f"cost {result.cost:.4f}, everything answered into {result.run_dir} included")
     if result.unsure:

@@ -136,7 +136,7 @@ async def _open_judge(
         graceful_shutdown(judge.sender),
         contextlib.suppress(Stopped),
     ):  # out of budget: the run ends before its first request
-        await judge.try_out(list(islice(pairs, N_TRIALS)))
+        await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
     return judge
 
 

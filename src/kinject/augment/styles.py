@@ -13,7 +13,7 @@ from typing import Any
 
 from kinject.augment import prompts
 from kinject.augment.checks.checker import Rules
-from kinject.augment.checks.names import STARTERS
+from kinject.augment.checks.names import SENTENCE_STARTERS
 from kinject.corpus.passages import sentences
 from kinject.types import Message
 
@@ -40,7 +40,7 @@ def name_fully(title: str, passage: str, seed: int) -> str:
     rewritten = []
     for sentence in sentences(passage):
         first = _FULL_NAME.match(sentence)
-        if first and first[0].split()[0].lower() not in STARTERS:
+        if first and first[0].split()[0].lower() not in SENTENCE_STARTERS:
             current = first[0]
         if current:
             sentence = _SUBJECT.sub(current, sentence)
@@ -168,7 +168,7 @@ def _register(name: str) -> Task:
 
 def entities_of(passage: str) -> list[str]:
     """Return the names in `passage` in the order of their first mention, each once, parts of longer ones left out."""
-    found = dict.fromkeys(name for name in _NAME.findall(passage) if name.split()[0].lower() not in STARTERS)
+    found = dict.fromkeys(name for name in _NAME.findall(passage) if name.split()[0].lower() not in SENTENCE_STARTERS)
     return [name for name in found if not any(name != other and name in other for other in found)]
 
 

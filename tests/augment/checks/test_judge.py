@@ -56,14 +56,14 @@ def test_beyond_the_checks_names_are_swapped_statements_denied_and_sentences_inv
 def test_precision_and_recall_are_those_of_a_judge_whose_answers_are_known(
     answer: Any, precision: float | None, recall: float
 ) -> None:
-    score = asyncio.run(judge(answer).try_out(PASSAGES))
+    score = asyncio.run(judge(answer).measure_accuracy(PASSAGES))
     assert score.n_good == sum(score.planted.values()) == N_TRIALS
     assert (score.precision, score.recall) == (precision, recall)
 
 
 def test_every_kind_of_error_is_planted_where_the_text_has_room_for_it() -> None:
     passages = [("", f"{TEXT} It was 5 km from Farrow, and on 3 March 1987 it closed. Later Bryn was there.")]
-    score = asyncio.run(judge(lambda messages: "FAITHFUL").try_out(passages))
+    score = asyncio.run(judge(lambda messages: "FAITHFUL").measure_accuracy(passages))
     assert set(score.planted) == set(ALL_PLANTS)
 
 
