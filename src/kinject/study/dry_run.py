@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 
-from kinject.augment.preview import preview
+from kinject.augment.plan import preview
 from kinject.disk import read_sealed
 from kinject.eval.table import aligned
 from kinject.recipe import Recipe, read_recipe
