@@ -16,10 +16,10 @@ from kinject.augment.plan import PassageFile, make_plan
 from kinject.augment.styles import STYLES
 from kinject.corpus.documents import READERS
 from kinject.disk import read_jsonl
-from kinject.recipe import Recipe
+from kinject.recipe import AugmentRecipe
 from kinject.types import Document, Passage
 
-Make = Callable[..., Recipe]
+Make = Callable[..., AugmentRecipe]
 EVERYTHING: dict[str, Any] = {
     "styles": {"paraphrase": 3, "implications": 1, "atomic_facts": 1, "questions": 1, "permuted": 1, "dialogue": 1},
     "judge": {"kind": "sandbox"},

@@ -22,7 +22,7 @@ from kinject.corpus.passages import sentences, split_passages, token_spans, word
 from kinject.disk import Places, content_id, read_jsonl
 from kinject.disk.faults import unwritable
 from kinject.errors import InputError
-from kinject.recipe import Recipe
+from kinject.recipe import AugmentRecipe
 from kinject.types import Document, Message, Passage
 
 _TOKENS_PER_WORD = 1.35
@@ -177,7 +177,7 @@ class Plan:
         return int(content_id("seed", self.seed, prompt_hash, sample, attempt)[:8], 16) & 0x7FFFFFFF
 
 
-def make_plan(recipe: Recipe) -> Plan:
+def make_plan(recipe: AugmentRecipe) -> Plan:
     """Return the plan of a recipe. Raises `RecipeError` as `section_of`, and as `read_precomputed`."""
     section = section_of(recipe)
     generator = section.generator
@@ -256,7 +256,7 @@ class Preview:
     first: tuple[str, ...]
 
 
-def preview(recipe: Recipe) -> Preview:
+def preview(recipe: AugmentRecipe) -> Preview:
     """Return what `augment` would do. Sends nothing and writes nothing.
 
     Raises as `augment` does for documents and recipes.

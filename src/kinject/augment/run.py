@@ -25,7 +25,7 @@ from kinject.augment.validation import limits_of, section_of
 from kinject.corpus.documents import document_hashes
 from kinject.disk import file_hash, lock_dir, write_manifest
 from kinject.errors import EndpointError
-from kinject.recipe import AugmentSection, Recipe
+from kinject.recipe import AugmentRecipe, AugmentSection
 from kinject.types import Usage
 
 
@@ -73,7 +73,7 @@ class AugmentResult:
         return self.got < self.asked
 
 
-def augment(recipe: Recipe) -> AugmentResult:
+def augment(recipe: AugmentRecipe) -> AugmentResult:
     """Write the variants and the corpus of `recipe`; a rerun requests only what is missing.
 
     A run whose budget is spent ends short, with the corpus of what it has.
@@ -86,7 +86,7 @@ def augment(recipe: Recipe) -> AugmentResult:
         return asyncio.run(_augment(recipe, section, make_plan(recipe), limits_of(section)))
 
 
-async def _augment(recipe: Recipe, section: AugmentSection, plan: Plan, limits: Limits) -> AugmentResult:
+async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, limits: Limits) -> AugmentResult:
     contamination = ContaminationCheck(section.contamination_ngram)
     for path in section.contamination_check:
         contamination.read_questions(Path(path))
@@ -133,7 +133,7 @@ def _read_documents(plan: Plan, passages: PassageFile, contamination: Contaminat
 
 
 async def _rewrite(
-    recipe: Recipe, section: AugmentSection, limits: Limits, plan: Plan, passages: PassageFile, store: Store,
+    recipe: AugmentRecipe, section: AugmentSection, limits: Limits, plan: Plan, passages: PassageFile, store: Store,
     progress: AugmentProgress,
 ) -> Rewriter:  # fmt: skip
     """Request all missing variants; return the rewriter with its counts."""
@@ -153,7 +153,7 @@ async def _rewrite(
 
 
 async def _open_sender(
-    stack: contextlib.AsyncExitStack, recipe: Recipe, section: AugmentSection, limits: Limits, cache_name: str,
+    stack: contextlib.AsyncExitStack, recipe: AugmentRecipe, section: AugmentSection, limits: Limits, cache_name: str,
     partner: Sender | None = None,
 ) -> Sender:  # fmt: skip
     generator = await stack.enter_async_context(open_generator(recipe, section.generator))
@@ -162,7 +162,11 @@ async def _open_sender(
 
 
 async def _open_judge(
-    stack: contextlib.AsyncExitStack, recipe: Recipe, section: AugmentSection, passages: PassageFile, partner: Sender
+    stack: contextlib.AsyncExitStack,
+    recipe: AugmentRecipe,
+    section: AugmentSection,
+    passages: PassageFile,
+    partner: Sender,
 ) -> Judge:
     """Return the judge, scored on planted errors in the first passages. Its answers have their own cache."""
     if section.judge is None:
@@ -177,7 +181,7 @@ async def _open_judge(
 
 
 def _write_manifest(
-    recipe: Recipe, section: AugmentSection, plan: Plan, result: AugmentResult, traffic: Traffic
+    recipe: AugmentRecipe, section: AugmentSection, plan: Plan, result: AugmentResult, traffic: Traffic
 ) -> None:
     inputs = document_hashes(plan.documents_path)
     inputs.update({name: file_hash(Path(name)) for name in section.contamination_check})

@@ -16,14 +16,21 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from kinject.disk import write_text
 from kinject.recipe.adapter_fields import MERGE
-from kinject.recipe.read import Root
+from kinject.recipe.read import Sections
 from kinject.recipe.schedule_fields import schedule_names
 from kinject.recipe.trainer_fields import REFUSED, RENAMED, plain_hint
 
 Schema = dict[str, Any]
 
 FILE = Path("recipes/recipe.schema.json")
-_SCALARS: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+_SCALARS: Mapping[object, str] = {
+    str: "string",
+    Path: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+}
 _LONGEST_HELP = 240
 _SWITCH = "# yaml-language-server: $schema="
 
@@ -31,7 +38,7 @@ _SWITCH = "# yaml-language-server: $schema="
 def recipe_schema() -> Schema:
     """Return the schema of a recipe. Imports trl and peft (some seconds), whose fields are part of it."""
     definitions: dict[str, Schema] = {}
-    root = _section(Root, definitions)
+    root = _section(Sections, definitions)
     root["properties"]["trainer"] |= _trainer()
     root["properties"]["adapter"] |= _adapter()
     _know_styles(definitions["AugmentSection"]["properties"]["styles"])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kinject.recipe import Recipe
+from kinject.recipe import StudyRecipe
 from kinject.recipe.study_section import (
     ArmSection,
     ResourcesSection,
@@ -58,18 +58,18 @@ class Arm:
         """Those of `overrides` that the train recipe takes."""
         return {key: value for key, value in self.overrides.items() if key.split(".")[0] in TRAIN_SECTIONS}
 
-    def does_as(self, other: Arm) -> bool:
+    def same_weights_as(self, other: Arm) -> bool:
         """Return whether both arms come to the same weights on their common seeds."""
         return self._weights() == other._weights()
 
     def _weights(self) -> Arm:
         """Return the arm without what its weights do not depend on."""
-        values = nested(self.overrides)
+        values = nest_overrides(self.overrides)
         alpha = None if self.alpha == 1 else self.alpha  # alpha 1 is the tuned model itself
         return replace(self, name="", about="", rag=True, seeds=(), curve="", overrides=values, alpha=alpha)
 
 
-def nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def nest_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return dotted keys and values as the mapping of mappings that they make, later ones over earlier ones."""
     root: dict[str, Any] = {}
     for key, value in overrides.items():
@@ -88,14 +88,7 @@ def eval_overrides(section: StudySection) -> dict[str, Any]:
     return {key: value for key, value in (section.overrides or {}).items() if key.split(".")[0] == "eval"}
 
 
-def section_of(recipe: Recipe) -> StudySection:
-    """Return the recipe's `study` section. Raises `RecipeError` where it has none."""
-    if recipe.study is None:
-        raise recipe.error("study", "missing. kinject study needs this section.")
-    return recipe.study
-
-
-def models_of(section: StudySection) -> dict[str, StudyModelSection]:
+def base_models(section: StudySection) -> dict[str, StudyModelSection]:
     """Return the base models by name."""
     return {
         name: StudyModelSection(path=value) if isinstance(value, str) else value
@@ -103,13 +96,13 @@ def models_of(section: StudySection) -> dict[str, StudyModelSection]:
     }
 
 
-def arms_of(recipe: Recipe, chosen: Mapping[tuple[str, str], Any]) -> list[Arm]:
+def expand_arms(recipe: StudyRecipe, chosen: Mapping[tuple[str, str], Any]) -> list[Arm]:
     """Return every arm on every base model, the base first, then the recipe's, then those of curves.
 
     `chosen` is what `tune` found: (model, name of the choice) -> value. A point of a curve that does as another arm
     is that arm and stands once.
     """
-    section = section_of(recipe)
+    section = recipe.study
     arms: list[Arm] = []
     for model in section.models:
         given = {name: value for (of, name), value in chosen.items() if of == model}
@@ -121,15 +114,15 @@ def arms_of(recipe: Recipe, chosen: Mapping[tuple[str, str], Any]) -> list[Arm]:
         ]
         for curve, item in (section.sweeps or {}).items():
             for _, arm in curve_arms(section, curve, item, own):
-                if not any(arm.does_as(other) and set(arm.seeds) <= set(other.seeds) for other in own):
+                if not any(arm.same_weights_as(other) and set(arm.seeds) <= set(other.seeds) for other in own):
                     own.append(arm)
         arms += own
     return arms
 
 
-def grid_arms(recipe: Recipe) -> dict[tuple[str, str], list[tuple[Any, Arm]]]:
+def tuning_grids(recipe: StudyRecipe) -> dict[tuple[str, str], list[tuple[Any, Arm]]]:
     """Return what `tune` tries: (model, name of the choice) -> (value, arm with that value)."""
-    section = section_of(recipe)
+    section = recipe.study
     grids: dict[tuple[str, str], list[tuple[Any, Arm]]] = {}
     for model in section.models:
         for name, item in (section.tune or {}).items():
@@ -190,6 +183,6 @@ def label_of(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def overrides_of(values: Mapping[str, Any]) -> list[str]:
+def override_arguments(values: Mapping[str, Any]) -> list[str]:
     """Return dotted keys and values as `read_recipe` takes them."""
     return [f"{key}={json.dumps(value)}" for key, value in values.items()]

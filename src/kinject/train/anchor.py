@@ -16,13 +16,13 @@ import torch.nn.functional as F
 
 from kinject.corpus import IGNORED, TrainingRow
 from kinject.errors import TrainingError
-from kinject.recipe import Recipe, RegularizationSection
+from kinject.recipe import RegularizationSection, TrainRecipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_anchor(recipe: Recipe, config: Any) -> list[tuple[str, str]]:
+def check_anchor(recipe: TrainRecipe, config: Any) -> list[tuple[str, str]]:
     """Return (key, fault) for anchors that this recipe cannot have."""
     anchor, corpus = recipe.regularization, recipe.corpus
     if anchor is None:

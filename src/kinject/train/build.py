@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject.corpus import IGNORED, TrainingRow
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.train.anchor import Anchor
 from kinject.train.callbacks import RunLog, Screen, Timing
 from kinject.train.carried import TakeUp
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def build_trainer(
-    recipe: Recipe,
+    recipe: TrainRecipe,
     config: SFTConfig,
     adapter: Any,
     model_and_tokenizer: tuple[PreTrainedModel, PreTrainedTokenizerBase],
@@ -81,7 +81,7 @@ def build_trainer(
     equip(trainer, recipe, redrawn)
     trainer.args.eval_strategy = when  # Trainer refuses to evaluate without a dataset; probes need none
     trainer.probes = Probes(recipe.probes, tokenizer, limit) if recipe.probes is not None else None
-    if recipe.corpus is not None and recipe.corpus.separate_paraphrases and data.rows.rounds[-1] > 0:
+    if recipe.corpus.separate_paraphrases and data.rows.rounds[-1] > 0:
         trainer.rounds = data.rows.rounds
     if anchor is not None:
         replayed = (_replay_only(row) for row in data.rows if any(row.replayed))
@@ -90,7 +90,7 @@ def build_trainer(
     return trainer
 
 
-def _most_positions(recipe: Recipe, model: PreTrainedModel, data: TrainingData) -> int | None:
+def _most_positions(recipe: TrainRecipe, model: PreTrainedModel, data: TrainingData) -> int | None:
     """Return how many positions the model has, None for any number; a fault of the recipe where texts need more."""
     limit: int | None = getattr(model.config, "max_position_embeddings", None)
     longest = data.rows.longest_text()

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.train.trainable import layer_number
 
 
-def redraw_last_layers(model: Any, recipe: Recipe) -> list[str]:
+def redraw_last_layers(model: Any, recipe: TrainRecipe) -> list[str]:
     """Draw the weights of the last `techniques.reinitialize_last_layers` anew, as the architecture does for a new model.
 
     The draw depends on the recipe's seed alone, so a resumed run draws the same. Returns the names of the parameters.
@@ -61,7 +61,7 @@ class HeldBase:
                 parameter.grad = None
 
 
-def hold_base(model: Any, recipe: Recipe, redrawn: Sequence[str]) -> HeldBase | None:
+def hold_base(model: Any, recipe: TrainRecipe, redrawn: Sequence[str]) -> HeldBase | None:
     """Return what `techniques.freeze_base_steps` asks for. Raises `RecipeError` for patterns by which nothing would train."""
     techniques = recipe.techniques
     if techniques.freeze_base_steps is None:

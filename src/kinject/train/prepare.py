@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kinject.corpus import CorpusFile, Layout, Tokenization
 from kinject.corpus.questions import read_questions
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.train.config import trainer_field
 from kinject.train.data import REPLAY, Part, Preparation, TrainingData, check_account
 from kinject.train.load import chat_template
@@ -36,10 +36,9 @@ class Prepared:
     notes: list[str]
 
 
-def read_corpora(recipe: Recipe) -> Corpora:
+def read_corpora(recipe: TrainRecipe) -> Corpora:
     """Return what the recipe names, read once through. Raises `InputError` for rows or questions that cannot be used."""
     corpus = recipe.corpus
-    assert corpus is not None
     rows = CorpusFile(Path(corpus.path))
     wrong = {"cpt": ("messages", "completion"), "sft": ("text",)}.get(recipe.method or "", ())
     for shape, row_id in rows.shapes.items():
@@ -58,13 +57,12 @@ def read_corpora(recipe: Recipe) -> Corpora:
     return Corpora(rows, parts, CorpusFile(Path(corpus.validation_corpus)) if corpus.validation_corpus else None)
 
 
-def prepare(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora) -> Prepared:
+def prepare(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora) -> Prepared:
     """Return the training rows of `corpora`; a chat template that the recipe names is put into `tokenizer`.
 
     Raises `TrainingError` when text would be lost and the recipe does not allow it.
     """
     corpus = recipe.corpus
-    assert corpus is not None
     asked = recipe.trainer
     how = Tokenization(
         corpus.bos, corpus.eos, asked.get("completion_only_loss"), asked.get("assistant_only_loss", False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.train.fresh_layers import hold_base
 from kinject.train.histograms import TRACKERS, Histograms
 from kinject.train.objective import Objective
@@ -21,7 +21,7 @@ Faults = list[tuple[str, str]]
 _STEPS_IN_BACKWARD = ("lomo", "adalomo")
 
 
-def check_techniques(recipe: Recipe, config: Any) -> Faults:
+def check_techniques(recipe: TrainRecipe, config: Any) -> Faults:
     """Return (key, fault) for techniques that this recipe cannot have, or not together."""
     return [
         *_loss_faults(recipe, config),
@@ -33,7 +33,7 @@ def check_techniques(recipe: Recipe, config: Any) -> Faults:
     ]
 
 
-def _loss_faults(recipe: Recipe, config: Any) -> Faults:
+def _loss_faults(recipe: TrainRecipe, config: Any) -> Faults:
     techniques, faults = recipe.techniques, Faults()
     smoothing = config.label_smoothing_factor
     if not 0.0 <= smoothing < 1.0:
@@ -56,9 +56,8 @@ def _loss_faults(recipe: Recipe, config: Any) -> Faults:
     return faults
 
 
-def _gradient_faults(recipe: Recipe, config: Any) -> Faults:
+def _gradient_faults(recipe: TrainRecipe, config: Any) -> Faults:
     techniques, faults = recipe.techniques, Faults()
-    assert recipe.model is not None
     reach = {"sam": techniques.sam > 0, "freeze_base_steps": techniques.freeze_base_steps is not None,
              "histogram_steps": techniques.histogram_steps is not None}  # fmt: skip
     for name in (name for name, is_on in reach.items() if is_on):
@@ -76,10 +75,9 @@ def _gradient_faults(recipe: Recipe, config: Any) -> Faults:
     return faults
 
 
-def _layer_faults(recipe: Recipe) -> Faults:
+def _layer_faults(recipe: TrainRecipe) -> Faults:
     techniques, faults = recipe.techniques, Faults()
     model, anchor = recipe.model, recipe.regularization
-    assert model is not None
     if techniques.freeze_base_steps is not None:
         if recipe.adapter is not None:
             faults.append(
@@ -106,7 +104,7 @@ def _layer_faults(recipe: Recipe) -> Faults:
     return faults
 
 
-def _patience_faults(recipe: Recipe, config: Any) -> Faults:
+def _patience_faults(recipe: TrainRecipe, config: Any) -> Faults:
     if recipe.techniques.patience is None:
         return []
     key, faults = "techniques.patience", Faults()
@@ -115,7 +113,7 @@ def _patience_faults(recipe: Recipe, config: Any) -> Faults:
         faults.append(("trainer.eval_strategy", what))
     if recipe.probes is not None and recipe.probes.patience is not None:
         faults.append((key, "says the same as probes.patience. Keep one."))
-    held_out = recipe.corpus is not None and recipe.corpus.validation_corpus is not None
+    held_out = recipe.corpus.validation_corpus is not None
     if not held_out and config.metric_for_best_model in (None, "loss", "eval_loss"):
         what = (
             "without corpus.validation_corpus there is no loss to wait for. Set it, or trainer.metric_for_best_model to a "
@@ -125,7 +123,7 @@ def _patience_faults(recipe: Recipe, config: Any) -> Faults:
     return faults
 
 
-def _histogram_faults(recipe: Recipe, config: Any) -> Faults:
+def _histogram_faults(recipe: TrainRecipe, config: Any) -> Faults:
     if recipe.techniques.histogram_steps is None or set(config.report_to) & set(TRACKERS):
         return []
     return [
@@ -133,7 +131,7 @@ def _histogram_faults(recipe: Recipe, config: Any) -> Faults:
     ]
 
 
-def equip(trainer: KnowledgeTrainer, recipe: Recipe, redrawn: Sequence[str]) -> None:
+def equip(trainer: KnowledgeTrainer, recipe: TrainRecipe, redrawn: Sequence[str]) -> None:
     """Give `trainer` what the recipe's techniques need, and what to say of them; `redrawn` are the names of fresh weights.
 
     Raises `RecipeError` for what only the model shows.
@@ -159,7 +157,7 @@ def equip(trainer: KnowledgeTrainer, recipe: Recipe, redrawn: Sequence[str]) -> 
     trainer.notes = _describe(trainer, recipe, redrawn)
 
 
-def _describe(trainer: KnowledgeTrainer, recipe: Recipe, redrawn: Sequence[str]) -> list[str]:
+def _describe(trainer: KnowledgeTrainer, recipe: TrainRecipe, redrawn: Sequence[str]) -> list[str]:
     notes = []
     if redrawn:
         notes.append(f"techniques.reinitialize_last_layers: drawn anew: {', '.join(summarise(redrawn))}")

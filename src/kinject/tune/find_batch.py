@@ -20,7 +20,7 @@ import yaml
 from kinject.disk import content_id, lock_dir, read_sealed, write_json, write_sealed, write_text
 from kinject.errors import InputError
 from kinject.process import available_memory, resident_memory
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.terminal import Progress
 
 _FORMAT = 1
@@ -61,7 +61,7 @@ class Batch:
         return self.batch * self.accumulation * self.devices
 
 
-def find_batch(recipe: Recipe, limit: int | None, most: int | None) -> Batch:
+def find_batch(recipe: TrainRecipe, limit: int | None, most: int | None) -> Batch:
     """Return the largest batch that fits `limit` bytes (None: what a GPU has, or what this machine has free), up to `most`.
 
     `most` is the recipe's rows of an update on one device unless given. Trials stand in run_dir/find-batch/trials.json.
@@ -71,7 +71,6 @@ def find_batch(recipe: Recipe, limit: int | None, most: int | None) -> Batch:
     from kinject.train.config import build_config
 
     config = build_config(recipe)
-    assert recipe.model is not None
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     if limit is None and device != "cuda":
         limit = available_memory()
@@ -117,7 +116,7 @@ def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
 class _Trials:
     """Trials of one recipe on one machine, kept on disk."""
 
-    def __init__(self, recipe: Recipe, folder: Path, device: str, limit: int | None) -> None:
+    def __init__(self, recipe: TrainRecipe, folder: Path, device: str, limit: int | None) -> None:
         from kinject.train.run import inputs_of
 
         self.recipe, self.folder, self.device, self.limit = recipe, folder, device, limit

@@ -24,12 +24,12 @@ from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.passages import split_passages, token_spans
 from kinject.disk import Journal, Places, Row, content_id, lock_dir, read_jsonl, write_jsonl, write_manifest
 from kinject.errors import EndpointError, InputError
-from kinject.recipe import QuestionsSection, Recipe
+from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.terminal import Progress
 from kinject.types import Document, Passage, Usage
 
 
-def make_questions(recipe: Recipe) -> QuestionsResult:
+def make_questions(recipe: QuestionsRecipe) -> QuestionsResult:
     """Write the questions that `recipe` asks for; a rerun asks only about passages that are not done.
 
     A run that comes to the end of its budget ends short, with the questions that it has.
@@ -46,7 +46,7 @@ def make_questions(recipe: Recipe) -> QuestionsResult:
 class _Work:
     """The passages of a recipe, read anew on each pass so that they never lie in memory."""
 
-    recipe: Recipe
+    recipe: QuestionsRecipe
     section: QuestionsSection
 
     def passages(self) -> Iterator[tuple[Document, Passage]]:
@@ -130,7 +130,7 @@ class _Run:
         self.progress.advance()
 
 
-async def _make(recipe: Recipe, section: QuestionsSection) -> QuestionsResult:
+async def _make(recipe: QuestionsRecipe, section: QuestionsSection) -> QuestionsResult:
     work = _Work(recipe, section)
     counts = Counter[str]()
     last = ""
@@ -164,7 +164,9 @@ async def _make(recipe: Recipe, section: QuestionsSection) -> QuestionsResult:
     return result
 
 
-async def _ask(recipe: Recipe, section: QuestionsSection, work: _Work, outcomes: _Outcomes, progress: Progress) -> _Run:
+async def _ask(
+    recipe: QuestionsRecipe, section: QuestionsSection, work: _Work, outcomes: _Outcomes, progress: Progress
+) -> _Run:
     limits = limits_of(section)
     async with contextlib.AsyncExitStack() as stack:
         writer = await stack.enter_async_context(open_generator(recipe, section.generator))
@@ -194,7 +196,9 @@ def _rows(path: Path) -> Iterator[Row]:
     return (row for _, row in read_jsonl(path))
 
 
-def _write_manifest(recipe: Recipe, section: QuestionsSection, result: QuestionsResult, traffic: Traffic) -> None:
+def _write_manifest(
+    recipe: QuestionsRecipe, section: QuestionsSection, result: QuestionsResult, traffic: Traffic
+) -> None:
     names = (
         "n_documents", "n_passages", "asked", "got", "n_validation", "n_test", "spare", "refused", "failed", "tokens_in",
         "tokens_out", "cost", "out_of_budget",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kinject.errors import Fault, RecipeError
-from kinject.recipe import Recipe, read_recipe
+from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.check import Place, suggestion
 from kinject.recipe.study_section import StudySection, SweepSection, TuneSection
 from kinject.study.arms import (
@@ -16,28 +16,27 @@ from kinject.study.arms import (
     BASE,
     RAG,
     TRAIN_SECTIONS,
-    arms_of,
+    base_models,
     eval_overrides,
-    grid_arms,
-    models_of,
-    overrides_of,
-    section_of,
+    expand_arms,
+    override_arguments,
+    tuning_grids,
 )
 
 _NO_SWEEPS = " The study has no sweeps; add it to study.sweeps."
 
 
-def check_names(recipe: Recipe) -> None:
+def check_names(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` with every name and key of the section that stands for nothing. Quick: reads no other recipe."""
-    section = section_of(recipe)
+    section = recipe.study
     faults = [*_name_faults(recipe, section), *_key_faults(recipe, section)]
     if faults:
         raise RecipeError(list(dict.fromkeys(faults)))
 
 
-def check_inputs(recipe: Recipe) -> None:
+def check_inputs(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` where documents or questions that the shared recipes name are not there: before any training."""
-    section = section_of(recipe)
+    section = recipe.study
     faults: list[Fault] = []
     own = {key: value for key, value in (section.overrides or {}).items() if key.split(".")[0] in AUGMENT_SECTIONS}
     here = {"eval.models": {"any": "."}}  # the study's own models take its place
@@ -47,21 +46,21 @@ def check_inputs(recipe: Recipe) -> None:
     for path, overrides, verb in asked:
         try:
             if path is not None:
-                read_recipe(Path(path), overrides_of(overrides), verb)
+                read_recipe(Path(path), override_arguments(overrides), verb)
         except RecipeError as error:
             faults += error.faults
     if faults:
         raise RecipeError(faults)
 
 
-def check_shared(recipe: Recipe) -> None:
+def check_shared_recipes(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` with every fault that the shared recipes have with some arm's overrides. Imports TRL."""
-    faults = [*_shared_faults(recipe, section_of(recipe))]
+    faults = [*_shared_faults(recipe, recipe.study)]
     if faults:
         raise RecipeError(list(dict.fromkeys(faults)))
 
 
-def _name_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+def _name_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     arms = {BASE, *section.arms}
 
     def unknown(place: Place, found: str | None, allowed: set[str]) -> Iterator[Fault]:
@@ -95,7 +94,7 @@ def _name_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
         yield from unknown(("study", "tune", name, "arm"), choice.arm, arms - {BASE})
         for index, arm_name in enumerate(choice.arms or ()):
             yield from unknown(("study", "tune", name, "arms", index), arm_name, arms - {BASE})
-    for name, model_item in models_of(section).items():
+    for name, model_item in base_models(section).items():
         if model_item.path is None and model_item.recipe is None:
             yield recipe.fault(("study", "models", name), "has neither path nor recipe. Give one.")
         if model_item.overrides and model_item.recipe is None:
@@ -107,7 +106,7 @@ def _name_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
     yield from _claim_faults(recipe, section, arms)
 
 
-def _curve_faults(recipe: Recipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
+def _curve_faults(recipe: StudyRecipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
     for name, curve in (section.sweeps or {}).items():
         place: Place = ("study", "sweeps", name)
         if curve.arm not in arms - {BASE}:
@@ -116,7 +115,7 @@ def _curve_faults(recipe: Recipe, section: StudySection, arms: set[str]) -> Iter
             yield recipe.fault((*place, "control"), f"found {curve.control!r}.{suggestion(curve.control, arms)}")
 
 
-def _scaling_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+def _scaling_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     scaling = section.scaling
     if scaling is None:
         return
@@ -137,7 +136,7 @@ def _scaling_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
             yield recipe.fault(("study", "scaling", "facts", name), f"found {n_facts}, allowed: 1 or more.")
 
 
-def _claim_faults(recipe: Recipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
+def _claim_faults(recipe: StudyRecipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
     needed = {"difference": ("arm", "baseline"), "trend": ("sweep",), "above_chance": ("arm",), "near_chance": ("arm",)}
     for name, claim in (section.claims or {}).items():
         place: Place = ("study", "claims", name)
@@ -153,7 +152,7 @@ def _claim_faults(recipe: Recipe, section: StudySection, arms: set[str]) -> Iter
             yield recipe.fault((*place, "sweep"), f"found {claim.sweep!r}.{hint}")
 
 
-def _key_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+def _key_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     """Yield the overrides that no stage would read."""
     allowed = {*AUGMENT_SECTIONS, *TRAIN_SECTIONS}
     places: list[tuple[Place, str]] = [(("study", "overrides", key), key) for key in section.overrides or {}]
@@ -179,9 +178,9 @@ def _key_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
             yield recipe.fault(place, f"{key} changes study.augment, which is missing.")
 
 
-def _shared_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+def _shared_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     """Yield what the shared recipes say of each arm's overrides, at the arm's own line."""
-    for arm in [*arms_of(recipe, {}), *(arm for grid in grid_arms(recipe).values() for _, arm in grid)]:
+    for arm in [*expand_arms(recipe, {}), *(arm for grid in tuning_grids(recipe).values() for _, arm in grid)]:
         parts: tuple[tuple[str | None, Mapping[str, Any]], ...] = (
             (section.augment, arm.augment_overrides), (section.train, arm.train_overrides)
         )  # fmt: skip
@@ -190,7 +189,7 @@ def _shared_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
             if path is None:
                 continue
             try:
-                read_recipe(Path(path), overrides_of(overrides))
+                read_recipe(Path(path), override_arguments(overrides))
             except RecipeError as error:
                 for fault in error.faults:
                     own = fault.where == "command line"
@@ -198,8 +197,8 @@ def _shared_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
     yield from _validation_faults(recipe, section)
 
 
-def _validation_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
-    asked = read_recipe(Path(section.eval), overrides_of(eval_overrides(section))).eval
+def _validation_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
+    asked = read_recipe(Path(section.eval), override_arguments(eval_overrides(section))).eval
     if asked is None:
         yield recipe.fault("study.eval", f"{section.eval} has no eval section.")
         return
@@ -222,7 +221,9 @@ def _validation_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]
                 )
     for index, name in enumerate(section.scaling.question_sets if section.scaling is not None else ()):
         if name not in asked.questions:
-            yield recipe.fault(("study", "scaling", "on", index), f"found {name!r}.{suggestion(name, asked.questions)}")
+            yield recipe.fault(
+                ("study", "scaling", "question_sets", index), f"found {name!r}.{suggestion(name, asked.questions)}"
+            )
     for name, claim in (section.claims or {}).items():
         if claim.question_set not in asked.questions:
             yield recipe.fault(
