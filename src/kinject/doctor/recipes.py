@@ -183,9 +183,8 @@ def _retrieval(recipe: Recipe) -> Iterator[Complaint]:
     retrieval = recipe.eval.retrieval
     if retrieval is None or retrieval.kind == "bm25":
         return
-    missing = [name for name in ("sentence_transformers", "faiss") if importlib.util.find_spec(name) is None]
-    if missing:
-        what = f"eval.retrieval.kind: {retrieval.kind} needs {' and '.join(missing)}"
+    if importlib.util.find_spec("sentence_transformers") is None:
+        what = f"eval.retrieval.kind: {retrieval.kind} needs sentence_transformers"
         yield Complaint(str(recipe.path), what, "pip install 'kinject[rag]', or set kind: bm25.")
 
 

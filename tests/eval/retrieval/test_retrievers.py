@@ -11,9 +11,9 @@ from kinject.eval.retrieval.retrievers import BGE_PREFIX, DenseRetriever, fuse, 
 from kinject.recipe.sections import RetrievalSection
 from kinject.types import Passage, Question
 
-INSTALLED = all(importlib.util.find_spec(name) for name in ("faiss", "sentence_transformers"))
+INSTALLED = importlib.util.find_spec("sentence_transformers") is not None
 needs_rag = pytest.mark.skipif(not INSTALLED, reason="the extra rag is not installed")
-quiet = pytest.mark.filterwarnings("ignore")  # faiss's own bindings warn while they are imported
+quiet = pytest.mark.filterwarnings("ignore")  # the library warns while it is imported
 TEXTS = ["Arden was born in Lowmere.", "Bryn works for the mill.", "The school of Kelm taught her.", "Farrow, 1987."]
 PASSAGES = [Passage(f"p{i}", f"d{i}", 0, len(text), text) for i, text in enumerate(TEXTS)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from kinject.errors import InputError
 from kinject.eval.retrieval import measure_recall, read_passages
-from kinject.eval.retrieval.retrievers import Retriever
+from kinject.eval.retrieval.retrievers import Bm25Retriever
 from kinject.types import Passage, Question
 
 TEXTS = [
@@ -39,12 +39,12 @@ def by_the_formula(query: str) -> np.ndarray:
 @pytest.mark.parametrize("query", ["Where was Bryn Arden born?", "Which mill is old, at Kelm?", "7", "Farrow? FARROW!"])
 def test_order_is_that_of_the_formula(query):
     expected = [f"p{i}" for i in np.argsort(-by_the_formula(query), kind="stable")]
-    assert [passage.id for passage in Retriever(PASSAGES).best(query, 5)] == expected
+    assert [passage.id for passage in Bm25Retriever(PASSAGES).best(query, 5)] == expected
 
 
 def test_equal_scores_keep_the_order_of_the_passages():
-    assert [passage.id for passage in Retriever(PASSAGES).best("lies near", 2)] == ["p2", "p3"]
-    assert [passage.id for passage in Retriever(PASSAGES).best("nothing known here", 3)] == ["p0", "p1", "p2"]
+    assert [passage.id for passage in Bm25Retriever(PASSAGES).best("lies near", 2)] == ["p2", "p3"]
+    assert [passage.id for passage in Bm25Retriever(PASSAGES).best("nothing known here", 3)] == ["p0", "p1", "p2"]
 
 
 def test_recall_counts_questions_that_name_a_document():
