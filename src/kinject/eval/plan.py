@@ -24,11 +24,12 @@ from kinject.eval.retrieval import measure_recall, read_contexts, read_passages
 from kinject.eval.retrieval.retrievers import Retriever, make_retriever
 from kinject.eval.tasks.task import Task, read_task
 from kinject.eval.tasks.templates import compile_template
-from kinject.recipe import Recipe
+from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EvalSection, QuestionSetSection
 from kinject.types import Passage, Question, Recall
 
 
+<<<<<<< HEAD
 @dataclass(frozen=True, slots=True)
 class Arm:
     """A model with one format, one number of few-shot examples and one number `k` of retrieved passages."""
@@ -100,6 +101,10 @@ def read_plan(recipe: Recipe) -> Plan:
 
     Raises `RecipeError` or `InputError` with every fault that can be found without a model.
     """
+=======
+def read_plan(recipe: EvalRecipe) -> Plan:
+    """Return what `recipe` asks. Raises `RecipeError` or `InputError` with every fault that shows without a model."""
+>>>>>>> main
     section = recipe.eval
     if section is None:
         raise recipe.error("eval", "missing. kinject eval needs this section.")
@@ -155,8 +160,14 @@ def _is_task(path: str) -> bool:
     return Path(path).suffix in (".yaml", ".yml")
 
 
+<<<<<<< HEAD
 def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     """Yield the faults that concern several keys of the section."""
+=======
+def _faults(recipe: EvalRecipe, section: EvalSection) -> Iterator[Fault]:
+    """Yield the faults that the sections' own types cannot see."""
+    most_shots = max(section.shots)
+>>>>>>> main
     for name, value in section.questions.items():
         key = f"eval.questions.{name}"
         for problem in _set_problems(_as_section(value), section):
@@ -204,7 +215,11 @@ def _read_template(section: EvalSection) -> str:
     return source
 
 
+<<<<<<< HEAD
 def _make_retriever(recipe: Recipe, section: EvalSection) -> Retriever | None:
+=======
+def _load_retriever(recipe: EvalRecipe, section: EvalSection) -> Ranks | None:
+>>>>>>> main
     if section.retrieval is None or not section.retrieval.documents:
         return None
     passages = read_passages([Path(path) for path in section.retrieval.documents], section.retrieval.passage_tokens)

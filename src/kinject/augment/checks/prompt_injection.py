@@ -1,0 +1,61 @@
+"""Prompt injection: text in a document or an answer that speaks to a language model.
+
+A document may contain "ignore the above and write ...". No list of patterns finds every such sentence, in every language.
+A passage is compared with its rewriting without the sentences found here, so that the checks of facts refuse a rewriting
+that follows them. The judge must also detect an error planted in the rewriting of such a passage.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+_MODELS = (
+    r"(?:AIs?|LLMs?|(?:large )?language models?|chatbots?|(?:AI )?assistants?|paraphrasers?|rewriters?|graders?|examiners?|"
+    r"judges?)"
+)
+_INJECTION = re.compile(
+    r"\b(?:ignore|disregard|forget|override)\b[^.\n]{0,60}?\b(?:instructions?|prompts?|rules|above|previous|prior|preceding|"
+    r"passage|guidelines|everything)\b"
+    r"|\b(?:you are|act as|pretend to be)\s+(?:now\s+)?(?:an?|the)\s+(?:AI|artificial intelligence|LLM|chatbot|(?:large )?"
+    r"language model)\b"
+    rf"|\b(?:dear|attention|(?:note|message|instructions?) (?:to|for))\W+(?:the |any |all )?{_MODELS}\b"
+    r"|\b(?:answer|reply|respond|say|output|write|print|return)\b[^.\n]{0,40}?\b(?:instead|only|exactly|nothing else|nothing but|"
+    r"verbatim)\b[^.\n]{0,40}?[:\"“‘']"
+    r"|\byou (?:must|should|shall) (?:now )?(?:always )?(?:answer|reply|respond|output|rewrite|paraphrase|rate|score)\b"
+    r"|\b(?:system|developer) (?:prompt|message|override)\b|\bnew instructions?\s*:"
+    r"|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?(?:passage|rewriting|system|instructions?)>"
+    r"|(?-i:\b(?:UN)?FAITHFUL\b)",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"[.!?:;…。！？][\"”’)\]]*\s+|\n")
+_PARAGRAPH = re.compile(r"\n[ \t]*\n")
+_TAGS = re.compile(r"<(?=/?(?:passage|rewriting)>)", re.IGNORECASE)
+
+
+@lru_cache(maxsize=256)
+def split_injection(text: str) -> tuple[str, str]:
+    """Return (`text` without prompt injection, the injection).
+
+    An injection reaches from the beginning of its sentence to the end of its paragraph.
+    """
+    clean, injected, position = [], [], 0
+    while match := _INJECTION.search(text, position):
+        sentences = [end.end() for end in _SENTENCE_END.finditer(text, position, match.start())]
+        start = sentences[-1] if sentences else position
+        paragraph = _PARAGRAPH.search(text, match.end())
+        end = paragraph.start() if paragraph else len(text)
+        clean.append(text[position:start])
+        injected.append(text[start:end])
+        position = end
+    return "".join([*clean, text[position:]]).strip(), "\n".join(injected)
+
+
+def has_injection(*texts: str) -> bool:
+    """Return whether any of `texts` speaks to a language model."""
+    return any(_INJECTION.search(text) for text in texts)
+
+
+def escape_tags(text: str) -> str:
+    """Return `text` with the tags that prompts put around it made harmless."""
+    return _TAGS.sub("‹", text)

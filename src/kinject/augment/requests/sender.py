@@ -1,0 +1,335 @@
+"""Sends requests: from the cache where it can, within the limits, again after a fault that may pass."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import TypeVar
+
+from kinject.augment.requests.cache import AnswerCache, request_key
+from kinject.augment.requests.generator import Generator, Transient
+from kinject.augment.requests.generator import Stopped as Stopped
+from kinject.augment.requests.limits import AdaptiveConcurrency, Budget, Limits, RateLimit
+from kinject.errors import EndpointError, Terminated
+from kinject.types import Completion, Message, Usage
+
+N_TRIES = 8
+"""Times that one request is sent before it counts as failed; refusals for overload do not count."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+"""Seconds before the first retry, doubled at each further one, and the most; jittered between half and whole."""
+PATIENCE = 600.0
+"""Seconds that an endpoint may answer nothing, be it overloaded or gone, before the run stops."""
+LONGEST_WAIT = 120.0
+"""Most seconds that are waited because the endpoint asks for it; then it is asked again."""
+N_FAILURES_IN_A_ROW = 20
+"""Requests that fail for good, one after the other without an answer between, before the run stops."""
+_ALIVE = 5.0
+"""Seconds since the last answer in which an endpoint that refuses for overload counts as answering others."""
+_PRESSURE = ("overload", "timeout", "connection")
+_CHARACTERS_PER_TOKEN = 3.0
+"""A low guess, so that what is set aside for a request is rather too much than too little."""
+
+
+@dataclass
+class Traffic:
+    """What went over the wire in this run."""
+
+    n_sent: int = 0
+    n_answered: int = 0
+    n_cached: int = 0
+    n_retried: dict[str, int] = field(default_factory=dict)
+    n_lost: int = 0
+    """Answers that were on their way, came to nothing, and may have been charged."""
+    n_estimated: int = 0
+    """Answers that did not say, or not believably, what they cost."""
+    tokens_in: int = 0
+    tokens_out: int = 0
+    seconds: float = 0.0
+
+    def counts(self) -> dict[str, object]:
+        """Return what the manifest holds."""
+        return {
+            "sent": self.n_sent, "answered": self.n_answered, "from_cache": self.n_cached, "retried": self.n_retried,
+            "lost": self.n_lost, "usage_estimated": self.n_estimated, "request_seconds": round(self.seconds, 3),
+        }  # fmt: skip
+
+    def unsure(self) -> str:
+        """Return what is not known for certain of the cost, "" where all is."""
+        told = []
+        if self.n_lost:
+            told.append(f"{self.n_lost:,} answers were lost on the way, each counted at the most that it can have cost")
+        if self.n_estimated:
+            told.append(f"{self.n_estimated:,} answers did not say what they used, each counted by its length")
+        return "; ".join(told)
+
+
+class Sender:
+    """Sends the requests of one run to one writer. `stop` lets those in flight finish and refuses all others."""
+
+    def __init__(
+        self, writer: Generator, cache: AnswerCache | None, limits: Limits, spent: Usage | None = None,
+        partner: Sender | None = None,
+    ) -> None:  # fmt: skip
+        """`spent` are the tokens that the run folder has cost so far; with a `partner` it shares the end and the purse."""
+        before = spent or Usage()
+        self.writer = writer
+        self.traffic = Traffic()
+        purse = partner.budget.purse if partner else None
+        self.budget: Budget = Budget(limits, before.tokens_in, before.tokens_out, purse)
+        self._cache = cache
+        self._gate = AdaptiveConcurrency(limits.concurrency)
+        self._requests = RateLimit(limits.requests_per_minute)
+        self._tokens = RateLimit(limits.tokens_per_minute)
+        self._stopping: asyncio.Event = partner._stopping if partner else asyncio.Event()
+        self._in_flight: dict[bytes, asyncio.Future[Completion]] = {}
+        self._n_failures = 0
+        self._last_answer = time.monotonic()
+        self._silent_since: float | None = None  # the first refusal since the last answer
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run is ending."""
+        return self._stopping.is_set()
+
+    @property
+    def out_of_budget(self) -> bool:
+        """Whether the budget (a partner's requests included) ended the run."""
+        return self.budget.purse.empty
+
+    def stop(self) -> None:
+        """Send nothing more; what is in flight may finish."""
+        self._stopping.set()
+        self.budget.purse.wake(everyone=True)
+
+    def interrupt(self) -> None:
+        """Send nothing more, and do not wait for what would take hours."""
+        self.stop()
+        self.writer.abandon()
+
+    def status(self) -> str:
+        """Return what to show beside the bar: tokens of this run, and what the run folder has cost."""
+        if not self.traffic.n_answered or not self.writer.remote:
+            return ""
+        text = f"{self.traffic.tokens_in:,} tokens in, {self.traffic.tokens_out:,} out"
+        return f"{text}, cost {self.budget.spent:.4f}" if self.budget.spent else text
+
+    async def send(self, messages: list[Message], seed: int) -> Completion:
+        """Return the answer, from the cache or the writer.
+
+        Raises `EndpointError` where it cannot be had (fatal: nor any other) and `Stopped` where the run is ending.
+        """
+        if self._cache is None:
+            return await self._ask(messages, seed)
+        key = request_key(self.writer.identity, messages, seed)
+        stored = self._cache.get(key)
+        if stored is not None:
+            self.traffic.n_cached += 1
+            return stored
+        if key in self._in_flight:  # two equal passages: one request serves both
+            return await asyncio.shield(self._in_flight[key])
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._in_flight[key] = future
+        try:
+            completion = await self._ask(messages, seed)
+            await self._cache.keep(key, completion)
+        except BaseException as error:
+            future.set_exception(error if isinstance(error, Exception) else Stopped())
+            future.exception()  # retrieved: nobody else may be waiting
+            raise
+        finally:
+            del self._in_flight[key]
+        future.set_result(completion)
+        return completion
+
+    async def _ask(self, messages: list[Message], seed: int) -> Completion:
+        """Send until answered. An endpoint that is overloaded, or gone after it was there, is asked for a while."""
+        tries = n_waits = 0
+        n_answered = self.traffic.n_answered
+        while True:
+            try:
+                return await self._try(messages, seed)
+            except Transient as fault:
+                failure = fault
+            except EndpointError as error:
+                raise self._given_up(error) from error
+            self.traffic.n_retried[failure.kind] = self.traffic.n_retried.get(failure.kind, 0) + 1
+            # Gone: it answered once, and nobody since this request met the fault before. Else the fault is the request's.
+            gone = failure.kind == "connection" and 0 < self.traffic.n_answered == n_answered
+            n_answered = self.traffic.n_answered
+            if failure.kind == "overload" or gone:
+                n_waits += 1
+                if self._out_of_patience():
+                    raise self._given_up(failure, everyone=failure.kind == "overload") from failure
+            else:
+                tries += 1
+                if tries >= N_TRIES:
+                    raise self._given_up(failure) from failure
+            # While others get answers the gate keeps the pressure down: long pauses would only leave places empty.
+            others_pass = time.monotonic() - self._last_answer < _ALIVE
+            await self._pause(tries + (min(n_waits, 2) if others_pass else n_waits), failure.retry_after)
+
+    def _out_of_patience(self) -> bool:
+        """Return whether nothing was answered for too long, counted from the first refusal after the last answer."""
+        now = time.monotonic()
+        if self._silent_since is None:
+            self._silent_since = now
+        return now - self._silent_since > PATIENCE
+
+    async def _try(self, messages: list[Message], seed: int) -> Completion:
+        """Send once, within every limit."""
+        tokens_in = sum(len(message["content"]) for message in messages) / _CHARACTERS_PER_TOKEN
+        most_out = int(self.writer.identity.get("max_tokens") or 0)
+        await self._gate.enter()
+        overloaded = False
+        usage: Usage | None = None
+        try:
+            entry = await self._tokens.take(tokens_in + most_out)
+            await self._requests.take()
+            if self.stopping:
+                raise Stopped
+            reserved = await self.budget.reserve(tokens_in, most_out, self._stopping.is_set)
+            if reserved is None:
+                self.stop()
+                raise Stopped
+            self.traffic.n_sent += 1
+            try:
+                completion = self._counted(await self.writer.ask(messages, seed), tokens_in, most_out)
+                usage = completion.usage
+            except Transient as fault:
+                overloaded = fault.kind in _PRESSURE
+                usage = self._lost(fault, tokens_in, most_out)
+                raise
+            finally:
+                used = usage or Usage()
+                self.budget.settle(reserved, used.tokens_in, used.tokens_out)
+                self._tokens.settle(entry, used.tokens_in + used.tokens_out)
+        finally:
+            self._gate.leave(overloaded=overloaded)
+        self._note_answer(completion.usage)
+        return completion
+
+    def _counted(self, completion: Completion, tokens_in: float, most_out: int) -> Completion:
+        """Return an answer with what it cost, estimated where it does not say: a budget must not be spent unseen."""
+        usage, text = completion.usage, completion.text
+        if not self.writer.remote or (usage.tokens_in and (usage.tokens_out or not text)):
+            return completion
+        self.traffic.n_estimated += 1
+        whole = completion.finish_reason != "length"
+        n_out = math.ceil(len(text) / _CHARACTERS_PER_TOKEN) if whole or not most_out else most_out
+        return replace(completion, usage=Usage(usage.tokens_in or math.ceil(tokens_in), usage.tokens_out or n_out))
+
+    def _lost(self, fault: Transient, tokens_in: float, most_out: int) -> Usage | None:
+        """Return what a fault may have cost, noted for the runs to come: as much as it can have, where it does not say."""
+        if fault.lost is None or not self.writer.remote:
+            return None
+        self.traffic.n_lost += 1
+        usage = Usage(fault.lost.tokens_in or math.ceil(tokens_in), fault.lost.tokens_out or most_out)
+        if self._cache is not None:
+            self._cache.note_lost(usage)
+        return usage
+
+    def _note_answer(self, usage: Usage) -> None:
+        self.traffic.n_answered += 1
+        self.traffic.tokens_in += usage.tokens_in
+        self.traffic.tokens_out += usage.tokens_out
+        self._n_failures = 0
+        self._silent_since = None
+        self._last_answer = time.monotonic()
+
+    def _given_up(self, error: EndpointError, *, everyone: bool = False) -> EndpointError:
+        """Return `error`, made fatal where many failed in a row, or `everyone` does; a fatal one stops the run."""
+        self._n_failures += 1
+        if everyone:
+            self.stop()
+            return EndpointError(f"{error} Nothing else came for {PATIENCE:.0f} s.", fatal=True)
+        if not error.fatal and self._n_failures < N_FAILURES_IN_A_ROW:
+            return error
+        self.stop()  # at once, before another request can leave
+        if error.fatal:
+            return error
+        return EndpointError(
+            f"{error} So did the {self._n_failures - 1} requests before it; the run stops here.", fatal=True
+        )
+
+    async def _pause(self, tries: int, retry_after: float | None) -> None:
+        pause = min(FIRST_PAUSE * 2 ** min(tries - 1, 16), LONGEST_PAUSE) * random.uniform(0.5, 1.0)
+        if retry_after is not None:
+            pause = max(pause, min(retry_after, LONGEST_WAIT) * random.uniform(1.0, 1.1))
+        try:
+            await asyncio.wait_for(self._stopping.wait(), pause)
+        except TimeoutError:
+            return
+        raise Stopped
+
+
+Item = TypeVar("Item")
+
+
+async def run_workers(
+    items: Iterator[Item], work: Callable[[Item], Awaitable[None]], sender: Sender, n_workers: int
+) -> None:
+    """Do `work` on every item, `n_workers` at a time; items are drawn as workers come free.
+
+    Raises the first exception of `work` after the requests in flight have ended (`Stopped` ends the run without one),
+    and `KeyboardInterrupt` as `graceful_shutdown` does.
+    """
+    errors: list[Exception] = []
+
+    async def draw() -> None:
+        try:
+            for item in items:
+                if sender.stopping:
+                    return
+                await work(item)
+        except Stopped:
+            return
+        except Exception as error:  # noqa: BLE001  (raised again below, when the requests in flight have ended)
+            errors.append(error)
+            sender.stop()
+
+    with graceful_shutdown(sender):
+        await asyncio.gather(*(draw() for _ in range(n_workers)))
+        if errors:
+            raise errors[0]
+
+
+@contextlib.contextmanager
+def graceful_shutdown(sender: Sender) -> Iterator[None]:
+    """Turn the first Ctrl-C or SIGTERM into `sender.interrupt()`, so that what is in flight is answered and stored.
+
+    When the block has ended, `KeyboardInterrupt` (`Terminated`) is raised; a second signal does not wait for that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+    def end() -> None:
+        sender.interrupt()
+        if len(came) > 1 and task is not None:
+            task.cancel()
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        came.append(signum)
+        loop.call_soon_threadsafe(end)
+
+    before = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not came:
+            raise
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    if came:
+        raise Terminated if came[0] == signal.SIGTERM else KeyboardInterrupt

@@ -1,0 +1,338 @@
+"""A local OpenAI-compatible endpoint with the sandbox's paraphraser behind it, and faults to order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from kinject.augment.checks.planted_errors import FAULTY_ANSWERS
+from kinject.augment.requests.wire import is_loopback
+from kinject.augment.sandbox import generate_answer
+from kinject.errors import DiskError, InputError
+from kinject.types import Message
+
+MODEL = "sandbox"
+_MOST_BYTES = 2**28
+"""Longest body of a request: a file of a batch."""
+_STATUS_FAULTS = {"429": 429, "500": 500, "503": 503, "529": 529}
+FAULTS = (*_STATUS_FAULTS, "reset", "hang", "malformed", "no_choices", *FAULTY_ANSWERS)
+"""Faults that can be ordered, by share of the requests."""
+_PHRASES = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    429: "Too Many Requests",
+}
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How the endpoint behaves. `latency` in seconds; `faults` maps names of `FAULTS` to shares of the requests.
+
+    Above `capacity` requests at once it answers 429. With `key` it wants that key; after `revoke_after` answers it
+    refuses every key. Faults are drawn by `seed` and the number of the request; with `by_request` by the request itself,
+    so that runs which ask in another order meet the same ones; those that pass pass when it comes again.
+    """
+
+    latency: float = 0.0
+    faults: Mapping[str, float] = field(default_factory=dict)
+    capacity: int | None = None
+    key: str | None = field(default=None, repr=False)
+    revoke_after: int | None = None
+    retry_after: float | None = None
+    seed: int = 0
+    by_request: bool = False
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.faults if name not in FAULTS]
+        if unknown or sum(self.faults.values()) > 1 or min(self.faults.values(), default=0) < 0:
+            raise InputError(
+                f"faults: found {dict(self.faults)}, allowed are shares that sum to at most 1 of {', '.join(FAULTS)}."
+            )
+
+
+class SandboxServer:
+    """The endpoint's state, and what it saw: `answered` counts good answers by request body, `met` the faults sent.
+
+    An answer that nobody waits for any more counts as none.
+    """
+
+    def __init__(self, options: ServeOptions) -> None:
+        self.options = options
+        self.n_requests = 0
+        self.in_flight = self.most_in_flight = 0
+        self.answered: Counter[bytes] = Counter()
+        self.met: Counter[str] = Counter()
+        self._rng = random.Random(options.seed)
+        self._came: Counter[bytes] = Counter()
+        self.batches = Batches(lambda body: self._reply(body, self._draw(body)), options.latency)
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> asyncio.Server:
+        """Return the listening server. Raises `InputError` for a host beyond this machine, `DiskError` for a taken address."""
+        if not is_loopback(f"http://{host}"):
+            raise InputError(f"{host}: the endpoint listens on this machine alone. Allowed: 127.0.0.1 or ::1.")
+        try:
+            return await asyncio.start_server(self._connection, host, port, backlog=2048)
+        except OSError as error:
+            raise DiskError(f"{host}:{port}: cannot listen: {error.strerror}. Choose another port.") from error
+
+    async def close(self) -> None:
+        """End every open connection."""
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            while await self._exchange(reader, writer):
+                pass
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ValueError):
+            writer.close()  # the client left, or speaks no HTTP
+        except asyncio.CancelledError:
+            writer.close()
+        finally:
+            writer.close()
+            self._connections.discard(task)
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; return whether the connection lives on."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        line, *lines = head.split("\r\n")
+        method, path, _ = line.split(" ", 2)
+        headers = {name.lower(): value.strip() for name, _, value in (entry.partition(":") for entry in lines)}
+        length = int(headers.get("content-length", "0"))
+        if not 0 <= length <= _MOST_BYTES:
+            raise ValueError(f"a body of {length} bytes")
+        body = await reader.readexactly(length)
+        try:
+            answer = await self._answer(method, path, headers, body)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            answer = _error(400, f"{type(error).__name__}: {error}", "invalid_request_error")
+        if answer is None:
+            writer.transport.abort()
+            return False
+        if reader.at_eof():  # whoever asked is gone
+            self.answered -= Counter({_key(body): 1})
+            return False
+        status, value, extra = answer
+        content = value if isinstance(value, bytes) else json.dumps(value).encode()
+        phrase = _PHRASES.get(status, "Error")
+        names = {"content-type": "application/json", "content-length": str(len(content)), **extra}
+        rendered = "".join(f"{name}: {text}\r\n" for name, text in names.items())
+        writer.write(f"HTTP/1.1 {status} {phrase}\r\n{rendered}\r\n".encode() + content)
+        await writer.drain()
+        return True
+
+    async def _answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply | None:
+        """Return (status, body, headers), or None to reset the connection."""
+        options = self.options
+        if not _is_from_here(headers):
+            return _error(403, "This endpoint answers programs on its own machine.", "foreign_origin")
+        if method == "GET" and path.rstrip("/") == "/v1/models":
+            return 200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "kinject"}]}, {}
+        batched = path.startswith(("/v1/files", "/v1/batches"))
+        if not batched and (method != "POST" or path != "/v1/chat/completions"):
+            return _error(404, f"no such path: {path}", "not_found")
+        self.n_requests += not batched
+        revoked = options.revoke_after is not None and self.answered.total() >= options.revoke_after
+        if revoked or (options.key and headers.get("authorization") != f"Bearer {options.key}"):
+            return _error(401, "Incorrect API key provided.", "invalid_api_key")
+        if batched:
+            return self.batches.answer(method, path, headers, body) or _error(404, f"no such path: {path}", "not_found")
+        if options.capacity is not None and self.in_flight >= options.capacity:
+            self.met["capacity"] += 1
+            return _error(429, "Too many requests at once.", "rate_limit_exceeded", self._retry_after())
+        fault = self._draw(body)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            await asyncio.sleep(3600 if fault == "hang" else options.latency)
+        finally:
+            self.in_flight -= 1
+        return self._reply(body, fault)
+
+    def _reply(self, body: bytes, fault: str) -> Reply | None:
+        if fault in _STATUS_FAULTS:
+            return _error(_STATUS_FAULTS[fault], "Ordered fault.", "ordered", self._retry_after())
+        if fault == "reset":
+            return None
+        if fault == "malformed":
+            return 200, b'{"id": "x", "choices": [{"message": {"con', {}
+        return self._complete(body, fault)
+
+    def _draw(self, body: bytes) -> str:
+        key = _key(body)
+        self._came[key] += 1
+        rng = random.Random(key) if self.options.by_request else self._rng
+        mark, fault = rng.random(), ""
+        for name, share in self.options.faults.items():
+            mark -= share
+            if mark < 0:
+                fault = name
+                break
+        if self.options.by_request and self._came[key] > 1 and fault not in FAULTY_ANSWERS:
+            return ""
+        if fault:
+            self.met[fault] += 1
+        return fault
+
+    def _retry_after(self) -> dict[str, str]:
+        return {} if self.options.retry_after is None else {"retry-after": f"{self.options.retry_after:g}"}
+
+    def _complete(self, body: bytes, fault: str) -> Reply:
+        try:
+            request = json.loads(body)
+            messages: list[Message] = request["messages"]
+            seed = int(request.get("seed") or 0)
+            if request.get("model") != MODEL:
+                return _error(404, f"The model {request.get('model')!r} does not exist.", "model_not_found")
+            completion = generate_answer(messages, seed)
+        except (ValueError, KeyError, TypeError, InputError) as error:
+            return _error(400, f"{type(error).__name__}: {error}", "invalid_request_error")
+        text: str | None = completion.text
+        reason = completion.finish_reason
+        if fault in FAULTY_ANSWERS:
+            text, reason = FAULTY_ANSWERS[fault](completion.text, messages)
+        self.answered[_key(body)] += 1
+        n_in, n_out = sum(len(message["content"]) for message in messages) // 4, len(text or "") // 4
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
+        usage = {"prompt_tokens": n_in, "completion_tokens": n_out, "total_tokens": n_in + n_out}
+        choices = [] if fault == "no_choices" else [choice]
+        return (
+            200,
+            {"id": "chatcmpl-0", "object": "chat.completion", "model": MODEL, "choices": choices, "usage": usage},
+            {},
+        )
+
+
+def _is_from_here(headers: Mapping[str, str]) -> bool:
+    """Return whether a request is meant for this machine, and comes from no page of another.
+
+    A browser on this machine can be led here by any page, under the page's own name for this address (DNS rebinding).
+    """
+    said = [f"http://{headers['host']}"] if "host" in headers else []
+    said += [headers["origin"]] if "origin" in headers else []
+    return all(is_loopback(url) and "@" not in url for url in said)
+
+
+def _key(body: bytes) -> bytes:
+    return blake2b(body, digest_size=16).digest()
+
+
+def _error(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> Reply:
+    return status, {"error": {"message": message, "code": code, "type": code}}, headers or {}
+
+
+def serve(host: str, port: int, options: ServeOptions, ready: Callable[[str], None] = lambda url: None) -> None:
+    """Answer /v1/chat/completions, models, files and batches until interrupted; call `ready` with the base_url first.
+
+    Raises `DiskError` where the address is taken and `KeyboardInterrupt` on Ctrl-C.
+    """
+
+    async def run() -> None:
+        state = SandboxServer(options)
+        server = await state.start(host, port)
+        async with server:
+            ready(f"http://{host}:{server.sockets[0].getsockname()[1]}/v1")
+            try:
+                await server.serve_forever()
+            finally:
+                await state.close()
+
+    asyncio.run(run())
+
+
+Reply = tuple[int, Any, dict[str, str]]
+Complete = Callable[[bytes], Reply | None]
+"""A request's body -> (status, body, headers), None where the connection would break."""
+
+
+class Batches:
+    """Files and batches in memory. A batch ends `seconds` after it was made, in the endpoint's own time."""
+
+    def __init__(self, complete: Complete, seconds: float) -> None:
+        self.files: dict[str, bytes] = {}
+        self.batches: dict[str, dict[str, Any]] = {}
+        self._complete = complete
+        self._seconds = seconds
+
+    def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply | None:
+        """Return the answer to a request under /v1/files or /v1/batches; None where `path` is neither."""
+        path = path.partition("?")[0].rstrip("/")
+        parts = path.removeprefix("/v1/").split("/")
+        if (method, parts) == ("POST", ["files"]):
+            return 200, self._file_object(self._store(file_in(body, headers.get("content-type", "")))), {}
+        if (method, parts) == ("POST", ["batches"]):
+            return self._make(json.loads(body))
+        if (method, parts) == ("GET", ["batches"]):
+            return 200, {"object": "list", "data": list(map(self._shown, self.batches)), "has_more": False}, {}
+        if method == "GET" and parts[0] == "batches" and parts[-1] in self.batches:
+            return 200, self._shown(parts[-1]), {}
+        if method == "GET" and parts[0] == "files" and len(parts) == 3 and parts[1] in self.files:
+            return 200, self.files[parts[1]], {}
+        return None
+
+    def _store(self, content: bytes) -> str:
+        name = f"file-{len(self.files)}"
+        self.files[name] = content
+        return name
+
+    def _file_object(self, name: str) -> dict[str, Any]:
+        size = len(self.files[name])
+        return {"id": name, "object": "file", "bytes": size, "created_at": 0, "filename": name, "purpose": "batch",
+                "status": "processed"}  # fmt: skip
+
+    def _make(self, request: Mapping[str, Any]) -> Reply:
+        if request.get("input_file_id") not in self.files:
+            return 400, {"error": {"message": "no such input file", "code": "invalid_request"}}, {}
+        name = f"batch-{len(self.batches)}"
+        self.batches[name] = {
+            "id": name, "object": "batch", "endpoint": request.get("endpoint"), "status": "in_progress",
+            "input_file_id": request["input_file_id"], "completion_window": "24h", "created_at": int(time.time()),
+            "metadata": request.get("metadata"), "ends": time.monotonic() + self._seconds,
+        }  # fmt: skip
+        return 200, self._shown(name), {}
+
+    def _shown(self, name: str) -> dict[str, Any]:
+        batch = self.batches[name]
+        if batch["status"] == "in_progress" and time.monotonic() >= batch["ends"]:
+            good, bad = self._work(self.files[batch["input_file_id"]])
+            batch.update(status="completed", output_file_id=self._store(good), error_file_id=self._store(bad))
+        return {key: value for key, value in batch.items() if key != "ends"}
+
+    def _work(self, content: bytes) -> tuple[bytes, bytes]:
+        """Return the result file and the error file."""
+        files: tuple[list[str], list[str]] = ([], [])
+        for line in content.splitlines():
+            row = json.loads(line)
+            reply = self._complete(json.dumps(row["body"]).encode())
+            status, body, _ = reply or (500, {"error": {"message": "lost", "code": "lost"}}, {})
+            shown = body if not isinstance(body, bytes) else {"broken": body.decode("utf-8", "replace")}
+            result = {"custom_id": row["custom_id"], "response": {"status_code": status, "body": shown}, "error": None}
+            files[status != 200].append(json.dumps(result) + "\n")
+        return "".join(files[0]).encode(), "".join(files[1]).encode()
+
+
+def file_in(body: bytes, content_type: str) -> bytes:
+    """Return the file in a multipart form. Raises `ValueError` where there is none."""
+    boundary = content_type.partition("boundary=")[2].strip('"').encode()
+    if not boundary:
+        raise ValueError("no multipart form")
+    for part in body.split(b"--" + boundary):
+        head, _, content = part.partition(b"\r\n\r\n")
+        if b'name="file"' in head:
+            return content.removesuffix(b"\r\n")
+    raise ValueError("no file in the form")

@@ -1,0 +1,120 @@
+"""What a recipe asks of the stage: its section, with every fault that only this stage can see told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from urllib.parse import urlsplit
+
+from kinject.augment.requests.limits import Limits
+from kinject.augment.styles import STYLES
+from kinject.errors import RecipeError
+from kinject.recipe import AugmentRecipe, AugmentSection, GeneratorSection, QuestionsRecipe, QuestionsSection, Recipe
+from kinject.recipe.check import suggestion
+
+MOST_SAMPLES = 10_000
+_BATCH_IN_FLIGHT = 20_000
+REQUIRED: Mapping[str, tuple[str, str]] = {
+    "openai": ("model", "the name of a model at the endpoint"),
+    "transformers": ("model", "a model folder or a name on the hub"),
+    "file": ("path", "a file of rewritings (JSONL with document_id and text)"),
+}
+"""Kind of generator -> (the field that it cannot do without, what that is)."""
+
+
+def section_of(recipe: AugmentRecipe) -> AugmentSection:
+    """Return the augment section. Raises `RecipeError` with every fault: missing fields, unknown styles."""
+    _raise_faults(recipe, _augment_faults(recipe.augment))
+    return recipe.augment
+
+
+def questions_of_recipe(recipe: QuestionsRecipe) -> QuestionsSection:
+    """Return the questions section. Raises `RecipeError` with every fault: missing fields or prices."""
+    _raise_faults(recipe, _questions_faults(recipe.questions))
+    return recipe.questions
+
+
+def check_sections(recipe: Recipe) -> None:
+    """Raise `RecipeError` with every fault in the recipe's augment and questions sections."""
+    faults = _augment_faults(recipe.augment) if recipe.augment is not None else []
+    _raise_faults(recipe, faults + (_questions_faults(recipe.questions) if recipe.questions is not None else []))
+
+
+def _raise_faults(recipe: Recipe, faults: list[tuple[str, str]]) -> None:
+    if faults:
+        raise RecipeError([recipe.fault(key, what) for key, what in faults])
+
+
+def _augment_faults(section: AugmentSection) -> list[tuple[str, str]]:
+    faults = [*_style_faults(section), *_generator_faults("augment.generator", section.generator)]
+    faults += _given_faults(section)
+    if section.judge is not None:
+        faults += _generator_faults("augment.judge", section.judge)
+        if section.judge.kind == "file" or section.judge.batch:
+            faults.append(("augment.judge", "must answer when it is asked: kind: file and batch: true do not."))
+    if section.budget is not None and not (section.generator.price_in or section.generator.price_out):
+        faults.append(("augment.budget", "needs augment.generator.price_in and price_out: without prices all is free."))
+    return faults
+
+
+def _style_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
+    for name, n_samples in section.styles.items():
+        if name not in STYLES:
+            yield f"augment.styles.{name}", f"unknown style.{suggestion(name, STYLES)}"
+        elif not 0 <= n_samples <= MOST_SAMPLES:
+            yield f"augment.styles.{name}", f"found {n_samples}, allowed: 0 to {MOST_SAMPLES:,}."
+
+
+def _generator_faults(place: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
+    name, what = REQUIRED.get(generator.kind, ("kind", ""))
+    if not getattr(generator, name):
+        yield place, f"{name} is missing. kind: {generator.kind} needs {what}."
+    if generator.base_url is not None and not _is_url(generator.base_url):
+        yield f"{place}.base_url", f"found {generator.base_url!r}, expected a URL such as http://127.0.0.1:8000/v1."
+    if generator.batch and generator.kind != "openai":
+        yield f"{place}.batch", f"is of kind: openai alone, not of {generator.kind}."
+
+
+def _is_url(text: str) -> bool:
+    """Return whether requests can be sent to `text`: a scheme of the web, a host name that can be, a port that can be."""
+    try:
+        parts = urlsplit(text)
+        host = (parts.hostname or "").encode("idna").decode()
+        _ = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(host) and text.isprintable() and " " not in text
+
+
+def _given_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
+    """Yield a fault where texts that exist could be no answers to what the styles ask."""
+    if section.generator.kind != "file":
+        return
+    asked = [STYLES[name] for name in section.styles if name in STYLES and not STYLES[name].mechanical]
+    if len(asked) > 1:
+        yield "augment.styles", f"found {len(asked)} styles, but the texts of kind: file are all of one style."
+    for style in asked:
+        if style.prepare or style.verify:
+            yield f"augment.styles.{style.name}", "needs a model to ask; kind: file has none."
+
+
+def _questions_faults(section: QuestionsSection) -> list[tuple[str, str]]:
+    faults = [*_generator_faults("questions.generator", section.generator)]
+    if section.generator.kind == "file":
+        faults.append(("questions.generator.kind", "questions need a model to ask; kind: file has none."))
+    if section.budget is not None and not (section.generator.price_in or section.generator.price_out):
+        faults.append(
+            ("questions.budget", "needs questions.generator.price_in and price_out: without prices all is free.")
+        )
+    return faults
+
+
+def limits_of(section: AugmentSection | QuestionsSection) -> Limits:
+    """Return how much may be asked at once, in a minute and in all."""
+    generator = section.generator
+    return Limits(
+        # All of a batch is in flight at once.
+        concurrency=_BATCH_IN_FLIGHT if generator.batch else generator.concurrency,
+        requests_per_minute=generator.requests_per_minute,
+        tokens_per_minute=generator.tokens_per_minute, price_in=generator.price_in, price_out=generator.price_out,
+        budget=section.budget,
+    )  # fmt: skip

@@ -1,0 +1,90 @@
+"""The people of Tarvenia with five facts each; a seed gives the same people on every version of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+from kinject.disk import content_id
+from kinject.sandbox.pools import ATTRIBUTES, FEMALE_NAMES, LAST_NAMES, MALE_NAMES, POOLS
+
+N_KNOWN = 300
+N_NEW = 120
+SEED = 0
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """One person; `facts` maps each attribute of `pools.ATTRIBUTES` to a value of its pool."""
+
+    first: str
+    last: str
+    facts: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """First and last name."""
+        return f"{self.first} {self.last}"
+
+
+@dataclass(frozen=True, slots=True)
+class Country:
+    """The known people, the new people, and names that belong to neither, for throw-away people."""
+
+    known: tuple[Person, ...]
+    new: tuple[Person, ...]
+    spare_names: tuple[tuple[str, str], ...]
+
+
+def seeded_random(*parts: object) -> Random:
+    """Return a generator seeded by a hash of `parts`. Use only random() and randrange(): the others vary by Python version."""
+    return Random(int(content_id(*(str(part) for part in parts)), 16))
+
+
+def shuffled(items: Sequence[Item], rng: Random) -> list[Item]:
+    """Return `items` in random order (Fisher-Yates on randrange, which is stable across Python versions)."""
+    result = list(items)
+    for last in range(len(result) - 1, 0, -1):
+        other = rng.randrange(last + 1)
+        result[last], result[other] = result[other], result[last]
+    return result
+
+
+def choose_one(items: Sequence[Item], rng: Random) -> Item:
+    """Return a random one of `items`."""
+    return items[rng.randrange(len(items))]
+
+
+def deal_evenly(pool: Sequence[str], n: int, rng: Random) -> list[str]:
+    """Return `n` values of `pool` in random order; the counts of two values differ by at most one."""
+    values: list[str] = []
+    while len(values) < n:
+        values += shuffled(pool, rng)
+    return shuffled(values[:n], rng)
+
+
+def create_people(names: Sequence[tuple[str, str]], rng: Random) -> tuple[Person, ...]:
+    """Return one person for each name. Facts are dealt evenly: no value is more likely, so a guess scores chance."""
+    columns = {attribute: deal_evenly(POOLS[attribute], len(names), rng) for attribute in ATTRIBUTES}
+    return tuple(
+        Person(first, last, {attribute: columns[attribute][row] for attribute in ATTRIBUTES})
+        for row, (first, last) in enumerate(names)
+    )
+
+
+def create_country(n_known: int = N_KNOWN, n_new: int = N_NEW, seed: int = SEED) -> Country:
+    """Return the country of `seed`. Full names are unique; known and new people share first and last names."""
+    rng = seeded_random("country", seed)
+    names = shuffled([(first, last) for first in FEMALE_NAMES + MALE_NAMES for last in LAST_NAMES], rng)
+    known = create_people(names[:n_known], rng)
+    new = create_people(names[n_known : n_known + n_new], rng)
+    return Country(known, new, tuple(names[n_known + n_new :]))
+
+
+def create_stranger(name: tuple[str, str], rng: Random) -> Person:
+    """Return a throw-away person with random facts, for questions that only a given context can answer."""
+    return Person(*name, {attribute: choose_one(POOLS[attribute], rng) for attribute in ATTRIBUTES})

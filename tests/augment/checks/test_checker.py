@@ -1,0 +1,173 @@
+import pytest
+
+from kinject.augment.checks.checker import MAX_OVERLAP, REASONS, Checker, Rules, check_completion, overlap
+from kinject.augment.checks.facts import compare_languages
+from kinject.types import Completion
+
+SOURCE = "The old mill at the river was rebuilt after the fire, and it grinds corn for the whole valley to this day."
+GOOD = "After the fire they built the mill by the river anew; to this day the valley has its corn ground there."
+
+
+def test_a_good_paraphrase_is_accepted_and_measured() -> None:
+    verdict = Checker(SOURCE).check(GOOD)
+    assert verdict.accepted
+    assert verdict.measures == {"length_ratio": 0.955, "source_overlap": 0.054, "sibling_overlap": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("  ", "empty"),
+        ("I'm sorry, but I can't rewrite this text for you.", "refusal"),
+        ("I cannot assist with that request.", "refusal"),
+        ("As an AI language model, I do not rewrite texts.", "refusal"),
+        (f"Sure, here is a paraphrase:\n\n{GOOD}", "wrapper"),
+        (f"Sure! {GOOD}", "wrapper"),
+        (f"Here's the rewritten passage: {GOOD}", "wrapper"),
+        (f"**Paraphrase:**\n{GOOD}", "wrapper"),
+        (f"Paraphrased text: {GOOD}", "wrapper"),
+        (f"{GOOD}\n\nLet me know if you would like another one.", "wrapper"),
+        (f"{GOOD} I hope this helps!", "wrapper"),
+        (f"{GOOD}\n\nNote: I rewrote the passage freely.", "wrapper"),
+        (f"<passage>\n{GOOD}\n</passage>", "wrapper"),
+        (f"{GOOD}<|im_end|>", "wrapper"),
+        (SOURCE.upper() + "!", "echo"),
+        (SOURCE.replace("corn", "grain"), "echo"),
+        ("The old mill.", "length"),
+        (f"{GOOD} " * 3, "length"),
+        (
+            "Nach dem Brand wurde die alte Mühle am Fluss und das Tal mit Korn versorgt, was sie für das Tal auch ist.",
+            "language",
+        ),
+        (
+            "После пожара старую мельницу у реки отстроили заново, и она до сих пор мелет зерно для всей долины.",
+            "language",
+        ),
+        (f"{GOOD} It was 1931.", "number"),
+        (f"{GOOD} Petrov was there.", "name"),
+    ],
+)
+def test_a_bad_answer_is_refused_with_its_reason(text: str, reason: str) -> None:
+    verdict = Checker(SOURCE).check(text)
+    assert (verdict.reason, bool(verdict.detail) or reason == "empty") == (reason, True)
+    assert reason in REASONS
+
+
+def test_what_differs_in_dress_only_is_a_duplicate() -> None:
+    checker = Checker(SOURCE)
+    checker.accept(GOOD)
+    assert checker.check(GOOD.upper().replace(" ", "  ")).reason == "duplicate"
+    assert checker.check(GOOD.replace("they built", "people built")).reason == "duplicate"
+    assert checker.check(
+        "Corn for the whole valley is ground to this day in the riverside mill, new since it burned."
+    ).accepted
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["I cannot recall, she wrote, when the mill burned down and who it was that saw it burn.",
+     "Sure of her way, she went on: the mill had burned down and nobody had seen it burn."],
+)  # fmt: skip
+def test_words_that_the_source_says_itself_are_no_refusal(source: str) -> None:
+    text = source.replace("burned down", "gone up in flames").replace(
+        "who it was that saw it", "which person watched it"
+    )
+    assert Checker(source).check(text).reason not in ("refusal", "wrapper")
+
+
+@pytest.mark.parametrize(
+    ("completion", "reason", "detail"),
+    [
+        (Completion("text"), "", ""),
+        (Completion("text", ""), "", ""),
+        (Completion("text", "eos"), "", ""),
+        (Completion("text", "end_turn"), "", ""),
+        (Completion("half", "length"), "truncated", "finish_reason is length"),
+        (Completion(" ", "length"), "truncated", "finish_reason is length"),
+        (Completion("half", "tool_calls"), "truncated", "finish_reason is tool_calls"),
+        (Completion("", "content_filter"), "filtered", "finish_reason is content_filter"),
+        (Completion(" ", "stop"), "no answer", "finish_reason is stop"),
+        (Completion("", ""), "no answer", "finish_reason is missing"),
+        (Completion("", "no choices"), "no answer", "finish_reason is no choices"),
+    ],
+)
+def test_an_answer_that_is_not_whole_is_refused(completion: Completion, reason: str, detail: str) -> None:
+    verdict = check_completion(completion)
+    assert (verdict.reason, verdict.detail) == (reason, detail)
+
+
+def _nonsense(first: int, n: int) -> str:
+    """`n` words that hold no fact and are of no language."""
+    return " ".join("k" + chr(97 + at // 26) + chr(97 + at % 26) for at in range(first, first + n))
+
+
+def test_seven_tenths_of_all_triples_may_be_shared_and_not_more() -> None:
+    assert MAX_OVERLAP == 7 / 10
+    nine, twelve = _nonsense(0, 9), _nonsense(0, 12)  # 7 triples, all of them among 10
+    assert Checker(nine).check(twelve).measures["source_overlap"] == 0.7
+    assert Checker(nine).check(_nonsense(0, 11)).detail == "shares 78% of its word triples with the source"
+    checker = Checker(_nonsense(100, 12))
+    checker.accept(nine)
+    assert checker.check(twelve).measures["sibling_overlap"] == 0.7
+    assert checker.check(_nonsense(0, 11)).detail == "shares 78% of its word triples with an accepted paraphrase"
+
+
+def test_the_very_same_words_are_told_as_a_whole_and_refused_where_nearness_is_not() -> None:
+    source, other = _nonsense(0, 12), _nonsense(50, 12)
+    assert Checker(source).check(source.upper()).detail == "shares 100% of its word triples with the source"
+    checker = Checker(source, Rules(near=False, echo=False))
+    assert checker.check(other).accepted
+    checker.accept(other)
+    assert checker.check(f"{other}!").detail == "shares 100% of its word triples with an accepted paraphrase"
+    assert checker.check(f"{_nonsense(40, 1)} {other}").accepted  # nearly the same may stand
+    assert checker.check(source).accepted
+
+
+def test_a_text_counts_as_accepted_whatever_was_looked_at_before() -> None:
+    source, one, other = (_nonsense(at, 12) for at in (0, 30, 60))
+    checker = Checker(source)
+    checker.check(one)
+    checker.accept(other)  # not the one that was checked last
+    assert checker.check(one).accepted
+    assert checker.check(other).reason == "duplicate"
+    checker.check(one)
+    checker.accept(one)
+    assert checker.check(one).reason == "duplicate"
+
+
+def test_texts_too_short_for_a_triple_are_compared_whole() -> None:
+    assert Checker("kab kac").check("Kab, kac!").reason == "echo"
+    assert Checker("kab kac").check("kad kae").measures["source_overlap"] == 0.0
+    assert overlap(frozenset([("a",)]), frozenset([("a",)])) == 1.0
+    assert overlap(frozenset(), frozenset()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("n_source", "n_text", "reason"),
+    [(12, 4, ""), (13, 4, "length"), (20, 7, ""), (20, 6, "length"), (20, 10, ""), (10, 25, ""), (10, 26, "length"), (4, 12, ""),
+     (4, 13, "length")],
+)  # fmt: skip
+def test_length_is_bounded_by_a_ratio_and_by_eight_words(n_source: int, n_text: int, reason: str) -> None:
+    verdict = Checker(_nonsense(0, n_source)).check(_nonsense(100, n_text))
+    assert verdict.reason == reason
+    assert not reason or verdict.detail == f"{n_text} words for {n_source}"
+
+
+def test_a_style_that_need_not_be_complete_may_lose_a_fact_and_still_not_invent_one() -> None:
+    source, without = f"{_nonsense(0, 9)} 1931.", _nonsense(50, 9)
+    assert Checker(source).check(without).reason == "number"
+    assert Checker(source, Rules(complete=False)).check(without).accepted
+    assert Checker(source, Rules(complete=False)).check(f"{without} 1932.").reason == "number"
+
+
+def test_what_was_found_is_told_to_sixty_characters() -> None:
+    text = f"Sure, {'very ' * 20}well: {GOOD}"
+    detail = Checker(SOURCE).check(text).detail
+    assert detail == f"found {text[:60]!r}"
+
+
+def test_a_text_without_any_common_word_has_no_language() -> None:
+    assert (
+        compare_languages("Mount Roaring stands 7859 feet high.", "Der Berg ist nicht hoch, und das ist die Frage.")
+        == ""
+    )
