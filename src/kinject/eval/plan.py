@@ -29,7 +29,6 @@ from kinject.recipe.sections import EvalSection, QuestionSetSection
 from kinject.types import Passage, Question, Recall
 
 
-<<<<<<< HEAD
 @dataclass(frozen=True, slots=True)
 class Arm:
     """A model with one format, one number of few-shot examples and one number `k` of retrieved passages."""
@@ -96,18 +95,12 @@ class Plan:
     recalls: tuple[Recall, ...] = ()
 
 
-def read_plan(recipe: Recipe) -> Plan:
+def read_plan(recipe: EvalRecipe) -> Plan:
     """Return the plan of `recipe`.
 
     Raises `RecipeError` or `InputError` with every fault that can be found without a model.
     """
-=======
-def read_plan(recipe: EvalRecipe) -> Plan:
-    """Return what `recipe` asks. Raises `RecipeError` or `InputError` with every fault that shows without a model."""
->>>>>>> main
     section = recipe.eval
-    if section is None:
-        raise recipe.error("eval", "missing. kinject eval needs this section.")
     faults = list(_faults(recipe, section))
     if faults:
         raise RecipeError(faults)
@@ -160,14 +153,8 @@ def _is_task(path: str) -> bool:
     return Path(path).suffix in (".yaml", ".yml")
 
 
-<<<<<<< HEAD
-def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
-    """Yield the faults that concern several keys of the section."""
-=======
 def _faults(recipe: EvalRecipe, section: EvalSection) -> Iterator[Fault]:
-    """Yield the faults that the sections' own types cannot see."""
-    most_shots = max(section.shots)
->>>>>>> main
+    """Yield the faults that concern several keys of the section."""
     for name, value in section.questions.items():
         key = f"eval.questions.{name}"
         for problem in _set_problems(_as_section(value), section):
@@ -215,11 +202,7 @@ def _read_template(section: EvalSection) -> str:
     return source
 
 
-<<<<<<< HEAD
-def _make_retriever(recipe: Recipe, section: EvalSection) -> Retriever | None:
-=======
-def _load_retriever(recipe: EvalRecipe, section: EvalSection) -> Ranks | None:
->>>>>>> main
+def _make_retriever(recipe: EvalRecipe, section: EvalSection) -> Retriever | None:
     if section.retrieval is None or not section.retrieval.documents:
         return None
     passages = read_passages([Path(path) for path in section.retrieval.documents], section.retrieval.passage_tokens)

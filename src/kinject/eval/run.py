@@ -34,7 +34,7 @@ from kinject.eval.scoring.requests import (
     score_prompts,
 )
 from kinject.eval.scoring.resumable import ResumableScoring, join_processes, single_process_notes
-from kinject.recipe import Recipe
+from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EvalSection
 from kinject.types import Answer, Perplexity, Report
 
@@ -56,7 +56,7 @@ class _Run:
     n_scored: int = 0
 
 
-def evaluate(recipe: Recipe) -> Report:
+def evaluate(recipe: EvalRecipe) -> Report:
     """Score every question set with every model of `recipe.eval` and return the results.
 
     Writes to the recipe's run folder: answers.jsonl as prompts are scored (a rerun scores none of them again),
@@ -67,7 +67,6 @@ def evaluate(recipe: Recipe) -> Report:
     """
     plan = read_plan(recipe)
     section = recipe.eval
-    assert section is not None
     inputs = {str(path): check_output(path, _INPUT_FIX) for path in plan.inputs if path.is_file()}
     shard = join_processes(recipe.run_dir)
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
@@ -87,15 +86,13 @@ def evaluate(recipe: Recipe) -> Report:
     return report
 
 
-def show_prompts(recipe: Recipe, n: int) -> Iterator[str]:
+def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
     """Yield a text for each of the first `n` questions of each set and arm; nothing is stored.
 
     Tokens are separated by bars, line breaks in a token are \\n; the gold choice has a star, the chosen one an arrow.
     """
-    assert recipe.eval is not None
-    small = replace(recipe, eval=replace(recipe.eval, limit=n))
-    plan, section = read_plan(small), small.eval
-    assert section is not None
+    section = replace(recipe.eval, limit=n)
+    plan = read_plan(replace(recipe, eval=section))
     for name, path in section.models.items():
         model = load_scorer(name, path, section)
         for question_set in plan.sets:
@@ -162,7 +159,7 @@ def _note_faults(run: _Run, question_set: QuestionSet, prompts: Sequence[Pending
             )
 
 
-def _write_files(recipe: Recipe, run: _Run, report: Report) -> None:
+def _write_files(recipe: EvalRecipe, run: _Run, report: Report) -> None:
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
     write_sealed(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **asdict(report)})
     counts = {
