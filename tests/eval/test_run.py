@@ -178,7 +178,9 @@ def test_a_run_killed_under_another_recipe_reads_what_that_began_and_then_the_re
 def test_a_damaged_list_of_pending_prompts_is_refused_since_the_last_digits_hang_on_it(run, tmp_path, content):
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "pending.json").write_text(content)
-    with pytest.raises(InputError, match=r"pending\.json: damaged: .* Delete it: what was being asked is asked anew"):
+    with pytest.raises(
+        InputError, match=r"pending\.json: damaged: .* Delete it: the prompts of its batch are scored again"
+    ):
         run()
 
 

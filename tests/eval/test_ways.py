@@ -156,7 +156,9 @@ def test_the_header_is_the_systems_turn_of_a_chat(tiny_tokenizer, refuses):
     asked = "Where?\nA. a b\nB. c\nAnswer:"
     assert found.context == f"{middle}{asked} B\n\n{asked}<assistant>"
     assert found.continuations == ("A", "B")
-    assert encoder.notes == (["the chat template takes no system turn; headers stand in the user's"] if refuses else [])
+    assert encoder.notes == (
+        ["the chat template takes no system turn; headers are part of the user's"] if refuses else []
+    )
 
 
 def test_chat_without_a_template_is_refused(recipe):
@@ -287,3 +289,7 @@ def test_two_processes_share_the_questions_and_texts_and_answer_as_one(recipe, t
     assert (perplexity.n_tokens, perplexity.n_texts) == (expected.n_tokens, expected.n_texts)
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["scored_now"] == 8
     assert not list((tmp_path / "run").glob("process-*"))
+    again = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=500, check=False)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert read_report(tmp_path / "run" / "report.json") == together
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["scored_now"] == 0

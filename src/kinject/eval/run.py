@@ -38,7 +38,9 @@ from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EvalSection
 from kinject.types import Answer, Perplexity, Report
 
-_INPUT_FIX = "Run the command that wrote it again (stored answers are kept). If you changed it yourself, rename it."
+_INPUT_FIX = (
+    "Run the command that wrote it again (stored answers are kept). If you changed it yourself, give it another name."
+)
 
 
 @dataclass
