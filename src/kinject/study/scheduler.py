@@ -54,7 +54,7 @@ def schedule_stages(stages: Sequence[Stage], status: StageStatus, executor: Exec
                     break
                 executor.submit(waiting.pop(stage.id))
                 running.add(stage.id)
-                progress.tell(stage.label)
+                progress.set_status(stage.label)
             if not running:
                 break  # what is left needs something that failed
             for outcome in executor.wait():

@@ -126,7 +126,7 @@ class _Run:
                 self.failed[str(error)] += 1
             else:
                 self.outcomes.add(outcome_row(identity, passage, outcome))
-        self.progress.tell(self.writer.sender.status())
+        self.progress.set_status(self.writer.sender.status())
         self.progress.advance()
 
 
