@@ -241,5 +241,5 @@ class AugmentProgress(Progress):
     def advance(self, n: int = 1) -> None:
         """Count `n` more rewritings as done (stored, or given up)."""
         refused = f"{self._n_refused:,} refused" if self._n_refused else ""
-        self._said = ", ".join(words for words in (refused, self._status()) if words)
+        self._status_text = ", ".join(words for words in (refused, self._status()) if words)
         super().advance(n)

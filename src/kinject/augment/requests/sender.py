@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TypeVar
@@ -271,6 +271,7 @@ class Sender:
 
 
 Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
 async def run_workers(
@@ -299,6 +300,22 @@ async def run_workers(
         await asyncio.gather(*(draw() for _ in range(n_workers)))
         if errors:
             raise errors[0]
+
+
+async def gather_answers(requests: Iterable[Awaitable[Answer]]) -> list[Answer | EndpointError]:
+    """Return the answer to each request, or the error that only this request met, in order.
+
+    Raises an error that ends the run when all requests have ended; `Stopped` only if there is no other.
+    """
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    fatal = [one for one in results if isinstance(one, BaseException) and not _is_of_one_request(one)]
+    if fatal:
+        raise next((error for error in fatal if not isinstance(error, Stopped)), fatal[0])
+    return [one for one in results if isinstance(one, EndpointError) or not isinstance(one, BaseException)]
+
+
+def _is_of_one_request(error: BaseException) -> bool:
+    return isinstance(error, EndpointError) and not error.fatal
 
 
 @contextlib.contextmanager

@@ -16,11 +16,11 @@ from kinject.study.arms import (
     BASE,
     RAG,
     TRAIN_SECTIONS,
-    arms_of,
+    base_models,
     eval_overrides,
-    grid_arms,
-    models_of,
-    overrides_of,
+    expand_arms,
+    override_arguments,
+    tuning_grids,
 )
 
 _NO_SWEEPS = " The study has no sweeps; add it to study.sweeps."
@@ -46,14 +46,14 @@ def check_inputs(recipe: StudyRecipe) -> None:
     for path, overrides, verb in asked:
         try:
             if path is not None:
-                read_recipe(Path(path), overrides_of(overrides), verb)
+                read_recipe(Path(path), override_arguments(overrides), verb)
         except RecipeError as error:
             faults += error.faults
     if faults:
         raise RecipeError(faults)
 
 
-def check_shared(recipe: StudyRecipe) -> None:
+def check_shared_recipes(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` with every fault that the shared recipes have with some arm's overrides. Imports TRL."""
     faults = [*_shared_faults(recipe, recipe.study)]
     if faults:
@@ -94,7 +94,7 @@ def _name_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
         yield from unknown(("study", "tune", name, "arm"), choice.arm, arms - {BASE})
         for index, arm_name in enumerate(choice.arms or ()):
             yield from unknown(("study", "tune", name, "arms", index), arm_name, arms - {BASE})
-    for name, model_item in models_of(section).items():
+    for name, model_item in base_models(section).items():
         if model_item.path is None and model_item.recipe is None:
             yield recipe.fault(("study", "models", name), "has neither path nor recipe. Give one.")
         if model_item.overrides and model_item.recipe is None:
@@ -180,7 +180,7 @@ def _key_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
 
 def _shared_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     """Yield what the shared recipes say of each arm's overrides, at the arm's own line."""
-    for arm in [*arms_of(recipe, {}), *(arm for grid in grid_arms(recipe).values() for _, arm in grid)]:
+    for arm in [*expand_arms(recipe, {}), *(arm for grid in tuning_grids(recipe).values() for _, arm in grid)]:
         parts: tuple[tuple[str | None, Mapping[str, Any]], ...] = (
             (section.augment, arm.augment_overrides), (section.train, arm.train_overrides)
         )  # fmt: skip
@@ -189,7 +189,7 @@ def _shared_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault
             if path is None:
                 continue
             try:
-                read_recipe(Path(path), overrides_of(overrides))
+                read_recipe(Path(path), override_arguments(overrides))
             except RecipeError as error:
                 for fault in error.faults:
                     own = fault.where == "command line"
@@ -198,7 +198,7 @@ def _shared_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault
 
 
 def _validation_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
-    asked = read_recipe(Path(section.eval), overrides_of(eval_overrides(section))).eval
+    asked = read_recipe(Path(section.eval), override_arguments(eval_overrides(section))).eval
     if asked is None:
         yield recipe.fault("study.eval", f"{section.eval} has no eval section.")
         return
