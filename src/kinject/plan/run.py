@@ -134,7 +134,7 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     timing = _calibrate(recipe, options, devices, fits, length, notes)
     n_steps = length.steps if length is not None else max(trainer_field(recipe, "max_steps"), 0)
     return Plan(
-        recipe=recipe.words, model=recipe.model.path or f"new {step.model.model_type}", step=step, memory=memory,
+        recipe=recipe.command_line, model=recipe.model.path or f"new {step.model.model_type}", step=step, memory=memory,
         devices=devices, need=devices.need(memory.peak), fits=fits, changes=tuple(changes), changes_suffice=suffice,
         parallelism=choose_parallelism(memory, devices), length=length, disk=estimate_disk(recipe, memory, length),
         timing=timing, seconds=timing.step_seconds * n_steps if timing is not None and n_steps else None,
