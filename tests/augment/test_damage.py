@@ -214,6 +214,6 @@ def test_a_disk_that_fills_ends_augment_with_a_line_and_code_2_and_nothing_is_pa
     assert "Traceback" not in done.stderr
     line = done.stderr.strip().splitlines()[-1]
     assert f"{tmp_path / 'run'}" in line
-    assert "same command goes on" in line or "Free space" in line
+    assert "same command again" in line or "Free space" in line
     augment(recipe)
     assert running.state.n_requests <= 36 + 8  # those whose answer found no room any more

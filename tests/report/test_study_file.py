@@ -34,7 +34,7 @@ def damaged(tmp_path: Path, *keys: Any, value: Any) -> Path:
     """Write a study in which the place `keys` holds `value`."""
     path = tmp_path / "report.json"
     place = whole = json.loads(whole_text())
-    del whole["_checksum"]  # whoever damages it by hand writes no other
+    del whole["crc32"]  # whoever damages it by hand writes no other
     for key in keys[:-1]:
         place = place[key]
     if value is ...:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import overload
 
 from kinject.corpus.rows import CorpusRow, LineFaults, Shape, parse_corpus_row
-from kinject.disk import open_to_read, read_lines
-from kinject.disk.jsonl import parse_row
+from kinject.disk import open_to_read, parse_row, read_lines
 from kinject.errors import InputError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -23,8 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject.corpus.tokens import Tokenization, TokenRow
-from kinject.disk import content_id, file_hash, read_sums, tree_hash, write_sums, write_text
-from kinject.disk.faults import unwritable
+from kinject.disk import check_sha256sums, content_id, file_hash, folder_hash, unwritable, write_sha256sums, write_text
 from kinject.errors import DiskError
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def _fault(entry: Path) -> str:
     """Return why the entry must be made, "" where it is there as it was written."""
     if not entry.is_dir():
         return "not there"
-    found, fault = read_sums(entry)
+    found, fault = check_sha256sums(entry)
     return fault or ("" if found else f"{entry}: has no SHA256SUMS")
 
 
@@ -157,7 +156,7 @@ def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
     finally:
         for file in files.values():
             file.close()
-    write_sums(part)
+    write_sha256sums(part)
 
 
 def entry_key(corpus: Path, tokenizer: PreTrainedTokenizerBase, how: Tokenization, *more: object) -> str:
@@ -173,6 +172,6 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     else:
         with tempfile.TemporaryDirectory() as scratch:
             tokenizer.save_pretrained(scratch)
-            rules = tree_hash(Path(scratch))
+            rules = folder_hash(Path(scratch))
     marks = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.chat_template)
     return content_id(type(tokenizer).__name__, rules, *map(repr, marks))

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from kinject.disk.jsonl import Row, parse_row
+from kinject.disk import Row, parse_row
 from kinject.recipe import TrainRecipe
 from kinject.train.config import trainer_field
 

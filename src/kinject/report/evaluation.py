@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import check_version, read_manifest, read_sealed, write_text
-from kinject.disk.atomic import atomic_file
+from kinject.disk import atomic_file, check_version, read_checked_json, read_manifest, write_text
 from kinject.errors import InputError
 from kinject.report import figures
 from kinject.report.flips import read_flips
@@ -115,7 +114,7 @@ def read_report(path: Path) -> Report:
     Raises `DiskError` when it cannot be read, and `InputError` naming the place when it is damaged, inconsistent, or
     of a newer format. Keys that this version does not know are left out.
     """
-    value = read_sealed(path, "Run kinject eval again.")
+    value = read_checked_json(path, "Run kinject eval again.")
     source = _Source(path, value, "report")
     check_version(source.value.get("format_version", 1), f"{path}: format_version")
     cells = tuple(_read_cell(_Source(path, cell, f"cells[{i}]")) for i, cell in enumerate(source.items("cells")))

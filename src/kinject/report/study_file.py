@@ -10,7 +10,7 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import FORMAT_VERSION, check_version, read_sealed, sealed, write_text
+from kinject.disk import FORMAT_VERSION, check_version, read_checked_json, with_checksum, write_text
 from kinject.errors import InputError
 from kinject.results import Contrast, Score, StudyResult
 
@@ -29,7 +29,7 @@ def save_study(path: Path, result: StudyResult) -> None:
     """Write `result` as JSON, with the version of its format first."""
     value = {"format_version": FORMAT_VERSION, "kind": "study", **asdict(result)}
     # In ASCII: a question may hold half a surrogate pair, which UTF-8 cannot.
-    write_text(path, json.dumps(sealed(value), indent=1) + "\n")
+    write_text(path, json.dumps(with_checksum(value), indent=1) + "\n")
 
 
 def read_study(path: Path) -> StudyResult:
@@ -38,7 +38,7 @@ def read_study(path: Path) -> StudyResult:
     Raises `DiskError` when it cannot be read, and `InputError` naming the place when it is damaged, is not a study's, or
     is of a newer format. Keys that this version does not know are left out.
     """
-    value = read_sealed(path, "Run kinject study again.")
+    value = read_checked_json(path, "Run kinject study again.")
     try:
         check_version(value.get("format_version", 1), f"{path}: format_version")
         result = _read(StudyResult, value, "")

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import write_text
-from kinject.disk.atomic import atomic_file
+from kinject.disk import atomic_file, write_text
 from kinject.report.figures import inline_svg, loss_figure, render_png, render_svg
 from kinject.report.formatting import format_name
 from kinject.report.pages import Plot

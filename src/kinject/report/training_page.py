@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.disk import read_manifest, write_text
-from kinject.disk.atomic import atomic_file
+from kinject.disk import atomic_file, read_manifest, write_text
 from kinject.errors import InputError
 from kinject.report.figures import (
     LEARNING,

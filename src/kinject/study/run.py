@@ -13,7 +13,7 @@ from typing import Any
 
 from kinject.augment.plan import preview
 from kinject.corpus.questions import read_questions
-from kinject.disk import content_id, lock_dir, read_manifest, read_sealed, write_json, write_manifest
+from kinject.disk import content_id, lock_dir, read_checked_json, read_manifest, write_json, write_manifest
 from kinject.eval.table import aligned
 from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.study_section import StudySection
@@ -242,7 +242,7 @@ def _estimate(found: Study, missing: Sequence[Stage]) -> str:
     for kind in {stage.kind for stage in missing}:
         n = sum(stage.kind == kind for stage in missing)
         folder, cure = found.planner.cache_dir / kind, "Delete its folder to do this stage again."
-        known = [read_sealed(path, cure) for path in folder.glob(f"*/{DONE}")]
+        known = [read_checked_json(path, cure) for path in folder.glob(f"*/{DONE}")]
         if known:
             seconds += n * fmean(float(done["seconds"]) for done in known)
             tokens += round(n * fmean(int(done["tokens"]) for done in known))

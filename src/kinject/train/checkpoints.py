@@ -15,8 +15,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from kinject.disk import read_sums, write_json, write_sums
-from kinject.disk.faults import is_of_the_world, unwritable
+from kinject.disk import check_sha256sums, is_system_failure, unwritable, write_json, write_sha256sums
 from kinject.errors import DiskError
 from kinject.process import is_first_process
 
@@ -34,7 +33,7 @@ _NAME = re.compile(r"^checkpoint-(\d+)$")
 def mark_complete(checkpoint: Path) -> None:
     """Record the hash and size of every file of a checkpoint that has just been written whole."""
     (checkpoint / _MARKER).unlink(missing_ok=True)
-    write_sums(checkpoint)
+    write_sha256sums(checkpoint)
     sizes = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in _files(checkpoint)}
     write_json(checkpoint / _MARKER, sizes)
 
@@ -77,7 +76,7 @@ def checkpoint_to_resume(run_dir: Path) -> Path | None:
     Reads them whole, but for checkpoints of an older kinject, which have no SHA256SUMS.
     """
     for _, path in checkpoints(run_dir):
-        fault = read_sums(path)[1] if is_whole(path) else f"{path}: was not written whole"
+        fault = check_sha256sums(path)[1] if is_whole(path) else f"{path}: was not written whole"
         if not fault:
             return path
         log.warning(f"{fault}. This checkpoint is left out; an older one, or the start, serves.")
@@ -111,7 +110,7 @@ def disk_faults(run_dir: Path) -> Iterator[None]:
 
 def _disk_fault(error: BaseException) -> str | None:
     """Return what the disk said, None where the error is of another kind."""
-    if isinstance(error, OSError) and is_of_the_world(error):
+    if isinstance(error, OSError) and is_system_failure(error):
         return error.strerror or str(error)
     said = str(error)
     if isinstance(error, OSError | SafetensorError | RuntimeError):

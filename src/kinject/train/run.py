@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from kinject.disk import (
+    SHA256SUMS,
     check_output,
-    checked_hashes,
+    check_sha256sums,
     content_id,
     file_hash,
+    folder_hash,
     lock_dir,
     read_manifest,
-    read_sums,
-    tree_hash,
+    verified_hashes,
+    write_checked_json,
     write_manifest,
-    write_sealed,
-    write_sums,
+    write_sha256sums,
     write_text,
 )
-from kinject.disk.sums import SUMS
 from kinject.errors import TrainingError
 from kinject.process import is_first_process
 from kinject.recipe import TrainRecipe
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CORPUS_CURE = "Run kinject augment again: nothing is asked twice. If you changed it yourself, give it another name."
-_FILES = ("log.jsonl", "timing.jsonl", f"model/{SUMS}")
+_FILES = ("log.jsonl", "timing.jsonl", f"model/{SHA256SUMS}")
 """What a finished run holds beside its sealed files; the manifest has the hashes."""
 
 
@@ -97,7 +97,9 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
             "skipped_updates": trainer.guard.skipped, "warnings": trainer.guard.warnings,
         }  # fmt: skip
         if is_first_process():
-            write_sealed(recipe.run_dir / "exposures.json", exposures_by_document(data.exposures, trainer.state.epoch))
+            write_checked_json(
+                recipe.run_dir / "exposures.json", exposures_by_document(data.exposures, trainer.state.epoch)
+            )
         _write_manifest(recipe, inputs, counts)
     return _result(recipe, counts, model_dir, already_done=False)
 
@@ -136,7 +138,7 @@ def inputs_of(recipe: TrainRecipe) -> dict[str, str]:
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
         if isinstance(path, str):
             folder = Path(path)
-            there = tree_hash(folder, known=checked_hashes(folder)) if folder.is_dir() else ""
+            there = folder_hash(folder, known=verified_hashes(folder)) if folder.is_dir() else ""
             inputs[name] = there or f"hub:{path}@{model.revision or 'main'}"
     sections = {key: recipe.raw.get(key) for key in ("seed", "method", "model", "adapter", "corpus", "trainer")}
     sections |= {
@@ -198,7 +200,7 @@ def _damage(folder: Path, manifest: Mapping[str, Any]) -> str:
     for name, wanted in manifest.get("outputs", {}).items():
         if not (folder / name).is_file() or file_hash(folder / name) != wanted:
             return f"{folder / name}: is not what the run wrote (manifest.json has its hash)"
-    return read_sums(folder / "model")[1]
+    return check_sha256sums(folder / "model")[1]
 
 
 def _agreed(trainer: KnowledgeTrainer, run_dir: Path) -> Path | None:
@@ -263,7 +265,7 @@ def _save(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
         trainer.save_model(str(part))
     trainer.accelerator.wait_for_everyone()
     if is_first_process():
-        write_sums(part)
+        write_sha256sums(part)
         if final.exists():
             shutil.rmtree(final)
         os.replace(part, final)

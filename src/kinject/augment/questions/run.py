@@ -22,7 +22,7 @@ from kinject.augment.requests.sender import Sender, Traffic, run_workers
 from kinject.augment.validation import limits_of, questions_of_recipe
 from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.passages import split_passages, token_spans
-from kinject.disk import Journal, Places, Row, content_id, lock_dir, read_jsonl, write_jsonl, write_manifest
+from kinject.disk import Journal, OffsetIndex, Row, content_id, lock_dir, read_jsonl, write_jsonl, write_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.terminal import Progress
@@ -73,8 +73,8 @@ class _Outcomes:
 
     def __init__(self, run_dir: Path) -> None:
         with contextlib.ExitStack() as stack:
-            self._places = stack.enter_context(Places())
-            self._journal = stack.enter_context(Journal(run_dir / "outcomes.jsonl", sync=False, each=self._note))
+            self._places = stack.enter_context(OffsetIndex())
+            self._journal = stack.enter_context(Journal(run_dir / "outcomes.jsonl", sync=False, on_row=self._note))
             self._open = stack.pop_all()
 
     def _note(self, place: int, row: Row) -> None:
@@ -85,7 +85,7 @@ class _Outcomes:
 
     def get(self, identity: str) -> Row | None:
         """Return the row of a passage that is done, None of another."""
-        places = self._places.of(identity)
+        places = self._places.offsets_of(identity)
         return self._journal.row_at(places[-1]) if places else None
 
     def add(self, row: Row) -> None:

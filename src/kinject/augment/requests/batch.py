@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 
 
 import sqlite3
-import zlib
 from dataclasses import dataclass
 
-from kinject.disk import settle_database
+from kinject.disk import open_database, row_checksum, write_rows
 from kinject.errors import DiskError
 
 MOST_REQUESTS = 10_000
@@ -345,7 +344,7 @@ def errors_of(batch: Mapping[str, Any]) -> str:
 
 
 _SCHEMA = """CREATE TABLE IF NOT EXISTS batches (
-    submission TEXT PRIMARY KEY, url TEXT NOT NULL, batch TEXT, keys TEXT NOT NULL, crc32 INTEGER
+    submission TEXT PRIMARY KEY, url TEXT NOT NULL, batch TEXT, keys TEXT NOT NULL, crc32 INTEGER NOT NULL
 ) WITHOUT ROWID"""
 
 
@@ -361,21 +360,16 @@ class SubmittedBatch:
 class BatchLog:
     """An open log. Each change is on disk when the call returns. Raises `DiskError` where it cannot be.
 
-    Each row has its CRC-32 (those of an older kinject have none); on opening all are read.
+    Each row has its CRC-32; on opening all rows are checked.
     """
 
     def __init__(self, path: Path) -> None:
         """Open or create the file. Raises `DiskError` where it cannot be, or a row is not as it was written."""
         self.path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(path, isolation_level=None)
-            settle_database(self._database, path)
-            self._database.execute(_SCHEMA)
-            if all(column[1] != "crc32" for column in self._database.execute("PRAGMA table_info(batches)")):
-                self._database.execute("ALTER TABLE batches ADD COLUMN crc32 INTEGER")
+            self._database = open_database(path, _SCHEMA)
             rows = self._database.execute("SELECT submission, url, batch, keys, crc32 FROM batches").fetchall()
-            if any(row[4] not in (None, _crc32(*row[:4])) for row in rows):
+            if any(row[4] != row_checksum(row[:4]) for row in rows):
                 raise sqlite3.DatabaseError("a row is not as it was written")
         except (OSError, TypeError, AttributeError, sqlite3.Error) as error:
             raise DiskError(
@@ -407,17 +401,7 @@ class BatchLog:
 
     def _put(self, submission: str, url: str, batch: str | None, keys: str) -> None:
         row = (submission, url, batch, keys)
-        self._write("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)", (*row, _crc32(*row)))
+        self._write("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)", (*row, row_checksum(row)))
 
     def _write(self, statement: str, values: tuple[object, ...]) -> None:
-        try:
-            self._database.execute(statement, values)
-        except sqlite3.Error as error:
-            raise DiskError(
-                f"{self.path}: cannot be written ({error}). What was stored so far is safe. Mend what the system says; the "
-                "same command goes on."
-            ) from error
-
-
-def _crc32(submission: str, url: str, batch: str | None, keys: str) -> int:
-    return zlib.crc32("\0".join((submission, url, "" if batch is None else f"={batch}", keys)).encode())
+        write_rows(self._database, self.path, statement, [values])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from kinject.disk import read_sealed, remove, write_sealed
+from kinject.disk import delete_file, read_checked_json, write_checked_json
 from kinject.eval.scoring.answers import AnswerBook
 from kinject.eval.scoring.encode import Encoded
 from kinject.eval.scoring.scorer import Reading, Scorer
@@ -138,12 +138,12 @@ class Desk:
         path = self.share.folder / "pending.json"
         said: dict[str, Reading] = {}
         for keys in _passes(path, prompts, stored):
-            write_sealed(path, {"keys": keys})
+            write_checked_json(path, {"keys": keys})
             known = {index for index, key in enumerate(keys) if key in stored}
             for index, reading in scorer.read([prompts[key] for key in keys], known):
                 said[keys[index]] = reading
                 keep(keys[index], reading)
-            remove(path)
+            delete_file(path)
         return said
 
 
@@ -163,7 +163,7 @@ def _begun(path: Path) -> list[str]:
     """Return the keys in `path`; none where it is absent or not ours, for then all that is left is read anew."""
     if not path.exists():
         return []
-    keys = read_sealed(path, "Delete it: what was being asked is asked anew, and may differ in the last digit.").get(
-        "keys"
-    )
+    keys = read_checked_json(
+        path, "Delete it: what was being asked is asked anew, and may differ in the last digit."
+    ).get("keys")
     return keys if isinstance(keys, list) and all(isinstance(key, str) for key in keys) else []
