@@ -8,10 +8,10 @@ from pathlib import Path
 
 from kinject.disk import check_folder
 from kinject.errors import InputError
-from kinject.eval.answers import read_answers
 from kinject.eval.cells import correct_family, is_right, make_cell
 from kinject.eval.harness_files import read_samples
 from kinject.eval.scores import Score, rescored
+from kinject.eval.scoring.answers import read_answers
 from kinject.eval.statistics import seed_interval
 from kinject.eval.table import aligned, format_p
 from kinject.types import Answer, Cell

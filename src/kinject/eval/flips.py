@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from kinject.disk import Row
-from kinject.eval.asks import Arm, Plan, QuestionSet, arms_of
 from kinject.eval.cells import is_right, is_scored
+from kinject.eval.plan import Arm, Plan, QuestionSet, arms_of
 from kinject.eval.results import Results
 from kinject.eval.scores import rescored
 from kinject.recipe.sections import EvalSection

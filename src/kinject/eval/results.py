@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from string import ascii_uppercase
 
-from kinject.eval.asks import Arm, Plan, QuestionSet, arms_of
 from kinject.eval.cells import correct_family, is_right, make_cell
+from kinject.eval.plan import Arm, Plan, QuestionSet, arms_of
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.scores import LETTERED, Score, letter_mass, letter_priors, rescored
 from kinject.recipe.sections import EvalSection
