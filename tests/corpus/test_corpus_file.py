@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kinject.corpus import CorpusFile, read_corpus
+from kinject.corpus.rows import CorpusFile, read_corpus
 from kinject.errors import InputError
 
 ROWS = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from datasets import load_dataset
 
-from kinject.corpus import read_corpus
+from kinject.corpus.rows import read_corpus
 from kinject.disk import write_jsonl
 from kinject.errors import InputError
 

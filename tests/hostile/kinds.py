@@ -160,8 +160,7 @@ def read_some_questions(path: Path) -> None:
 
 def read_whole_corpus(path: Path) -> None:
     """Read a corpus both ways."""
-    from kinject.corpus.corpus_file import CorpusFile
-    from kinject.corpus.rows import read_corpus
+    from kinject.corpus.rows import CorpusFile, read_corpus
 
     everything(CorpusFile(path))
     read_corpus(path)

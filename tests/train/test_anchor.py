@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kinject.corpus import Layout, Tokenization, TrainingRow, read_corpus
+from kinject.corpus.packing import PackingConfig, TrainingRow
+from kinject.corpus.rows import read_corpus
+from kinject.corpus.tokenize import Tokenization
 from kinject.errors import RecipeError
 from kinject.models import load_model
 from kinject.recipe import Recipe
@@ -40,7 +42,7 @@ def _rows(recipe: Recipe, tokenizer: Any) -> list[TrainingRow]:
     assert corpus is not None
     assert corpus.replay is not None
     replay = Part(read_corpus(Path(corpus.replay.path), origin="replay"), corpus.replay.fraction)
-    preparation = Preparation(tokenizer, Tokenization(), Layout(64, "bfd_split", corpus.spread), recipe.seed)
+    preparation = Preparation(tokenizer, Tokenization(), PackingConfig(64, "bfd_split", corpus.spread), recipe.seed)
     return list(preparation.apply(read_corpus(Path(corpus.path)), {"replay": replay}).rows)
 
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 import yaml
 
-from kinject.corpus import Layout, Tokenization, read_corpus
+from kinject.corpus.packing import PackingConfig
+from kinject.corpus.rows import read_corpus
+from kinject.corpus.tokenize import Tokenization
 from kinject.models import new_model
 from kinject.recipe import read_recipe
 from kinject.train import train
@@ -44,7 +46,7 @@ def test_packed_logits_are_those_of_each_document_alone(
     if (shape, attention) == ("gemma2, short window", "sdpa"):
         pytest.skip("transformers gives Gemma 2 no sdpa: its logits are capped")
     model = new_model(SHAPES[shape], tiny_tokenizer, 0, attention).eval()
-    data = Preparation(tiny_tokenizer, Tokenization(), Layout(96, "bfd_split"), 0).apply(read_corpus(corpus))
+    data = Preparation(tiny_tokenizer, Tokenization(), PackingConfig(96, "bfd_split"), 0).apply(read_corpus(corpus))
     rows = list(RowDataset(data.rows))[:4]
     batch = Collator(tiny_tokenizer.pad_token_id)(rows)
     with torch.no_grad():

@@ -12,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kinject.corpus import CorpusFile, Layout, Tokenization
+from kinject.corpus.packing import PackingConfig
+from kinject.corpus.rows import CorpusFile
+from kinject.corpus.tokenize import Tokenization
 from kinject.disk import read_jsonl, tree_hash
 from kinject.errors import RecipeError
 from kinject.recipe import Recipe, read_recipe
@@ -59,7 +61,9 @@ def _n_tokens(rows: Any, tokenizer: Any) -> dict[str, int]:
 def test_the_rows_of_an_epoch_hold_the_stated_shares_of_tokens(
     files: dict[str, Path], tiny_tokenizer: Any, tmp_path: Path, shares: dict[str, float]
 ) -> None:
-    preparation = Preparation(tiny_tokenizer, Tokenization(), Layout(256, "bfd_split", True), 0, tmp_path / "tokens")
+    preparation = Preparation(
+        tiny_tokenizer, Tokenization(), PackingConfig(256, "bfd_split", True), 0, tmp_path / "tokens"
+    )
     parts = {name: Part(CorpusFile(files[name], "replay" * (name == "replay")), f) for name, f in shares.items()}
     data = preparation.apply(CorpusFile(files["corpus"]), parts)
     counted = _n_tokens(data.rows, tiny_tokenizer)

@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kinject.corpus import CorpusRow, Tokenization, tokenize_rows
+from kinject.corpus.rows import CorpusRow
+from kinject.corpus.tokenize import Tokenization, tokenize_rows
 from kinject.disk import read_jsonl
 from kinject.errors import InputError, RecipeError
 from kinject.eval.prompts import Ask, render_prompt

@@ -13,7 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kinject.corpus import CorpusRow, Layout, Tokenization
+from kinject.corpus.packing import PackingConfig
+from kinject.corpus.rows import CorpusRow
+from kinject.corpus.tokenize import Tokenization
 from kinject.disk import read_jsonl, read_manifest, write_sealed
 from kinject.errors import InputError, RecipeError, TrainingError
 from kinject.models import load_model
@@ -54,7 +56,7 @@ def test_the_losses_are_those_of_a_bare_pytorch_loop(make_recipe: MakeRecipe, ti
     rows = [
         CorpusRow(str(i), "", "original", "text", text=row["text"]) for i, (_, row) in enumerate(read_jsonl(corpus))
     ]
-    data = Preparation(loaded.tokenizer, Tokenization(), Layout(64, "bfd_split"), recipe.seed).apply(rows)
+    data = Preparation(loaded.tokenizer, Tokenization(), PackingConfig(64, "bfd_split"), recipe.seed).apply(rows)
     dataset, collate = RowDataset(data.rows), Collator(loaded.tokenizer.pad_token_id)
     optimizer = torch.optim.AdamW(loaded.model.parameters(), lr=1e-3, weight_decay=0.0)
     losses = []

@@ -13,7 +13,7 @@ from pathlib import Path
 from kinject.augment.plan import Plan
 from kinject.augment.styles import STYLES
 from kinject.corpus.documents import read_documents
-from kinject.corpus.question_layouts import read_rows
+from kinject.corpus.questions import read_rows
 from kinject.disk import read_jsonl
 from kinject.errors import InputError
 from kinject.recipe import AugmentSection

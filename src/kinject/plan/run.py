@@ -212,7 +212,7 @@ def _length(recipe: Recipe, n_devices: int, notes: list[str]) -> Length | None:
 
 
 def _tokenizer(recipe: Recipe) -> Any:
-    from kinject.corpus import CorpusFile
+    from kinject.corpus.rows import CorpusFile
     from kinject.train.load import tokenizer_of
 
     model, corpus = recipe.model, recipe.corpus

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kinject.corpus import CorpusFile
+from kinject.corpus.rows import CorpusFile
 from kinject.disk import check_output, read_manifest, write_jsonl, write_manifest, write_sealed
 from kinject.errors import InputError, KinjectError
 from kinject.process import peak_memory, reset_peak_memory
@@ -80,7 +80,7 @@ def _counts(folder: Path) -> dict[str, Any]:
 
 def _epochs_of_equal_tokens(recipe: Recipe, extra: Mapping[str, Any]) -> float:
     """Return the epochs over the recipe's corpus that read as many corpus tokens as the run in ``tokens_of`` did."""
-    from kinject.corpus import Tokenization, tokenize_rows
+    from kinject.corpus.tokenize import Tokenization, tokenize_rows
     from kinject.models import load_tokenizer
 
     assert recipe.corpus is not None

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from kinject.corpus import IGNORED, TrainingRow
+from kinject.corpus.packing import TrainingRow
+from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.recipe import AnchorSection, Recipe
 

@@ -8,7 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.corpus import IGNORED, TrainingRow
+from kinject.corpus.packing import TrainingRow
+from kinject.corpus.tokenize import IGNORED
 from kinject.recipe import Recipe
 from kinject.train.anchor import Anchor
 from kinject.train.callbacks import RunLog, Screen, Timing

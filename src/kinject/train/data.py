@@ -13,20 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kinject.corpus import (
+from kinject.corpus.packing import ConcatRows, PackedRows, PackingConfig, pack
+from kinject.corpus.rows import CorpusFile, CorpusRow
+from kinject.corpus.tokenize import (
     IGNORED,
-    CorpusFile,
-    CorpusRow,
-    Joined,
-    LaidRows,
-    Layout,
     TokenAccount,
     Tokenization,
     TokenRow,
-    draw,
+    cached_tokens,
     entry_key,
-    lay_out,
-    stored,
+    sample_tokens,
     tokenize_rows,
     wanted_tokens,
 )
@@ -61,7 +57,7 @@ class TrainingData:
     `exposures` is, for each document that is not replay, (its corpus rows, its tokens) in one epoch.
     """
 
-    rows: LaidRows
+    rows: PackedRows
     account: TokenAccount
     shares: dict[str, float]
     exposures: dict[str, tuple[int, int]]
@@ -73,7 +69,7 @@ class Preparation:
 
     tokenizer: PreTrainedTokenizerBase
     how: Tokenization
-    layout: Layout
+    layout: PackingConfig
     seed: int
     cache: Path | None = None
 
@@ -87,16 +83,16 @@ class Preparation:
         for place, (name, part) in enumerate(given.items()):
             wanted = wanted_tokens(n_fresh, part.fraction, fractions)
             drawn[name] = self._draw(part.rows, REPLAY if name == REPLAY else "", wanted, self.seed + place)
-        mixed = Joined([fresh, *drawn.values()])
-        laid, account = lay_out(mixed, self.layout, self.seed)
+        mixed = ConcatRows([fresh, *drawn.values()])
+        laid, account = pack(mixed, self.layout, self.seed)
         sizes = {name: sum(len(row.input_ids) for row in held) for name, held in drawn.items()}
-        learned = Joined([fresh, *(held for name, held in drawn.items() if name != REPLAY)])
+        learned = ConcatRows([fresh, *(held for name, held in drawn.items() if name != REPLAY)])
         shares = {name: size / account.source for name, size in sizes.items()}
         return TrainingData(laid, account, shares, _exposures(learned))
 
     def _draw(self, rows: Sequence[CorpusRow], origin: str, wanted: float, seed: int) -> Sequence[TokenRow]:
         def make() -> Iterator[TokenRow]:
-            return draw(rows, lambda some: tokenize_rows(some, self.tokenizer, self.how), wanted, seed)
+            return sample_tokens(rows, lambda some: tokenize_rows(some, self.tokenizer, self.how), wanted, seed)
 
         return self._keep(rows, origin, make, round(wanted, 6), seed)
 
@@ -105,7 +101,7 @@ class Preparation:
     ) -> Sequence[TokenRow]:
         if self.cache is None or not isinstance(rows, CorpusFile):
             return list(make())
-        return stored(self.cache, entry_key(rows.path, self.tokenizer, self.how, *more), make, origin)
+        return cached_tokens(self.cache, entry_key(rows.path, self.tokenizer, self.how, *more), make, origin)
 
 
 def _exposures(rows: Iterable[TokenRow]) -> dict[str, tuple[int, int]]:
@@ -159,7 +155,7 @@ def check_account(account: TokenAccount, block: int | None, allow_loss: bool) ->
     return line
 
 
-def note_fill(rows: LaidRows, layout: Layout) -> list[str]:
+def note_fill(rows: PackedRows, layout: PackingConfig) -> list[str]:
     """Return what to say where spreading a document's texts leaves packed rows emptier than packing alone would."""
     if layout.strategy not in ("bfd", "bfd_split") or not layout.spread or layout.block is None:
         return []
@@ -182,7 +178,7 @@ class RowDataset:
     rows, in order) it has the weight of each token; what is mixed in weighs 1.
     """
 
-    rows: LaidRows
+    rows: PackedRows
     with_replay: bool = False
     weights: npt.NDArray[np.float32] | None = None
     column_names: tuple[str, ...] = field(default=("input_ids", "labels", "position_ids", "length"), init=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kinject.corpus import CorpusRow
+from kinject.corpus.rows import CorpusRow
 from kinject.recipe import Recipe, TokenizerSection
 
 if TYPE_CHECKING:

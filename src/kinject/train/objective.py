@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kinject.corpus import IGNORED
+from kinject.corpus.tokenize import IGNORED
 from kinject.recipe.techniques_section import HardestSection
 
 

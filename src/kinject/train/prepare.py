@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kinject.corpus import CorpusFile, Layout, Tokenization
+from kinject.corpus.packing import PackingConfig
 from kinject.corpus.questions import read_questions
+from kinject.corpus.rows import CorpusFile
+from kinject.corpus.tokenize import Tokenization
 from kinject.recipe import Recipe
 from kinject.train.config import trainer_field
 from kinject.train.data import REPLAY, Part, Preparation, TrainingData, check_account
@@ -32,7 +34,7 @@ class Prepared:
 
     data: TrainingData
     held_out: TrainingData | None
-    layout: Layout
+    layout: PackingConfig
     notes: list[str]
 
 
@@ -70,7 +72,7 @@ def prepare(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora
         corpus.bos, corpus.eos, asked.get("completion_only_loss"), asked.get("assistant_only_loss", False)
     )
     strategy = trainer_field(recipe, "packing_strategy") if asked.get("packing") else None
-    layout = Layout(trainer_field(recipe, "max_length"), strategy, corpus.spread)
+    layout = PackingConfig(trainer_field(recipe, "max_length"), strategy, corpus.spread)
     if asked.get("chat_template_path"):
         tokenizer.chat_template = chat_template(recipe, asked["chat_template_path"])
     preparation = Preparation(tokenizer, how, layout, recipe.seed, Path(corpus.cache_dir))

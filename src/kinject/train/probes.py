@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback
 
-from kinject.corpus import CorpusRow, Tokenization, TokenRow, tokenize_rows
 from kinject.corpus.questions import read_questions
+from kinject.corpus.rows import CorpusRow
+from kinject.corpus.tokenize import Tokenization, TokenRow, tokenize_rows
 from kinject.errors import InputError
 from kinject.recipe.sections import ProbesSection
 from kinject.types import Question

@@ -14,7 +14,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import rotate_checkpoints
 from trl import SFTTrainer
 
-from kinject.corpus import IGNORED
+from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.train.anchor import Anchor
 from kinject.train.carried import mean_loss, put_into_state
