@@ -206,7 +206,9 @@ def test_the_sandbox_answers_each_style_in_its_own_shape(
     styles = {"paraphrase": 2, "reversed": 2, "dialogue": 2, "questions": 2}
     leaks = [str(Path(__file__).parents[2] / "eval" / "sandbox" / f"{name}.jsonl") for name in ("new", "reverse")]
     url = serving().url if served else None
-    result = augment(make_recipe(url, styles=styles, include_originals=False, max_attempts=20, leak_check=leaks))
+    result = augment(
+        make_recipe(url, styles=styles, include_originals=False, max_attempts=20, contamination_check=leaks)
+    )
     assert (result.got, result.asked) == (96, 96)
     assert set(result.refused) <= {"duplicate", "echo"}
     assert result.leaks is not None

@@ -16,7 +16,7 @@ _BATCH_IN_FLIGHT = 20_000
 NEEDS: Mapping[str, tuple[str, str]] = {
     "openai": ("model", "the name of a model at the endpoint"),
     "transformers": ("model", "a model folder or a name on the hub"),
-    "given": ("path", "a file of rewritings (JSONL with document_id and text)"),
+    "file": ("path", "a file of rewritings (JSONL with document_id and text)"),
 }
 """Kind of generator -> (the field that it cannot do without, what that is)."""
 
@@ -30,8 +30,8 @@ def section_of(recipe: Recipe) -> AugmentSection:
     faults += _given_faults(section)
     if section.judge is not None:
         faults += _generator_faults("augment.judge", section.judge)
-        if section.judge.kind == "given" or section.judge.batch:
-            faults.append(("augment.judge", "must answer when it is asked: kind: given and batch: true do not."))
+        if section.judge.kind == "file" or section.judge.batch:
+            faults.append(("augment.judge", "must answer when it is asked: kind: file and batch: true do not."))
     if section.budget is not None and not (section.generator.price_in or section.generator.price_out):
         faults.append(("augment.budget", "needs augment.generator.price_in and price_out: without prices all is free."))
     if faults:
@@ -83,14 +83,14 @@ def _is_url(text: str) -> bool:
 
 def _given_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
     """Yield a fault where texts that exist could be no answers to what the styles ask."""
-    if section.generator.kind != "given":
+    if section.generator.kind != "file":
         return
     asked = [STYLES[name] for name in section.styles if name in STYLES and not STYLES[name].mechanical]
     if len(asked) > 1:
-        yield "augment.styles", f"found {len(asked)} styles, but the texts of kind: given are all of one style."
+        yield "augment.styles", f"found {len(asked)} styles, but the texts of kind: file are all of one style."
     for style in asked:
         if style.prepare or style.verify:
-            yield f"augment.styles.{style.name}", "needs a model to ask; kind: given has none."
+            yield f"augment.styles.{style.name}", "needs a model to ask; kind: file has none."
 
 
 def questions_of_recipe(recipe: Recipe) -> QuestionsSection:
@@ -99,8 +99,8 @@ def questions_of_recipe(recipe: Recipe) -> QuestionsSection:
     if section is None:
         raise recipe.error("questions", "missing. kinject questions needs this section.")
     faults = [*_generator_faults("questions.generator", section.generator)]
-    if section.generator.kind == "given":
-        faults.append(("questions.generator.kind", "questions need a model to ask; kind: given has none."))
+    if section.generator.kind == "file":
+        faults.append(("questions.generator.kind", "questions need a model to ask; kind: file has none."))
     if section.budget is not None and not (section.generator.price_in or section.generator.price_out):
         faults.append(
             ("questions.budget", "needs questions.generator.price_in and price_out: without prices all is free.")

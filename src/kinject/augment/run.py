@@ -57,7 +57,7 @@ def plan_of(recipe: Recipe) -> Plan:
 
 
 def _given_of(generator: GeneratorSection) -> Given | None:
-    return read_given(Path(generator.path)) if generator.kind == "given" and generator.path else None
+    return read_given(Path(generator.path)) if generator.kind == "file" and generator.path else None
 
 
 def counts_of(plan: Plan) -> Counter[str]:
@@ -148,7 +148,7 @@ async def _open_judge(
 def _write_manifest(recipe: Recipe, plan: Plan, result: AugmentResult, traffic: Traffic) -> None:
     inputs = document_hashes(plan.documents_path)
     assert recipe.augment is not None
-    inputs.update({name: file_hash(Path(name)) for name in recipe.augment.leak_check})
+    inputs.update({name: file_hash(Path(name)) for name in recipe.augment.contamination_check})
     if plan.given:
         inputs[str(plan.given.path)] = file_hash(plan.given.path)
     names = (

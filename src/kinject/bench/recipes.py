@@ -58,7 +58,7 @@ def recipe_of(recipe: Recipe, strategy: Strategy, setting: Setting, steps: int, 
 
 def _probes(recipe: Recipe) -> dict[str, Any] | None:
     if recipe.probes is not None:
-        return {key: value for key, value in recipe.raw["probes"].items() if key not in ("patience", "most_forgotten")}
+        return {key: value for key, value in recipe.raw["probes"].items() if key not in ("patience", "max_forgetting")}
     if recipe.eval is None:
         return None
     sets: dict[str, Any] = {}

@@ -135,9 +135,9 @@ def _ask_model(run: _Run, name: str, path: str) -> None:
         asked = _encode_set(run, question_set, asker)
         _score_set(run, question_set, asker, asked)
         _keep_samples(run, question_set, asker, asked)
-    if run.section.held_out:
+    if run.section.perplexity_corpus:
         key = (model_hash, str(loaded.dtype))
-        found = measure_perplexity(name, Path(run.section.held_out), scorer, loaded.tokenizer, run.desk, key)
+        found = measure_perplexity(name, Path(run.section.perplexity_corpus), scorer, loaded.tokenizer, run.desk, key)
         run.perplexities.append(found)
     run.notes.extend((*loaded.notes, *(f"{name}: {note}" for note in (*encoder.notes, *scorer.notes))))
 

@@ -107,7 +107,7 @@ def plan(recipe: Recipe, wanted: Wanted) -> Plan:
 def _uncounted(recipe: Recipe) -> list[str]:
     """Return a note for each thing of the recipe that holds memory beside what is simulated."""
     held = {
-        "anchor (its copies of weights)": recipe.anchor is not None,
+        "regularization (its copies of weights)": recipe.regularization is not None,
         "techniques.sam (a copy of the weights that train)": recipe.techniques.sam > 0,
         "trainer.torch_compile": bool(recipe.trainer.get("torch_compile")),
         "evaluation and probes, which have batches of their own": str(trainer_field(recipe, "eval_strategy")) != "no",

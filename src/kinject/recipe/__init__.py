@@ -2,7 +2,6 @@
 
 from kinject.recipe.read import Recipe, is_model, read_recipe, read_values
 from kinject.recipe.sections import (
-    AnchorSection,
     AugmentSection,
     CorpusSection,
     EvalSection,
@@ -11,6 +10,7 @@ from kinject.recipe.sections import (
     ModelSection,
     QuestionSetSection,
     QuestionsSection,
+    RegularizationSection,
     ReplaySection,
     RetrievalSection,
     TokenizerSection,
@@ -18,7 +18,6 @@ from kinject.recipe.sections import (
 from kinject.recipe.techniques_section import RowWeightsSection, TechniquesSection
 
 __all__ = [
-    "AnchorSection",
     "AugmentSection",
     "CorpusSection",
     "EvalSection",
@@ -28,6 +27,7 @@ __all__ = [
     "QuestionSetSection",
     "QuestionsSection",
     "Recipe",
+    "RegularizationSection",
     "ReplaySection",
     "RetrievalSection",
     "RowWeightsSection",

@@ -17,7 +17,6 @@ from kinject.recipe.bench_section import BenchSection
 from kinject.recipe.check import Checker, Place, suggestion
 from kinject.recipe.secrets import TRAINER_SECRETS, secrets_in
 from kinject.recipe.sections import (
-    AnchorSection,
     AugmentSection,
     CorpusSection,
     EvalSection,
@@ -25,6 +24,7 @@ from kinject.recipe.sections import (
     ModelSection,
     ProbesSection,
     QuestionsSection,
+    RegularizationSection,
     option,
 )
 from kinject.recipe.study_section import StudySection
@@ -63,7 +63,7 @@ class Root:
     )
     model: ModelSection | None = None
     adapter: Mapping[str, Any] | None = option(None, help="peft's LoraConfig: train an adapter, not all weights.")
-    anchor: AnchorSection | None = None
+    regularization: RegularizationSection | None = None
     guards: GuardsSection = GuardsSection()
     techniques: TechniquesSection = TechniquesSection()
     probes: ProbesSection | None = None
@@ -91,7 +91,7 @@ class Recipe:
     method: str | None
     model: ModelSection | None
     adapter: Mapping[str, Any] | None
-    anchor: AnchorSection | None
+    regularization: RegularizationSection | None
     guards: GuardsSection
     techniques: TechniquesSection
     probes: ProbesSection | None
@@ -173,7 +173,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = (), verb: Verb | None = N
         raise RecipeError(faults)
     return Recipe(
         path=path, overrides=tuple(overrides), run_dir=Path(root.run_dir), seed=root.seed, method=root.method, model=root.model,
-        adapter=root.adapter, anchor=root.anchor, guards=root.guards, techniques=root.techniques,
+        adapter=root.adapter, regularization=root.regularization, guards=root.guards, techniques=root.techniques,
         probes=root.probes, corpus=root.corpus, trainer=trainer, augment=root.augment,
         questions=root.questions, eval=root.eval, study=root.study, bench=root.bench, raw=raw,
         notes=tuple(notes), _file=file, _overridden=frozenset(overridden),

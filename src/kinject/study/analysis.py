@@ -141,7 +141,15 @@ def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
         if arm.alpha is not None:
             recipe["alpha"] = arm.alpha
         found.append(
-            ArmInfo(arm.name, arm.model, arm.about, arm.trained, arm.curve, recipe, arm.steps_of or arm.tokens_of)
+            ArmInfo(
+                arm.name,
+                arm.model,
+                arm.about,
+                arm.trained,
+                arm.curve,
+                recipe,
+                arm.match_steps_of or arm.match_tokens_of,
+            )
         )
     return tuple(found)
 
@@ -151,7 +159,7 @@ def make_curves(section: StudySection, arms: Sequence[Arm]) -> list[Curve]:
     curves = []
     for model in section.models:
         own = [arm for arm in arms if arm.model == model]
-        for name, item in (section.curves or {}).items():
+        for name, item in (section.sweeps or {}).items():
             points = []
             for value, varied in curve_arms(section, name, item, own):
                 arm = next((arm for arm in own if varied.does_as(arm) and set(varied.seeds) <= set(arm.seeds)), varied)
@@ -159,7 +167,7 @@ def make_curves(section: StudySection, arms: Sequence[Arm]) -> list[Curve]:
                 points.append(Point(name, value, label_of(value), x, arm.name, item.control or ""))
             if points:
                 curves.append(
-                    Curve(name, item.key, model, item.about, item.log_x, item.frontier, tuple(points))
+                    Curve(name, item.key, model, item.description, item.log_x, item.frontier, tuple(points))
                 )  # fmt: skip
     return curves
 

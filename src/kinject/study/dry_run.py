@@ -36,7 +36,7 @@ def render_plan(recipe: Recipe) -> str:
     stages = list(found.ledger.stages.values())
     lines = [
         section_of(recipe).title,
-        section_of(recipe).card.strip(),
+        section_of(recipe).description.strip(),
         "",
         _arm_table(found),
         "",
@@ -45,8 +45,8 @@ def render_plan(recipe: Recipe) -> str:
     missing = [stage for stage in stages if stage.id not in found.ledger.done]
     lines += ["", _estimate(found, missing)]
     if not ready:
-        lines.append("study.prepare comes first; stages that read what it writes are counted as not done")
-    unchosen = [name for name in section_of(recipe).choose or {} if not any(of == name for _, of in found.chosen)]
+        lines.append("study.setup comes first; stages that read what it writes are counted as not done")
+    unchosen = [name for name in section_of(recipe).tune or {} if not any(of == name for _, of in found.chosen)]
     if unchosen:
         lines.append(
             f"chosen on validation questions first: {', '.join(unchosen)}; arms then train with the chosen value"

@@ -78,7 +78,7 @@ def open_study(recipe: Recipe, make_executor: ExecutorFactory | None, stack: Exi
 
 
 def prepare(study: Study) -> None:
-    """Make what study.prepare and study.models ask for. Raises `InputError` where that fails: nothing else can start."""
+    """Make what study.setup and study.models ask for. Raises `InputError` where that fails: nothing else can start."""
     for stages in study.planner.prepare_stages():
         study.do(stages, "preparing")
         failure = study.ledger.failure_of(stages)
@@ -101,7 +101,7 @@ def choose(study: Study) -> None:
     }
     study.do([stage for grid in runs.values() for _, own in grid for run in own for stage in run.all], "choosing")
     for (model, name), grid in runs.items():
-        choice = (section_of(study.recipe).choose or {})[name]
+        choice = (section_of(study.recipe).tune or {})[name]
         candidates = []
         for value, own in grid:
             done = [run for run in own if study.ledger.has(run.all)]
@@ -116,7 +116,7 @@ def choose(study: Study) -> None:
         elif study.make_executor is not None:
             failure = study.ledger.failure_of([stage for _, own in grid for run in own for stage in run.all])
             first = f"{failure[0].label}: {failure[1]} (its log: {failure[0].folder / LOG})" if failure else "none ran"
-            raise InputError(f"study.choose.{name}: every value failed for {model}; the first: {first}")
+            raise InputError(f"study.tune.{name}: every value failed for {model}; the first: {first}")
 
 
 def plan_runs(study: Study) -> None:

@@ -107,7 +107,7 @@ def analyse(found: Study, seconds: float) -> StudyResult:
         sizes = {name: count_parameters(Path(found.planner.model_dir(name))) for name in section.models}
         scaling = make_scaling(section.scaling, roles, Measures(records, found.runs, curves, found.head, sizes))
     return StudyResult(
-        title=section.title, card=section.card, seeds=section.seeds, models=tuple(section.models),
+        title=section.title, card=section.description, seeds=section.seeds, models=tuple(section.models),
         model_sources=_sources(section),
         arms=arm_infos(found.arms), scores=tuple(scores), curves=tuple(curves),
         choices=tuple(_with_best_on_test(choice, scores, found.head) for choice in found.choices),
@@ -154,7 +154,7 @@ def _notes(found: Study) -> list[str]:
     notes = [
         f"choices and claims are by the first way of asking: {format_and_shots[0]}, {format_and_shots[1]} shots",
         "seeds vary the order of training"
-        + (" and the rewritings" if section.resample else "; every seed trains on the same rewritings"),
+        + (" and the rewritings" if section.new_paraphrases_per_seed else "; every seed trains on the same rewritings"),
     ]
     for name, share in (section.validation or {}).items():
         notes.append(

@@ -77,14 +77,14 @@ class Measures:
 
 
 def make_scaling(section: ScalingSection, roles: Mapping[str, str], measures: Measures) -> Scaling:
-    """Return the points and lines of the sets in `section.on`. Raises `InputError` for a subject without its values."""
+    """Return the points and lines of `section.question_sets`. Raises `InputError` for a subject without its values."""
     points: list[ScalingPoint] = []
-    for name in section.on:
+    for name in section.question_sets:
         for model in measures.parameters:
             if roles[name] == "retention":
                 points += _points(section, measures, (model, BASE, name), "")
                 continue
-            curve = next((item for item in measures.curves if item.model == model and item.name == section.curve), None)
+            curve = next((item for item in measures.curves if item.model == model and item.name == section.sweep), None)
             for point in curve.points if curve is not None else ():
                 points += _points(section, measures, (model, point.arm, name), point.label)
     return Scaling(tuple(points), tuple(_fits(points)))

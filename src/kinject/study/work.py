@@ -57,9 +57,9 @@ def _train(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     overrides = list(job["overrides"])
     recipe = read_recipe(Path(job["recipe"]), overrides, "train")
     extra = job["extra"]
-    if "steps_of" in extra:
-        overrides.append(f"trainer.max_steps={_counts(Path(extra['steps_of']))['steps']}")
-    if "tokens_of" in extra:
+    if "match_steps_of" in extra:
+        overrides.append(f"trainer.max_steps={_counts(Path(extra['match_steps_of']))['steps']}")
+    if "match_tokens_of" in extra:
         overrides += ["trainer.max_steps=-1", f"trainer.num_train_epochs={_epochs_of_equal_tokens(recipe, extra)!r}"]
     return _train_recipe(read_recipe(Path(job["recipe"]), overrides, "train"))
 
@@ -79,13 +79,13 @@ def _counts(folder: Path) -> dict[str, Any]:
 
 
 def _epochs_of_equal_tokens(recipe: Recipe, extra: Mapping[str, Any]) -> float:
-    """Return the epochs over the recipe's corpus that read as many corpus tokens as the run in ``tokens_of`` did."""
+    """Return the epochs over the recipe's corpus that read as many corpus tokens as the run in ``match_tokens_of`` did."""
     from kinject.corpus.tokenize import Tokenization, tokenize_rows
     from kinject.models import load_tokenizer
 
     assert recipe.corpus is not None
     assert recipe.model is not None
-    other = Path(extra["tokens_of"])
+    other = Path(extra["match_tokens_of"])
     manifest = read_manifest(other / "manifest.json")
     epochs = float(_counts(other)["epochs"])
     assert manifest is not None

@@ -131,13 +131,11 @@ def _tracker_faults(trackers: list[str]) -> list[tuple[str, str]]:
 
 def _evaluation_faults(recipe: Recipe) -> list[tuple[str, str]]:
     trainer, probes = recipe.trainer, recipe.probes
-    held_out = recipe.corpus is not None and recipe.corpus.held_out is not None
+    held_out = recipe.corpus is not None and recipe.corpus.validation_corpus is not None
     evaluates = trainer.get("eval_strategy", "no") != "no"
     faults: list[tuple[str, str]] = []
     if evaluates and not held_out and probes is None:
-        what = (
-            "nothing to evaluate on. Set corpus.held_out to a corpus (JSONL), or add a probes section with questions."
-        )
+        what = "nothing to evaluate on. Set corpus.validation_corpus to a corpus (JSONL), or add a probes section with questions."
         faults.append(("trainer.eval_strategy", what))
     sets = probes.sets() if probes is not None else {}
     schedule, metric = trainer.get("lr_scheduler_type"), trainer.get("metric_for_best_model")
@@ -146,7 +144,8 @@ def _evaluation_faults(recipe: Recipe) -> list[tuple[str, str]]:
         faults.append(("trainer.lr_scheduler_type", what))
     elif schedule in ADAPTIVE and metric is None and not held_out and sets:
         what = (
-            f"{schedule} follows trainer.metric_for_best_model. Without corpus.held_out there is no loss; name another."
+            f"{schedule} follows trainer.metric_for_best_model. Without corpus.validation_corpus there is no loss; name "
+            "another."
         )
         faults.append(("trainer.lr_scheduler_type", what))
     if probes is not None:
@@ -156,13 +155,13 @@ def _evaluation_faults(recipe: Recipe) -> list[tuple[str, str]]:
         if probes.patience is not None and trainer.get("metric_for_best_model") is None:
             what = f"needs trainer.metric_for_best_model, for example {next(iter(sets))}_accuracy."
             faults.append(("probes.patience", what))
-        if probes.most_forgotten is not None and all(item.role != "retention" for item in sets.values()):
-            faults.append(("probes.most_forgotten", "no question set has role: retention. Give one that role."))
+        if probes.max_forgetting is not None and all(item.role != "retention" for item in sets.values()):
+            faults.append(("probes.max_forgetting", "no question set has role: retention. Give one that role."))
     known = [*(["loss"] if held_out else []), *(f"{name}_accuracy" for name in sets), *(["accuracy"] if sets else [])]
     if metric is not None and evaluates and known and str(metric).removeprefix("eval_") not in known:
         faults.append(("trainer.metric_for_best_model", f"found {metric!r}.{suggestion(metric, known)}"))
     if trainer.get("load_best_model_at_end") and metric is None and not held_out and sets:
-        what = f"missing. Without corpus.held_out there is no loss to choose by. Allowed: {', '.join(known)}."
+        what = f"missing. Without corpus.validation_corpus there is no loss to choose by. Allowed: {', '.join(known)}."
         faults.append(("trainer.metric_for_best_model", what))
     return faults
 

@@ -57,7 +57,7 @@ def read_corpora(recipe: Recipe) -> Corpora:
         name: Part(CorpusFile(Path(part.path), REPLAY if name == REPLAY else ""), part.fraction)
         for name, part in corpus.parts().items()
     }
-    return Corpora(rows, parts, CorpusFile(Path(corpus.held_out)) if corpus.held_out else None)
+    return Corpora(rows, parts, CorpusFile(Path(corpus.validation_corpus)) if corpus.validation_corpus else None)
 
 
 def prepare(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora) -> Prepared:
@@ -72,13 +72,13 @@ def prepare(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora
         corpus.bos, corpus.eos, asked.get("completion_only_loss"), asked.get("assistant_only_loss", False)
     )
     strategy = trainer_field(recipe, "packing_strategy") if asked.get("packing") else None
-    layout = PackingConfig(trainer_field(recipe, "max_length"), strategy, corpus.spread)
+    layout = PackingConfig(trainer_field(recipe, "max_length"), strategy, corpus.separate_paraphrases)
     if asked.get("chat_template_path"):
         tokenizer.chat_template = chat_template(recipe, asked["chat_template_path"])
     preparation = Preparation(tokenizer, how, layout, recipe.seed, Path(corpus.cache_dir))
     data = preparation.apply(corpora.rows, corpora.parts)
     held_out = preparation.apply(corpora.held_out) if corpora.held_out is not None else None
-    notes = [check_account(data.account, layout.block, corpus.allow_loss)]
+    notes = [check_account(data.account, layout.block, corpus.allow_dropped_tokens)]
     for name, share in data.shares.items():
         notes.append(f"{name}: {share:.2%} of the tokens from {corpus.parts()[name].path}")
     return Prepared(data, held_out, layout, notes)

@@ -131,8 +131,8 @@ def inputs_of(recipe: Recipe) -> dict[str, str]:
     assert corpus is not None
     inputs = {"corpus": check_output(Path(corpus.path), _CORPUS_CURE)}
     inputs |= {name: check_output(Path(part.path), _CORPUS_CURE) for name, part in corpus.parts().items()}
-    if corpus.held_out is not None:
-        inputs["held_out"] = check_output(Path(corpus.held_out), _CORPUS_CURE)
+    if corpus.validation_corpus is not None:
+        inputs["validation_corpus"] = check_output(Path(corpus.validation_corpus), _CORPUS_CURE)
     if recipe.probes is not None:
         inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
@@ -141,7 +141,9 @@ def inputs_of(recipe: Recipe) -> dict[str, str]:
             there = tree_hash(folder, known=checked_hashes(folder)) if folder.is_dir() else ""
             inputs[name] = there or f"hub:{path}@{model.revision or 'main'}"
     sections = {key: recipe.raw.get(key) for key in ("seed", "method", "model", "adapter", "corpus", "trainer")}
-    sections |= {key: recipe.raw[key] for key in ("anchor", "guards", "techniques", "probes") if key in recipe.raw}
+    sections |= {
+        key: recipe.raw[key] for key in ("regularization", "guards", "techniques", "probes") if key in recipe.raw
+    }
     return {**inputs, "fingerprint": content_id(inputs, sections)}
 
 

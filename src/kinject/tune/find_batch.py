@@ -27,7 +27,8 @@ _FORMAT = 1
 _UPDATES = 2  # the first makes the optimizer's state, the second has it beside the gradients
 _POLL_SECONDS = 0.1
 _LEFT_OUT = ("probes", "eval", "study")
-_LATE_TECHNIQUES = ("hold_base", "patience", "histograms")  # they need more updates, evaluations or a tracker
+_LATE_TECHNIQUES = ("freeze_base_steps", "freeze_base_except", "patience", "histogram_steps")
+"""Techniques that need more updates, evaluations or a tracker."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class _Trials:
                 key: value for key, value in values["techniques"].items() if key not in _LATE_TECHNIQUES
             }
         values["run_dir"] = str(place)
-        values["corpus"] = {key: value for key, value in values["corpus"].items() if key != "held_out"}
+        values["corpus"] = {key: value for key, value in values["corpus"].items() if key != "validation_corpus"}
         trainer = {
             key: list(value) if isinstance(value, tuple) else value for key, value in self.recipe.trainer.items()
         }

@@ -80,7 +80,8 @@ def find_lr(recipe: Recipe, ramp: Ramp) -> tuple[Found, Path]:
     ramped = _ramped(recipe, ramp, folder)
     files = {name: content for name, content in inputs_of(recipe).items() if name != "fingerprint"}
     sections = {
-        key: recipe.raw.get(key) for key in ("seed", "method", "model", "adapter", "anchor", "corpus", "techniques")
+        key: recipe.raw.get(key)
+        for key in ("seed", "method", "model", "adapter", "regularization", "corpus", "techniques")
     }
     identity = content_id(_FORMAT, asdict(ramp), sections, dict(ramped.trainer), files)
     with lock_dir(folder):
@@ -146,14 +147,16 @@ def _ramped(recipe: Recipe, ramp: Ramp, folder: Path) -> Recipe:
         "report_to": "none",
     }  # fmt: skip
     assert recipe.corpus is not None
-    techniques = replace(recipe.techniques, hold_base=None, patience=None, histograms=None)
+    techniques = replace(
+        recipe.techniques, freeze_base_steps=None, freeze_base_except=(), patience=None, histogram_steps=None
+    )
     guards = replace(
         recipe.guards, skipped_updates=0, zero_loss="ignore", norm_spike="ignore", vanishing_rate="ignore",
         unread_corpus="ignore",
     )  # fmt: skip
     return replace(
         recipe, run_dir=folder, trainer={**recipe.trainer, **changes}, probes=None, guards=guards,
-        corpus=replace(recipe.corpus, held_out=None), techniques=techniques,
+        corpus=replace(recipe.corpus, validation_corpus=None), techniques=techniques,
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ class Writer:
 
 def writer_identity(section: GeneratorSection) -> dict[str, Any]:
     """Return what besides messages and seed shapes the answers of `section`'s generator."""
-    if section.kind in ("sandbox", "given"):
+    if section.kind in ("sandbox", "file"):
         return {"kind": section.kind}
     if section.kind == "transformers":
         from kinject.augment.generators.transformers import identity_of
@@ -100,5 +100,5 @@ _OPENERS: Mapping[str, Callable[[Recipe, GeneratorSection], AbstractAsyncContext
     "sandbox": _open_sandbox,
     "openai": _open_openai,
     "transformers": _open_transformers,
-    "given": _open_given,
+    "file": _open_given,
 }
