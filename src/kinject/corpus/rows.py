@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from kinject.disk import Row, content_id, open_to_read, read_lines
+from kinject.disk import Row, content_id, file_hash, open_to_read, read_lines
 from kinject.disk.jsonl import parse_row
 from kinject.errors import InputError
 
@@ -40,16 +40,26 @@ class CorpusRow:
 class CorpusFile(Sequence[CorpusRow]):
     """The rows of a JSONL corpus in order, read from disk when they are needed: the file may be larger than memory.
 
-    Iterating parses and checks each row once. Length and random access need one pass that finds where lines begin (16
-    bytes of memory a row) and parses nothing. `origin`, if not empty, replaces the rows' own. `on_row` is called with
-    (line number, the JSON object) of each row that iterating parses.
+    Iterating parses and checks each row once. Length and random access need one pass that finds the beginnings of lines
+    (16 bytes of memory a row) and parses nothing. `origin`, if not empty, replaces the rows' own. `sha256` is the file's
+    hash, if it is known already. `on_row` is called with (line number, JSON object) of each row that is parsed.
     """
 
-    def __init__(self, path: Path, origin: str = "", on_row: Callable[[int, Row], None] | None = None) -> None:
+    def __init__(
+        self, path: Path, origin: str = "", *, sha256: str = "", on_row: Callable[[int, Row], None] | None = None
+    ) -> None:
         self.path, self.origin, self.on_row = path, origin, on_row
+        self._sha256 = sha256
         self._starts, self._numbers = array("q"), array("q")
         self._indexed = False
         self._parsed: bytearray | None = None
+
+    @property
+    def cache_key(self) -> tuple[object, ...]:
+        """The hash of the file, for the name of what is made from it."""
+        if not self._sha256:
+            self._sha256 = file_hash(self.path)
+        return (self._sha256,)
 
     def __iter__(self) -> Iterator[CorpusRow]:
         """Yield every row, in one pass. Raises `InputError` with every faulty line (the first 20), each as file:line.
@@ -70,9 +80,9 @@ class CorpusFile(Sequence[CorpusRow]):
         faults.raise_if_any()
         self._require_rows(n_rows)
 
-    def check_rest(self) -> None:
-        """Parse the rows that `pick` has not parsed. Raises `InputError` as iterating does."""
-        parsed = self._parsed
+    def check(self, *, only_unread: bool = False) -> None:
+        """Parse every row, or only those that were not picked. Raises `InputError` as iterating does."""
+        parsed = self._parsed if only_unread else None
         faults = _LineFaults()
         for index, (number, _, line) in enumerate(self._lines()):
             if parsed is None or not parsed[index]:

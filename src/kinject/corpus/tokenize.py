@@ -341,9 +341,11 @@ def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
     write_sums(part)
 
 
-def entry_key(corpus_hash: str, tokenizer: PreTrainedTokenizerBase, how: Tokenization, *more: object) -> str:
-    """Return the name of the cache entry of a corpus: it depends on the file's hash, the tokenizer, `how`, and `more`."""
-    return content_id(FORMAT, corpus_hash, fingerprint(tokenizer), asdict(how), more)
+def entry_key(
+    corpus_key: Sequence[object], tokenizer: PreTrainedTokenizerBase, how: Tokenization, *more: object
+) -> str:
+    """Return the name of the cache entry of a corpus: it depends on its `cache_key`, the tokenizer, `how`, and `more`."""
+    return content_id(FORMAT, corpus_key, fingerprint(tokenizer), asdict(how), more)
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
