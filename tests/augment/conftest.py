@@ -16,8 +16,8 @@ from faulty_server import Hostile, Talk
 
 from kinject.augment.serve import SandboxServer, ServeOptions
 from kinject.recipe import Recipe, read_recipe
-from kinject.sandbox.facts import create_country
 from kinject.sandbox.grammar import render_entry
+from kinject.sandbox.people import create_country
 
 
 @dataclass

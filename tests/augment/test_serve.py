@@ -12,8 +12,8 @@ import pytest
 from kinject.augment.serve import SandboxServer, ServeOptions, serve
 from kinject.cli import main
 from kinject.errors import DiskError, InputError
-from kinject.sandbox.facts import create_country
 from kinject.sandbox.grammar import parse_entry, render_entry
+from kinject.sandbox.people import create_country
 
 
 def post(url: str, value: object) -> tuple[int, Any]:

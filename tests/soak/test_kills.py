@@ -24,8 +24,8 @@ import pytest
 import yaml
 
 from kinject.augment.serve import SandboxServer, ServeOptions
-from kinject.sandbox.facts import create_country
 from kinject.sandbox.grammar import render_entry
+from kinject.sandbox.people import create_country
 from kinject.train.checkpoints import newest_whole
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -20,7 +20,7 @@ from kinject.recipe import read_recipe
 from kinject.recipe.yaml_lines import read_yaml
 from kinject.results import StudyResult
 from kinject.sandbox.build import create_documents
-from kinject.sandbox.facts import create_country
+from kinject.sandbox.people import create_country
 from kinject.sandbox.questions import create_questions
 from kinject.study.run import run_study
 from kinject.types import Question

@@ -53,7 +53,7 @@ def test_a_line_is_numpys_and_its_interval_scipys() -> None:
 
 
 def test_a_study_measures_what_its_models_hold(tmp_path: Path, tiny_model: Path) -> None:
-    path = write_study(tmp_path, tiny_model, scaling=SCALING, curves=CURVES, arms={"ft": {"rag": False}})
+    path = write_study(tmp_path, tiny_model, scaling=SCALING, sweeps=CURVES, arms={"ft": {"rag": False}})
     result, page, _ = run_study(read_recipe(path, (), "study"), InProcess)
     assert result.scaling is not None
     from transformers import AutoModelForCausalLM
@@ -124,7 +124,7 @@ def test_the_report_shows_lines_bits_and_what_they_mean(tmp_path: Path) -> None:
 def test_names_that_stand_for_nothing_are_refused(
     tmp_path: Path, changed: dict[str, object], check: Callable[[Recipe], None], fault: str
 ) -> None:
-    path = write_study(tmp_path, tmp_path, scaling={**SCALING, **changed}, curves=CURVES)
+    path = write_study(tmp_path, tmp_path, scaling={**SCALING, **changed}, sweeps=CURVES)
     recipe = read_recipe(path)
     with pytest.raises(RecipeError) as found:
         check(recipe)

@@ -5,8 +5,8 @@ import pytest
 from kinject.augment.checks.facts import compare_facts
 from kinject.augment.checks.planted_errors import PLANTS
 from kinject.augment.checks.quantities import quantities_of
-from kinject.sandbox.facts import create_country
 from kinject.sandbox.grammar import render_entry
+from kinject.sandbox.people import create_country
 
 
 @pytest.mark.parametrize(

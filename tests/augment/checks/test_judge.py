@@ -18,8 +18,8 @@ from kinject.augment.sender import Sender
 from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import RecipeError
 from kinject.recipe import Recipe
-from kinject.sandbox.facts import create_country
 from kinject.sandbox.grammar import render_entry
+from kinject.sandbox.people import create_country
 from kinject.types import Completion, Message
 
 Make = Callable[..., Recipe]

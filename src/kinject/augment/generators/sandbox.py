@@ -8,16 +8,22 @@ from kinject.augment import prompts
 from kinject.augment.prompts import passage_of, rewriting_of
 from kinject.augment.questions.prompts import is_examination
 from kinject.augment.questions.sandbox import answer_as_sandbox
-from kinject.sandbox.grammar import paraphrase, parse_entry
+from kinject.sandbox.grammar import (
+    paraphrase,
+    parse_entry,
+    parse_rewriting,
+    rewrite_as_dialogue,
+    rewrite_as_questions,
+    rewrite_reversed,
+)
 from kinject.sandbox.pools import DEMONYM
-from kinject.sandbox.rewordings import converse, parse_rewriting, quiz, reverse
 from kinject.types import Completion, Message
 
 _DRAWS = 64
 _TASKS: Mapping[str, Callable[[str, int], str]] = {
-    prompts.REVERSED: reverse,
-    prompts.REGISTERS["dialogue"]: converse,
-    prompts.QUESTIONS: quiz,
+    prompts.REVERSED: rewrite_reversed,
+    prompts.REGISTERS["dialogue"]: rewrite_as_dialogue,
+    prompts.QUESTIONS: rewrite_as_questions,
 }
 """What a task holds -> who does it; every other task is answered with a paraphrase."""
 

@@ -7,10 +7,10 @@ import re
 from kinject.augment.prompts import passage_of
 from kinject.corpus.passages import sentences
 from kinject.errors import InputError
-from kinject.sandbox.facts import Person, seeded, shuffled
 from kinject.sandbox.grammar import parse_entry
+from kinject.sandbox.people import Person, seeded_random, shuffled
 from kinject.sandbox.pools import POOLS
-from kinject.sandbox.questions import ask
+from kinject.sandbox.questions import render_question
 from kinject.types import Completion, Message
 
 _WANTED = re.compile(r"^Write (\d+) four-choice questions", re.MULTILINE)
@@ -42,12 +42,16 @@ def answer_as_sandbox(messages: list[Message], seed: int) -> Completion:
 
 
 def _drafts(person: Person, passage: str, n: int, seed: int) -> str:
-    rng = seeded("examiner", passage, seed)
+    rng = seeded_random("examiner", passage, seed)
     blocks = []
     for attribute in shuffled(list(person.facts), rng)[:n]:
         gold = person.facts[attribute]
         wrong = [value for value in shuffled(POOLS[attribute], rng) if value != gold][:3]
         sentence = next(sentence for sentence in sentences(passage) if gold in sentence)
-        lines = [f"Question: {ask(person, attribute, rng)}", f"Answer: {gold}", *(f"Wrong: {value}" for value in wrong)]
+        lines = [
+            f"Question: {render_question(person, attribute, rng)}",
+            f"Answer: {gold}",
+            *(f"Wrong: {value}" for value in wrong),
+        ]
         blocks.append("\n".join([*lines, f"Sentence: {sentence}"]))
     return "\n\n".join(blocks)
