@@ -93,7 +93,9 @@ def packing(n: int, folder: Path, style: str) -> Work:
 
     def work() -> object:
         laid, account = pack(
-            cached_tokens(folder, "entry", rows, "original"), PackingConfig(256, "bfd_split", spread=True), 0
+            cached_tokens(folder, "entry", rows, "original"),
+            PackingConfig(256, "bfd_split", separate_paraphrases=True),
+            0,
         )
         assert sum(len(row.input_ids) for row in laid) == account.source
         return laid

@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from kinject.augment.serve import SandboxServer, ServeOptions
+from kinject.augment.sandbox.serve import SandboxServer, ServeOptions
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
 

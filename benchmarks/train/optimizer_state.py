@@ -20,7 +20,7 @@ def state_bytes(optim: str, optim_args: str | None = None, *, tied: bool) -> tup
     """Return (bytes of state, number of parameters)."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-    from kinject.train.eight_bit import settle_embedding_bits
+    from kinject.train.optimizers import set_embedding_bits
 
     model = LlamaForCausalLM(LlamaConfig(
         vocab_size=50_000, hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8,
@@ -29,7 +29,7 @@ def state_bytes(optim: str, optim_args: str | None = None, *, tied: bool) -> tup
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(model, TrainingArguments(folder, optim=optim, use_cpu=True, report_to="none"))
         optimizer = trainer.create_optimizer()
-        settle_embedding_bits(optimizer, model, optim_args)
+        set_embedding_bits(optimizer, model, optim_args)
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter) * 1e-3
         optimizer.step()

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from kinject.augment import augment, render_summary
-from kinject.augment.leaks import Probes, find_leaks, probe_texts
+from kinject.augment.contamination import Probes, find_leaks, probe_texts
 from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import InputError
 from kinject.recipe import Recipe

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kinject.augment.serve import SandboxServer, ServeOptions, serve
+from kinject.augment.sandbox.serve import SandboxServer, ServeOptions, serve
 from kinject.cli import main
 from kinject.errors import DiskError, InputError
 from kinject.sandbox.grammar import parse_entry, render_entry

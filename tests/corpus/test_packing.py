@@ -144,7 +144,9 @@ def test_wrapped_has_one_round_however_many_rows_a_document_has() -> None:
 
 def test_bins_with_equal_room_wait_for_one_another() -> None:
     # 6 6 6 leave a room of 4 three times, which three documents of 4 fill
-    laid, _ = pack(_rows([(n, 0) for n in (6, 6, 6, 4, 4, 4)]), PackingConfig(10, "bfd_split", spread=True), seed=0)
+    laid, _ = pack(
+        _rows([(n, 0) for n in (6, 6, 6, 4, 4, 4)]), PackingConfig(10, "bfd_split", separate_paraphrases=True), seed=0
+    )
     assert [len(row.input_ids) for row in laid] == [10, 10, 10]
 
 
@@ -168,7 +170,7 @@ def test_spread_rows_never_hold_two_texts_of_one_document_and_lose_nothing(
     n_documents: int, n_each: int, block: int, seed: int
 ) -> None:
     rows = _paraphrases(n_documents, n_each)
-    laid, account = pack(rows, PackingConfig(block, "bfd_split", spread=True), seed)
+    laid, account = pack(rows, PackingConfig(block, "bfd_split", separate_paraphrases=True), seed)
     for row in laid:
         texts = [
             token // 1000 for token, position in zip(row.input_ids, row.position_ids, strict=True) if position == 0
@@ -187,7 +189,7 @@ def test_together_the_same_texts_do_share_rows() -> None:
 
 
 def test_each_round_of_the_epoch_holds_its_share_of_every_document() -> None:
-    laid, _ = pack(_paraphrases(40, 8), PackingConfig(20, "bfd_split", spread=True), 1)
+    laid, _ = pack(_paraphrases(40, 8), PackingConfig(20, "bfd_split", separate_paraphrases=True), 1)
     n_rounds = 1 + max(row.round for row in laid)
     assert n_rounds == 8
     assert [row.round for row in laid] == sorted(row.round for row in laid)
@@ -234,7 +236,7 @@ def test_what_is_packed_together_is_bounded_and_nothing_is_lost(spread: bool, mo
     random.Random(1).shuffle(order)
     window_of = {row: at // 16 for at, row in enumerate(order)}
     for at in range(len(laid)):
-        assert len({window_of[row] for row, _, _ in laid.pieces(at)}) == 1
+        assert len({window_of[row] for row, _, _ in laid.segments(at)}) == 1
     assert (account.lost, account.source, {row.round for row in laid}) == (0, 300, {0})
     monkeypatch.setattr("kinject.corpus.packing._WINDOW", 3)
     narrow = list(pack(rows, PackingConfig(7, "wrapped", spread), 1)[0])

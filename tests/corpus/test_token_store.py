@@ -66,7 +66,7 @@ def test_work_that_is_cut_short_leaves_no_entry(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_line_and_leaves_no_entry(tmp_path: Path) -> None:
     code = (
-        "import resource, signal, sys\nfrom pathlib import Path\nfrom kinject.corpus import TokenRow, cached_tokens\n"
+        "import resource, signal, sys\nfrom pathlib import Path\nfrom kinject.corpus.tokenize import TokenRow, cached_tokens\n"
         "from kinject.errors import DiskError\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "rows = (TokenRow('0', '', '', [1] * 1000, [True] * 1000) for _ in range(1000))\n"
@@ -85,24 +85,24 @@ def test_the_key_depends_on_corpus_tokenizer_and_settings(tmp_path: Path, tiny_t
     corpus = tmp_path / "c.jsonl"
     corpus.write_text(json.dumps({"text": "Arden was born in Lowmere."}) + "\n")
     how = Tokenization()
-    key = entry_key(corpus, tiny_tokenizer, how)
+    key = entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, how)
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(corpus.read_bytes())
-    assert entry_key(copy, tiny_tokenizer, how) == key
+    assert entry_key(CorpusFile(copy).cache_key, tiny_tokenizer, how) == key
     tiny_tokenizer.save_pretrained(tmp_path / "t")
     from kinject.models import load_tokenizer
 
-    assert entry_key(corpus, load_tokenizer(str(tmp_path / "t")), how) == key
+    assert entry_key(CorpusFile(corpus).cache_key, load_tokenizer(str(tmp_path / "t")), how) == key
     other = [
-        entry_key(corpus, tiny_tokenizer, Tokenization(bos=False)),
-        entry_key(corpus, tiny_tokenizer, how, "drawn"),
+        entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, Tokenization(bos=False)),
+        entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, how, "drawn"),
     ]
-    other.append(entry_key(corpus, train_tokenizer(["Other words entirely."] * 3, 300), how))
+    other.append(entry_key(CorpusFile(corpus).cache_key, train_tokenizer(["Other words entirely."] * 3, 300), how))
     tiny_tokenizer.chat_template = "{{ messages }}"
-    other.append(entry_key(corpus, tiny_tokenizer, how))
+    other.append(entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, how))
     tiny_tokenizer.chat_template = None
     corpus.write_text(json.dumps({"text": "Arden was born in Farrow."}) + "\n")
-    other.append(entry_key(corpus, tiny_tokenizer, how))
+    other.append(entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, how))
     assert len({key, *other}) == 6
 
 
@@ -112,7 +112,7 @@ def test_a_damaged_entry_is_told_and_made_again(tmp_path: Path, caplog: pytest.L
     assert [list(row.input_ids) for row in cached_tokens(tmp_path, "key", lambda: ROWS, "")] == [
         list(row.input_ids) for row in ROWS
     ]
-    assert "ends.bin: is missing, but SHA256SUMS beside it names it. These tokens are made anew." in caplog.text
+    assert "ends.bin: is missing, but SHA256SUMS beside it names it. These tokens are made again." in caplog.text
 
 
 def test_stored_rows_are_what_the_tokenizer_gives(tmp_path: Path, tiny_tokenizer: Any) -> None:
@@ -131,7 +131,7 @@ from pathlib import Path
 from kinject.corpus.packing import PackingConfig
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import Tokenization
-from kinject.train.data import Preparation
+from kinject.train.data import CorpusPacker
 
 class Words:
     bos_token_id, eos_token_id, bos_token, eos_token, chat_template = 1, 2, "a", "b", None
@@ -143,7 +143,7 @@ class Words:
 corpus, cache = Path(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2] else None
 held = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (held + 48 * 2**20,) * 2)
-data = Preparation(Words(), Tokenization(), PackingConfig(512, "bfd_split", True), 0, cache).apply(CorpusFile(corpus))
+data = CorpusPacker(Words(), Tokenization(), PackingConfig(512, "bfd_split", True), 0, cache).pack(CorpusFile(corpus))
 n = sum(len(data.rows[i].input_ids) for i in range(0, len(data.rows), 50))
 print(data.account.source, data.account.lost, n > 0)
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kinject.augment.demands import check_sections
+from kinject.augment.validation import check_sections
 from kinject.cli import main
 from kinject.errors import RecipeError
 from kinject.recipe import read_recipe

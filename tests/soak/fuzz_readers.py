@@ -13,12 +13,12 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "hostile"))
 
 with atheris.instrument_imports(include=["kinject", "yaml"]):
-    import kinject.corpus.corpus_file
     from kinds import kinds
     from mutations import PIECES
 
     import kinject.corpus.documents
     import kinject.corpus.questions
+    import kinject.corpus.rows
     import kinject.eval.compare
     import kinject.eval.harness_files
     import kinject.eval.tasks.task

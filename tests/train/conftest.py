@@ -13,11 +13,11 @@ import torch
 import yaml
 
 from kinject.corpus.packing import PackingConfig, TrainingRow
-from kinject.corpus.rows import read_corpus
+from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import Tokenization
 from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
-from kinject.train.data import Preparation
+from kinject.train.data import CorpusPacker
 
 TOWNS = ("Lowmere", "Stonegate", "Farrow", "Kelm")
 
@@ -87,8 +87,8 @@ def by_hand(tiny_model: Path) -> Callable[[Recipe, int], ByHand]:
         loaded = load_model(str(tiny_model))
         packing = "bfd_split" if recipe.trainer.get("packing") else None
         layout = PackingConfig(recipe.trainer["max_length"], packing, recipe.corpus.separate_paraphrases)
-        preparation = Preparation(loaded.tokenizer, Tokenization(), layout, recipe.seed)
-        rows = list(preparation.apply(read_corpus(Path(recipe.corpus.path))).rows)
+        packer = CorpusPacker(loaded.tokenizer, Tokenization(), layout, recipe.seed)
+        rows = list(packer.pack(list(CorpusFile(Path(recipe.corpus.path)))).rows)
         return ByHand(loaded.model.double(), rows, batch)
 
     return _make

@@ -43,7 +43,6 @@ def _run(arguments: argparse.Namespace) -> int:
     from kinject.report import training_logs, write_report
 
     recipe = recipe_of(arguments, "eval")
-    assert recipe.eval is not None
     if arguments.show is not None:
         from kinject.errors import InputError
         from kinject.eval.run import show_prompts

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from kinject.errors import Fault, InputError, KinjectError, RecipeError
 from kinject.models import choose_attention, choose_device, has_fast_bf16, varlen_unavailable_reason
 from kinject.process import machine_memory
-from kinject.recipe import GeneratorSection, Recipe, read_recipe
+from kinject.recipe import GeneratorSection, Recipe, RetrievalSection, read_recipe
 from kinject.recipe.read import Verb
 from kinject.recipe.yaml_lines import read_yaml
 
@@ -268,7 +268,7 @@ def _check_recipe(recipe: Recipe, surroundings: _Surroundings) -> RecipeCheck:
         problems += [problem for name in dict.fromkeys(names) for problem in _check_cached(recipe, name)]
     if recipe.eval is not None:
         parts.append(f"scores on {choose_device('auto')}")
-        problems += _check_retrieval(recipe)
+        problems += _check_retrieval(recipe, recipe.eval.retrieval)
     generators = [generator for generator in _generators(recipe) if generator.kind == "openai"]
     for generator in generators:
         parts.append(f"sends requests to {generator.model or 'a model'} at {generator.base_url or 'OpenAI'}")
@@ -345,9 +345,7 @@ def _check_cached(recipe: Recipe, name: str) -> Iterator[Problem]:
         yield Problem(str(recipe.path), f"{name} is not cached, and the hub was not reached", fix)
 
 
-def _check_retrieval(recipe: Recipe) -> Iterator[Problem]:
-    assert recipe.eval is not None
-    retrieval = recipe.eval.retrieval
+def _check_retrieval(recipe: Recipe, retrieval: RetrievalSection | None) -> Iterator[Problem]:
     if retrieval is None or retrieval.kind == "bm25":
         return
     missing = [name for name in ("sentence_transformers", "faiss") if importlib.util.find_spec(name) is None]

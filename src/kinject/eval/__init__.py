@@ -8,13 +8,13 @@ from kinject.corpus.questions import read_questions
 from kinject.eval.table import render_table
 
 if TYPE_CHECKING:
-    from kinject.recipe import Recipe
+    from kinject.recipe import EvalRecipe
     from kinject.types import Report
 
 __all__ = ["evaluate", "read_questions", "render_table"]
 
 
-def evaluate(recipe: Recipe) -> Report:
+def evaluate(recipe: EvalRecipe) -> Report:
     """Ask every model of the recipe's `eval` section every question set; see `kinject.eval.run.evaluate`."""
     from kinject.eval.run import evaluate as run
 

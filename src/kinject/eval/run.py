@@ -30,7 +30,7 @@ from kinject.eval.scoring.requests import measure_perplexity, show_progress
 from kinject.eval.scoring.resumable import Desk, join_processes, lone_process_notes
 from kinject.eval.scoring.scorer import Reading, Scorer
 from kinject.models import load_model
-from kinject.recipe import Recipe
+from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EvalSection
 from kinject.types import Answer, Perplexity, Report
 
@@ -74,7 +74,7 @@ class _Asker:
     dtype: str
 
 
-def evaluate(recipe: Recipe) -> Report:
+def evaluate(recipe: EvalRecipe) -> Report:
     """Ask each model of `recipe.eval` each question set and return the results.
 
     Writes to the recipe's run folder: answers.jsonl as answers come (a rerun asks nothing twice), report.json,
@@ -85,7 +85,6 @@ def evaluate(recipe: Recipe) -> Report:
     """
     plan = read_plan(recipe)
     section = recipe.eval
-    assert section is not None
     hashes = {str(path): check_output(path, _INPUT_CURE) for path in plan.inputs if path.is_file()}
     share = join_processes(recipe.run_dir)
     with lock_dir(share.folder), AnswerBook(share.folder / "answers.jsonl") as book:
@@ -104,7 +103,7 @@ def evaluate(recipe: Recipe) -> Report:
     return report
 
 
-def _write(recipe: Recipe, run: _Run, report: Report) -> None:
+def _write(recipe: EvalRecipe, run: _Run, report: Report) -> None:
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
     write_sealed(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **asdict(report)})
     counts = {
@@ -238,15 +237,13 @@ def _note_faults(run: _Run, question_set: QuestionSet, asked: Sequence[_Asked]) 
             )
 
 
-def show_prompts(recipe: Recipe, n: int) -> Iterator[str]:
+def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
     """Yield a text for each of the first `n` questions of each set and arm; nothing is stored.
 
     Tokens stand between bars, line breaks in a token as \\n; the gold choice has a star, the chosen one an arrow.
     """
-    assert recipe.eval is not None
     small = replace(recipe, eval=replace(recipe.eval, limit=n))
     plan, section = read_plan(small), small.eval
-    assert section is not None
     for name, path in section.models.items():
         loaded = load_model(path)
         scorer, encoder = Scorer(loaded.model, section.batch_tokens), Encoder(loaded.tokenizer, chat=section.chat)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.train.config import trainer_field
 
 if TYPE_CHECKING:
@@ -32,30 +32,29 @@ class Length:
     shares: dict[str, float]
 
 
-def measure(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, n_devices: int) -> Length:
+def measure(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, n_devices: int) -> Length:
     """Read, tokenise and lay out the corpus as training will (it is kept in corpus.cache_dir for it), and count.
 
     Raises `InputError` and `TrainingError` as training does for a corpus that it would refuse.
     """
-    from kinject.train.data import summarise_exposures
-    from kinject.train.prepare import prepare, read_corpora
+    from kinject.train.data import open_corpora, summarize_exposures, tokenize_and_pack
 
-    data = prepare(recipe, tokenizer, read_corpora(recipe)).data
+    data = tokenize_and_pack(recipe, tokenizer, open_corpora(recipe)).train
     n_rows = len(data.rows)
     steps, epochs = steps_of(recipe, n_rows, n_devices)
     lengths = data.rows.lengths()
-    seen: dict[str, Any] = summarise_exposures(data.exposures, epochs)
+    seen: dict[str, Any] = summarize_exposures(data.exposures, epochs)
     rows = seen.get("rows")
     block = trainer_field(recipe, "max_length") if recipe.trainer.get("packing") else int(lengths.max())
     return Length(
         n_rows=n_rows, steps=steps, epochs=epochs, tokens=round((data.account.source - data.account.lost) * epochs),
         learned=round(data.account.trained * epochs), documents=seen["documents"],
         wordings=(rows["min"], rows["median"], rows["max"]) if rows else None,
-        fill=float(lengths.mean()) / block, shares=dict(data.shares),
+        fill=float(lengths.mean()) / block, shares=dict(data.fractions),
     )  # fmt: skip
 
 
-def steps_of(recipe: Recipe, n_rows: int, n_devices: int) -> tuple[int, float]:
+def steps_of(recipe: TrainRecipe, n_rows: int, n_devices: int) -> tuple[int, float]:
     """Return (optimizer steps, epochs) of a run over `n_rows`, as transformers' Trainer counts them."""
     batch, accumulation = (
         trainer_field(recipe, "per_device_train_batch_size"),

@@ -11,7 +11,7 @@ from torch import nn
 
 from kinject.errors import InputError
 from kinject.plan.model import Shape
-from kinject.train.eight_bit import embedding_bits
+from kinject.train.config import embedding_bits
 
 _STATES = {
     "sgd": 0, "adagrad": 1, "rmsprop": 1, "adamw": 2, "lion": 1, "ademamix": 3, "stable_adamw": 2,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kinject.errors import Fault, RecipeError
-from kinject.recipe import Recipe, read_recipe
+from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.check import Place, suggestion
 from kinject.recipe.study_section import StudySection, SweepSection, TuneSection
 from kinject.study.arms import (
@@ -21,23 +21,22 @@ from kinject.study.arms import (
     grid_arms,
     models_of,
     overrides_of,
-    section_of,
 )
 
 _NO_SWEEPS = " The study has no sweeps; add it to study.sweeps."
 
 
-def check_names(recipe: Recipe) -> None:
+def check_names(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` with every name and key of the section that stands for nothing. Quick: reads no other recipe."""
-    section = section_of(recipe)
+    section = recipe.study
     faults = [*_name_faults(recipe, section), *_key_faults(recipe, section)]
     if faults:
         raise RecipeError(list(dict.fromkeys(faults)))
 
 
-def check_inputs(recipe: Recipe) -> None:
+def check_inputs(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` where documents or questions that the shared recipes name are not there: before any training."""
-    section = section_of(recipe)
+    section = recipe.study
     faults: list[Fault] = []
     own = {key: value for key, value in (section.overrides or {}).items() if key.split(".")[0] in AUGMENT_SECTIONS}
     here = {"eval.models": {"any": "."}}  # the study's own models take its place
@@ -54,14 +53,14 @@ def check_inputs(recipe: Recipe) -> None:
         raise RecipeError(faults)
 
 
-def check_shared(recipe: Recipe) -> None:
+def check_shared(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` with every fault that the shared recipes have with some arm's overrides. Imports TRL."""
-    faults = [*_shared_faults(recipe, section_of(recipe))]
+    faults = [*_shared_faults(recipe, recipe.study)]
     if faults:
         raise RecipeError(list(dict.fromkeys(faults)))
 
 
-def _name_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+def _name_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     arms = {BASE, *section.arms}
 
     def unknown(place: Place, found: str | None, allowed: set[str]) -> Iterator[Fault]:
@@ -107,7 +106,7 @@ def _name_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
     yield from _claim_faults(recipe, section, arms)
 
 
-def _curve_faults(recipe: Recipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
+def _curve_faults(recipe: StudyRecipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
     for name, curve in (section.sweeps or {}).items():
         place: Place = ("study", "sweeps", name)
         if curve.arm not in arms - {BASE}:
@@ -116,7 +115,7 @@ def _curve_faults(recipe: Recipe, section: StudySection, arms: set[str]) -> Iter
             yield recipe.fault((*place, "control"), f"found {curve.control!r}.{suggestion(curve.control, arms)}")
 
 
-def _scaling_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+def _scaling_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     scaling = section.scaling
     if scaling is None:
         return
@@ -137,7 +136,7 @@ def _scaling_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
             yield recipe.fault(("study", "scaling", "facts", name), f"found {n_facts}, allowed: 1 or more.")
 
 
-def _claim_faults(recipe: Recipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
+def _claim_faults(recipe: StudyRecipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
     needed = {"difference": ("arm", "baseline"), "trend": ("sweep",), "above_chance": ("arm",), "near_chance": ("arm",)}
     for name, claim in (section.claims or {}).items():
         place: Place = ("study", "claims", name)
@@ -153,7 +152,7 @@ def _claim_faults(recipe: Recipe, section: StudySection, arms: set[str]) -> Iter
             yield recipe.fault((*place, "sweep"), f"found {claim.sweep!r}.{hint}")
 
 
-def _key_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+def _key_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     """Yield the overrides that no stage would read."""
     allowed = {*AUGMENT_SECTIONS, *TRAIN_SECTIONS}
     places: list[tuple[Place, str]] = [(("study", "overrides", key), key) for key in section.overrides or {}]
@@ -179,7 +178,7 @@ def _key_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
             yield recipe.fault(place, f"{key} changes study.augment, which is missing.")
 
 
-def _shared_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+def _shared_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     """Yield what the shared recipes say of each arm's overrides, at the arm's own line."""
     for arm in [*arms_of(recipe, {}), *(arm for grid in grid_arms(recipe).values() for _, arm in grid)]:
         parts: tuple[tuple[str | None, Mapping[str, Any]], ...] = (
@@ -198,7 +197,7 @@ def _shared_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
     yield from _validation_faults(recipe, section)
 
 
-def _validation_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+def _validation_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     asked = read_recipe(Path(section.eval), overrides_of(eval_overrides(section))).eval
     if asked is None:
         yield recipe.fault("study.eval", f"{section.eval} has no eval section.")
@@ -222,7 +221,9 @@ def _validation_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]
                 )
     for index, name in enumerate(section.scaling.question_sets if section.scaling is not None else ()):
         if name not in asked.questions:
-            yield recipe.fault(("study", "scaling", "on", index), f"found {name!r}.{suggestion(name, asked.questions)}")
+            yield recipe.fault(
+                ("study", "scaling", "question_sets", index), f"found {name!r}.{suggestion(name, asked.questions)}"
+            )
     for name, claim in (section.claims or {}).items():
         if claim.question_set not in asked.questions:
             yield recipe.fault(

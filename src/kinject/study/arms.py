@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kinject.recipe import Recipe
+from kinject.recipe import StudyRecipe
 from kinject.recipe.study_section import (
     ArmSection,
     ResourcesSection,
@@ -88,13 +88,6 @@ def eval_overrides(section: StudySection) -> dict[str, Any]:
     return {key: value for key, value in (section.overrides or {}).items() if key.split(".")[0] == "eval"}
 
 
-def section_of(recipe: Recipe) -> StudySection:
-    """Return the recipe's `study` section. Raises `RecipeError` where it has none."""
-    if recipe.study is None:
-        raise recipe.error("study", "missing. kinject study needs this section.")
-    return recipe.study
-
-
 def models_of(section: StudySection) -> dict[str, StudyModelSection]:
     """Return the base models by name."""
     return {
@@ -103,13 +96,13 @@ def models_of(section: StudySection) -> dict[str, StudyModelSection]:
     }
 
 
-def arms_of(recipe: Recipe, chosen: Mapping[tuple[str, str], Any]) -> list[Arm]:
+def arms_of(recipe: StudyRecipe, chosen: Mapping[tuple[str, str], Any]) -> list[Arm]:
     """Return every arm on every base model, the base first, then the recipe's, then those of curves.
 
     `chosen` is what `tune` found: (model, name of the choice) -> value. A point of a curve that does as another arm
     is that arm and stands once.
     """
-    section = section_of(recipe)
+    section = recipe.study
     arms: list[Arm] = []
     for model in section.models:
         given = {name: value for (of, name), value in chosen.items() if of == model}
@@ -127,9 +120,9 @@ def arms_of(recipe: Recipe, chosen: Mapping[tuple[str, str], Any]) -> list[Arm]:
     return arms
 
 
-def grid_arms(recipe: Recipe) -> dict[tuple[str, str], list[tuple[Any, Arm]]]:
+def grid_arms(recipe: StudyRecipe) -> dict[tuple[str, str], list[tuple[Any, Arm]]]:
     """Return what `tune` tries: (model, name of the choice) -> (value, arm with that value)."""
-    section = section_of(recipe)
+    section = recipe.study
     grids: dict[tuple[str, str], list[tuple[Any, Arm]]] = {}
     for model in section.models:
         for name, item in (section.tune or {}).items():

@@ -11,7 +11,7 @@ from typing import Any
 
 from kinject.corpus.questions import read_questions
 from kinject.disk import content_id, lock_dir, read_manifest, write_json, write_manifest
-from kinject.recipe import Recipe
+from kinject.recipe import StudyRecipe
 from kinject.recipe.study_section import StudySection
 from kinject.report.study_report import read_study, write_study_report
 from kinject.results import Choice, Claim, Curve, Score, StudyResult
@@ -27,7 +27,6 @@ from kinject.study.analysis import (
     versions_of,
 )
 from kinject.study.arm_faults import check_inputs, check_shared
-from kinject.study.arms import section_of
 from kinject.study.claims import Evidence, judge_claims
 from kinject.study.phases import (
     ExecutorFactory,
@@ -43,7 +42,7 @@ from kinject.types import Question
 PAGE = "report.html"
 
 
-def run_study(recipe: Recipe, make_executor: ExecutorFactory) -> tuple[StudyResult, Path, bool]:
+def run_study(recipe: StudyRecipe, make_executor: ExecutorFactory) -> tuple[StudyResult, Path, bool]:
     """Run what is missing of the study, write its report; return (result, page, whether all was there already).
 
     Stages that fail are told in `StudyResult.failures`; the others finish. Raises `RecipeError`, `InputError` or
@@ -69,7 +68,7 @@ def run_study(recipe: Recipe, make_executor: ExecutorFactory) -> tuple[StudyResu
         return result, page, False
 
 
-def _finished(recipe: Recipe) -> StudyResult | None:
+def _finished(recipe: StudyRecipe) -> StudyResult | None:
     """Return the result of this very study where it is whole on disk."""
     manifest = read_manifest(recipe.run_dir / "manifest.json")
     if manifest is None or not (recipe.run_dir / PAGE).is_file():
@@ -95,7 +94,7 @@ def _fingerprint(found: Study) -> str:
 
 def analyse(found: Study, seconds: float) -> StudyResult:
     """Return the result of a study whose stages have run; needs one arm that was asked."""
-    section, recipe = section_of(found.recipe), found.recipe
+    section, recipe = found.recipe.study, found.recipe
     records = read_records(found)
     arms = [arm for arm in found.arms if records.seeds(arm.model, arm.name)]
     roles = {item.name: item.role for item in found.sets}
@@ -131,7 +130,7 @@ def _questions(entry: Mapping[str, Any]) -> list[Question]:
 
 
 def _claims(found: Study, records: Records, curves: list[Curve]) -> list[Claim]:
-    section = section_of(found.recipe)
+    section = found.recipe.study
     model = next(iter(section.models))
     format, shots = found.head
     chosen = {(arm, name): k for (of, arm, name), k in found.chosen_k.items() if of == model}
@@ -150,7 +149,7 @@ def _with_best_on_test(choice: Choice, scores: list[Score], head: tuple[str, int
 
 
 def _notes(found: Study) -> list[str]:
-    section, format_and_shots = section_of(found.recipe), found.head
+    section, format_and_shots = found.recipe.study, found.head
     notes = [
         f"choices and claims are by the first way of asking: {format_and_shots[0]}, {format_and_shots[1]} shots",
         "seeds vary the order of training"

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kinject.disk import content_id, file_hash, read_sealed, tree_hash
-from kinject.recipe import Recipe, read_values
+from kinject.recipe import StudyRecipe, read_values
 from kinject.recipe.study_section import ResourcesSection, StudyModelSection, StudySection
-from kinject.study.arms import Arm, eval_overrides, models_of, overrides_of, section_of
+from kinject.study.arms import Arm, eval_overrides, models_of, overrides_of
 
 SANDBOX_CORPUS = "sandbox-corpus"
 """In study.setup: write what the sandbox's base model reads."""
@@ -72,9 +72,9 @@ class ArmStages:
 class Planner:
     """Makes stages for one study; the same work gets the same stage."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: StudyRecipe) -> None:
         _hash.cache_clear()  # files may have changed since the last study of this process
-        self.section: StudySection = section_of(recipe)
+        self.section: StudySection = recipe.study
         self.cache_dir = Path(self.section.cache_dir)
 
     def prepare_stages(self) -> Iterator[list[Stage]]:

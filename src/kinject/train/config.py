@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.models import check_config, choose_device, has_fast_bf16
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.schedule_fields import ADAPTIVE, OWN, TORCH
 
@@ -26,7 +26,7 @@ _UPDATES_IN_BACKWARD = ("lomo", "adalomo")
 _FAMILIES_8BIT = ("adamw", "lion", "ademamix")
 
 
-def make_sft_config(recipe: Recipe) -> SFTConfig:
+def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
     """Return SFTConfig with the recipe's values, except the fields of tokenising and packing, which kinject does itself.
 
     If the recipe names neither bf16 nor fp16, bf16 is on exactly if the hardware is fast at it. Raises `RecipeError`
@@ -35,7 +35,6 @@ def make_sft_config(recipe: Recipe) -> SFTConfig:
     from trl import SFTConfig
 
     _raise_faults(recipe, _section_faults(recipe))
-    assert recipe.model is not None
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     values: dict[str, Any] = {
         "seed": recipe.seed, "report_to": "none", "eval_on_start": recipe.probes is not None,
@@ -63,7 +62,7 @@ def make_sft_config(recipe: Recipe) -> SFTConfig:
     return config
 
 
-def make_lora_config(recipe: Recipe) -> Any:
+def make_lora_config(recipe: TrainRecipe) -> Any:
     """Return peft's LoraConfig of the adapter section, or None without one. Raises `InputError` when peft refuses it."""
     if recipe.adapter is None:
         return None
@@ -76,7 +75,7 @@ def make_lora_config(recipe: Recipe) -> Any:
         raise InputError(f"{recipe.where('adapter')}: adapter: peft refuses it: {error}") from error
 
 
-def trainer_field(recipe: Recipe, name: str) -> Any:
+def trainer_field(recipe: TrainRecipe, name: str) -> Any:
     """Return `name` of the recipe's trainer section, else SFTConfig's default. Raises `KeyError` for no such field."""
     from trl import SFTConfig
 
@@ -95,15 +94,14 @@ def embedding_bits(optim_args: str | None) -> str | None:
     return None
 
 
-def _raise_faults(recipe: Recipe, faults: Faults) -> None:
+def _raise_faults(recipe: TrainRecipe, faults: Faults) -> None:
     if faults:
         raise RecipeError([Fault(recipe.where(key), key, fault) for key, fault in faults])
 
 
-def _section_faults(recipe: Recipe) -> Faults:
+def _section_faults(recipe: TrainRecipe) -> Faults:
     """Return the faults that need several sections together, but no SFTConfig."""
     model, trainer = recipe.model, recipe.trainer
-    assert model is not None
     faults: Faults = []
     if (model.path is None) == (model.new is None):
         faults.append(("model", "give either path (a model to load) or new (config of a model with random weights)."))
@@ -149,7 +147,7 @@ def _embedding_bits_faults(trainer: Mapping[str, Any]) -> Faults:
     return []
 
 
-def _evaluation_faults(recipe: Recipe) -> Faults:
+def _evaluation_faults(recipe: TrainRecipe) -> Faults:
     trainer, probes = recipe.trainer, recipe.probes
     has_loss = recipe.corpus is not None and recipe.corpus.validation_corpus is not None
     evaluates = trainer.get("eval_strategy", "no") != "no"
@@ -183,7 +181,7 @@ def _evaluation_faults(recipe: Recipe) -> Faults:
     return faults
 
 
-def _config_faults(recipe: Recipe, config: SFTConfig) -> Faults:
+def _config_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     """Return the faults of regularization and techniques, alone and together."""
     return [
         *_regularization_faults(recipe, config),
@@ -196,7 +194,7 @@ def _config_faults(recipe: Recipe, config: SFTConfig) -> Faults:
     ]
 
 
-def _regularization_faults(recipe: Recipe, config: SFTConfig) -> Faults:
+def _regularization_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     section, corpus = recipe.regularization, recipe.corpus
     if section is None:
         return []
@@ -214,7 +212,7 @@ def _regularization_faults(recipe: Recipe, config: SFTConfig) -> Faults:
     return faults
 
 
-def _loss_faults(recipe: Recipe, config: SFTConfig) -> Faults:
+def _loss_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     techniques, faults = recipe.techniques, Faults()
     smoothing = config.label_smoothing_factor
     if not 0.0 <= smoothing < 1.0:
@@ -237,9 +235,8 @@ def _loss_faults(recipe: Recipe, config: SFTConfig) -> Faults:
     return faults
 
 
-def _gradient_faults(recipe: Recipe, config: SFTConfig) -> Faults:
+def _gradient_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     techniques, faults = recipe.techniques, Faults()
-    assert recipe.model is not None
     uses_gradients = {
         "sam": techniques.sam > 0, "freeze_base_steps": techniques.freeze_base_steps is not None,
         "histogram_steps": techniques.histogram_steps is not None,
@@ -257,10 +254,9 @@ def _gradient_faults(recipe: Recipe, config: SFTConfig) -> Faults:
     return faults
 
 
-def _layer_faults(recipe: Recipe) -> Faults:
+def _layer_faults(recipe: TrainRecipe) -> Faults:
     techniques, faults = recipe.techniques, Faults()
     model, section = recipe.model, recipe.regularization
-    assert model is not None
     if techniques.freeze_base_steps is not None:
         if recipe.adapter is not None:
             fault = "an adapter's base is frozen to the end. Remove the line."
@@ -282,7 +278,7 @@ def _layer_faults(recipe: Recipe) -> Faults:
     return faults
 
 
-def _patience_faults(recipe: Recipe, config: SFTConfig) -> Faults:
+def _patience_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     if recipe.techniques.patience is None:
         return []
     key, faults = "techniques.patience", Faults()
@@ -316,7 +312,7 @@ def _schedule_free_faults(config: SFTConfig) -> Faults:
     return faults
 
 
-def _histogram_faults(recipe: Recipe, config: SFTConfig) -> Faults:
+def _histogram_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     if recipe.techniques.histogram_steps is None or set(config.report_to) & set(HISTOGRAM_TRACKERS):
         return []
     trackers = " or ".join(HISTOGRAM_TRACKERS)

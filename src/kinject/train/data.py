@@ -31,7 +31,7 @@ from kinject.corpus.tokenize import (
 )
 from kinject.disk import Row, read_jsonl
 from kinject.errors import InputError, TrainingError
-from kinject.recipe import Recipe, RowWeightsSection
+from kinject.recipe import RowWeightsSection, TrainRecipe
 from kinject.recipe.sections import Reaction
 from kinject.train.config import trainer_field
 from kinject.train.load import read_chat_template
@@ -135,8 +135,7 @@ def _seconds(value: Any) -> float:
 class TrainingCorpus(CorpusFile):
     """The main corpus of a recipe. Its one pass also checks rows against `method` and collects their weights."""
 
-    def __init__(self, recipe: Recipe, sha256: str = "") -> None:
-        assert recipe.corpus is not None
+    def __init__(self, recipe: TrainRecipe, sha256: str = "") -> None:
         path, section = Path(recipe.corpus.path), recipe.techniques.row_weights
         self.recipe = recipe
         self.weights = RowWeights(section, path) if section is not None else None
@@ -183,14 +182,13 @@ class Corpora:
     questions: dict[str, list[Question]]
 
 
-def open_corpora(recipe: Recipe, hashes: Mapping[str, str] | None = None) -> Corpora:
+def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -> Corpora:
     """Return the corpora that the recipe names, to be read when they are tokenised, and the questions of its probes.
 
     `hashes` are those of files that were just hashed, by the names of `kinject.train.run.hash_inputs`. Raises
     `InputError` for questions that cannot be used.
     """
     corpus, hashes = recipe.corpus, hashes or {}
-    assert corpus is not None
     sets = recipe.probes.sets() if recipe.probes is not None else {}
     questions = {name: read_questions(Path(item.path), item.layout) for name, item in sets.items()}
     parts = {
@@ -284,14 +282,13 @@ class TokenizedCorpora:
     notes: list[str]
 
 
-def tokenize_and_pack(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora) -> TokenizedCorpora:
+def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora) -> TokenizedCorpora:
     """Return the training rows of `corpora`; a chat template that the recipe names is set in `tokenizer`.
 
     Raises `InputError` for rows that cannot be used, and `TrainingError` if text would be lost without the recipe's
     permission.
     """
     corpus, trainer = recipe.corpus, recipe.trainer
-    assert corpus is not None
     how = Tokenization(
         corpus.bos, corpus.eos, trainer.get("completion_only_loss"), trainer.get("assistant_only_loss", False)
     )

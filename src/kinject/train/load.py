@@ -8,26 +8,22 @@ from typing import TYPE_CHECKING
 
 from kinject import models
 from kinject.corpus.rows import CorpusFile, CorpusRow
-from kinject.recipe import Recipe, TokenizerSection
+from kinject.recipe import TokenizerSection, TrainRecipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def load_tokenizer(recipe: Recipe, rows: Iterable[CorpusRow] | None = None) -> PreTrainedTokenizerBase:
+def load_training_tokenizer(recipe: TrainRecipe, rows: Iterable[CorpusRow] | None = None) -> PreTrainedTokenizerBase:
     """Return the tokenizer that the recipe names: the model's, that of a folder, or one trained on the corpus.
 
     The corpus is `rows`, by default the recipe's, which is then read once more than to tokenise it.
     """
     section, corpus = recipe.model, recipe.corpus
-    assert section is not None
     if isinstance(section.tokenizer, TokenizerSection):
-        assert corpus is not None
         texts = (text for row in (rows or CorpusFile(Path(corpus.path))) for text in _texts(row))
         return models.train_tokenizer(texts, section.tokenizer.vocab_size)
-    path = section.tokenizer or section.path
-    assert path is not None
-    return models.load_tokenizer(path, revision=section.revision)
+    return models.load_tokenizer(section.tokenizer or section.path or "", revision=section.revision)
 
 
 def _texts(row: CorpusRow) -> list[str]:
@@ -36,19 +32,18 @@ def _texts(row: CorpusRow) -> list[str]:
     return [row.text] if row.shape == "text" else [row.prompt + row.completion]
 
 
-def load_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, list[str]]:
+def load_training_model(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, list[str]]:
     """Return the model, in float32 unless the recipe names a dtype, and notes on the choices made for it."""
     section = recipe.model
-    assert section is not None
-    if section.new is not None:
+    if section.path is None:
+        fields = section.new or {}
         attention = models.choose_attention(section.attention, models.choose_device(section.device))
-        model = models.new_model(section.new, tokenizer, recipe.seed, attention)
+        model = models.new_model(fields, tokenizer, recipe.seed, attention)
         n = sum(parameter.numel() for parameter in model.parameters())
         return model, [
-            f"new {section.new['model_type']} with random weights: {n:,} parameters, "
+            f"new {fields['model_type']} with random weights: {n:,} parameters, "
             f"{len(tokenizer):,} tokens, {model.config._attn_implementation} attention"
         ]
-    assert section.path is not None
     loaded = models.load_model(
         section.path, dtype="float32" if section.dtype == "auto" else section.dtype, attention=section.attention,
         device=section.device, revision=section.revision, quantization=section.quantization, tokenizer=tokenizer,
@@ -83,13 +78,12 @@ def _keep_gradients(model: PreTrainedModel) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def _precision_notes(recipe: Recipe) -> list[str]:
+def _precision_notes(recipe: TrainRecipe) -> list[str]:
     """Return a warning if fp16 is chosen and the weights were saved in bfloat16, whose range fp16 lacks."""
     if not recipe.trainer.get("fp16"):
         return []
     from transformers import AutoConfig
 
-    assert recipe.model is not None
     config = AutoConfig.from_pretrained(recipe.model.path, revision=recipe.model.revision, trust_remote_code=False)
     if str(config.dtype) != "torch.bfloat16":
         return []
@@ -99,7 +93,7 @@ def _precision_notes(recipe: Recipe) -> list[str]:
     ]
 
 
-def read_chat_template(recipe: Recipe, path: str) -> str:
+def read_chat_template(recipe: TrainRecipe, path: str) -> str:
     """Return a chat template from a Jinja file, or from the tokenizer in a folder or on the hub."""
     if path.endswith((".jinja", ".j2")):
         try:

@@ -30,7 +30,7 @@ from kinject.disk import (
 from kinject.disk.sums import SUMS
 from kinject.errors import TrainingError
 from kinject.process import is_first_process
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only
 from kinject.train.data import exposures_by_document, summarize_exposures
 from kinject.types import TrainResult
@@ -47,7 +47,7 @@ _SECTIONS = ("seed", "method", "model", "adapter", "corpus", "trainer")
 _OPTIONAL_SECTIONS = ("regularization", "guards", "techniques", "probes")
 
 
-def run(recipe: Recipe, *, resume: bool, overwrite: bool) -> TrainResult:
+def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
     """Train as `recipe` says. A finished run of the same recipe and inputs is not repeated.
 
     Raises `RecipeError` before any model loads, `InputError` for a bad corpus or model, `TrainingError` if text would be
@@ -121,7 +121,7 @@ def _count_data(trainer: KnowledgeTrainer) -> dict[str, Any]:
     }
 
 
-def _result(recipe: Recipe, counts: Mapping[str, Any], model_dir: Path, *, already_done: bool) -> TrainResult:
+def _result(recipe: TrainRecipe, counts: Mapping[str, Any], model_dir: Path, *, already_done: bool) -> TrainResult:
     return TrainResult(
         run_dir=str(recipe.run_dir), model_dir=str(model_dir), n_steps=counts["steps"], n_epochs=counts["epochs"],
         final_loss=counts["loss"], account=counts["tokens"], seconds=counts["seconds"], notes=tuple(counts["notes"]),
@@ -129,11 +129,9 @@ def _result(recipe: Recipe, counts: Mapping[str, Any], model_dir: Path, *, alrea
     )  # fmt: skip
 
 
-def hash_inputs(recipe: Recipe) -> dict[str, str]:
+def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
     """Return the hashes of all that decides the outcome of a run, and a fingerprint of them and of the recipe."""
     model, corpus = recipe.model, recipe.corpus
-    assert model is not None
-    assert corpus is not None
     inputs = {"corpus": check_output(Path(corpus.path), _CORPUS_FIX)}
     inputs |= {name: check_output(Path(part.path), _CORPUS_FIX) for name, part in corpus.parts().items()}
     if corpus.validation_corpus is not None:
@@ -150,7 +148,7 @@ def hash_inputs(recipe: Recipe) -> dict[str, str]:
     return {**inputs, "fingerprint": content_id(inputs, sections)}
 
 
-def _write_manifest(recipe: Recipe, inputs: Mapping[str, str], counts: Mapping[str, Any]) -> None:
+def _write_manifest(recipe: TrainRecipe, inputs: Mapping[str, str], counts: Mapping[str, Any]) -> None:
     if not is_first_process():
         return
     path = recipe.run_dir / "manifest.json"
@@ -158,7 +156,9 @@ def _write_manifest(recipe: Recipe, inputs: Mapping[str, str], counts: Mapping[s
     write_manifest(path, stage="train", inputs=inputs, recipe=recipe.raw, counts=counts, outputs=outputs)
 
 
-def _check_folder(recipe: Recipe, inputs: Mapping[str, str], *, resume: bool, overwrite: bool) -> TrainResult | None:
+def _check_folder(
+    recipe: TrainRecipe, inputs: Mapping[str, str], *, resume: bool, overwrite: bool
+) -> TrainResult | None:
     """Return the result of a finished run of the same inputs, if any; else clear the folder.
 
     Raises `TrainingError` if the folder holds another run, or needs --resume or --overwrite.
@@ -224,7 +224,7 @@ def _close_screen(trainer: KnowledgeTrainer) -> None:
             callback.close()
 
 
-def _save_model(trainer: KnowledgeTrainer, recipe: Recipe) -> Path:
+def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
     """Write model and tokenizer to model/, whole or not at all; with `adapter.merge`, the adapter folded in."""
     part, final = recipe.run_dir / ".model.part", recipe.run_dir / "model"
     if is_first_process():

@@ -20,7 +20,7 @@ from kinject.errors import TrainingError
 from kinject.recipe.schedule_fields import ADAPTIVE, TORCH
 
 if TYPE_CHECKING:
-    from kinject.recipe import Recipe
+    from kinject.recipe import TrainRecipe
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def schedule_of(args: Any, model: Any) -> Schedule:
     return Schedule(name, args.lr_scheduler_kwargs or {}, args.warmup_steps, width, bool(args.greater_is_better))
 
 
-def planned_curve(recipe: Recipe, n_steps: int) -> list[float]:
+def planned_curve(recipe: TrainRecipe, n_steps: int) -> list[float]:
     """Return the learning rate of each of the `n_steps` updates that `recipe` would make, without a model or training.
 
     They are the rates of the topmost layer if `techniques.layerwise_lr_decay` lowers those below. A schedule that
@@ -193,12 +193,11 @@ def planned_curve(recipe: Recipe, n_steps: int) -> list[float]:
     return rates
 
 
-def _width(recipe: Recipe) -> int:
+def _width(recipe: TrainRecipe) -> int:
     """Return the hidden size of the recipe's model from its config."""
     from transformers import AutoConfig
 
     section = recipe.model
-    assert section is not None
     if section.new is not None:
         fields = dict(section.new)
         config = AutoConfig.for_model(fields.pop("model_type"), **fields)

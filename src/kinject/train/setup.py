@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.corpus.packing import TrainingRow
 from kinject.corpus.tokenize import IGNORED
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.train.callbacks import Histograms, PatienceStopping, ProbeStopping, RunLog, Screen, Timing
 from kinject.train.config import make_lora_config, make_sft_config
 from kinject.train.data import (
@@ -23,7 +23,7 @@ from kinject.train.data import (
     tokenize_and_pack,
 )
 from kinject.train.guards import Guard, check_start
-from kinject.train.load import load_model, load_tokenizer
+from kinject.train.load import load_training_model, load_training_tokenizer
 from kinject.train.loss import TrainingLoss
 from kinject.train.optimizers import SharpnessAware
 from kinject.train.probes import Probes
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from trl import SFTConfig
 
 
-def make_trainer(recipe: Recipe, hashes: Mapping[str, str] | None = None) -> KnowledgeTrainer:
+def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -> KnowledgeTrainer:
     """Return the trainer of `recipe`, ready to train: with its rows, model, optimizer settings, callbacks and notes.
 
     Nothing is written except the token cache, `corpus.cache_dir`. `hashes` are those of corpora that were just hashed
@@ -53,9 +53,9 @@ def make_trainer(recipe: Recipe, hashes: Mapping[str, str] | None = None) -> Kno
     """
     config, adapter = make_sft_config(recipe), make_lora_config(recipe)
     corpora = open_corpora(recipe, hashes)
-    tokenizer = load_tokenizer(recipe, corpora.rows)
+    tokenizer = load_training_tokenizer(recipe, corpora.rows)
     tokenized = tokenize_and_pack(recipe, tokenizer, corpora)
-    model, notes = load_model(recipe, tokenizer)
+    model, notes = load_training_model(recipe, tokenizer)
     window = _most_positions(recipe, model, tokenized.train)
     probes = Probes(recipe.probes, corpora.questions, tokenizer, window) if recipe.probes is not None else None
     trainer = _assemble(recipe, config, adapter, model, tokenizer, tokenized)
@@ -75,7 +75,7 @@ def make_trainer(recipe: Recipe, hashes: Mapping[str, str] | None = None) -> Kno
 
 
 def _assemble(
-    recipe: Recipe,
+    recipe: TrainRecipe,
     config: SFTConfig,
     adapter: Any,
     model: PreTrainedModel,
@@ -130,7 +130,7 @@ def _assemble(
     return trainer
 
 
-def configure_trainer(trainer: KnowledgeTrainer, recipe: Recipe, reinitialized: Sequence[str]) -> None:
+def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitialized: Sequence[str]) -> None:
     """Give `trainer` the recipe's techniques; `reinitialized` are the names of parameters with new weights.
 
     Raises `RecipeError` for faults that only the model shows.
@@ -167,7 +167,7 @@ def _describe_run(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: Token
     )
 
 
-def _describe_techniques(trainer: KnowledgeTrainer, recipe: Recipe) -> list[str]:
+def _describe_techniques(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> list[str]:
     notes = []
     if trainer.reinitialized:
         names = ", ".join(summarize_names(trainer.reinitialized))
@@ -188,7 +188,7 @@ def _describe_techniques(trainer: KnowledgeTrainer, recipe: Recipe) -> list[str]
     return notes
 
 
-def _most_positions(recipe: Recipe, model: PreTrainedModel, data: TrainingData) -> int | None:
+def _most_positions(recipe: TrainRecipe, model: PreTrainedModel, data: TrainingData) -> int | None:
     """Return how many positions the model has, None for any number. Raises `RecipeError` if texts need more."""
     limit: int | None = getattr(model.config, "max_position_embeddings", None)
     longest = data.rows.longest_text()

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from kinject.errors import TrainingError
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 
-def freeze(model: Any, recipe: Recipe) -> None:
+def freeze(model: Any, recipe: TrainRecipe) -> None:
     """Freeze the parameters that match `model.freeze`. Raises `RecipeError` for a pattern without a match."""
-    assert recipe.model is not None
     names = [name for name, _ in model.named_parameters()]
     for pattern in recipe.model.freeze:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -29,13 +28,12 @@ def freeze(model: Any, recipe: Recipe) -> None:
             parameter.requires_grad_(False)
 
 
-def check_trainable(model: Any, recipe: Recipe) -> list[str]:
+def check_trainable(model: Any, recipe: TrainRecipe) -> list[str]:
     """Return the names that train. Raises `TrainingError` if they are not exactly those that the recipe names.
 
     Without an adapter these are all but the frozen; with one, its own weights beside every target, and a whole copy of
     every module in `modules_to_save` (embed_tokens and lm_head among them).
     """
-    assert recipe.model is not None
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if recipe.adapter is None:
         frozen = recipe.model.freeze
@@ -65,7 +63,7 @@ def _check_adapter(trained: Sequence[str], adapter: Any) -> None:
         raise TrainingError(f"these train although they are not in the adapter: {', '.join(others[:5])}.")
 
 
-def reinitialize_last_layers(model: Any, recipe: Recipe) -> list[str]:
+def reinitialize_last_layers(model: Any, recipe: TrainRecipe) -> list[str]:
     """Draw new weights for the last `techniques.reinitialize_last_layers`, as the architecture does for a new model.
 
     Re-initialising helps small data sets (arXiv 2006.05987). The weights depend on the recipe's seed alone, so a resumed
@@ -114,7 +112,7 @@ class FreezeWarmup:
                 parameter.grad = None
 
 
-def freeze_base_steps(model: Any, recipe: Recipe, reinitialized: Sequence[str]) -> FreezeWarmup | None:
+def freeze_base_steps(model: Any, recipe: TrainRecipe, reinitialized: Sequence[str]) -> FreezeWarmup | None:
     """Return the warm-up of `techniques.freeze_base_steps`, if any. Raises `RecipeError` for a pattern without a match.
 
     The parameters of `freeze_base_except` train from the start; by default those of `reinitialized`.

@@ -47,11 +47,11 @@ def main(path: Path) -> None:
 
     from kinject.process import peak_memory
     from kinject.recipe import read_recipe
-    from kinject.train.run import trainer_of
+    from kinject.train.setup import make_trainer
 
     device, refused = "cpu", False
     try:
-        trainer = trainer_of(read_recipe(Path(job["recipe"]), verb="train"))
+        trainer = make_trainer(read_recipe(Path(job["recipe"]), verb="train"))
         device = trainer.args.device.type
         trainer.train_dataset = Longest(trainer.train_dataset, trainer.args.max_steps * job["batch"])
         trainer.rounds = ()

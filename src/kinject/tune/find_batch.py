@@ -20,7 +20,7 @@ import yaml
 from kinject.disk import content_id, lock_dir, read_sealed, write_json, write_sealed, write_text
 from kinject.errors import InputError
 from kinject.process import available_memory, resident_memory
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.terminal import Progress
 
 _FORMAT = 1
@@ -61,17 +61,16 @@ class Batch:
         return self.batch * self.accumulation * self.devices
 
 
-def find_batch(recipe: Recipe, limit: int | None, most: int | None) -> Batch:
+def find_batch(recipe: TrainRecipe, limit: int | None, most: int | None) -> Batch:
     """Return the largest batch that fits `limit` bytes (None: what a GPU has, or what this machine has free), up to `most`.
 
     `most` is the recipe's rows of an update on one device unless given. Trials stand in run_dir/find-batch/trials.json.
     Raises `InputError` when not even one row fits.
     """
     from kinject.models import choose_device
-    from kinject.train.config import build_config
+    from kinject.train.config import make_sft_config
 
-    config = build_config(recipe)
-    assert recipe.model is not None
+    config = make_sft_config(recipe)
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     if limit is None and device != "cuda":
         limit = available_memory()
@@ -117,11 +116,11 @@ def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
 class _Trials:
     """Trials of one recipe on one machine, kept on disk."""
 
-    def __init__(self, recipe: Recipe, folder: Path, device: str, limit: int | None) -> None:
-        from kinject.train.run import inputs_of
+    def __init__(self, recipe: TrainRecipe, folder: Path, device: str, limit: int | None) -> None:
+        from kinject.train.run import hash_inputs
 
         self.recipe, self.folder, self.device, self.limit = recipe, folder, device, limit
-        files = {name: content for name, content in inputs_of(recipe).items() if name != "fingerprint"}
+        files = {name: content for name, content in hash_inputs(recipe).items() if name != "fingerprint"}
         self.identity = content_id(_FORMAT, device, self._values(0, Path()), files)
         self.path = folder / "trials.json"
         self.done: dict[int, Trial] = {}

@@ -21,7 +21,7 @@ import numpy as np
 from kinject.disk import content_id, lock_dir, read_sealed, write_sealed, write_text
 from kinject.disk.atomic import atomic_file
 from kinject.errors import InputError, TrainingError
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 
 if TYPE_CHECKING:
     from kinject.train.trainer import KnowledgeTrainer
@@ -66,7 +66,7 @@ class Found:
     ended: str
 
 
-def find_lr(recipe: Recipe, ramp: Ramp) -> tuple[Found, Path]:
+def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[Found, Path]:
     """Test the range, write find-lr/lr.json, lr.csv and lr.png, and return what was found with that folder.
 
     A test of the same recipe, inputs and ramp is not run again. Raises `InputError` for a ramp out of range, and what
@@ -74,11 +74,12 @@ def find_lr(recipe: Recipe, ramp: Ramp) -> tuple[Found, Path]:
     """
     check_ramp(ramp)
     _check_optimizer(recipe)
-    from kinject.train.run import inputs_of, trainer_of
+    from kinject.train.run import hash_inputs
+    from kinject.train.setup import make_trainer
 
     folder = recipe.run_dir / "find-lr"
     ramped = _ramped(recipe, ramp, folder)
-    files = {name: content for name, content in inputs_of(recipe).items() if name != "fingerprint"}
+    files = {name: content for name, content in hash_inputs(recipe).items() if name != "fingerprint"}
     sections = {
         key: recipe.raw.get(key)
         for key in ("seed", "method", "model", "adapter", "regularization", "corpus", "techniques")
@@ -88,7 +89,7 @@ def find_lr(recipe: Recipe, ramp: Ramp) -> tuple[Found, Path]:
         done = _stored(folder / "lr.json", identity)
         if done is not None:
             return done, folder
-        rates, losses, ended = range_test(trainer_of(ramped), ramp)
+        rates, losses, ended = range_test(make_trainer(ramped), ramp)
         found = suggest(rates, losses, ramp, ended)
         write_text(folder / "lr.csv", _csv(found))
         with atomic_file(folder / "lr.png", "wb") as file:
@@ -126,7 +127,7 @@ def check_ramp(ramp: Ramp) -> None:
             raise InputError(f"--{option}: found {value:g}, allowed: {least:g} or more.")
 
 
-def _check_optimizer(recipe: Recipe) -> None:
+def _check_optimizer(recipe: TrainRecipe) -> None:
     """Raise `RecipeError` for an optimizer whose losses do not show the rate of the moment."""
     optim = str(recipe.trainer.get("optim", ""))
     if optim.startswith("schedule_free"):
@@ -137,7 +138,7 @@ def _check_optimizer(recipe: Recipe) -> None:
         )
 
 
-def _ramped(recipe: Recipe, ramp: Ramp, folder: Path) -> Recipe:
+def _ramped(recipe: TrainRecipe, ramp: Ramp, folder: Path) -> TrainRecipe:
     """Return `recipe` with the ramp for its schedule, its whole batch and optimizer, and nothing beside the updates."""
     changes = {
         "learning_rate": ramp.low, "lr_scheduler_type": "exponential_decay",
@@ -146,7 +147,6 @@ def _ramped(recipe: Recipe, ramp: Ramp, folder: Path) -> Recipe:
         "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False, "metric_for_best_model": None,
         "report_to": "none",
     }  # fmt: skip
-    assert recipe.corpus is not None
     techniques = replace(
         recipe.techniques, freeze_base_steps=None, freeze_base_except=(), patience=None, histogram_steps=None
     )

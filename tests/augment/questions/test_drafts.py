@@ -13,7 +13,7 @@ from kinject.augment.questions.drafts import (
     read_drafts,
     specificity_of,
 )
-from kinject.augment.questions.sandbox import answer_as_sandbox
+from kinject.augment.sandbox import answer_as_sandbox
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
 
