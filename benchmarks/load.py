@@ -5,7 +5,7 @@
     python benchmarks/load.py augment --sizes 5000 20000 --style paraphrase
 
 Loads: augment (passages through a run with the sandbox's generator), packing (corpus rows from the token store to an epoch of
-training rows), eval (questions through the reader, their cached_tokens answers read back, cells and paired tests), inference (questions
+training rows), eval (questions through the reader, their stored answers read back, cells and paired tests), inference (questions
 through a study's intervals and sign flips), report (training runs through a study's statistics, pages and figures). Each size
 runs in a process of its own; its peak is what that process held at most, by getrusage. Inputs are written, or made, by
 another process or before the clock starts.
@@ -81,7 +81,8 @@ def augment(n: int, folder: Path, style: str) -> Work:
 def packing(n: int, folder: Path, style: str) -> Work:
     """`n` corpus rows of 8 to 56 tokens, ten of a document, cached_tokens and laid out for an epoch; each row is read once."""
     from kinject.corpus.packing import PackingConfig, pack
-    from kinject.corpus.tokenize import TokenRow, cached_tokens
+    from kinject.corpus.tokenize import cached_tokens
+    from kinject.corpus.tokenize import TokenRow
 
     draw = random.Random(0)
     shapes = [(list(range(length)), [False, *[True] * (length - 1)]) for length in range(8, 57)]

@@ -47,17 +47,17 @@ class Times(NamedTuple):
     cpu: float
 
 
-def make_model(folder: Path, tokenizer: Path) -> int:
+def make_model(folder: Path, tokenizer: Path, n_layers: int) -> int:
     """Save a Llama with random weights, and its tokenizer, to `folder`; return its parameters."""
+    own: Any = load_tokenizer(str(tokenizer))
+    own.eos_token = "<|endoftext|>"  # noqa: S105 (a token of text; the harness decodes it for every request)
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=50257, hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8,
-        max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=50256, eos_token_id=50256,
+        vocab_size=len(own), hidden_size=512, intermediate_size=1376, num_hidden_layers=n_layers, num_attention_heads=8,
+        max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=len(own) - 1, eos_token_id=len(own) - 1,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
-    own: Any = load_tokenizer(str(tokenizer))
-    own.eos_token = "<|endoftext|>"  # noqa: S105 (a token of text; the harness decodes it for every request)
     own.save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -212,6 +212,10 @@ def main() -> None:
     parser.add_argument("--harness", default=sys.executable, help="a Python that has lm_eval")
     parser.add_argument("--harness-batch", type=int, default=16)
     parser.add_argument("--material", type=Path, default=Path(__file__).parents[3] / "shared")
+    parser.add_argument("--layers", type=int, default=8, help="of the model; 8 make 51M parameters")
+    parser.add_argument(
+        "--vocabulary", type=int, default=128_256, help="tokens of the model whose head's memory is measured"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--head", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -222,7 +226,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tokenizer_path = arguments.material / "models" / "tokenizers" / "gpt2"
-        n_parameters = make_model(folder / "model", tokenizer_path)
+        n_parameters = make_model(folder / "model", tokenizer_path, arguments.layers)
         print(f"Llama of {n_parameters / 1e6:.0f}M parameters, GPT-2 tokenizer, float32, {arguments.threads} threads")
         if arguments.subjects:
             compare_mmlu(folder, arguments)
@@ -230,7 +234,7 @@ def main() -> None:
         encoder = Encoder(load_tokenizer(str(folder / "model")))
         for line in compare_rag(model, encoder, rag_asks(arguments.material, arguments.rag_questions, 5)):
             print(line, flush=True)
-    print(memory_of_head(128_256), flush=True)
+    print(memory_of_head(arguments.vocabulary), flush=True)
 
 
 def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:

@@ -96,7 +96,7 @@ def plan(recipe: TrainRecipe, wanted: Wanted) -> Plan:
     trial = _trial(recipe, wanted, devices, fits, length, notes)
     steps = length.steps if length is not None else max(trainer_field(recipe, "max_steps"), 0)
     return Plan(
-        recipe=recipe.words, model=recipe.model.path or f"new {shape.config.model_type}", shape=shape, memory=memory,
+        recipe=recipe.command_line, model=recipe.model.path or f"new {shape.config.model_type}", shape=shape, memory=memory,
         devices=devices, need=devices.need(memory.peak), fits=fits, changes=tuple(changes), changes_suffice=suffice, way=way,
         length=length, disk=disk_of(recipe, memory, length), trial=trial,
         seconds=trial.step_seconds * steps if trial is not None and steps else None,

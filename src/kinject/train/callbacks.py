@@ -104,7 +104,7 @@ class Screen(TrainerCallback):  # type: ignore[misc]
         if self.progress is not None:
             self.progress.advance()
             rate = f"{self.progress.rate * self.tokens_per_step:,.0f} tokens/s"
-            self.progress.tell("  ".join(word for word in (rate, self.loss, _memory_text()) if word))
+            self.progress.set_status("  ".join(word for word in (rate, self.loss, _memory_text()) if word))
 
     def close(self) -> None:
         """Release the terminal, also after an error."""
