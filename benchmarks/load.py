@@ -81,8 +81,7 @@ def augment(n: int, folder: Path, style: str) -> Work:
 def packing(n: int, folder: Path, style: str) -> Work:
     """`n` corpus rows of 8 to 56 tokens, ten of a document, cached_tokens and laid out for an epoch; each row is read once."""
     from kinject.corpus.packing import PackingConfig, pack
-    from kinject.corpus.tokenize import cached_tokens
-    from kinject.corpus.tokenize import TokenRow
+    from kinject.corpus.tokenize import TokenRow, cached_tokens
 
     draw = random.Random(0)
     shapes = [(list(range(length)), [False, *[True] * (length - 1)]) for length in range(8, 57)]

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from kinject.corpus.packing import ConcatRows
-from kinject.corpus.tokenize import sample_tokens
-from kinject.corpus.tokenize import TokenRow, wanted_tokens
+from kinject.corpus.tokenize import TokenRow, sample_tokens, wanted_tokens
 
 
 def _token_rows(n: int, length: int, origin: str) -> list[TokenRow]:

@@ -18,8 +18,17 @@ import numpy.typing as npt
 from kinject.corpus.packing import ConcatRows, PackedRows, PackingConfig, pack
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile, CorpusRow
-from kinject.corpus.tokenize import cached_tokens, sample_tokens
-from kinject.corpus.tokenize import IGNORED, TokenAccount, TokenRow, Tokenization, entry_key, tokenize_rows, wanted_tokens
+from kinject.corpus.tokenize import (
+    IGNORED,
+    TokenAccount,
+    Tokenization,
+    TokenRow,
+    cached_tokens,
+    entry_key,
+    sample_tokens,
+    tokenize_rows,
+    wanted_tokens,
+)
 from kinject.disk import Row, read_jsonl
 from kinject.errors import InputError, TrainingError
 from kinject.recipe import RowWeightsSection, TrainRecipe

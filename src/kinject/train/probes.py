@@ -12,7 +12,7 @@ import torch
 
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.rows import CorpusRow
-from kinject.corpus.tokenize import TokenRow, Tokenization, tokenize_rows
+from kinject.corpus.tokenize import Tokenization, TokenRow, tokenize_rows
 from kinject.errors import InputError
 from kinject.recipe.sections import ProbesSection
 from kinject.types import Question

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from kinject.corpus.rows import CorpusFile
-from kinject.corpus.tokenize import cached_tokens
-from kinject.corpus.tokenize import TokenRow, Tokenization, entry_key, tokenize_rows
+from kinject.corpus.tokenize import Tokenization, TokenRow, cached_tokens, entry_key, tokenize_rows
 from kinject.models import train_tokenizer
 
 ROWS = [

@@ -12,8 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kinject.corpus.packing import PackingConfig
-from kinject.corpus.packing import TrainingRow
+from kinject.corpus.packing import PackingConfig, TrainingRow
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import Tokenization
 from kinject.errors import RecipeError
