@@ -2,9 +2,9 @@
 
     python benchmarks/train/throughput.py [--size 1m|50m] [--steps N] [--rounds N] [--bf16] [--cpu-time]
 
-The three take turns, `--rounds` times, in one process; the median of each is printed, with the fraction that
-kinject reaches. Only steps are timed, not loading, tokenising or packing. --cpu-time counts this process's CPU seconds instead of the
-wall's, for machines that others use too. No network; the text is made here.
+The three take turns, `--rounds` times, in one process; the median of each is printed, with kinject's ratio to it. Only
+steps are timed, not loading, tokenising or packing. --cpu-time counts this process's CPU seconds instead of the wall's,
+for machines that others use too. No network; the text is made here.
 """
 
 from __future__ import annotations
