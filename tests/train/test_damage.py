@@ -44,7 +44,7 @@ def interrupted(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> Rec
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(stage, "_save", end)
+        patched.setattr(stage, "_save_model", end)
         with pytest.raises(KeyboardInterrupt):
             train(recipe)
     return recipe

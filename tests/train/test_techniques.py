@@ -106,7 +106,7 @@ def test_a_run_stops_when_the_held_out_loss_has_not_fallen_for_so_long(
     )
     if interrupted:
         with monkeypatch.context() as patched:
-            patched.setattr(stage, "_save", Mock(side_effect=KeyboardInterrupt))
+            patched.setattr(stage, "_save_model", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 train(recipe)
     result = train(recipe, resume=interrupted)
