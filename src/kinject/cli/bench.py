@@ -45,10 +45,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from kinject.bench.results import render_bench
     from kinject.bench.run import BenchOptions, bench
 
-    names = [
-        tuple(name.strip() for name in text.split(",") if name.strip()) for text in (arguments.only, arguments.skip)
-    ]
-    result, page = bench(recipe, BenchOptions(*names, repeats=arguments.repeats, steps=arguments.steps))
+    only, skip = _names(arguments.only), _names(arguments.skip)
+    result, page = bench(recipe, BenchOptions(only, skip, arguments.repeats, arguments.steps))
     show(render_bench(result))
     show(f"table: {page}")
     return 1 if result.n_failed else 0
