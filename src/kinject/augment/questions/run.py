@@ -16,9 +16,8 @@ from kinject.augment.checks.checker import normal_form
 from kinject.augment.questions.drafts import REASONS, Candidate, Draft, find_fault
 from kinject.augment.questions.prompts import LETTERS, closed_book, propose, verify
 from kinject.augment.questions.writer import Outcome, QuestionWriter
-from kinject.augment.requests import generator_identity, open_generator
-from kinject.augment.requests.cache import AnswerCache
-from kinject.augment.requests.sender import Sender, Traffic, run_workers
+from kinject.augment.requests import generator_identity
+from kinject.augment.requests.sender import Traffic, open_sender, run_workers
 from kinject.augment.validation import limits_of, questions_of_recipe
 from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.passages import split_passages, token_spans
@@ -26,7 +25,7 @@ from kinject.disk import Journal, Places, Row, content_id, lock_dir, read_jsonl,
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.terminal import Progress
-from kinject.types import Document, Passage, Usage
+from kinject.types import Document, Passage
 
 
 def make_questions(recipe: QuestionsRecipe) -> QuestionsResult:
@@ -158,7 +157,7 @@ async def _make(recipe: QuestionsRecipe, section: QuestionsSection) -> Questions
         n_test=n_by_set[1], spare=picking.counts["spare"], refused=dict(picking.refused.most_common()),
         failed=dict(run.failed.most_common()), tokens_in=picking.counts["tokens_in"],
         tokens_out=picking.counts["tokens_out"], n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached,
-        cost=sender.budget.spent, out_of_budget=sender.out_of_budget, unsure=sender.traffic.unsure(),
+        cost=sender.budget.spent, out_of_budget=sender.out_of_budget, cost_note=sender.traffic.cost_note(),
     )  # fmt: skip
     _write_manifest(recipe, section, result, sender.traffic)
     return result
@@ -168,10 +167,7 @@ async def _ask(
     recipe: QuestionsRecipe, section: QuestionsSection, work: _Work, outcomes: _Outcomes, progress: Progress
 ) -> _Run:
     limits = limits_of(section)
-    async with contextlib.AsyncExitStack() as stack:
-        writer = await stack.enter_async_context(open_generator(recipe, section.generator))
-        cache = stack.enter_context(AnswerCache(recipe.run_dir / "cache.sqlite")) if writer.remote else None
-        sender = Sender(writer, cache, limits, cache.usage() if cache else Usage())
+    async with open_sender(section.generator, recipe.run_dir, limits) as sender:
         run = _Run(work, outcomes, QuestionWriter(sender, section, recipe.seed), progress)
         began = time.monotonic()
         try:
@@ -217,7 +213,7 @@ class QuestionsResult:
     """What `make_questions` made. `asked` and `got` count questions, `refused` drafts by reason, `failed` passages by error.
 
     `spare` counts questions that held but were not among the most specific ones. Tokens are those of every passage that
-    is done; `cost` is that of everything ever answered into the run folder, in the currency of the prices; `unsure` says
+    is done; `cost` is that of everything ever answered into the run folder, in the currency of the prices; `cost_note` says
     what of it is not known for certain.
     """
 
@@ -240,7 +236,7 @@ class QuestionsResult:
     n_cached: int
     cost: float
     out_of_budget: bool
-    unsure: str = ""
+    cost_note: str = ""
 
     @property
     def short(self) -> bool:
@@ -359,8 +355,8 @@ def render_questions(result: QuestionsResult) -> str:
     ]
     if result.cost:
         lines.append(f"cost {result.cost:.4f}, everything answered into {result.run_dir} included")
-    if result.unsure:
-        lines.append(result.unsure)
+    if result.cost_note:
+        lines.append(result.cost_note)
     if result.out_of_budget:
         lines.append("Stopped before the budget was crossed.")
     if result.short:
