@@ -7,7 +7,6 @@ import os
 import random
 import resource
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -130,21 +129,6 @@ def test_a_damaged_answer_is_told_left_out_and_stored_again(filled: Path, caplog
         assert cache.get(_key(39)) == Completion(_text(39), "stop", Usage(139, 10))
         assert cache.usage() == Usage(sum(range(100, 140)), 400)
     assert caplog.text == ""
-
-
-def test_a_cache_of_an_older_kinject_is_read_and_written_on(tmp_path: Path) -> None:
-    path = tmp_path / "cache.sqlite"
-    with sqlite3.connect(path) as database:
-        database.execute(
-            "CREATE TABLE answers (key BLOB PRIMARY KEY, text TEXT NOT NULL, finish_reason TEXT NOT NULL, "
-            "tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL) WITHOUT ROWID"
-        )
-        database.execute("INSERT INTO answers VALUES (?, 'é', 'stop', 3, 4)", (_key(0),))
-    database.close()
-    for _ in range(2):
-        with AnswerCache(path) as cache:
-            assert cache.get(_key(0)) == Completion("é", "stop", Usage(3, 4))
-            cache.put(_key(1), Completion("b", "stop", Usage(1, 1)))
 
 
 def test_a_cache_that_was_deleted_under_a_run_is_told_at_the_next_answer(filled: Path) -> None:
