@@ -162,7 +162,7 @@ def test_the_log_of_batches_notices_a_changed_row(tmp_path: Path) -> None:
     log.name("submission", "batch_17")
     log.close()
     again = BatchLog(path)
-    assert [(item.batch, item.keys) for item in again.waiting("http://here")] == [("batch_17", ("aa", "bb"))]
+    assert [(item.batch, item.keys) for item in again.unfinished("http://here")] == [("batch_17", ("aa", "bb"))]
     again.close()
     path.write_bytes(path.read_bytes().replace(b"batch_17", b"batch_16"))
     with pytest.raises(DiskError, match=r"batches\.sqlite: .* Move it away to go on without it"):
