@@ -116,5 +116,5 @@ def test_a_refused_key_stops_a_batch_run_and_names_its_variable(make_recipe: Mak
 
 
 def test_only_an_endpoint_has_batches(make_recipe: Make) -> None:
-    with pytest.raises(RecipeError, match="is of kind: openai alone"):
+    with pytest.raises(RecipeError, match="is only for kind: openai"):
         augment(make_recipe(generator__batch=True))

@@ -272,7 +272,7 @@ def test_a_fault_met_once_costs_no_answer_and_nothing_of_it_is_stored(
     server = hostile(lambda talk, number: fault.act(talk) if number == 1 else None)
     recipe = few(server.url, **fields)
     if fault.met == "stop":
-        with pytest.raises(EndpointError, match=r"1 rewritings are stored; the same command goes on") as caught:
+        with pytest.raises(EndpointError, match=r"1 rewritings are stored; the same command resumes") as caught:
             augment(recipe)
         assert caught.value.fatal
         assert len(server.seen) == 2

@@ -335,7 +335,7 @@ def errors_of(batch: Mapping[str, Any]) -> str:
 
 
 _SCHEMA = """CREATE TABLE IF NOT EXISTS batches (
-    submission TEXT PRIMARY KEY, url TEXT NOT NULL, batch TEXT, keys TEXT NOT NULL, crc32 INTEGER
+    submission TEXT PRIMARY KEY, url TEXT NOT NULL, batch TEXT, keys TEXT NOT NULL, crc32 INTEGER NOT NULL
 ) WITHOUT ROWID"""
 
 
@@ -349,28 +349,26 @@ class SubmittedBatch:
 
 
 class BatchLog:
-    """An open log. Each change is on disk when the call returns. Raises `DiskError` where it cannot be.
+    """The submitted batches of a run folder, so that a restart fetches their results instead of paying again.
 
-    Each row has its CRC-32 (those of an older kinject have none); on opening all are read.
+    Each change is on disk when the call returns, or raises `DiskError`. Each row has a CRC-32; opening checks all rows.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises `DiskError` where it cannot be, or a row is not as it was written."""
+        """Open or create the file. Raises `DiskError` where that fails or a row is damaged."""
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, isolation_level=None)
             settle_database(self._database, path)
             self._database.execute(_SCHEMA)
-            if all(column[1] != "crc32" for column in self._database.execute("PRAGMA table_info(batches)")):
-                self._database.execute("ALTER TABLE batches ADD COLUMN crc32 INTEGER")
             rows = self._database.execute("SELECT submission, url, batch, keys, crc32 FROM batches").fetchall()
-            if any(row[4] not in (None, _crc32(*row[:4])) for row in rows):
-                raise sqlite3.DatabaseError("a row is not as it was written")
+            if any(row[4] != _crc32(*row[:4]) for row in rows):
+                raise sqlite3.DatabaseError("a row is damaged")
         except (OSError, TypeError, AttributeError, sqlite3.Error) as error:
             raise DiskError(
-                f"{path}: cannot be opened as the log of batches ({error}). Move it away to go on without it: batches that "
-                "are not finished are then handed in, and paid, again."
+                f"{path}: cannot be opened as the log of batches ({error}). Move it away to continue without it: "
+                "unfinished batches are then submitted, and paid, again."
             ) from error
 
     def begin(self, submission: str, url: str, keys: list[str]) -> None:
@@ -404,8 +402,8 @@ class BatchLog:
             self._database.execute(statement, values)
         except sqlite3.Error as error:
             raise DiskError(
-                f"{self.path}: cannot be written ({error}). What was stored so far is safe. Mend what the system says; the "
-                "same command goes on."
+                f"{self.path}: cannot be written ({error}). What was stored so far is safe. Fix this error; the same "
+                "command then resumes."
             ) from error
 
 
