@@ -175,9 +175,7 @@ class LocalModel:
         if of_tokenizer is not None and of_tokenizer not in ends:
             ends.append(of_tokenizer)
         if not ends:
-            raise InputError(
-                f"{self._section.model}: neither model nor tokenizer has a token that ends an answer. Choose another model."
-            )
+            raise InputError(f"{self._section.model}: neither model nor tokenizer has a token that ends an answer.")
         return ends
 
     def _completion(self, n_prompt: int, tokens: list[int]) -> Completion:
