@@ -10,7 +10,8 @@ from typing import Literal
 from kinject.eval.prompts import WITHOUT_QUESTION, Ask, Format, TaskStyle, pick_shots, rotated
 from kinject.eval.tasks import Task
 from kinject.recipe.sections import EvalSection
-from kinject.types import Passage, Question, Recall
+from kinject.results import Recall
+from kinject.types import Passage, Question
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from kinject.eval.answers import Scored, prompt_key
 from kinject.eval.desk import Desk
 from kinject.eval.encode import Encoded
 from kinject.eval.scorer import Reading, Scorer
-from kinject.types import Answer, Perplexity
+from kinject.results import Perplexity
+from kinject.types import Answer
 
 FORMAT = "perplexity"
 """The `format` of stored windows; they are no answers to questions."""

@@ -17,7 +17,8 @@ from kinject.eval.tasks import Task, read_task
 from kinject.eval.templates import compile_template
 from kinject.recipe import Recipe
 from kinject.recipe.sections import EvalSection, QuestionSetSection
-from kinject.types import Passage, Question, Recall
+from kinject.results import Recall
+from kinject.types import Passage, Question
 
 
 def read_plan(recipe: Recipe) -> Plan:

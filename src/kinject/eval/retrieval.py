@@ -12,7 +12,8 @@ from kinject.disk import content_id, read_jsonl
 from kinject.errors import InputError
 from kinject.eval.dense import DenseRetriever, FusedRetriever, Ranks
 from kinject.recipe.sections import RetrievalSection
-from kinject.types import Passage, Question, Recall
+from kinject.results import Recall
+from kinject.types import Passage, Question
 
 _WORD = re.compile(r"\w+")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,22 +19,21 @@ from kinject.disk import (
 )
 from kinject.eval.answers import AnswerBook, Scored, hash_model, prompt_key
 from kinject.eval.asks import Arm, Plan, QuestionSet, arms_of, asks_of
-from kinject.eval.cells import is_scored
 from kinject.eval.desk import Desk
 from kinject.eval.encode import Encoded, Encoder, encode_asks
-from kinject.eval.flips import find_flips
 from kinject.eval.harness_files import Sample, write_harness_files
 from kinject.eval.perplexity import measure_perplexity
 from kinject.eval.plan import read_plan
 from kinject.eval.processes import join_processes, lone_process_notes
 from kinject.eval.progress import show_progress
 from kinject.eval.prompts import Ask, render_prompt, scored_texts
-from kinject.eval.results import Results, make_cells, note_chosen_k, note_masses
+from kinject.eval.results import Answers, chosen_k_notes, find_flips, is_scored, make_report, mass_notes
 from kinject.eval.scorer import Reading, Scorer
 from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.recipe.sections import EvalSection
-from kinject.types import Answer, Perplexity, Report
+from kinject.results import Perplexity, Report, to_json
+from kinject.types import Answer
 
 _INPUT_CURE = "Run what wrote it again (nothing is asked twice). If you changed it yourself, give it another name."
 
@@ -57,7 +56,7 @@ class _Run:
     section: EvalSection
     plan: Plan
     desk: Desk
-    results: Results = field(default_factory=dict)
+    results: Answers = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     hashes: dict[str, str] = field(default_factory=dict)  # of files that are read, then of models
     perplexities: list[Perplexity] = field(default_factory=list)
@@ -81,7 +80,7 @@ def evaluate(recipe: Recipe) -> Report:
 
     Writes to the recipe's run folder: answers.jsonl as answers come (a rerun asks nothing twice), report.json,
     flips.jsonl, manifest.json, and harness/ARM/ in lm-evaluation-harness's layout. An arm is a model's name, with "+rag"
-    for K > 0; every cell but the base's is compared with the first model without context. Under `accelerate launch` the
+    for K > 0; every result but the base's is compared with the first model without context. Under `accelerate launch` the
     processes share the questions, and the first one writes. Raises `RecipeError`, `InputError` or `DiskError` when
     something cannot be used.
     """
@@ -95,11 +94,9 @@ def evaluate(recipe: Recipe) -> Report:
         run = _Run(section, plan, Desk(book, share), notes=[*plan.notes, *lone_process_notes()], hashes=hashes)
         for name, path in section.models.items():
             _ask_model(run, name, path)
-        note_masses(run.results, run.notes)
-        note_chosen_k(plan, section, run.results, run.notes)
-        cells = make_cells(plan, section, run.results)
-        notes = tuple(dict.fromkeys(run.notes))
-        report = Report(recipe.run_dir.name, cells, notes, tuple(run.perplexities), plan.recalls)
+        notes = (*run.notes, *mass_notes(run.results), *chosen_k_notes(plan, section, run.results))
+        report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
+        report = replace(report, notes=tuple(dict.fromkeys(notes)))
         if share.is_first:
             _write(recipe, run, report)
     share.finish()
@@ -108,7 +105,7 @@ def evaluate(recipe: Recipe) -> Report:
 
 def _write(recipe: Recipe, run: _Run, report: Report) -> None:
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
-    write_sealed(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **asdict(report)})
+    write_sealed(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
     counts = {
         "answers": sum(map(len, run.results.values())), "scored_now": run.n_scored, "stored": run.desk.book.n_rows,
     }  # fmt: skip

@@ -10,12 +10,11 @@ from statistics import fmean
 
 from kinject.augment.preview import preview
 from kinject.disk import read_sealed
-from kinject.eval.table import aligned
 from kinject.recipe import Recipe, read_recipe
 from kinject.study.arms import section_of
 from kinject.study.phases import Study, ask_test, choose, choose_k, open_study, plan_runs
 from kinject.study.stages import DONE, Stage
-from kinject.terminal import duration
+from kinject.terminal import aligned, duration
 
 _KINDS = ("prepare", "augment", "corpus", "train", "merge", "eval")
 

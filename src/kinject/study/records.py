@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kinject.errors import InputError
 from kinject.eval.answers import read_answers
-from kinject.eval.cells import is_right
+from kinject.eval.results import is_correct
 from kinject.eval.scores import Score, rescored
 from kinject.study.inference import Sheet
 from kinject.types import Answer
@@ -79,7 +79,7 @@ class Records:
                 raise InputError(
                     f"{arm}, seed {seed}: {way[0]}: other questions than seed {seeds[0]}. Run the study again."
                 )
-            rows.append([float(is_right(answer)) for answer in own])
+            rows.append([float(is_correct(answer)) for answer in own])
         return Sheet(np.array(rows), ids, tuple(answer.document_id or f"\0{answer.question_id}" for answer in first))
 
 
