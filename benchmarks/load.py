@@ -128,8 +128,8 @@ def _answers(path: Path, n: int, share: float, *, arm: str = "base", seed: int =
 def evaluation(n: int, folder: Path, style: str) -> Work:
     """`n` questions and two arms' stored answers to them: read, counted, compared (bootstrap, McNemar), by subject."""
     from kinject.corpus.questions import read_questions
-    from kinject.eval.answers import AnswerBook
     from kinject.eval.compare import compare_runs, read_run
+    from kinject.eval.scoring.answers import AnswerBook
 
     _questions(folder / "questions.jsonl", n)
     for arm, share in (("base", 0.4), ("tuned", 0.5)):

@@ -1,74 +1,193 @@
-"""The house's rules about its own rooms."""
+"""The house's rules about its own rooms: layers, circles, sizes, and how many modules serve one other module."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "kinject"
 
 LAYER = {
-    "types": 0, "results": 0, "errors": 0, "terminal": 0, "process": 1, "signals": 1, "disk": 1, "recipe": 1,
-    "models": 2, "corpus": 2, "sandbox": 2,
-    "augment": 3, "train": 3, "eval": 3, "report": 4, "study": 5, "bench": 5, "plan": 5, "tune": 5, "doctor": 5,
-    "cli": 6,
+    "types": 0, "results": 0, "errors": 0, "terminal": 0, "process": 1, "signals": 1, "disk": 1, "recipe": 1, "models": 2,
+    "corpus": 2, "sandbox": 2, "augment": 3, "train": 3, "eval": 3, "report": 4, "bench": 5, "plan": 5, "tune": 5,
+    "doctor": 5, "study": 5, "cli": 6,
 }  # fmt: skip
 SIDEWAYS = {
-    ("recipe", "disk"), ("models", "corpus"), ("sandbox", "corpus"), ("bench", "study"), ("doctor", "plan"), ("tune", "plan"),
-    ("recipe", "augment"), ("recipe", "sandbox"),
+    ("recipe", "disk"),
+    ("bench", "study"),  # a bench runs its trainings as stages, in the worker processes of study's executor
 }  # fmt: skip
-"""Neighbours on one layer that may be imported, one way only."""
+"""Imports within a layer (importing room, imported room), one way only."""
+
+NOT_YET = {("recipe", "augment"), ("recipe", "sandbox")}
+
+MOST_LINES = 500
+MOST_LINES_OF_A_FUNCTION = 60
+MOST_FILES = 265
+MOST_SERVING_ONE = 80
 
 
-def _room(path: Path) -> str:
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+@functools.cache
+def _modules() -> dict[str, Path]:
+    """Return the path of each module by its dotted name; a package is its __init__."""
+    names = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = ("kinject", *path.relative_to(SOURCE).with_suffix("").parts)
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
 
 
-def _imports(path: Path) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        names = []
+@functools.cache
+def _tree(module: str) -> ast.Module:
+    return ast.parse(_modules()[module].read_text("utf-8"))
+
+
+def _room(module: str) -> str:
+    return module.split(".")[1]
+
+
+def _defining_module(module: str, name: str) -> str:
+    """Return the module that defines `name` of `module`: a package's __init__ is followed to where it imports it from."""
+    if f"{module}.{name}" in _modules():
+        return f"{module}.{name}"
+    if _modules()[module].name == "__init__.py" and name in _handed_on(module):
+        return _defining_module(*_handed_on(module)[name])
+    return module
+
+
+@functools.cache
+def _handed_on(package: str) -> dict[str, tuple[str, str]]:
+    """Return the names that a package's __init__ imports from kinject: name -> (module, name there)."""
+    return {
+        alias.asname or alias.name: (str(node.module), alias.name)
+        for node in _tree(package).body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kinject.")
+        for alias in node.names
+    }
+
+
+@functools.cache
+def _imports(module: str) -> dict[str, int]:
+    """Return the modules of kinject that `module` imports, wherever in the file, each with a line that does."""
+    found: dict[str, int] = {}
+    for node in ast.walk(_tree(module)):
+        targets: Iterable[str] = ()
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            targets = [alias.name for alias in node.names if alias.name in _modules()]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            names = [node.module or ""]
-        for name in names:
-            if name.startswith("kinject."):
-                yield name.split(".")[1], node.lineno
+            assert node.level == 0, f"{_modules()[module]}:{node.lineno}: relative import"
+            if node.module in _modules():
+                targets = [_defining_module(node.module, alias.name) for alias in node.names]
+        for target in targets:
+            if target != module:
+                found.setdefault(target, node.lineno)
+    return found
+
+
+def _circle(edges: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the nodes of one circle of a graph, an empty list where it has none."""
+    finished: set[str] = set()
+
+    def follow(node: str, trail: list[str]) -> list[str]:
+        if node in trail:
+            return [*trail[trail.index(node) :], node]
+        if node not in finished:
+            for target in edges.get(node, ()):
+                circle = follow(target, [*trail, node])
+                if circle:
+                    return circle
+            finished.add(node)
+        return []
+
+    for node in edges:
+        circle = follow(node, [])
+        if circle:
+            return circle
+    return []
 
 
 def test_imports_point_down() -> None:
     upward = []
-    for path in SOURCE.rglob("*.py"):
-        room = _room(path)
-        if room == "__init__":
+    for module, path in _modules().items():
+        if module == "kinject":
             continue
-        for target, line in _imports(path):
-            down = LAYER[target] < LAYER[room] or target == room or (room, target) in SIDEWAYS
-            if not down:
-                upward.append(f"{path.relative_to(SOURCE)}:{line} imports {target}")
+        room = _room(module)
+        for target, line in _imports(module).items():
+            if target == "kinject":
+                continue
+            other = _room(target)
+            if not (LAYER[other] < LAYER[room] or other == room or (room, other) in SIDEWAYS | NOT_YET):
+                upward.append(f"{path.relative_to(SOURCE)}:{line} imports {other}")
     assert upward == []
 
 
+def test_every_import_within_a_layer_that_is_allowed_is_needed() -> None:
+    used = {(_room(module), _room(target)) for module in _modules() if module != "kinject"
+            for target in _imports(module) if target != "kinject"}  # fmt: skip
+    assert used >= SIDEWAYS
+
+
 def test_every_room_is_in_the_plan() -> None:
-    rooms = {_room(path) for path in SOURCE.rglob("*.py")} - {"__init__"}
+    rooms = {_room(module) for module in _modules() if module != "kinject"}
     assert rooms == LAYER.keys()
+
+
+def test_no_rooms_import_each_other() -> None:
+    edges = defaultdict(set)
+    for module in _modules():
+        for target in _imports(module):
+            if (
+                "kinject" not in (module, target)
+                and (pair := (_room(module), _room(target))) not in NOT_YET
+                and len(set(pair)) > 1
+            ):
+                edges[_room(module)].add(_room(target))
+    assert _circle(edges) == []
+
+
+def test_no_files_import_each_other() -> None:
+    edges = {module: set(_imports(module)) - {"kinject"} for module in _modules() if module != "kinject"}
+    assert _circle(edges) == []
+
+
+def test_few_modules_serve_exactly_one_other_module() -> None:
+    servers = defaultdict(set)
+    for module in _modules():
+        for target in _imports(module):
+            if _modules()[module].name != "__init__.py" or _defines_something(module):
+                servers[target].add(module)
+    single = sorted(
+        f"{module} serves {next(iter(servers[module]))}"
+        for module, path in _modules().items()
+        if path.name not in ("__init__.py", "__main__.py") and len(servers[module]) == 1
+    )
+    assert len(single) <= MOST_SERVING_ONE, "\n".join(single)
+
+
+def _defines_something(package: str) -> bool:
+    """Return whether a package's __init__ does more than hand on names."""
+    return any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in _tree(package).body)
+
+
+def test_there_are_no_more_files_than_agreed() -> None:
+    assert len(_modules()) <= MOST_FILES
 
 
 def test_files_and_functions_keep_to_their_size() -> None:
     too_long = []
-    for path in SOURCE.rglob("*.py"):
-        text = path.read_text("utf-8")
-        if text.count("\n") > 320:
-            too_long.append(f"{path.name}: {text.count(chr(10))} lines")
-        for node in ast.walk(ast.parse(text)):
+    for module, path in _modules().items():
+        n_lines = len(path.read_text("utf-8").splitlines())
+        if n_lines > MOST_LINES:
+            too_long.append(f"{path.name}: {n_lines} lines")
+        for node in ast.walk(_tree(module)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 n_lines = (node.end_lineno or 0) - node.lineno + 1
-                if n_lines > 60:
+                if n_lines > MOST_LINES_OF_A_FUNCTION:
                     too_long.append(f"{path.name}:{node.lineno} {node.name}: {n_lines} lines")
     assert too_long == []
 

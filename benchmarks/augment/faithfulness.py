@@ -17,8 +17,8 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from kinject.augment.fidelity import compare_facts
-from kinject.augment.planted import PLANTS
+from kinject.augment.checks.facts import compare_facts
+from kinject.augment.checks.planted_errors import PLANTS
 
 N_ERRORS = 1000
 

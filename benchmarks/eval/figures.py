@@ -25,10 +25,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kinject.corpus.questions import read_questions
-from kinject.eval.encode import Encoder, encode_asks
 from kinject.eval.prompts import Ask, Format, pick_shots
-from kinject.eval.retrieval import Retriever, read_passages
-from kinject.eval.scorer import Scorer
+from kinject.eval.retrieval import read_passages
+from kinject.eval.retrieval.retrievers import Retriever
+from kinject.eval.scoring.encode import Encoder, encode_asks
+from kinject.eval.scoring.scorer import Scorer
 from kinject.models import load_tokenizer
 from kinject.types import Question
 
@@ -176,7 +177,7 @@ def measure_head(n_vocabulary: int) -> None:
     """Score 64 prompts of 500 tokens with `n_vocabulary` pieces and print how the peak grew."""
     import numpy as np
 
-    from kinject.eval.encode import Encoded
+    from kinject.eval.scoring.encode import Encoded
 
     torch.manual_seed(0)
     config = LlamaConfig(

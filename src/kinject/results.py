@@ -488,5 +488,3 @@ def _problem(error: dict[str, Any]) -> str:
     if kind == "value_error":
         return f"found {found!r:.60}, {error['ctx']['error']}"
     return f"found {found!r:.60}: {error['msg']}"
-
-

@@ -85,7 +85,7 @@ def make_recipe(tmp_path: Path, documents: Path) -> Callable[..., Recipe]:
 @pytest.fixture
 def exact_copies_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only exact copies count as echoes, so that a run of the sandbox's short entries refuses none by chance."""
-    monkeypatch.setattr("kinject.augment.checks.NEAR", 0.99)
+    monkeypatch.setattr("kinject.augment.checks.checker.NEAR", 0.99)
 
 
 @pytest.fixture(autouse=True)

@@ -51,10 +51,11 @@ def test_what_fails_in_a_batch_or_is_refused_goes_into_the_next(make_recipe: Mak
 SCRIPT = """
 import sys
 from pathlib import Path
-from kinject.augment import augment, checks
+from kinject.augment import augment
+from kinject.augment.checks import checker
 from kinject.augment.generators import batch
 from kinject.recipe import read_recipe
-checks.NEAR = 0.99
+checker.NEAR = 0.99
 batch.SECONDS_TO_FILL = batch.FIRST_POLL = batch.LONGEST_POLL = 0.02
 try:
     augment(read_recipe(Path(sys.argv[1]), ["augment.generator.batch=true"], verb="augment"))

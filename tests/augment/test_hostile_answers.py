@@ -16,10 +16,10 @@ from test_outages import Start
 
 from kinject.augment import augment
 from kinject.augment.answers import pairs_of
-from kinject.augment.checks import Checker, new_markup
+from kinject.augment.checks.checker import Checker, new_markup
+from kinject.augment.checks.judge import N_TRIALS, Judge
 from kinject.augment.generators import Writer
 from kinject.augment.generators.faults import Transient
-from kinject.augment.judge import N_TRIALS, Judge
 from kinject.augment.limits import Limits
 from kinject.augment.prompts import INSTRUCTIONS, JUDGE, judge_messages
 from kinject.augment.questions import make_questions
@@ -41,7 +41,7 @@ PIECES = (
 @pytest.mark.parametrize("begin", ["", "Q:", "Question:", "Sure", "```", "Verdict: "])
 def test_every_reader_of_answers_takes_linear_time(begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Not timed: of 100,000 characters a reader that is not linear takes minutes to ages, and the run ends nowhere.
-    monkeypatch.setattr("kinject.augment.checks._ANY_LENGTH", 10**6)
+    monkeypatch.setattr("kinject.augment.checks.checker._ANY_LENGTH", 10**6)
     judge = Judge(Sender(Writer("test", {}, True, lambda m, s: asyncio.sleep(0, Completion(said))), None, Limits(1)), 1)
     for piece in PIECES:
         said = begin + piece * (20_000 // len(piece)) + "x"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment, preview, render_preview
-from kinject.augment.judge import N_TRIALS
+from kinject.augment.checks.judge import N_TRIALS
 from kinject.recipe import Recipe
 
 Make = Callable[..., Recipe]

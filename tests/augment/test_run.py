@@ -244,9 +244,10 @@ def test_a_run_folder_in_use_is_refused(make_recipe: Make, serving: Callable[...
 SCRIPT = """
 import sys
 from pathlib import Path
-from kinject.augment import augment, checks
+from kinject.augment import augment
+from kinject.augment.checks import checker
 from kinject.recipe import read_recipe
-checks.NEAR = 0.99
+checker.NEAR = 0.99
 try:
     augment(read_recipe(Path(sys.argv[1]), ["augment.styles.paraphrase=6"], verb="augment"))
 except KeyboardInterrupt:

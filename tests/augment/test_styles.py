@@ -8,8 +8,8 @@ import pytest
 
 from kinject.augment import augment, render_summary
 from kinject.augment.answers import line_text, lines_of, pairs_of, plain_text, says_yes
+from kinject.augment.checks.prompt_injection import fenced
 from kinject.augment.mechanical import name_fully, permute_sentences, tag_source
-from kinject.augment.orders import fenced
 from kinject.augment.prompts import ask, passage_of
 from kinject.augment.styles import STYLES, entities_of
 from kinject.disk import read_jsonl

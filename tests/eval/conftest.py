@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kinject.eval.encode import Encoded
+from kinject.eval.scoring.encode import Encoded
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from kinject.errors import InputError
-from kinject.eval.answers import AnswerBook, hash_model, prompt_key, read_answers
-from kinject.eval.encode import Encoded
+from kinject.eval.scoring.answers import AnswerBook, hash_model, prompt_key, read_answers
+from kinject.eval.scoring.encode import Encoded
 from kinject.types import Answer
 
 ANSWER = Answer("q1", "new", "base", "texts", 0, 0, (), 1, (-2.0, -1.5), (1, 2), (3, 4), greedy=(False, True))

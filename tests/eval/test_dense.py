@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kinject.errors import InputError
-from kinject.eval.dense import BGE_PREFIX, DenseRetriever, fuse
-from kinject.eval.retrieval import make_retriever, read_contexts
+from kinject.eval.retrieval import read_contexts
+from kinject.eval.retrieval.retrievers import BGE_PREFIX, DenseRetriever, fuse, make_retriever
 from kinject.recipe.sections import RetrievalSection
 from kinject.types import Passage, Question
 

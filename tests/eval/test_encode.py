@@ -5,8 +5,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast
 
 from kinject.errors import InputError
-from kinject.eval.encode import Encoder, encode_asks, encode_pair
 from kinject.eval.prompts import Ask, Prompt
+from kinject.eval.scoring.encode import Encoder, encode_asks, encode_pair
 from kinject.types import Question
 
 BOS, EOS = "<s>", "</s>"

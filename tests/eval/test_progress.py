@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kinject.eval.progress import show_progress
+from kinject.eval.scoring.requests import show_progress
 
 
 def test_without_a_terminal_there_is_one_line_on_stderr(capsys):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from kinject.errors import InputError
-from kinject.eval.retrieval import Retriever, measure_recall, read_passages
+from kinject.eval.retrieval import measure_recall, read_passages
+from kinject.eval.retrieval.retrievers import Retriever
 from kinject.types import Passage, Question
 
 TEXTS = [

@@ -18,8 +18,8 @@ import yaml
 from kinject.disk import lock_dir
 from kinject.errors import DiskError, InputError, RecipeError
 from kinject.eval import evaluate
-from kinject.eval.answers import AnswerBook, read_answers
 from kinject.eval.cells import compare, correct_family, is_right, make_cell
+from kinject.eval.scoring.answers import AnswerBook, read_answers
 from kinject.models import load_model
 from kinject.recipe import read_recipe
 from kinject.types import Answer, Report

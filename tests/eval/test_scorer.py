@@ -11,10 +11,10 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from kinject.errors import InputError
-from kinject.eval.encode import Encoded
-from kinject.eval.passes import _log_probs
-from kinject.eval.scorer import Scorer
-from kinject.eval.tree import Limits
+from kinject.eval.scoring.encode import Encoded
+from kinject.eval.scoring.forward import _log_probs
+from kinject.eval.scoring.scorer import Scorer
+from kinject.eval.scoring.tree import Limits
 
 VOCABULARY = 97
 _SIZE = {
@@ -228,7 +228,7 @@ def test_sharing_reads_a_fraction_of_the_tokens():
 
 def fail_above(monkeypatch, n_tokens: int, message: str = "can't allocate memory: you tried to allocate") -> list[int]:
     """Let every pass of more than n_tokens run out of memory; return the sizes of those that went through."""
-    from kinject.eval.passes import Passes
+    from kinject.eval.scoring.forward import Passes
 
     sizes: list[int] = []
     whole = Passes._read

@@ -11,11 +11,11 @@ import yaml
 
 from kinject.errors import InputError
 from kinject.eval import evaluate
-from kinject.eval.answers import read_answers
-from kinject.eval.asks import Arm, QuestionSet, asks_of
 from kinject.eval.harness_files import read_samples
+from kinject.eval.plan import Arm, QuestionSet, asks_of
 from kinject.eval.prompts import render_prompt
-from kinject.eval.tasks import read_task
+from kinject.eval.scoring.answers import read_answers
+from kinject.eval.tasks.task import read_task
 from kinject.recipe import read_recipe
 
 GOLD = json.loads((Path(__file__).parent / "goldens" / "harness.json").read_text())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinject.eval.tree import Leaf, Limits, Node, Tree
+from kinject.eval.scoring.tree import Leaf, Limits, Node, Tree
 
 
 def leaf(context: list[int], targets: list[int]) -> Leaf:

@@ -17,10 +17,10 @@ import yaml
 from kinject.cli import main
 from kinject.errors import InputError
 from kinject.eval import evaluate, render_table
-from kinject.eval.answers import read_answers
 from kinject.eval.compare import compare_runs, read_run
-from kinject.eval.encode import Encoder
 from kinject.eval.prompts import Ask, render_prompt
+from kinject.eval.scoring.answers import read_answers
+from kinject.eval.scoring.encode import Encoder
 from kinject.models import load_model
 from kinject.recipe import read_recipe
 from kinject.report.evaluation import read_report, write_report

@@ -184,7 +184,7 @@ def compare_with_itself(path: Path) -> None:
 
 def read_some_task(path: Path) -> None:
     """Read a task YAML, with good rows beside it; or rows, with a good YAML beside them."""
-    from kinject.eval.tasks import read_task
+    from kinject.eval.tasks.task import read_task
 
     folder = path.parent
     if path.suffix != ".yaml":

@@ -26,8 +26,8 @@ from kinject.errors import KinjectError, RecipeError
 from kinject.eval.compare import read_run
 from kinject.eval.harness_files import read_samples
 from kinject.eval.retrieval import read_contexts
-from kinject.eval.tasks import read_task
-from kinject.eval.templates import compile_template, render
+from kinject.eval.tasks.task import read_task
+from kinject.eval.tasks.templates import compile_template, render
 from kinject.recipe import read_recipe
 from kinject.report.evaluation import read_report
 from kinject.report.study_file import read_study

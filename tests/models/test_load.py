@@ -115,6 +115,19 @@ def test_a_good_config_has_no_fault(tiny_config: dict[str, Any]) -> None:
     assert check_config(tiny_config) == []
 
 
+def test_a_vocabulary_may_be_larger_than_the_tokenizer_and_no_smaller(
+    tiny_config: dict[str, object], tiny_tokenizer: Any
+) -> None:
+    n_tokens = len(tiny_tokenizer)
+    assert check_config({**tiny_config, "vocab_size": 512}) == []
+    assert (
+        new_model({**tiny_config, "vocab_size": 512}, tiny_tokenizer, 0).get_input_embeddings().weight.shape[0] == 512
+    )
+    assert new_model(tiny_config, tiny_tokenizer, 0).get_input_embeddings().weight.shape[0] == n_tokens
+    with pytest.raises(InputError, match=f"found 100, but the tokenizer has {n_tokens} tokens"):
+        new_model({**tiny_config, "vocab_size": 100}, tiny_tokenizer, 0)
+
+
 def test_a_real_checkpoint_loads(shared: Path) -> None:
     loaded = load_model(str(shared / "models" / "stories260K"))
     ids = loaded.tokenizer("Once upon a time, there was a little", return_tensors="pt").input_ids

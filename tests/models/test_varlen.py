@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from kinject.errors import InputError
-from kinject.models import choose_attention, new_model, try_varlen, varlen_missing
+from kinject.models import choose_attention, new_model, try_varlen, varlen_unavailable_reason
 from kinject.models.varlen import register, varlen_attention
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -120,18 +120,18 @@ def test_it_is_taken_only_where_it_reads_the_model_as_sdpa_does(
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "needs an NVIDIA GPU, and the model is on cpu" in varlen_missing("cpu")
+    assert "needs an NVIDIA GPU, and the model is on cpu" in varlen_unavailable_reason("cpu")
     with pytest.raises(
         InputError, match=r"model\.attention: varlen needs an NVIDIA GPU.*Or set model\.attention: auto"
     ):
         choose_attention("varlen", "cpu")
     monkeypatch.setattr("kinject.models.hardware.has_fast_bf16", lambda device: False)
-    assert "Ampere or newer" in varlen_missing("cuda")
+    assert "Ampere or newer" in varlen_unavailable_reason("cuda")
     monkeypatch.setattr("kinject.models.hardware.has_fast_bf16", lambda device: True)
-    assert varlen_missing("cuda") == ""
+    assert varlen_unavailable_reason("cuda") == ""
     assert choose_attention("varlen", "cuda") == "varlen"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install -U torch" in varlen_missing("cuda")
+    assert "pip install -U torch" in varlen_unavailable_reason("cuda")
     assert choose_attention("auto", "cuda") is None
     with pytest.raises(InputError, match=r"is not installed \(pip install 'kinject\[flash\]'\)"):
         choose_attention("flash_attention_2", "cuda")

@@ -100,7 +100,7 @@ def test_a_recipe_cannot_switch_it_on(write: Callable[..., Path], where: str) ->
 
 
 def test_a_task_file_may_not_bring_python(write: Callable[..., Path], sprung: Path, tiny_model: Path) -> None:
-    from kinject.eval.tasks import read_task
+    from kinject.eval.tasks.task import read_task
 
     write("evil.py", f"import os\nos.makedirs({str(sprung)!r})\ndef process(doc): return doc\n")
     for line in ("doc_to_text: !function evil.process", "process_docs: !function evil.process"):

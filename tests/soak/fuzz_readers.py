@@ -21,7 +21,7 @@ with atheris.instrument_imports(include=["kinject", "yaml"]):
     import kinject.corpus.questions
     import kinject.eval.compare
     import kinject.eval.harness_files
-    import kinject.eval.tasks
+    import kinject.eval.tasks.task
     import kinject.recipe.yaml_lines  # noqa: F401
     from kinject.errors import KinjectError
 

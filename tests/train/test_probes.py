@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from kinject.corpus import CorpusRow, Tokenization, tokenize_rows
 from kinject.disk import read_jsonl
 from kinject.errors import InputError, RecipeError
-from kinject.eval.encode import Encoder
 from kinject.eval.prompts import Ask, render_prompt
+from kinject.eval.scoring.encode import Encoder
 from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
 from kinject.recipe.sections import ProbesSection

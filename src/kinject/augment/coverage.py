@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kinject.augment.fidelity import compare_facts
+from kinject.augment.checks.facts import compare_facts
 from kinject.augment.plan import Group, Plan
 from kinject.augment.store import Store
 from kinject.augment.styles import STYLES

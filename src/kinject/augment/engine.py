@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kinject.augment.answers import says_yes
-from kinject.augment.checks import Checker, Verdict, check_completion
-from kinject.augment.fidelity import compare_facts
+from kinject.augment.checks.checker import Checker, Verdict, check_completion
+from kinject.augment.checks.facts import compare_facts
+from kinject.augment.checks.judge import Judge
+from kinject.augment.checks.prompt_injection import has_injection
 from kinject.augment.generators.faults import Stopped
-from kinject.augment.judge import Judge
 from kinject.augment.meter import Meter
-from kinject.augment.orders import gives_orders
 from kinject.augment.plan import Group, Plan, Slot
 from kinject.augment.prompts import ask
 from kinject.augment.sender import Sender
@@ -145,7 +145,7 @@ class Filling:
         opinions: list[Verdict | EndpointError] = [Verdict()] * len(answers)
         if group.style.verify:
             confirmed = await self._verify(group, answers, checker)
-            refused = _ORDERED if gives_orders(group.document.title, group.passage.text) else _INCONSISTENT
+            refused = _ORDERED if has_injection(group.document.title, group.passage.text) else _INCONSISTENT
             opinions = [Verdict() if yes and refused is _INCONSISTENT else refused for yes in confirmed]
         if self.judge is None or group.style.mechanical:
             return opinions

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from random import Random
 
-from kinject.augment.words import STARTERS
+from kinject.augment.checks.names import STARTERS
 from kinject.corpus.passages import sentences
 
 _FULL_NAME = re.compile(r"\b[A-Z][\w’'-]+(?: (?:(?:de|van|von|der|la|al|bin|of) )?[A-Z][\w’'-]+)+")

@@ -6,8 +6,8 @@ import contextlib
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from kinject.augment.checks.judge import N_TRIALS
 from kinject.augment.demands import limits_of, section_of
-from kinject.augment.judge import N_TRIALS
 from kinject.augment.limits import Limits
 from kinject.augment.plan import Group, Plan
 from kinject.augment.run import plan_of

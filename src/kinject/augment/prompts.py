@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kinject.augment.orders import fenced, gives_orders
+from kinject.augment.checks.prompt_injection import fenced, has_injection
 from kinject.types import Message
 
 _PASSAGE = re.compile(r"<passage>\n(.*)\n</passage>", re.DOTALL)
@@ -144,7 +144,7 @@ def ask(title: str, passage: str, task: str) -> list[Message]:
     The passage stands before the task, which changes from sample to sample, so that servers can reuse the prefix. A title
     that gives orders is left out, and nothing in the passage ends its tags.
     """
-    heading = f"The passage is from a text called {title!r}.\n\n" if title and not gives_orders(title) else ""
+    heading = f"The passage is from a text called {title!r}.\n\n" if title and not has_injection(title) else ""
     content = f"{heading}<passage>\n{fenced(passage)}\n</passage>\n\n{task}"
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
 

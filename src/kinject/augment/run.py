@@ -11,13 +11,13 @@ from itertools import islice
 from pathlib import Path
 
 from kinject.augment.cache import AnswerCache
+from kinject.augment.checks.judge import N_TRIALS, Judge
 from kinject.augment.coverage import cover
 from kinject.augment.demands import limits_of, section_of
 from kinject.augment.engine import Filling
 from kinject.augment.generators import open_writer, writer_identity
 from kinject.augment.generators.faults import Stopped
 from kinject.augment.given import Given, read_given
-from kinject.augment.judge import N_TRIALS, Judge
 from kinject.augment.leaks import check_run
 from kinject.augment.limits import Limits
 from kinject.augment.meter import Meter

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from kinject.augment.checks.planted_errors import FAULTY_ANSWERS
 from kinject.augment.generators.openai import is_loopback
 from kinject.augment.generators.sandbox import generate_answer
-from kinject.augment.planted import FAULTY_ANSWERS
 from kinject.augment.serve_batches import Batches, Reply
 from kinject.errors import DiskError, InputError
 from kinject.types import Message

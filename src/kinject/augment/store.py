@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from kinject.augment.checks import Verdict
+from kinject.augment.checks.checker import Verdict
 from kinject.augment.plan import Group, Slot
 from kinject.disk import Journal, Places, Row, content_id
 from kinject.errors import InputError

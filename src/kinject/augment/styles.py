@@ -10,9 +10,9 @@ from typing import Any
 
 from kinject.augment import prompts
 from kinject.augment.answers import line_text, lines_of, pair_text, pairs_of, plain_text
-from kinject.augment.checks import Rules
+from kinject.augment.checks.checker import Rules
+from kinject.augment.checks.names import STARTERS
 from kinject.augment.mechanical import name_fully, permute_sentences, tag_source
-from kinject.augment.words import STARTERS
 from kinject.types import Message
 
 Task = Callable[[str, int, tuple[str, ...]], str]

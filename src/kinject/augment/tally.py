@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kinject.augment.checks.judge import JudgeScore, render_score
 from kinject.augment.coverage import Coverage, render_coverage
-from kinject.augment.judge import JudgeScore, render_score
 from kinject.augment.leaks import Leaks, render_leaks
 from kinject.augment.plan import Group, Plan, Slot
 from kinject.augment.store import Store

@@ -46,7 +46,7 @@ def _run(arguments: argparse.Namespace) -> int:
     assert recipe.eval is not None
     if arguments.show is not None:
         from kinject.errors import InputError
-        from kinject.eval.show import show_prompts
+        from kinject.eval.run import show_prompts
 
         if arguments.show < 1:
             raise InputError(f"--show: found {arguments.show}, expected 1 or more.")

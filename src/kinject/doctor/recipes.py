@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kinject.doctor.findings import Complaint
 from kinject.errors import InputError, KinjectError, RecipeError
-from kinject.models import choose_attention, choose_device, has_fast_bf16, varlen_missing
+from kinject.models import choose_attention, choose_device, has_fast_bf16, varlen_unavailable_reason
 from kinject.recipe import GeneratorSection, Recipe, read_recipe
 from kinject.recipe.read import Verb
 from kinject.recipe.yaml_lines import read_yaml
@@ -139,7 +139,7 @@ def _training(recipe: Recipe) -> tuple[str, list[Complaint]]:
         told = (found, f"Set {other}") if found else (what, f"Set {cure}")
         return "cannot train here", [Complaint(where, *told)]
     if attention is None:
-        attention = "sdpa" if varlen_missing(device) else "torch's variable-length attention"
+        attention = "sdpa" if varlen_unavailable_reason(device) else "torch's variable-length attention"
     dtype = "float32" if model.dtype == "auto" else model.dtype
     mixed = "bf16" if trainer.get("bf16", has_fast_bf16(device)) and not trainer.get("fp16") else ""
     mixed = "fp16" if trainer.get("fp16") else mixed

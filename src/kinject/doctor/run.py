@@ -91,7 +91,7 @@ def _system() -> Iterator[Finding]:
 def _devices() -> Iterator[Finding]:
     import torch
 
-    from kinject.models import choose_device, has_fast_bf16, varlen_missing
+    from kinject.models import choose_device, has_fast_bf16, varlen_unavailable_reason
 
     for number in range(torch.cuda.device_count()):
         held = torch.cuda.get_device_properties(number)
@@ -101,7 +101,7 @@ def _devices() -> Iterator[Finding]:
     yield Finding(
         "device", f"{words[device]}; bfloat16 multiplied in hardware: {'yes' if has_fast_bf16(device) else 'no'}"
     )
-    missing = varlen_missing(device)
+    missing = varlen_unavailable_reason(device)
     yield Finding("attention", f"torch's variable-length attention: {missing or 'yes'}")
     if device == "cpu" and shutil.which("nvidia-smi"):
         cure = "Install a torch that is built for CUDA (pip install torch, without the CPU index)."

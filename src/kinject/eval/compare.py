@@ -8,10 +8,10 @@ from pathlib import Path
 
 from kinject.disk import check_folder
 from kinject.errors import InputError
-from kinject.eval.answers import read_answers
 from kinject.eval.harness_files import read_samples
 from kinject.eval.results import correct_family, is_correct, paired_contrast, summarize_arm
 from kinject.eval.scores import Score, rescored
+from kinject.eval.scoring.answers import read_answers
 from kinject.eval.statistics import format_p, seed_interval
 from kinject.results import ArmResult, Contrast
 from kinject.terminal import aligned

@@ -12,8 +12,8 @@ from typing import Any
 
 from kinject.disk import Row, content_id, file_name, read_jsonl, write_json, write_jsonl
 from kinject.errors import InputError
-from kinject.eval.results import is_correct
 from kinject.eval.prompts import Prompt
+from kinject.eval.results import is_correct
 from kinject.eval.scores import scores_of
 from kinject.types import Answer, Question
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from kinject.errors import InputError
 from kinject.eval.scores import LETTERED
-from kinject.eval.templates import compile_template, render
+from kinject.eval.tasks.templates import compile_template, render
 from kinject.types import Question
 
 Format = Literal["letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question", "task"]

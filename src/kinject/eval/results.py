@@ -11,7 +11,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from kinject.disk import Row
-from kinject.eval.asks import Arm, Plan, QuestionSet, arms_of
+from kinject.eval.plan import Arm, Plan, QuestionSet, arms_of
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.scores import LETTERED, Score, letter_mass, letter_priors, rescored
 from kinject.eval.statistics import (
@@ -150,9 +150,7 @@ def make_report(
         results=_summarize(plan, section, answers),
         perplexities=tuple(perplexities),
         recalls=plan.recalls,
-        logs=tuple(
-            (base, name, 0, os.path.relpath(log, run_dir)) for log, name in logs.items() if log.is_file()
-        ),
+        logs=tuple((base, name, 0, os.path.relpath(log, run_dir)) for log, name in logs.items() if log.is_file()),
         model_sources={base: section.models[base]},
     )
 
@@ -162,13 +160,15 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
 
     p is Holm-corrected over all comparisons of the report. Validation splits have no results: they only choose K.
     """
-    return correct_family([
-        _result(question_set, arm, score, section, answers)
-        for question_set in plan.sets
-        if not question_set.chooses_k_for
-        for arm in arms_of(section, question_set.task)
-        for score in _scores_for(arm, section)
-    ])
+    return correct_family(
+        [
+            _result(question_set, arm, score, section, answers)
+            for question_set in plan.sets
+            if not question_set.chooses_k_for
+            for arm in arms_of(section, question_set.task)
+            for score in _scores_for(arm, section)
+        ]
+    )
 
 
 def _result(question_set: QuestionSet, arm: Arm, score: Score, section: EvalSection, answers: Answers) -> ArmResult:

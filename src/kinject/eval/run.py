@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from kinject.disk import (
     FORMAT_VERSION,
@@ -17,18 +18,15 @@ from kinject.disk import (
     write_manifest,
     write_sealed,
 )
-from kinject.eval.answers import AnswerBook, Scored, hash_model, prompt_key
-from kinject.eval.asks import Arm, Plan, QuestionSet, arms_of, asks_of
-from kinject.eval.desk import Desk
-from kinject.eval.encode import Encoded, Encoder, encode_asks
 from kinject.eval.harness_files import Sample, write_harness_files
-from kinject.eval.perplexity import measure_perplexity
-from kinject.eval.plan import read_plan
-from kinject.eval.processes import join_processes, lone_process_notes
-from kinject.eval.progress import show_progress
+from kinject.eval.plan import Arm, Plan, QuestionSet, arms_of, asks_of, read_plan
 from kinject.eval.prompts import Ask, render_prompt, scored_texts
 from kinject.eval.results import Answers, chosen_k_notes, find_flips, is_scored, make_report, mass_notes
-from kinject.eval.scorer import Reading, Scorer
+from kinject.eval.scoring.answers import AnswerBook, Scored, hash_model, prompt_key
+from kinject.eval.scoring.encode import Encoded, Encoder, encode_asks
+from kinject.eval.scoring.requests import measure_perplexity, show_progress
+from kinject.eval.scoring.resumable import Desk, join_processes, lone_process_notes
+from kinject.eval.scoring.scorer import Reading, Scorer
 from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.recipe.sections import EvalSection
@@ -235,3 +233,44 @@ def _note_faults(run: _Run, question_set: QuestionSet, asked: Sequence[_Asked]) 
                 f"{where}: {n_unscored} of {len(own)} questions could not be scored (log-probs that are not finite); "
                 "they count as wrong"
             )
+
+
+def show_prompts(recipe: Recipe, n: int) -> Iterator[str]:
+    """Yield a text for each of the first `n` questions of each set and arm; nothing is stored.
+
+    Tokens stand between bars, line breaks in a token as \\n; the gold choice has a star, the chosen one an arrow.
+    """
+    assert recipe.eval is not None
+    small = replace(recipe, eval=replace(recipe.eval, limit=n))
+    plan, section = read_plan(small), small.eval
+    assert section is not None
+    for name, path in section.models.items():
+        loaded = load_model(path)
+        scorer, encoder = Scorer(loaded.model, section.batch_tokens), Encoder(loaded.tokenizer, chat=section.chat)
+        for question_set in plan.sets:
+            for arm in arms_of(section, question_set.task):
+                if arm.model != name or question_set.chooses_k_for:
+                    continue
+                asks = [ask for ask, _ in asks_of(question_set, arm, plan.template)]
+                encoded = encode_asks(encoder, asks, scorer.passes.window())
+                scores = dict(scorer.score(encoded))
+                for index, (ask, item) in enumerate(zip(asks, encoded, strict=True)):
+                    head = f"{arm.name} on {question_set.name}: {arm.format}, {arm.shots} shots, K {arm.k}"
+                    yield f"{head}, question {ask.question.id}\n{_shown(loaded.tokenizer, ask, item, scores[index])}"
+
+
+def _shown(tokenizer: Any, ask: Ask, item: Encoded, log_probs: tuple[float, ...]) -> str:
+    context = max(item.contexts, key=len)
+    cut = f", {item.truncated} cut to fit" if item.truncated else ""
+    lines = [f"  {len(context)} tokens{cut}: {_pieces(tokenizer, context.tolist())}"]
+    best = log_probs.index(max(log_probs))
+    texts = scored_texts(ask.question, ask.format)
+    for place, (ids, value) in enumerate(zip(item.continuations, log_probs, strict=True)):
+        marks = ("*" if place == ask.question.answer else " ") + (">" if place == best else " ")
+        lines.append(f"  {marks} {value:9.4f}  {_pieces(tokenizer, ids.tolist())}  ({texts[place]})")
+    return "\n".join(lines)
+
+
+def _pieces(tokenizer: Any, ids: list[int]) -> str:
+    """Return each token's own text between bars."""
+    return "|" + "|".join(tokenizer.decode([token]).replace("\n", "\\n") for token in ids) + "|"

@@ -1,13 +1,20 @@
-"""Models and tokenizers: loaded from a folder or the hub, or made new; dtype, attention and device chosen aloud.
+"""Models and tokenizers: loaded from a folder or the hub, or created; the choice of dtype, attention and device.
 
 Importing this package imports no torch; its functions do.
 """
 
 from typing import Any
 
-from kinject.models.hardware import choose_attention, choose_device, has_fast_bf16, varlen_missing
-from kinject.models.load import LoadedModel, base_of_adapter, load_model, load_tokenizer
-from kinject.models.new import check_config, new_model, train_tokenizer
+from kinject.models.hardware import choose_attention, choose_device, has_fast_bf16, varlen_unavailable_reason
+from kinject.models.load import (
+    LoadedModel,
+    base_of_adapter,
+    check_config,
+    load_model,
+    load_tokenizer,
+    new_model,
+    train_tokenizer,
+)
 
 __all__ = [
     "LoadedModel",
@@ -21,12 +28,12 @@ __all__ = [
     "new_model",
     "train_tokenizer",
     "try_varlen",
-    "varlen_missing",
+    "varlen_unavailable_reason",
 ]
 
 
 def try_varlen(model: Any) -> str:
-    """Give `model` torch's variable-length attention; see `kinject.models.varlen.try_varlen`. Imports torch."""
-    from kinject.models.varlen import try_varlen as attempt
+    """Switch `model` to torch's variable-length attention; see `kinject.models.varlen.try_varlen`. Imports torch."""
+    from kinject.models import varlen
 
-    return attempt(model)
+    return varlen.try_varlen(model)

@@ -1,4 +1,4 @@
-"""What this machine can do, asked once and said aloud: device, dtype, attention."""
+"""The choice of device, dtype and attention for this machine."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ if TYPE_CHECKING:
     import torch
 
 
-def choose_device(asked: str) -> str:
-    """Return cuda, mps or cpu. Raises `InputError` when the asked one is not there."""
+def choose_device(requested: str) -> str:
+    """Return cuda, mps or cpu; `auto` is the first of these that the machine has.
+
+    Raises `InputError` when the requested device is missing.
+    """
     import torch
 
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if asked == "auto":
-        return next(name for name, available in there.items() if available)
-    if not there[asked]:
-        found = ", ".join(name for name, available in there.items() if available)
-        raise InputError(f"model.device: {asked} asked for, but this machine has {found}. Set model.device: auto.")
-    return asked
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    devices = [name for name, is_available in available.items() if is_available]
+    if requested == "auto":
+        return devices[0]
+    if requested not in devices:
+        raise InputError(
+            f"model.device: {requested} requested, but this machine has {', '.join(devices)}. Set model.device: auto."
+        )
+    return requested
 
 
 def has_fast_bf16(device: str) -> bool:
@@ -42,38 +47,40 @@ def _cpu_has_bf16() -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("amx_bf16_tile"))
 
 
-def choose_dtype(asked: str, device: str) -> torch.dtype:
-    """Return the dtype of the weights in memory for scoring: `auto` is bfloat16 on a GPU that has it, else float32."""
+def choose_dtype(requested: str, device: str) -> torch.dtype:
+    """Return the dtype of the weights for scoring; `auto` is bfloat16 on a GPU that supports it, else float32."""
     import torch
 
-    if asked == "auto":
+    if requested == "auto":
         return torch.bfloat16 if device == "cuda" and has_fast_bf16(device) else torch.float32
-    chosen = getattr(torch, asked)
-    assert isinstance(chosen, torch.dtype)
-    return chosen
+    dtype: torch.dtype = getattr(torch, requested)
+    return dtype
 
 
-def choose_attention(asked: str, device: str) -> str | None:
-    """Return the attention to ask transformers for; None leaves it to the architecture (sdpa wherever it has it).
+def choose_attention(requested: str, device: str) -> str | None:
+    """Return transformers' `attn_implementation`; None leaves it to the architecture (sdpa where it has sdpa).
 
-    `auto` is flash-attn on a GPU where it is installed, else None: training then looks further (`varlen_missing`).
-    Raises `InputError` when something is asked for that cannot run here.
+    `auto` is flash-attn on a GPU where it is installed, else None; training then also considers varlen
+    (`varlen_unavailable_reason`). Raises `InputError` when the requested attention cannot run on this machine.
     """
     installed = importlib.util.find_spec("flash_attn") is not None
-    if asked == "auto":
+    if requested == "auto":
         return "flash_attention_2" if installed and device == "cuda" else None
-    if asked == "flash_attention_2" and not (installed and device == "cuda"):
-        missing = "needs an NVIDIA GPU" if device != "cuda" else "is not installed (pip install 'kinject[flash]')"
-        raise InputError(f"model.attention: flash_attention_2 {missing}. Or set model.attention: auto.")
-    if asked == "varlen":
-        missing = varlen_missing(device)
-        if missing:
-            raise InputError(f"model.attention: varlen {missing}. Or set model.attention: auto.")
-    return asked
+    if requested == "flash_attention_2" and not (installed and device == "cuda"):
+        reason = "needs an NVIDIA GPU" if device != "cuda" else "is not installed (pip install 'kinject[flash]')"
+        raise InputError(f"model.attention: flash_attention_2 {reason}. Or set model.attention: auto.")
+    if requested == "varlen":
+        reason = varlen_unavailable_reason(device)
+        if reason:
+            raise InputError(f"model.attention: varlen {reason}. Or set model.attention: auto.")
+    return requested
 
 
-def varlen_missing(device: str) -> str:
-    """Return why torch's variable-length attention cannot run on `device`, "" where it can (torch 2.10, bfloat16 in hardware)."""
+def varlen_unavailable_reason(device: str) -> str:
+    """Return why torch's variable-length attention cannot run on `device`, or "" if it can.
+
+    It needs CUDA, torch 2.10 and bfloat16 in hardware.
+    """
     if device != "cuda":
         return f"needs an NVIDIA GPU, and the model is on {device}"
     if importlib.util.find_spec("torch.nn.attention.varlen") is None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kinject.errors import InputError
-from kinject.eval.answers import read_answers
 from kinject.eval.results import is_correct
 from kinject.eval.scores import Score, rescored
+from kinject.eval.scoring.answers import read_answers
 from kinject.study.inference import Sheet
 from kinject.types import Answer
 

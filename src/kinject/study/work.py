@@ -147,7 +147,7 @@ def _merge(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def _evaluate(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     from kinject.eval import evaluate
-    from kinject.eval.answers import read_answers
+    from kinject.eval.scoring.answers import read_answers
 
     evaluate(read_recipe(Path(job["recipe"]), job["overrides"], "eval"))
     return {"tokens": sum(sum(answer.n_tokens) for answer in read_answers(folder / "answers.jsonl"))}

@@ -60,9 +60,9 @@ def _look_further(model: PreTrainedModel, asked: str, device: str) -> list[str]:
 
     It is tried on a short row of the model first. Where it fails, or reads the row otherwise than sdpa does, sdpa stays.
     """
-    from kinject.models import try_varlen, varlen_missing
+    from kinject.models import try_varlen, varlen_unavailable_reason
 
-    if asked != "auto" or model.config._attn_implementation != "sdpa" or varlen_missing(device):
+    if asked != "auto" or model.config._attn_implementation != "sdpa" or varlen_unavailable_reason(device):
         return []
     reason = try_varlen(model)
     if reason:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kinject.augment.orders import fenced
+from kinject.augment.checks.prompt_injection import fenced
 from kinject.augment.prompts import passage_of
 from kinject.augment.questions import make_questions, render_questions
+from kinject.augment.questions.run import is_validation
 from kinject.augment.questions.sandbox import answer_as_sandbox
-from kinject.augment.questions.tally import is_validation
 from kinject.cli import main
 from kinject.corpus.questions import read_questions
 from kinject.disk import content_id, read_jsonl, read_manifest

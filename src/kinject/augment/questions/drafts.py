@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kinject.augment.answers import plain_text
-from kinject.augment.checks import new_markup, normal_form
-from kinject.augment.language import compare_languages
-from kinject.augment.orders import gives_orders
+from kinject.augment.checks.checker import new_markup, normal_form
+from kinject.augment.checks.facts import compare_languages
+from kinject.augment.checks.prompt_injection import has_injection
 from kinject.disk import content_id
 
 _LINE = re.compile(
@@ -118,7 +118,7 @@ def fault_of(draft: Draft, passage: str, others: Iterable[Draft]) -> tuple[str, 
             return "catch-all", choice
     if f" {forms[0]} " in f" {normal_form(draft.question)} ":
         return "answer in question", draft.answer
-    if gives_orders(draft.question, draft.answer, *draft.wrong):
+    if has_injection(draft.question, draft.answer, *draft.wrong):
         return "order", draft.question[:80]
     pointing = _POINTING.search(draft.question)
     if pointing:

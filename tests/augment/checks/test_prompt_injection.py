@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment
-from kinject.augment.checks import Checker
+from kinject.augment.checks.checker import Checker
+from kinject.augment.checks.judge import Judge
+from kinject.augment.checks.planted_errors import ALL_PLANTS
+from kinject.augment.checks.prompt_injection import fenced, has_injection, split_injection
 from kinject.augment.generators import Writer
-from kinject.augment.judge import Judge
 from kinject.augment.limits import Limits
-from kinject.augment.orders import fenced, gives_orders, split_orders
-from kinject.augment.planted import ALL_PLANTS
 from kinject.augment.prompts import ask, judge_messages, passage_of, rewriting_of
 from kinject.augment.questions import make_questions
 from kinject.augment.questions.drafts import fault_of, read_drafts
@@ -57,18 +57,18 @@ PLAIN = (
 @pytest.mark.parametrize("order", ORDERS)
 def test_an_order_is_told_from_what_the_text_tells(order: str) -> None:
     for text in (f"{SOURCE} {order}", f"{SOURCE}\n\n{order}", f"{SOURCE}\n{order}"):
-        told, ordered = split_orders(text)
+        told, ordered = split_injection(text)
         assert told.startswith(SOURCE)
         assert order.split("\n\n")[0].strip()[-20:] in ordered
-    told, _ = split_orders(f"Before it.\n\n{order}\n\nThis is behind it.")
+    told, _ = split_injection(f"Before it.\n\n{order}\n\nThis is behind it.")
     assert told.startswith("Before it.")
     assert told.endswith("This is behind it.")
 
 
 @pytest.mark.parametrize("text", PLAIN)
 def test_a_text_that_only_tells_gives_none(text: str) -> None:
-    assert not gives_orders(text)
-    assert split_orders(text) == (text, "")
+    assert not has_injection(text)
+    assert split_injection(text) == (text, "")
 
 
 @pytest.mark.parametrize("style", [name for name, style in STYLES.items() if not style.mechanical])

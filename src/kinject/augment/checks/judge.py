@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from random import Random
 
-from kinject.augment.checks import Verdict
+from kinject.augment.checks.checker import Verdict
+from kinject.augment.checks.planted_errors import ALL_PLANTS, Plant
+from kinject.augment.checks.prompt_injection import has_injection
 from kinject.augment.generators.faults import Stopped
 from kinject.augment.mechanical import permute_sentences
-from kinject.augment.orders import gives_orders
-from kinject.augment.planted import ALL_PLANTS, Plant
 from kinject.augment.prompts import judge_messages
 from kinject.augment.sender import Sender
 from kinject.disk import content_id
@@ -77,7 +77,7 @@ class Judge:
         faithful: it must refuse the text with an error planted in it as well. Raises as `Sender.send`.
         """
         found = await self._ask(title, passage, text)
-        if not found.accepted or not gives_orders(title, passage, text):
+        if not found.accepted or not has_injection(title, passage, text):
             return found
         rng = Random(content_id(self.seed, passage, text))
         plants = (plant(text, rng, ["Zembla"]) for plant in ALL_PLANTS.values())

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
+from kinject.augment.checks.quantities import MONTHS, NUMBER_WORDS
 from kinject.augment.prompts import passage_of
-from kinject.augment.units import MONTHS, NUMBER_WORDS
 from kinject.types import Message
 
 _SPELLED = [word for word, value in NUMBER_WORDS.items() if 2 <= value <= 19 and not word.endswith(("th", "rd", "nd"))]

@@ -13,10 +13,9 @@ import numpy.typing as npt
 import torch
 
 from kinject.errors import InputError
-from kinject.eval.encode import Encoded
-from kinject.eval.passes import Passes, Read, Scores
-from kinject.eval.prefix_cache import Prefix
-from kinject.eval.tree import Leaf, Limits, Node, Row, Tree
+from kinject.eval.scoring.encode import Encoded
+from kinject.eval.scoring.forward import Passes, Prefix, Read, Scores
+from kinject.eval.scoring.tree import Leaf, Limits, Node, Row, Tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

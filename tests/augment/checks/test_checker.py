@@ -1,7 +1,7 @@
 import pytest
 
-from kinject.augment.checks import NEAR, REASONS, Checker, Rules, check_completion, overlap
-from kinject.augment.language import compare_languages
+from kinject.augment.checks.checker import NEAR, REASONS, Checker, Rules, check_completion, overlap
+from kinject.augment.checks.facts import compare_languages
 from kinject.types import Completion
 
 SOURCE = "The old mill at the river was rebuilt after the fire, and it grinds corn for the whole valley to this day."

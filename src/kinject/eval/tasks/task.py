@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from kinject.corpus.readers_rows import check_parquet
+from kinject.disk import is_there, open_to_read, read_bytes, read_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import TaskStyle
-from kinject.eval.task_rows import Row, files_of, read_split
-from kinject.eval.task_yaml import read_config
-from kinject.eval.templates import compile_template, render
+from kinject.eval.tasks.templates import compile_template, render
 from kinject.types import Question
 
 _READ = frozenset({
@@ -259,3 +262,183 @@ def _target(template: Any, row: Row, choices: list[str], where: str) -> int:
     if not 0 <= value < len(choices):
         raise InputError(f"{where}: found {value}, but there are {len(choices)} choices. Count from 0.")
     return value
+
+
+Row = Mapping[str, Any]
+
+_KINDS = ("json", "csv", "parquet")
+_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+
+
+def files_of(path: Path, config: Mapping[str, Any], split: str) -> list[Path]:
+    """Return the local files of `split` of the task in `path`, [] where it names none.
+
+    `dataset_path` is ``json``, ``csv`` or ``parquet`` with files in `dataset_kwargs.data_files`, or a folder with files
+    named by split. Raises `InputError` for other `dataset_kwargs`.
+    """
+    options = config.get("dataset_kwargs") or {}
+    others = sorted(set(options) - {"data_files", "trust_remote_code"}) if isinstance(options, Mapping) else ["it"]
+    if others:
+        raise InputError(f"{path}: dataset_kwargs: {', '.join(others)}: not read. Only data_files is.")
+    files = options.get("data_files")
+    source = str(config.get("dataset_path", ""))
+    if files is None and source not in _KINDS:
+        folder = path.parent / source / str(config.get("dataset_name") or "")
+        there = sorted(folder.iterdir()) if is_there(folder) and folder.is_dir() else []
+        found = [item for item in there if item.name.startswith(f"{split}.")]
+        found = found or [item for item in there if item.name.startswith(f"{split}-")]
+        return [item for item in found if item.suffix in _SUFFIXES]
+    named = files.get(split) if isinstance(files, Mapping) else files
+    names = [named] if isinstance(named, str) else named or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError(
+            f"{path}: dataset_kwargs.data_files: found {named!r:.60}, expected the name of a file, or a list."
+        )
+    return [path.parent / name for name in names]
+
+
+def read_split(path: Path, config: Mapping[str, Any], split: str) -> tuple[list[Row], tuple[Path, ...]]:
+    """Return the rows of `split` and the files they came from; every row has every column, None where it lacked it.
+
+    Raises `InputError` when the task names no local files for the split or they hold nothing, `DiskError` when one
+    cannot be read.
+    """
+    files = files_of(path, config, split)
+    if not files:
+        raise InputError(
+            f"{path}: no local files for the split {split!r} of {config.get('dataset_path')!r}. Download the data set and "
+            f"name its files: dataset_path: json, dataset_kwargs: {{data_files: {{{split}: FILE.jsonl}}}}."
+        )
+    rows = [row for file in files for row in _read(file)]
+    if not rows:
+        raise InputError(f"{files[0]}: holds no questions. Each row is one.")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return [{column: row.get(column) for column in columns} for row in rows], tuple(files)
+
+
+def _read(file: Path) -> Sequence[Row]:
+    match file.suffix:
+        case ".csv":
+            return _csv_rows(file)
+        case ".parquet":
+            return _parquet_rows(file)
+        case _:
+            return [row for _, row in read_jsonl(file)]
+
+
+def _csv_rows(file: Path) -> list[Row]:
+    """Return the rows with numbers as numbers and empty cells as None, as pandas reads them for `datasets`."""
+    import pandas as pd  # type: ignore[import-untyped]
+
+    with open_to_read(file) as opened:
+        try:
+            frame = pd.read_csv(opened)
+        except (ValueError, OverflowError, MemoryError) as error:  # pandas' own errors and wrong encodings among them
+            raise InputError(f"{file}: not a CSV file in UTF-8 ({_said(error)}). Save it anew.") from error
+    plain = frame.astype(object).where(frame.notna(), None)
+    return [{str(key): value for key, value in row.items()} for row in plain.to_dict("records")]
+
+
+def _parquet_rows(file: Path) -> list[Row]:
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
+    with open_to_read(file) as opened:
+        try:
+            with parquet.ParquetFile(opened) as table:
+                check_parquet(file, table)
+                found: list[Row] = table.read(use_threads=False).to_pylist()
+        except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also text that is not UTF-8
+            raise InputError(f"{file}: not a Parquet file ({_said(error)}). Write it anew.") from error
+    return found
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+_MOST_BYTES = 2**20
+_MOST_VALUES = 100_000
+"""Values that a file may come to, every alias counted as what it stands for."""
+_DEEPEST = 32
+_MOST_FILES = 64
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which ``!function`` is a fault that says so."""
+
+
+def _refuse_function(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
+    raise InputError(
+        f"{loader.name}:{node.start_mark.line + 1}: !function names Python code, which kinject does not run. "
+        "Write the field as a Jinja template, or convert the questions to JSONL."
+    )
+
+
+_Loader.add_constructor("!function", _refuse_function)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the mapping in the YAML file `path` with what it includes underneath, as the harness merges it.
+
+    Raises `InputError` for what is no such mapping, names code, includes itself or too much, and `DiskError` when a file
+    cannot be read.
+    """
+    return _with_includes(path, (), [0])
+
+
+def _with_includes(path: Path, above: tuple[Path, ...], n_files: list[int]) -> dict[str, Any]:
+    own = _read_mapping(path)
+    own_place = Path(os.path.realpath(path))
+    if own_place in above:
+        raise InputError(f"{path}: includes itself by way of {above[-1]}. Take the include out.")
+    n_files[0] += 1
+    if n_files[0] > _MOST_FILES:
+        raise InputError(f"{path}: more than {_MOST_FILES} files are included. Put them together.")
+    whole: dict[str, Any] = {}
+    included = own.pop("include", None) or ()
+    names = [included] if isinstance(included, str) else included
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{path}: include: found {included!r:.60}, expected the names of files.")
+    for name in names:
+        whole |= _with_includes(path.parent / name, (*above, own_place), n_files)
+    return whole | own
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        text = read_bytes(path, _MOST_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
+    try:
+        loader = _Loader(text)
+        loader.name = str(path)
+        node = loader.get_single_node()
+        n_values = _n_values(node, 0, _MOST_VALUES) if node is not None else 0
+        own = loader.construct_document(node) if 0 < n_values <= _MOST_VALUES else None
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}. Repair it.") from error
+    except RecursionError as error:
+        raise InputError(f"{path}: not YAML: nested more than {_DEEPEST} levels deep. Write it flat.") from error
+    except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
+        # what PyYAML's constructors make of a date that is none, a number of thousands of digits, a tag on other text
+        raise InputError(f"{path}: not YAML: a value that cannot be read ({error}). Put it in quotes.") from error
+    if n_values > _MOST_VALUES:
+        raise InputError(f"{path}: more than {_MOST_VALUES:,} values (aliases that multiply?). Write them out.")
+    if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
+        raise InputError(f"{path}: holds no task: expected a mapping with words as keys.")
+    return own
+
+
+def _n_values(node: yaml.Node, depth: int, most: int) -> int:
+    """Return how many values `node` comes to, or more than `most`; raises `RecursionError` beyond `_DEEPEST` levels."""
+    if depth > _DEEPEST:
+        raise RecursionError
+    n = 1
+    if isinstance(node, yaml.SequenceNode | yaml.MappingNode):
+        for item in node.value:
+            for inner in item if isinstance(item, tuple) else (item,):
+                n += _n_values(inner, depth + 1, most - n)
+                if n > most:
+                    return n
+    return n

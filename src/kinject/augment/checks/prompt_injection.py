@@ -34,7 +34,7 @@ _TAGS = re.compile(r"<(?=/?(?:passage|rewriting)>)", re.IGNORECASE)
 
 
 @lru_cache(maxsize=256)
-def split_orders(text: str) -> tuple[str, str]:
+def split_injection(text: str) -> tuple[str, str]:
     """Return (`text` without what gives a model orders, that): each from its sentence to the end of its paragraph."""
     told, orders, place = [], [], 0
     while found := _ORDERS.search(text, place):
@@ -48,7 +48,7 @@ def split_orders(text: str) -> tuple[str, str]:
     return "".join([*told, text[place:]]).strip(), "\n".join(orders)
 
 
-def gives_orders(*texts: str) -> bool:
+def has_injection(*texts: str) -> bool:
     """Return whether any of `texts` speaks to a language model."""
     return any(_ORDERS.search(text) for text in texts)
 

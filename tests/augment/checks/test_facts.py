@@ -2,9 +2,9 @@ from random import Random
 
 import pytest
 
-from kinject.augment.fidelity import compare_facts
-from kinject.augment.planted import PLANTS
-from kinject.augment.quantities import quantities_of
+from kinject.augment.checks.facts import compare_facts
+from kinject.augment.checks.planted_errors import PLANTS
+from kinject.augment.checks.quantities import quantities_of
 from kinject.sandbox.facts import create_country
 from kinject.sandbox.grammar import render_entry
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,12 +14,14 @@ import numpy.typing as npt
 
 from kinject.disk import content_id
 from kinject.errors import DiskError, InputError
-from kinject.eval.answers import hash_model
+from kinject.eval.scoring.answers import hash_model
+from kinject.recipe.sections import RetrievalSection
 from kinject.types import Passage
 
 BGE_PREFIX = "Represent this sentence for searching relevant passages: "
 """What the BGE models' card asks to be put before a query (English, versions 1 and 1.5); nothing before passages."""
 
+_WORD = re.compile(r"\w+")
 _RRF = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
 _FUSED = 100  # passages of each way that are fused
 
@@ -176,3 +179,47 @@ def _commit(model: Any) -> str | None:
     inner = getattr(model[0], "auto_model", None)
     commit = getattr(getattr(inner, "config", None), "_commit_hash", None)
     return str(commit) if commit else None
+
+
+class Retriever:
+    """BM25 (Lucene's variant, k1 = 1.5, b = 0.75, through bm25s) over passages; words in lower case, none left out."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        """Index `passages` (at least one)."""
+        import bm25s
+
+        self.passages = tuple(passages)
+        self.notes: tuple[str, ...] = ()
+        self._vocabulary: set[str] = set()
+        words = [_words(passage.text) for passage in passages]
+        self._vocabulary.update(*words)
+        self._index = bm25s.BM25()
+        self._index.index(words, show_progress=False)
+
+    def best(self, query: str, k: int) -> tuple[Passage, ...]:
+        """Return the `k` best passages for `query`, the best first; fewer where the index holds fewer."""
+        return tuple(self.passages[index] for index in self._ranked(query, k))
+
+    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
+        """Return for each query the places of the `k` best passages; equal scores in the order of the passages."""
+        return [self._ranked(query, k) for query in queries]
+
+    def _ranked(self, query: str, k: int) -> list[int]:
+        import numpy as np
+
+        known = [word for word in _words(query) if word in self._vocabulary]
+        scores = self._index.get_scores(known) if known else np.zeros(len(self.passages))
+        found: list[int] = np.argsort(-scores, kind="stable")[:k].tolist()
+        return found
+
+
+def make_retriever(section: RetrievalSection, passages: Sequence[Passage]) -> Ranks:
+    """Return the way to find passages that `section` asks for. Raises `InputError` as `DenseRetriever` does."""
+    if section.kind == "bm25":
+        return Retriever(passages)
+    dense = DenseRetriever(passages, section.embedder, section.query_prefix, Path(section.cache_dir))
+    return dense if section.kind == "dense" else FusedRetriever(Retriever(passages), dense)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())

@@ -12,7 +12,7 @@ from typing import Any
 
 from kinject.disk import Journal, Row, checked_hashes, manifest_beside, read_journal, tree_hash
 from kinject.errors import InputError
-from kinject.eval.encode import Encoded
+from kinject.eval.scoring.encode import Encoded
 from kinject.models import base_of_adapter
 from kinject.types import Answer
 

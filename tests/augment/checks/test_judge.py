@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment, render_summary
+from kinject.augment.checks.judge import N_TRIALS, Judge
+from kinject.augment.checks.planted_errors import ALL_PLANTS, invent, negate, swap_names
 from kinject.augment.generators import Writer
 from kinject.augment.generators.sandbox import generate_answer
-from kinject.augment.judge import N_TRIALS, Judge
 from kinject.augment.limits import Limits
-from kinject.augment.planted import ALL_PLANTS, invent, negate, swap_names
 from kinject.augment.prompts import judge_messages, rewriting_of
 from kinject.augment.sender import Sender
 from kinject.disk import read_jsonl, read_manifest
@@ -78,7 +78,9 @@ def test_the_judge_sees_source_and_rewriting_and_nothing_in_them_is_an_instructi
 def test_what_the_judge_refuses_is_put_aside_with_its_reason_and_its_score_is_kept(
     make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.augment.checks.compare_with", lambda *_, **__: ("", ""))  # leave it all to the judge
+    monkeypatch.setattr(
+        "kinject.augment.checks.checker.compare_with", lambda *_, **__: ("", "")
+    )  # leave it all to the judge
     server, second = serving(faults={"changed": 0.3}), serving()
     model = {"kind": "openai", "model": "sandbox", "base_url": second.url}
     result = augment(make_recipe(server.url, max_attempts=20, judge=model))

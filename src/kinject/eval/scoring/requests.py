@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +14,12 @@ import numpy as np
 
 from kinject.disk import content_id, read_jsonl
 from kinject.errors import InputError
-from kinject.eval.answers import Scored, prompt_key
-from kinject.eval.desk import Desk
-from kinject.eval.encode import Encoded
-from kinject.eval.scorer import Reading, Scorer
+from kinject.eval.scoring.answers import Scored, prompt_key
+from kinject.eval.scoring.encode import Encoded
+from kinject.eval.scoring.resumable import Desk
+from kinject.eval.scoring.scorer import Reading, Scorer
 from kinject.results import Perplexity
+from kinject.terminal import Progress, show
 from kinject.types import Answer
 
 FORMAT = "perplexity"
@@ -82,3 +87,15 @@ def _score(
         found = desk.book.find(key) or desk.share.missing()
         sums.append(found.log_probs[0])
     return math.fsum(sums), sum(len(item.continuations[0]) for _, item in windows)
+
+
+@contextmanager
+def show_progress(what: str, n_total: int, n_stored: int) -> Iterator[Progress]:
+    """Yield a counter for `n_total` prompts, `n_stored` of which need no model; say the rate when the block ends."""
+    start = time.monotonic()
+    with Progress(what, n_total - n_stored, "questions") as progress:
+        yield progress
+    seconds = time.monotonic() - start
+    stored = f", {n_stored} found in answers.jsonl" if n_stored else ""
+    rate = f", {progress.done / seconds:.1f} a second" if progress.done and seconds else ""
+    show(f"{what}: {n_total} prompts{stored}, {progress.done} scored in {seconds:.1f} s{rate}", file=sys.stderr)

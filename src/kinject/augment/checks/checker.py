@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kinject.augment.fidelity import compare_with, source_facts
-from kinject.augment.language import compare_languages
-from kinject.augment.orders import gives_orders, split_orders
+from kinject.augment.checks.facts import compare_languages, compare_with, source_facts
+from kinject.augment.checks.prompt_injection import has_injection, split_injection
 from kinject.augment.prompts import INSTRUCTIONS
 from kinject.types import Completion
 
@@ -130,7 +129,7 @@ class Checker:
         self._source = source
         self._most = max(_ANY_LENGTH, int(_CHARACTERS * len(source) * (rules or Rules()).longest))
         self._rules = rules or Rules()
-        told, self._orders = split_orders(source) if self._rules.echo else (source, "")
+        told, self._orders = split_injection(source) if self._rules.echo else (source, "")
         self._facts = source_facts(told)
         self._form = normal_form(told)
         self._shingles = _shingles(self._form)
@@ -193,7 +192,7 @@ class Checker:
 
     def _obeyed(self, text: str, form: str, shingles: Shingles) -> str:
         """Return what in a rewriting comes of an order in the source, "" where nothing does."""
-        if gives_orders(text):
+        if has_injection(text):
             return "it gives the order on"
         ordered = _shingles(normal_form(self._orders)) - self._shingles
         if len(shingles & ordered) > _MOST_ORDERED:

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kinject.augment.checks import check_completion
+from kinject.augment.checks.checker import check_completion
+from kinject.augment.checks.prompt_injection import has_injection, split_injection
 from kinject.augment.generators.faults import Stopped
-from kinject.augment.orders import gives_orders, split_orders
 from kinject.augment.questions import prompts
 from kinject.augment.questions.drafts import (
     Candidate,
@@ -73,7 +73,7 @@ class Examiner:
             outcome.refused.append((None, "no answer", verdict.detail or completion.text[:80]))
         kept: list[Draft] = []
         for draft in drafts[: self.section.n_proposed]:
-            reason, detail = fault_of(draft, split_orders(passage.text)[0], [*known, *kept])
+            reason, detail = fault_of(draft, split_injection(passage.text)[0], [*known, *kept])
             if reason:
                 outcome.refused.append((draft, reason, detail))
             else:
@@ -85,7 +85,7 @@ class Examiner:
     ) -> list[Candidate]:
         """Return the drafts that the model, with the passage before it, answers as they say."""
         # Where the passage gives orders, a letter that was ordered is right in one order of the answers at most.
-        turns = (0, 1) if gives_orders(passage.text, *(draft.question for draft in drafts)) else (0,)
+        turns = (0, 1) if has_injection(passage.text, *(draft.question for draft in drafts)) else (0,)
         answers = [await self._answers_to(document, passage, drafts, turn, outcome) for turn in turns]
         verified: list[Candidate] = []
         for draft, *said in zip(drafts, *answers, strict=True):

@@ -1,0 +1,1 @@
+"""Tasks of lm-evaluation-harness: YAML files, the rows of their splits, and their templates."""
