@@ -12,12 +12,12 @@ from kinject import VerbPackage
 
 if TYPE_CHECKING:
     from kinject.recipe import Recipe
-    from kinject.results import StudyResult
+    from kinject.results import Report
 
 __all__ = ["study"]
 
 
-def study(recipe: Recipe, *, jobs: int | None = None, executor: str = "local") -> StudyResult:
+def study(recipe: Recipe, *, jobs: int | None = None, executor: str = "local") -> Report:
     """Run what is missing of the study and write its report; see `kinject.study.run.run_study` and `workers.executor_of`."""
     from kinject.study.run import run_study
     from kinject.study.workers import executor_of

@@ -15,7 +15,7 @@ from kinject.results import Choice
 from kinject.study.analysis import Run
 from kinject.study.arm_faults import check_names
 from kinject.study.arms import Arm, arms_of, eval_overrides, grid_arms, overrides_of, section_of
-from kinject.study.records import Records
+from kinject.study.records import AskSetting, Records
 from kinject.study.runner import Ledger, run_stages
 from kinject.study.splits import SplitSet, split_sets
 from kinject.study.stages import ArmStages, Planner, Stage
@@ -213,5 +213,5 @@ def _accuracy(study: Study, runs: Sequence[Run], question_set: str, k: int) -> t
     for run in runs:
         arm = run.stages.arm
         records.read(arm.model, arm.name, run.stages.seed, run.asked[0].folder)
-    sheet = records.sheet(arm.model, arm.name, (question_set, *study.head, k))
-    return round(sheet.mean(), 6), len(sheet.question_ids)
+    matrix = records.matrix(arm.model, arm.name, AskSetting(question_set, *study.head, k))
+    return round(matrix.mean(), 6), len(matrix.question_ids)
