@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from string import ascii_uppercase
@@ -289,9 +289,7 @@ def _flips_of(question_set: QuestionSet, arm: Arm, base: Arm, answers: Answers) 
             yield about | _flip_row(arm, question, context[: arm.k], was, now)
 
 
-def _flip_row(
-    arm: Arm, question: Question, passages: tuple[Passage, ...], was: Answer, now: Answer
-) -> Mapping[str, Any]:
+def _flip_row(arm: Arm, question: Question, passages: tuple[Passage, ...], was: Answer, now: Answer) -> dict[str, Any]:
     return {
         "arm": arm.name,
         "format": arm.format,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kinject.plan.run import Plan
-from kinject.report.figures import INK, LEARNING, style
+from kinject.report.plots.style import INK, LEARNING, style
 from kinject.terminal import duration
 
 _PARTS = ("weights", "gradients", "optimizer", "activations", "logits")

@@ -72,7 +72,9 @@ _COMPARISONS = ("to_base", "to_rag", "to_plain")
 
 def _corrected(results: Sequence[ArmResult]) -> list[ArmResult]:
     """Return `results` with the p of all their comparisons corrected as one family."""
-    family = [(i, name) for i, result in enumerate(results) for name in _COMPARISONS if getattr(result, name) is not None]
+    family = [
+        (i, name) for i, result in enumerate(results) for name in _COMPARISONS if getattr(result, name) is not None
+    ]
     corrected = list(results)
     for (i, name), p in zip(family, holm([getattr(results[i], name).p for i, name in family]), strict=True):
         corrected[i] = replace(corrected[i], **{name: replace(getattr(corrected[i], name), p_holm=p)})
