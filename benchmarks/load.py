@@ -61,8 +61,8 @@ def augment(n: int, folder: Path, style: str) -> Work:
     """`n` one-passage documents, all with ids and texts of their own, each rewritten once."""
     from kinject.augment import augment as run
     from kinject.recipe import read_recipe
-    from kinject.sandbox.facts import create_country
     from kinject.sandbox.grammar import render_entry
+    from kinject.sandbox.people import create_country
 
     people = create_country(n_known=1, n_new=2000).new
     with (folder / "documents.jsonl").open("w") as file:

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from kinject.augment.demands import check_sections
+from kinject.augment.validation import check_sections
 from kinject.cli import _parser
 from kinject.errors import RecipeError
 from kinject.recipe import read_recipe
-from kinject.recipe.read import Root
+from kinject.recipe.read import Sections
 from kinject.recipe.study_section import StudySection
 from kinject.recipe.yaml_lines import read_yaml
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
-SECTIONS = {field.name for field in fields(Root)}
+SECTIONS = {field.name for field in fields(Sections)}
 STUDY_KEYS = {field.name for field in fields(StudySection)} - SECTIONS
 BASE: Mapping[str, Any] = {
     "run_dir": "runs/x",

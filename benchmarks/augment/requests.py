@@ -27,9 +27,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from kinject.augment.serve import SandboxServer, ServeOptions
-from kinject.sandbox.facts import create_country
+from kinject.augment.sandbox.serve import SandboxServer, ServeOptions
 from kinject.sandbox.grammar import render_entry
+from kinject.sandbox.people import create_country
 
 LATENCY = 0.1
 N_EACH = 10

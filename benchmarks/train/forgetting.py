@@ -26,12 +26,12 @@ ARMS: dict[str, list[str]] = {
     "replay 25%": [RATE, REPLAY],
     "replay 45%": [RATE, "corpus.replay.fraction=0.45"],
     "low rate, replay 25%": ["trainer.learning_rate=3e-4", REPLAY],
-    "layer decay 0.7, replay 25%": [RATE, REPLAY, "anchor.layer_decay=0.7"],
-    "L2 1e-3, replay 25%": [RATE, REPLAY, "anchor.l2=1e-3"],
-    "L2 3e-3, replay 25%": [RATE, REPLAY, "anchor.l2=3e-3"],
-    "EWC 3, replay 25%": [RATE, REPLAY, "anchor.ewc=3"],
-    "KL 1, replay 25%": [RATE, REPLAY, "anchor.kl=1"],
-    "L2 1e-3, KL 1, replay 25%": [RATE, REPLAY, "anchor.l2=1e-3", "anchor.kl=1"],
+    "layer decay 0.7, replay 25%": [RATE, REPLAY, "techniques.layerwise_lr_decay=0.7"],
+    "L2 1e-3, replay 25%": [RATE, REPLAY, "regularization.l2=1e-3"],
+    "L2 3e-3, replay 25%": [RATE, REPLAY, "regularization.l2=3e-3"],
+    "EWC 3, replay 25%": [RATE, REPLAY, "regularization.ewc=3"],
+    "KL 1, replay 25%": [RATE, REPLAY, "regularization.kl=1"],
+    "L2 1e-3, KL 1, replay 25%": [RATE, REPLAY, "regularization.l2=1e-3", "regularization.kl=1"],
     "LoRA, replay 25%": [RATE, REPLAY, LORA],
 }
 AVERAGED = ("replay 25%", (0.5, 0.75))

@@ -23,7 +23,7 @@ KWARGS: dict[str, dict[str, Any]] = {
     "polynomial": {"power": 2.0},
     "step_decay": {"step_size": 60, "gamma": 0.3},
     "exponential_decay": {"gamma": 0.98},
-    "flat_then_cosine": {"flat_share": 0.6},
+    "flat_then_cosine": {"flat_fraction": 0.6},
     "warmup_stable_decay": {"num_decay_steps": 0.25, "decay_type": "1-sqrt"},
 }
 """Arguments where the defaults draw another's curve, or where there are none."""

@@ -17,7 +17,7 @@ _SECTIONS = (
     "adapter",
     "corpus",
     "trainer",
-    "anchor",
+    "regularization",
     "guards",
     "techniques",
     "probes",

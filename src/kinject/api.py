@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from kinject.process import is_first_process
 
 if TYPE_CHECKING:
-    from kinject.recipe import Recipe
+    from kinject.recipe import EvalRecipe, TrainRecipe
     from kinject.results import Report
     from kinject.types import TrainResult
 
 
-def evaluate(recipe: Recipe) -> Report:
+def evaluate(recipe: EvalRecipe) -> Report:
     """Ask every model of the recipe every question, and write the report into its run folder.
 
     See `kinject.eval.run.evaluate` and `kinject.report.write_report`. Of several processes the first one writes.
@@ -29,7 +29,7 @@ def evaluate(recipe: Recipe) -> Report:
     return report
 
 
-def train(recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> TrainResult:
+def train(recipe: TrainRecipe, *, resume: bool = False, overwrite: bool = False) -> TrainResult:
     """Train as `recipe` says, and write the report into its run folder.
 
     See `kinject.train.run.run` and `kinject.report.write_training_report`. Of several processes the first one writes. A

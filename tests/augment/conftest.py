@@ -14,10 +14,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode leaves it alone
 from faulty_server import Hostile, Talk
 
-from kinject.augment.serve import SandboxServer, ServeOptions
+from kinject.augment.sandbox.serve import SandboxServer, ServeOptions
 from kinject.recipe import Recipe, read_recipe
-from kinject.sandbox.facts import create_country
 from kinject.sandbox.grammar import render_entry
+from kinject.sandbox.people import create_country
 
 
 @dataclass
@@ -85,7 +85,7 @@ def make_recipe(tmp_path: Path, documents: Path) -> Callable[..., Recipe]:
 @pytest.fixture
 def exact_copies_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only exact copies count as echoes, so that a run of the sandbox's short entries refuses none by chance."""
-    monkeypatch.setattr("kinject.augment.checks.checker.NEAR", 0.99)
+    monkeypatch.setattr("kinject.augment.checks.checker.MAX_OVERLAP", 0.99)
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def the_key_is_left_nowhere(canary_key: str) -> None:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries wait milliseconds."""
-    monkeypatch.setattr("kinject.augment.sender.FIRST_PAUSE", 0.002)
+    monkeypatch.setattr("kinject.augment.requests.sender.FIRST_PAUSE", 0.002)
 
 
 @pytest.fixture
@@ -132,6 +132,6 @@ def few(make_recipe: Callable[..., Recipe], documents: Path, exact_copies_only: 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes minutes takes milliseconds."""
-    monkeypatch.setattr("kinject.augment.sender.LONGEST_PAUSE", 0.01)
-    monkeypatch.setattr("kinject.augment.sender.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("kinject.augment.generators.wire.MOST_BYTES", 1_000_000)
+    monkeypatch.setattr("kinject.augment.requests.sender.LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("kinject.augment.requests.sender.LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("kinject.augment.requests.wire.MOST_BYTES", 1_000_000)

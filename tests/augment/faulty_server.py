@@ -10,7 +10,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from kinject.augment.generators.sandbox import generate_answer
+from kinject.augment.sandbox import generate_answer
 
 
 class Hostile(ThreadingHTTPServer):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment
-from kinject.augment.generators.batch_log import BatchLog
+from kinject.augment.requests.batch import BatchLog
 from kinject.disk import read_jsonl
 from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import Recipe
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("exact_copies_only")
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are handed in and looked at within milliseconds."""
     for name in ("SECONDS_TO_FILL", "FIRST_POLL", "LONGEST_POLL"):
-        monkeypatch.setattr(f"kinject.augment.generators.batch.{name}", 0.02)
+        monkeypatch.setattr(f"kinject.augment.requests.batch.{name}", 0.02)
 
 
 def texts(result: Any) -> list[str]:
@@ -53,9 +53,9 @@ import sys
 from pathlib import Path
 from kinject.augment import augment
 from kinject.augment.checks import checker
-from kinject.augment.generators import batch
+from kinject.augment.requests import batch
 from kinject.recipe import read_recipe
-checker.NEAR = 0.99
+checker.MAX_OVERLAP = 0.99
 batch.SECONDS_TO_FILL = batch.FIRST_POLL = batch.LONGEST_POLL = 0.02
 try:
     augment(read_recipe(Path(sys.argv[1]), ["augment.generator.batch=true"], verb="augment"))

@@ -160,9 +160,9 @@ FAULTS: dict[str, Fault] = {
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIRST_POLL", "LONGEST_POLL"):
-        monkeypatch.setattr(f"kinject.augment.generators.batch.{name}", 0.005)
-    monkeypatch.setattr("kinject.augment.generators.batch.SECONDS_TO_FILL", 0.05)
-    monkeypatch.setattr("kinject.augment.demands._BATCH_IN_FLIGHT", 100)
+        monkeypatch.setattr(f"kinject.augment.requests.batch.{name}", 0.005)
+    monkeypatch.setattr("kinject.augment.requests.batch.SECONDS_TO_FILL", 0.05)
+    monkeypatch.setattr("kinject.augment.validation._BATCH_IN_FLIGHT", 100)
 
 
 @pytest.fixture
@@ -233,9 +233,9 @@ def test_a_fault_of_a_batch_that_stays_ends_in_one_clear_line(
     name: str, few: Callable[..., Recipe], spoiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("kinject.augment.generators.batch.PATIENCE", 0.0)
-    monkeypatch.setattr("kinject.augment.sender.N_TRIES", 2)
-    monkeypatch.setattr("kinject.augment.sender.N_FAILURES_IN_A_ROW", 1)
+    monkeypatch.setattr("kinject.augment.requests.batch.PATIENCE", 0.0)
+    monkeypatch.setattr("kinject.augment.requests.sender.N_TRIES", 2)
+    monkeypatch.setattr("kinject.augment.requests.sender.N_FAILURES_IN_A_ROW", 1)
     server, _ = spoiled(FAULTS[name], stays=True)
     recipe = few(server.url, generator__batch=True)
     given = ["augment.generator.batch=true", "augment.styles={paraphrase: 1}"]

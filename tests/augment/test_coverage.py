@@ -49,7 +49,7 @@ class Model:
 def model(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Model]:
     def install(**options: str) -> Model:
         made = Model(**options)
-        monkeypatch.setattr("kinject.augment.generators.sandbox.generate_rewriting", made)
+        monkeypatch.setattr("kinject.augment.sandbox.generate_rewriting", made)
         return made
 
     return install
@@ -111,7 +111,7 @@ def test_a_rewording_that_loses_the_number_of_its_fact_is_refused(make_recipe: M
             else Completion(re.sub(r"19\d\d", "then", completion.text))
         )
 
-    model_of = "kinject.augment.generators.sandbox.generate_rewriting"
+    model_of = "kinject.augment.sandbox.generate_rewriting"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_of, forget)
         result = augment(make_recipe(styles={"atomic_facts": 1}, max_attempts=2))

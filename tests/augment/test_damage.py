@@ -19,8 +19,8 @@ from damage import Ground, sample
 from faulty import FaultyDisk
 
 from kinject.augment import augment
-from kinject.augment.cache import AnswerCache
-from kinject.augment.generators.batch_log import BatchLog
+from kinject.augment.requests.batch import BatchLog
+from kinject.augment.requests.cache import AnswerCache
 from kinject.disk import read_journal
 from kinject.errors import DiskError, InputError, KinjectError
 from kinject.recipe import Recipe

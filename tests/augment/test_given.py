@@ -34,7 +34,7 @@ def make(tmp_path: Path) -> Make:
             (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
         (tmp_path / "recipe.yaml").write_text(
             f"run_dir: {tmp_path}/run\naugment:\n  documents: {tmp_path}/documents.jsonl\n"
-            f"  styles: {{paraphrase: 5}}\n  generator: {{kind: given, path: {tmp_path}/given.jsonl}}\n"
+            f"  styles: {{paraphrase: 5}}\n  generator: {{kind: file, path: {tmp_path}/given.jsonl}}\n"
         )
         given = [f"augment.{key}={json.dumps(value)}" for key, value in overrides.items()]
         return read_recipe(tmp_path / "recipe.yaml", given, verb="augment")

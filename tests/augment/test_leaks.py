@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from kinject.augment import augment, render_summary
-from kinject.augment.leaks import Probes, find_leaks, probe_texts
+from kinject.augment.contamination import Probes, find_leaks, probe_texts
 from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import InputError
 from kinject.recipe import Recipe
@@ -125,7 +125,7 @@ def test_a_run_reports_leaks_in_its_manifest_and_prints_them(make_recipe: Make, 
     rows = [row for _, row in read_jsonl(path)]
     rows[0]["question"] = sentence
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = augment(make_recipe(leak_check=[str(path)]))
+    result = augment(make_recipe(contamination_check=[str(path)]))
     manifest = read_manifest(result.manifest_path)
     assert manifest is not None
     assert manifest["counts"]["leaks"]["leaked"] == 1
@@ -135,5 +135,5 @@ def test_a_run_reports_leaks_in_its_manifest_and_prints_them(make_recipe: Make, 
     assert clean.leaks is None
     assert "LEAK" not in render_summary(clean)
     path.write_text(json.dumps(rows[1]) + "\n")
-    checked = augment(make_recipe(leak_check=[str(path)]))
+    checked = augment(make_recipe(contamination_check=[str(path)]))
     assert "no leak: none of 1 questions stands in prompts or corpus" in render_summary(checked)

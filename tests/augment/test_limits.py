@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment
-from kinject.augment.limits import AdaptiveGate, Budget, RateLimit
+from kinject.augment.requests.limits import AdaptiveConcurrency, Budget, RateLimit
 from kinject.recipe import Recipe
 
 Make = Callable[..., Recipe]
 pytestmark = pytest.mark.usefixtures("exact_copies_only")
 
 
-def drive(gate: AdaptiveGate, capacity: int, n: int) -> list[float]:
+def drive(gate: AdaptiveConcurrency, capacity: int, n: int) -> list[float]:
     """Send `n` requests to an endpoint that serves `capacity` at once and refuses the rest; return the limit after each."""
     limits: list[float] = []
     served = 0
@@ -38,20 +38,20 @@ def drive(gate: AdaptiveGate, capacity: int, n: int) -> list[float]:
 
 
 def test_the_gate_finds_what_the_endpoint_bears_and_stays_near_it() -> None:
-    assert all(32 <= limit < 42 for limit in drive(AdaptiveGate(128), capacity=32, n=2000)[200:])
+    assert all(32 <= limit < 42 for limit in drive(AdaptiveConcurrency(128), capacity=32, n=2000)[200:])
 
 
 def test_the_gate_stays_wide_open_where_nothing_is_refused() -> None:
-    assert set(drive(AdaptiveGate(64), capacity=64, n=500)) == {64.0}
+    assert set(drive(AdaptiveConcurrency(64), capacity=64, n=500)) == {64.0}
 
 
 def test_the_gate_never_closes() -> None:
-    assert min(drive(AdaptiveGate(16), capacity=0, n=300)) == 1.0
+    assert min(drive(AdaptiveConcurrency(16), capacity=0, n=300)) == 1.0
 
 
 def test_a_cancelled_wait_gives_its_place_back() -> None:
     async def run() -> None:
-        gate = AdaptiveGate(1)
+        gate = AdaptiveConcurrency(1)
         await gate.enter()
         waiting = asyncio.create_task(gate.enter())
         await asyncio.sleep(0)
@@ -65,7 +65,7 @@ def test_a_cancelled_wait_gives_its_place_back() -> None:
 
 
 def test_no_window_holds_more_than_the_rate_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.augment.limits.PERIOD", 0.2)
+    monkeypatch.setattr("kinject.augment.requests.limits.PERIOD", 0.2)
     times: list[float] = []
 
     async def run() -> None:
@@ -80,7 +80,7 @@ def test_no_window_holds_more_than_the_rate_allows(monkeypatch: pytest.MonkeyPat
 
 
 def test_tokens_set_aside_and_not_used_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.augment.limits.PERIOD", 30.0)
+    monkeypatch.setattr("kinject.augment.requests.limits.PERIOD", 30.0)
 
     async def run() -> None:
         limit = RateLimit(100)
@@ -93,7 +93,7 @@ def test_tokens_set_aside_and_not_used_are_given_back(monkeypatch: pytest.Monkey
 def test_requests_per_minute_hold_across_retries(
     make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.augment.limits.PERIOD", 0.5)
+    monkeypatch.setattr("kinject.augment.requests.limits.PERIOD", 0.5)
     server = serving(faults={"500": 0.3})
     began = time.monotonic()
     result = augment(make_recipe(server.url, styles={"paraphrase": 2}, generator__requests_per_minute=10))

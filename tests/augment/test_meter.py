@@ -1,6 +1,6 @@
 import pytest
 
-from kinject.augment.meter import Meter
+from kinject.augment.rewriter import AugmentProgress
 
 
 def test_what_a_rerun_finds_does_not_count_for_the_rate(
@@ -8,7 +8,7 @@ def test_what_a_rerun_finds_does_not_count_for_the_rate(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr("kinject.terminal.time.monotonic", lambda: clock[0])
-    with Meter(100) as meter:
+    with AugmentProgress(100) as meter:
         meter.watch(lambda: "9 tokens in")
         meter.find(60)
         meter.refuse()

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment
-from kinject.augment.generators.faults import Transient
-from kinject.augment.generators.openai import is_loopback
-from kinject.augment.generators.replies import parse_completion
+from kinject.augment.requests import Transient
+from kinject.augment.requests.endpoint import parse_completion
+from kinject.augment.requests.wire import is_loopback
 from kinject.errors import EndpointError
 from kinject.recipe import Recipe
 

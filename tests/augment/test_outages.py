@@ -17,11 +17,10 @@ from faulty_server import Hostile, Talk
 
 import kinject.augment
 from kinject.augment import augment
-from kinject.augment.cache import AnswerCache
-from kinject.augment.generators.faults import Transient
-from kinject.augment.generators.openai import Endpoint
-from kinject.augment.generators.replies import parse_completion, retry_after
-from kinject.augment.sender import Sender
+from kinject.augment.requests import Transient
+from kinject.augment.requests.cache import AnswerCache
+from kinject.augment.requests.endpoint import Endpoint, parse_completion, retry_after
+from kinject.augment.requests.sender import Sender
 from kinject.cli import main
 from kinject.doctor.run import answers
 from kinject.errors import EndpointError, RecipeError
@@ -49,9 +48,9 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.augment.sender.N_TRIES", 2)
-    monkeypatch.setattr("kinject.augment.sender.N_FAILURES_IN_A_ROW", 2)
-    monkeypatch.setattr("kinject.augment.generators.wire.MOST_BYTES", 100_000)
+    monkeypatch.setattr("kinject.augment.requests.sender.N_TRIES", 2)
+    monkeypatch.setattr("kinject.augment.requests.sender.N_FAILURES_IN_A_ROW", 2)
+    monkeypatch.setattr("kinject.augment.requests.wire.MOST_BYTES", 100_000)
 
 
 def _closed_port() -> int:
@@ -178,8 +177,8 @@ def test_an_endpoint_that_goes_and_comes_back_is_waited_for(few: Few, hostile: S
 def test_an_endpoint_that_stays_away_stops_the_run_in_the_end(
     few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.augment.sender.PATIENCE", 0.05)
-    monkeypatch.setattr("kinject.augment.sender.N_FAILURES_IN_A_ROW", 2)
+    monkeypatch.setattr("kinject.augment.requests.sender.PATIENCE", 0.05)
+    monkeypatch.setattr("kinject.augment.requests.sender.N_FAILURES_IN_A_ROW", 2)
     server = hostile(lambda talk, number: talk.reset() if number >= 2 else None)
     with pytest.raises(EndpointError, match=r"no connection .* 2 rewritings are stored"):
         augment(few(server.url))
@@ -189,7 +188,7 @@ def test_an_endpoint_that_stays_away_stops_the_run_in_the_end(
 def test_one_request_that_kills_the_endpoint_each_time_does_not_end_the_others(
     few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.augment.sender.PATIENCE", 0.05)
+    monkeypatch.setattr("kinject.augment.requests.sender.PATIENCE", 0.05)
     poison: list[bytes] = []
 
     def act(talk: Talk, number: int) -> bool | None:
@@ -236,7 +235,7 @@ def test_no_deadline_or_rate_reads_the_wall_clock() -> None:
         if re.search(r"\btime\.time\(|from time import .*\btime\b|datetime\.now|utcnow", path.read_text("utf-8"))
     }
     # The date in a Retry-After without a Date beside it, and what the local endpoint says of its batches.
-    assert readers == {"replies.py", "serve_batches.py"}
+    assert readers == {"endpoint.py", "serve.py"}
 
 
 @pytest.mark.parametrize(
@@ -301,8 +300,8 @@ def test_a_lost_answer_is_counted_at_the_most_it_can_have_cost_in_this_run_and_t
 
 
 def test_a_budget_holds_where_every_answer_is_lost(few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.augment.sender.N_TRIES", 1000)
-    monkeypatch.setattr("kinject.augment.sender.LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr("kinject.augment.requests.sender.N_TRIES", 1000)
+    monkeypatch.setattr("kinject.augment.requests.sender.LONGEST_PAUSE", 0.002)
     server = hostile(lambda talk, number: talk.say(200, b'{"choices": [{"mess'))
     result = augment(few(server.url, budget=0.5, **PRICES))
     assert (result.out_of_budget, result.got) == (True, 0)

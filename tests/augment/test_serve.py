@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from kinject.augment.serve import SandboxServer, ServeOptions, serve
+from kinject.augment.sandbox.serve import SandboxServer, ServeOptions, serve
 from kinject.cli import main
 from kinject.errors import DiskError, InputError
-from kinject.sandbox.facts import create_country
 from kinject.sandbox.grammar import parse_entry, render_entry
+from kinject.sandbox.people import create_country
 
 
 def post(url: str, value: object) -> tuple[int, Any]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kinject.augment import augment
-from kinject.augment.generators.transformers import LocalModel, _draw, weights_identity
+from kinject.augment.requests.transformers import LocalModel, _draw, weights_identity
 from kinject.errors import InputError
 from kinject.models import load_model
 from kinject.recipe import GeneratorSection, Recipe

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from kinject.cli import main
-from kinject.sandbox.facts import create_country
 from kinject.sandbox.grammar import render_entry
+from kinject.sandbox.people import create_country
 
 pytestmark = pytest.mark.usefixtures("canary_key")
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from kinject.augment.cache import AnswerCache
-from kinject.augment.generators.batch_log import BatchLog
+from kinject.augment.requests.batch import BatchLog
+from kinject.augment.requests.cache import AnswerCache
 from kinject.cli import main
 from kinject.disk import FORMAT_VERSION, Journal, lock_dir, read_manifest, write_manifest
 from kinject.errors import InputError

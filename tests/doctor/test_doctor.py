@@ -1,4 +1,4 @@
-"""kinject doctor: what it says of recipes, that each complaint has a cure, and that no key is ever shown."""
+"""kinject doctor: the checks of recipes, a fix for each problem, and no key is ever shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from kinject.cli import main
 from kinject.doctor import run as doctor
-from kinject.doctor.recipes import RecipeFinding, look_at
+from kinject.doctor.run import RecipeCheck
 
 
 @pytest.fixture
@@ -29,8 +29,10 @@ def _write(name: str, **values: Any) -> Path:
     return path
 
 
-def _look(*files: Path, answers: bool = True, hub: bool = True, offline: bool = False) -> list[RecipeFinding]:
-    return list(look_at(files, hub_reachable=hub, offline=offline, answers=lambda url: answers))
+def _check(*files: Path, answers: bool = True, hub: bool = True, offline: bool = False) -> list[RecipeCheck]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor, "answers", lambda url: answers)
+        return list(doctor.check_recipes(files, hub_reachable=hub, offline=offline))
 
 
 def _train(model: Mapping[str, Any], corpus: str, **trainer: Any) -> dict[str, Any]:
@@ -42,71 +44,71 @@ def test_a_missing_input_is_to_be_made_by_the_recipe_that_makes_it(here: Path, t
     styles = {"documents": "docs.jsonl", "styles": {"paraphrase": 1}, "generator": {"kind": "sandbox"}}
     maker = _write("augment.yaml", run_dir="runs/a", augment=styles)
     reader = _write("train.yaml", run_dir="runs/t", **_train({"path": str(tiny_model)}, "runs/a/corpus.jsonl"))
-    first, second = _look(maker, reader)
-    assert not first.complaints
-    (complaint,) = second.complaints
-    assert complaint.what == "runs/a/corpus.jsonl is not there"
-    assert complaint.where == "train.yaml:5"
-    assert complaint.cure == "Run kinject augment augment.yaml first."
+    first, second = _check(maker, reader)
+    assert not first.problems
+    (problem,) = second.problems
+    assert problem.what == "runs/a/corpus.jsonl does not exist"
+    assert problem.where == "train.yaml:5"
+    assert problem.fix == "Run kinject augment augment.yaml first."
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/corpus.jsonl").write_text('{"text": "a"}\n')
-    assert not _look(maker, reader)[1].complaints
+    assert not _check(maker, reader)[1].problems
 
 
-def test_what_training_would_run_on_is_told(here: Path, tiny_model: Path) -> None:
+def test_what_training_would_run_on_is_reported(here: Path, tiny_model: Path) -> None:
     Path("c.jsonl").write_text('{"text": "a"}\n')
     model = {"path": str(tiny_model), "device": "cpu", "attention": "eager"}
-    (found,) = _look(_write("t.yaml", run_dir="r", **_train(model, "c.jsonl", bf16=False)))
-    assert found.value == "trains on cpu in float32, eager"
-    (found,) = _look(_write("t.yaml", run_dir="r", **_train({**model, "attention": "flash_attention_2"}, "c.jsonl")))
-    (complaint,) = found.complaints
-    assert "flash_attention_2" in complaint.what
-    assert complaint.cure == "Set model.attention: auto."
+    (check,) = _check(_write("t.yaml", run_dir="r", **_train(model, "c.jsonl", bf16=False)))
+    assert check.value == "trains on cpu in float32, eager"
+    (check,) = _check(_write("t.yaml", run_dir="r", **_train({**model, "attention": "flash_attention_2"}, "c.jsonl")))
+    (problem,) = check.problems
+    assert "flash_attention_2" in problem.what
+    assert problem.fix == "Set model.attention: auto."
 
 
-def test_an_endpoint_without_key_or_answer_has_a_cure_for_each(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_without_key_or_answer_has_a_fix_for_each(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("docs.jsonl").write_text('{"text": "a"}\n')
     generator = {"kind": "openai", "model": "m", "api_key_env": "OPENAI_API_KEY"}
     section = {"documents": "docs.jsonl", "styles": {"paraphrase": 1}, "generator": generator}
     file = _write("a.yaml", run_dir="r", augment=section)
-    (found,) = _look(file, answers=False)
-    assert [item.cure.split()[0] for item in found.complaints] == ["export", "Start"]
+    (check,) = _check(file, answers=False)
+    assert [item.fix.split()[0] for item in check.problems] == ["export", "Start"]
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    assert not _look(file)[0].complaints
-    assert not _look(file, answers=False, offline=True)[0].complaints
+    assert not _check(file)[0].problems
+    assert not _check(file, answers=False, offline=True)[0].problems
 
 
-def test_a_model_of_the_hub_that_is_out_of_reach_is_a_complaint(here: Path) -> None:
+def test_a_model_of_the_hub_that_is_out_of_reach_is_a_problem(here: Path) -> None:
     Path("c.jsonl").write_text('{"text": "a"}\n')
     file = _write("t.yaml", run_dir="r", **_train({"path": "nobody-anywhere/no-model-at-all"}, "c.jsonl"))
-    assert not _look(file, hub=True)[0].complaints
-    (complaint,) = _look(file, hub=False)[0].complaints
-    assert "nobody-anywhere/no-model-at-all is not cached" in complaint.what
+    assert not _check(file, hub=True)[0].problems
+    (problem,) = _check(file, hub=False)[0].problems
+    assert "nobody-anywhere/no-model-at-all is not cached" in problem.what
 
 
-def test_a_bad_recipe_is_told_with_its_line(here: Path) -> None:
+def test_a_bad_recipe_is_reported_with_its_line(here: Path) -> None:
     Path("bad.yaml").write_text("run_dir: a\nsed: 1\n")
-    (found,) = _look(Path("bad.yaml"))
-    assert found.complaints[0].where == "bad.yaml:2"
+    (check,) = _check(Path("bad.yaml"))
+    assert check.problems[0].where == "bad.yaml:2"
 
 
 def test_the_command_ends_with_0_or_1_and_shows_no_key(
     here: Path, tiny_model: Path, canary_key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", canary_key)
-    monkeypatch.setattr(doctor, "_LEAST_DISK", 0)
+    monkeypatch.setattr(doctor, "_MIN_FREE_DISK", 0)
     Path("c.jsonl").write_text('{"text": "a"}\n')
     _write("good.yaml", run_dir="r", **_train({"path": str(tiny_model), "device": "cpu"}, "c.jsonl"))
     code = main(["doctor", "good.yaml", "--offline"])
     out = capsys.readouterr().out
     assert "OPENAI_API_KEY set" in out
     assert "HF_TOKEN not set" in out
-    assert "not asked (--offline)" in out or "HF_HUB_OFFLINE" in out
+    assert "not tried (--offline)" in out or "HF_HUB_OFFLINE" in out
     assert "good.yaml  ok" in out
     _write("good.yaml", run_dir="r", **_train({"path": str(tiny_model), "device": "cpu"}, "gone.jsonl"))
     assert main(["doctor", "good.yaml", "--offline"]) == 1
-    assert "gone.jsonl is not there" in capsys.readouterr().out
-    assert code == ("complaints:" in out)
+    assert "gone.jsonl does not exist" in capsys.readouterr().out
+    assert code == ("problems:" in out)
     assert main(["doctor", "nowhere.yaml"]) == 2
 
 

@@ -227,7 +227,7 @@ def test_flips_are_the_questions_whose_rightness_changed(recipe, tmp_path, tiny_
 def test_held_out_perplexity_is_that_of_the_plain_loss(recipe, tmp_path, tiny_model, write_rows):
     texts = ["Arden was born in Lowmere.", "Bryn works for the mill at Stonegate. " * 20]
     path = write_rows("held_out.jsonl", [{"text": text} for text in texts])
-    report = run(recipe(held_out=str(path)))
+    report = run(recipe(perplexity_corpus=str(path)))
     loaded, total, n = load_model(str(tiny_model)), 0.0, 0
     for text in texts:
         ids = [loaded.tokenizer.bos_token_id, *loaded.tokenizer(text, add_special_tokens=False).input_ids]
@@ -241,7 +241,7 @@ def test_held_out_perplexity_is_that_of_the_plain_loss(recipe, tmp_path, tiny_mo
     assert (found.n_tokens, found.n_texts) == (n, 2)
     assert found.per_token == pytest.approx(math.exp(-total / n), rel=1e-5)
     assert "held-out perplexity on held_out" in render_table(report)
-    assert run(recipe(held_out=str(path))) == report
+    assert run(recipe(perplexity_corpus=str(path))) == report
     assert compare_runs([read_run(tmp_path / "run"), read_run(tmp_path / "run")])[0].cell.n == 4
 
 
@@ -263,7 +263,7 @@ def test_show_prints_prompts_as_tokenised_and_stores_nothing(recipe, tmp_path, c
 
 def test_two_processes_share_the_questions_and_texts_and_answer_as_one(recipe, tmp_path, write_rows):
     held_out = write_rows("held_out.jsonl", [{"text": f"Town {n} lies on the Ard. " * 9 * (n + 1)} for n in range(5)])
-    path = recipe(formats=["letters", "texts"], held_out=str(held_out))
+    path = recipe(formats=["letters", "texts"], perplexity_corpus=str(held_out))
     alone = run(path)
     first = {key: answer.log_probs for key, answer in stored(tmp_path).items()}
     (tmp_path / "run").rename(tmp_path / "alone")

@@ -121,7 +121,7 @@ TABLES: list[Any] = [
 
 def read_verbs_recipe(path: Path) -> None:
     """Read a recipe as some verb does (the text says which), and check the sections that have checks of their own."""
-    from kinject.augment.demands import check_sections
+    from kinject.augment.validation import check_sections
     from kinject.recipe import read_recipe
     from kinject.study.arm_faults import check_names
 
@@ -216,9 +216,9 @@ def read_eval_report(path: Path) -> None:
 
 def read_rewritings(path: Path) -> None:
     """Read rewritings that someone else made."""
-    from kinject.augment.given import read_given
+    from kinject.augment.plan import read_precomputed
 
-    read_given(path).check_documents(["a"])
+    read_precomputed(path).check_documents(["a"])
 
 
 WEIGHTED: list[Any] = [

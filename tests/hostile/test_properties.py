@@ -18,7 +18,7 @@ from kinject.corpus import passages
 from kinject.corpus.passages import sentence_ends
 from kinject.errors import KinjectError
 from kinject.recipe import read_recipe
-from kinject.recipe.read import Root
+from kinject.recipe.read import Sections
 from kinject.recipe.yaml_lines import read_yaml
 
 LETTERS = st.characters(
@@ -70,7 +70,7 @@ def test_rows_of_anything_under_the_keys_that_are_read_are_read_or_refused(
 
 
 @settings(max_examples=100)
-@given(recipe=st.dictionaries(st.sampled_from(sorted(Root.__dataclass_fields__)), ANYTHING, min_size=1, max_size=5))
+@given(recipe=st.dictionaries(st.sampled_from(sorted(Sections.__dataclass_fields__)), ANYTHING, min_size=1, max_size=5))
 def test_a_recipe_of_anything_under_the_names_of_sections_is_read_or_refused(recipe: dict[str, Any]) -> None:
     try:
         data = as_yaml(recipe)

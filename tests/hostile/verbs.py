@@ -98,7 +98,9 @@ def _augment(path: Path) -> None:
 
 
 def _augment_checked(path: Path) -> None:
-    _in_a_fresh_folder(path, documents=str(ROOT / "data" / "sandbox" / "documents.jsonl"), leak_check=[str(path)])
+    _in_a_fresh_folder(
+        path, documents=str(ROOT / "data" / "sandbox" / "documents.jsonl"), contamination_check=[str(path)]
+    )
 
 
 def _report(path: Path) -> None:

@@ -27,7 +27,7 @@ def make_recipe(tmp_path: Path, tiny_model: Path) -> Callable[..., Recipe]:
     def _make(techniques: dict[str, Any] | None = None, **trainer: Any) -> Recipe:
         values = {
             "run_dir": str(tmp_path / "run"), "model": {"path": str(tiny_model), "device": "cpu"},
-            "corpus": {"path": str(corpus), "held_out": str(held_out), "cache_dir": str(tmp_path / "tokens")},
+            "corpus": {"path": str(corpus), "validation_corpus": str(held_out), "cache_dir": str(tmp_path / "tokens")},
             "techniques": techniques or {},
             "trainer": {
                 "max_steps": 1000, "per_device_train_batch_size": 2, "learning_rate": 1e-3, "max_length": 32, "packing": True,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kinject.augment.demands import check_sections
+from kinject.augment.validation import check_sections
 from kinject.cli import main
 from kinject.errors import RecipeError
 from kinject.recipe import read_recipe
@@ -85,7 +85,7 @@ def test_every_shipped_recipe_is_valid_and_names_the_schema(path: Path, validato
         {**TRAIN, "corpus": {}},
         {**TRAIN, "corpus": {"path": "c", "replay": {"path": "r", "fraction": 1.5}}},
         {**TRAIN, "corpus": {"path": "c", "mix": {"qa": {"path": "r"}}}},
-        {**TRAIN, "anchor": {"l2": -1}},
+        {**TRAIN, "regularization": {"l2": -1}},
         {**TRAIN, "guards": {"zero_loss": "explode"}},
         {**TRAIN, "probes": {"questions": {}}},
         {**TRAIN, "adapter": {"rank": 4}},
@@ -102,7 +102,7 @@ def test_every_shipped_recipe_is_valid_and_names_the_schema(path: Path, validato
         {"run_dir": "x", "augment": {**AUGMENT, "styles": {"paraphrase": -4}}},
         {"run_dir": "x", "augment": {**AUGMENT, "generator": {"kind": "openai"}}},
         {"run_dir": "x", "augment": {**AUGMENT, "generator": {"kind": "sandbox", "batch": True}}},
-        {"run_dir": "x", "augment": {**AUGMENT, "generator": {"kind": "given"}}},
+        {"run_dir": "x", "augment": {**AUGMENT, "generator": {"kind": "file"}}},
         {"run_dir": "x", "augment": {**AUGMENT, "max_attempts": 0}},
         {"run_dir": "x", "questions": {"generator": {"kind": "sandbox"}}},
         {"run_dir": "x", "eval": {**EVAL, "models": {}}},
@@ -113,7 +113,7 @@ def test_every_shipped_recipe_is_valid_and_names_the_schema(path: Path, validato
         {"run_dir": "x", "eval": {**EVAL, "retrieval": {"k": [0]}}},
         {"run_dir": "x", "study": {**STUDY, "arms": {"a": {"alpha": 2}}}},
         {"run_dir": "x", "study": {**STUDY, "seeds": []}},
-        {"run_dir": "x", "study": {**STUDY, "claims": {"c": {"says": "s", "test": "vote", "on": "q"}}}},
+        {"run_dir": "x", "study": {**STUDY, "claims": {"c": {"statement": "s", "test": "vote", "question_set": "q"}}}},
     ],
     ids=lambda recipe: json.dumps(recipe)[-60:],
 )

@@ -1,10 +1,12 @@
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from kinject.disk import read_jsonl
-from kinject.sandbox.build import write_sandbox
+from kinject.sandbox.build import Mixture, generate_base_corpus, render_prompt, write_base_corpus, write_sandbox
 from kinject.sandbox.grammar import parse_entry
+from kinject.sandbox.people import create_country
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,3 +52,56 @@ def test_known_and_new_documents_share_no_person(built: tuple[Path, list[Path]])
     ]
     assert (len(titles[0]), len(titles[1])) == (120, 300)
     assert not titles[0] & titles[1]
+
+
+COUNTRY = create_country()
+NEW_NAMES = {person.name for person in COUNTRY.new}
+FACTS = {person.name: person.facts for person in COUNTRY.known}
+
+
+def test_the_prompt_is_the_plain_one() -> None:
+    assert render_prompt("Who?") == "Question: Who?\nAnswer:"
+    assert render_prompt("Who?", ("One.", "Two.")) == "One.\n\nTwo.\n\nQuestion: Who?\nAnswer:"
+
+
+def test_no_row_mentions_a_new_person() -> None:
+    for row in generate_base_corpus(0, 3000):
+        text = row.get("text") or row["prompt"] + row["completion"]
+        assert not any(name in text for name in NEW_NAMES)
+
+
+def test_biographies_and_bare_questions_tell_the_known_peoples_facts() -> None:
+    n_texts = n_questions = 0
+    for row in generate_base_corpus(0, 2000):
+        if "text" in row:
+            person = parse_entry(row["text"])
+            assert person is not None
+            assert FACTS[person.name] == person.facts
+            n_texts += 1
+        elif row["prompt"].startswith("Question: "):
+            asked = next(name for name in FACTS if name in row["prompt"])
+            assert row["completion"][1:] in FACTS[asked].values()
+            n_questions += 1
+    assert n_texts > 400
+    assert n_questions > 200
+
+
+def test_answers_behind_a_context_stand_in_it() -> None:
+    for row in generate_base_corpus(1, 500, Mixture(biographies=0.0, questions=0.0)):
+        passage, question = row["prompt"].split("\n\n")
+        person = parse_entry(passage)
+        assert person is not None
+        assert person.name in question
+        assert person.name not in FACTS
+        assert row["completion"][1:] in person.facts.values()
+
+
+def test_the_corpus_is_fixed_by_its_seed() -> None:
+    assert list(generate_base_corpus(5, 50)) == list(islice(generate_base_corpus(5, 100), 50))
+    assert list(generate_base_corpus(5, 50)) != list(generate_base_corpus(6, 50))
+
+
+def test_the_corpus_is_written_as_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    assert write_base_corpus(path, 20, 5) == 20
+    assert [row for _, row in read_jsonl(path)] == list(generate_base_corpus(5, 20))

@@ -18,8 +18,8 @@ from kinject.disk import file_name, lock_dir
 from kinject.errors import DiskError
 from kinject.eval import evaluate
 from kinject.recipe import read_recipe
-from kinject.sandbox.facts import create_country
 from kinject.sandbox.grammar import render_entry
+from kinject.sandbox.people import create_country
 
 HOSTILE = (
     "../../escaped", "/absolute/escaped", "..", ".", "", "nul\0byte", "line\nbreak", "back\\slash", "a" * 5000, "CON", "nul.txt",

@@ -22,8 +22,8 @@ from kinject.augment import augment
 from kinject.disk import read_jsonl
 from kinject.eval import evaluate
 from kinject.recipe import Recipe, read_recipe
-from kinject.sandbox.facts import create_country
 from kinject.sandbox.grammar import render_entry
+from kinject.sandbox.people import create_country
 from kinject.train import train
 
 pytestmark = pytest.mark.soak

@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 import yaml
 
-from kinject.augment.serve import SandboxServer, ServeOptions
-from kinject.sandbox.facts import create_country
+from kinject.augment.sandbox.serve import SandboxServer, ServeOptions
 from kinject.sandbox.grammar import render_entry
+from kinject.sandbox.people import create_country
 from kinject.train.checkpoints import newest_whole
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -170,7 +170,7 @@ def train_case(folder: Path, model: Path, **trainer: Any) -> Case:
         "run_dir": str(run), "model": {"path": str(model)},
         "corpus": {
             "path": write_rows(folder / "corpus.jsonl", texts), "cache_dir": str(tokens),
-            "held_out": write_rows(folder / "held_out.jsonl", texts[:8]),
+            "validation_corpus": write_rows(folder / "held_out.jsonl", texts[:8]),
         },
         "trainer": {
             "max_steps": 40, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "logging_steps": 2, "max_length": 64,

@@ -64,7 +64,7 @@ def write_study(folder: Path, model: Path, **study: Any) -> Path:
     section: dict[str, Any] = {
         "title": "A small study", "train": str(folder / "train.yaml"), "augment": str(folder / "augment.yaml"),
         "eval": str(folder / "eval.yaml"), "models": {"tiny": str(model)}, "seeds": [0, 1],
-        "cache_dir": str(folder / "stages"), "arms": {"ft": {"about": "trained"}},
+        "cache_dir": str(folder / "stages"), "arms": {"ft": {"description": "trained"}},
     }  # fmt: skip
     path = folder / "study.yaml"
     _write_yaml(path, {"run_dir": str(folder / "study"), "study": section | study})

@@ -30,8 +30,8 @@ def test_the_base_is_always_an_arm_and_stands_first(tmp_path, tiny_model):
 def test_a_curve_makes_an_arm_of_each_value_but_of_those_that_do_as_another(tmp_path, tiny_model):
     path = write_study(
         tmp_path, tiny_model,
-        arms={"ft": {"set": {"augment.styles": {"tagged": 2}}}},
-        curves={"n": {"key": "augment.styles.tagged", "arm": "ft", "values": [0, 2, 4]},
+        arms={"ft": {"overrides": {"augment.styles": {"tagged": 2}}}},
+        sweeps={"n": {"key": "augment.styles.tagged", "arm": "ft", "values": [0, 2, 4]},
                 "a": {"key": "alpha", "arm": "ft", "values": [0.5, 1.0]}},
     )  # fmt: skip
     assert list(arms(path)) == ["base", "ft", "ft, tagged 0", "ft, tagged 4", "ft, alpha 0.5"]
@@ -39,9 +39,9 @@ def test_a_curve_makes_an_arm_of_each_value_but_of_those_that_do_as_another(tmp_
 
 def test_overrides_of_an_arm_go_over_those_of_the_study_and_a_chosen_value_between_them(tmp_path, tiny_model):
     path = write_study(
-        tmp_path, tiny_model, set={"trainer.learning_rate": 1e-4, "trainer.max_steps": 3}, validation={"new": 0.5},
-        choose={"rate": {"key": "trainer.learning_rate", "values": [1e-3], "arm": "ft", "on": "new"}},
-        arms={"ft": {}, "own": {"set": {"trainer.learning_rate": 7.0}}},
+        tmp_path, tiny_model, overrides={"trainer.learning_rate": 1e-4, "trainer.max_steps": 3}, validation={"new": 0.5},
+        tune={"rate": {"key": "trainer.learning_rate", "values": [1e-3], "arm": "ft", "question_sets": "new"}},
+        arms={"ft": {}, "own": {"overrides": {"trainer.learning_rate": 7.0}}},
     )  # fmt: skip
     found = {arm.name: arm for arm in arms_of(read_recipe(path, (), "study"), {("tiny", "rate"): 1e-3})}
     assert found["ft"].train_overrides == {"trainer.learning_rate": 1e-3, "trainer.max_steps": 3}
@@ -55,28 +55,29 @@ def test_dotted_keys_become_one_mapping_with_the_later_ones_on_top():
 def test_every_name_that_stands_for_nothing_is_told_at_its_line(tmp_path, tiny_model):
     path = write_study(
         tmp_path, tiny_model, validation={"new": 0.5},
-        arms={"ft": {"steps_of": "od"}, "base": {}, "odd": {"set": {"trainr.max_steps": 2}, "corpus": "nowhere.jsonl"}},
-        curves={"c": {"key": "eval.shots", "arm": "ftt", "values": [1]}},
-        choose={"r": {"key": "trainer.learning_rate", "values": [1.0], "arm": "ft", "on": "nw"}},
-        claims={"x": {"says": "s", "test": "difference", "arm": "ft", "on": "new"}},
+        arms={"ft": {"match_steps_of": "od"}, "base": {},
+              "odd": {"overrides": {"trainr.max_steps": 2}, "corpus": "nowhere.jsonl"}},
+        sweeps={"c": {"key": "eval.shots", "arm": "ftt", "values": [1]}},
+        tune={"r": {"key": "trainer.learning_rate", "values": [1.0], "arm": "ft", "question_sets": "nw"}},
+        claims={"x": {"statement": "s", "test": "difference", "arm": "ft", "question_set": "new"}},
     )  # fmt: skip
     told = "\n".join(faults(path))
     for words in (
-        "study.arms.ft.steps_of: found 'od'. Did you mean odd?",
+        "study.arms.ft.match_steps_of: found 'od'. Did you mean odd?",
         "study.arms.base: this name is the untouched model's",
-        "study.arms.odd.set.trainr.max_steps: found 'trainr.max_steps'; it must begin with one of",
+        "study.arms.odd.overrides.trainr.max_steps: found 'trainr.max_steps'; it must begin with one of",
         "study.arms.odd.corpus: found 'nowhere.jsonl': neither augmented, random, nor a file.",
-        "study.curves.c: arm: found 'ftt'. Did you mean ft?",
-        "study.claims.x: than: missing; test difference needs it.",
+        "study.sweeps.c: arm: found 'ftt'. Did you mean ft?",
+        "study.claims.x: baseline: missing; test difference needs it.",
     ):
         assert words in told
     lines = path.read_text("utf-8").splitlines()
-    at = next(number for number, line in enumerate(lines, 1) if "steps_of" in line)
-    assert f"{path}:{at}: study.arms.ft.steps_of" in told
+    at = next(number for number, line in enumerate(lines, 1) if "match_steps_of" in line)
+    assert f"{path}:{at}: study.arms.ft.match_steps_of" in told
 
 
 def test_what_a_shared_recipe_says_of_an_override_is_told_at_the_arm(tmp_path, tiny_model):
-    path = write_study(tmp_path, tiny_model, arms={"ft": {"set": {"trainer.learning_rat": 1.0}}})
+    path = write_study(tmp_path, tiny_model, arms={"ft": {"overrides": {"trainer.learning_rat": 1.0}}})
     with pytest.raises(
         RecipeError, match=r"study\.yaml:\d+: trainer\.learning_rat: unknown key\. Did you mean learning_rate"
     ):
@@ -85,14 +86,14 @@ def test_what_a_shared_recipe_says_of_an_override_is_told_at_the_arm(tmp_path, t
 
 def test_a_choice_is_made_on_sets_with_validation_questions(tmp_path, tiny_model):
     def choose(on):
-        return {"r": {"key": "trainer.learning_rate", "values": [1e-3], "arm": "ft", "on": on}}
+        return {"r": {"key": "trainer.learning_rate", "values": [1e-3], "arm": "ft", "question_sets": on}}
 
-    path = write_study(tmp_path, tiny_model, validation={"new": 0.5}, choose=choose("nw"))
+    path = write_study(tmp_path, tiny_model, validation={"new": 0.5}, tune=choose("nw"))
     with pytest.raises(
-        RecipeError, match=r"study\.choose\.r\.on: 'nw' has no validation questions\. Did you mean new\?"
+        RecipeError, match=r"study\.tune\.r\.question_sets: 'nw' has no validation questions\. Did you mean new\?"
     ):
         check_shared(read_recipe(path, (), "study"))
-    path = write_study(tmp_path, tiny_model, choose=choose(["new"]))
+    path = write_study(tmp_path, tiny_model, tune=choose(["new"]))
     with pytest.raises(RecipeError, match=r"Name a set in study\.validation, or its validation file in eval"):
         check_shared(read_recipe(path, (), "study"))
 

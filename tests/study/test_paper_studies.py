@@ -20,7 +20,7 @@ from kinject.recipe import read_recipe
 from kinject.recipe.yaml_lines import read_yaml
 from kinject.results import StudyResult
 from kinject.sandbox.build import create_documents
-from kinject.sandbox.facts import create_country
+from kinject.sandbox.people import create_country
 from kinject.sandbox.questions import create_questions
 from kinject.study.run import run_study
 from kinject.types import Question
@@ -64,14 +64,14 @@ def go(place: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
         path = Path("recipes/studies") / f"{name}.yaml"
         section = copy.deepcopy(read_yaml(path).root["study"])
         claims = {key: claim for key, claim in section["claims"].items() if {"base", *arms} >= _arms_of(claim)}
-        chosen = {key: choice for key, choice in section["choose"].items() if choice["arm"] in arms}
+        chosen = {key: choice for key, choice in section["tune"].items() if choice["arm"] in arms}
         for choice in chosen.values():
             choice["values"] = list(grid)
             choice["arms"] = [arm for arm in choice["arms"] if arm in arms]
         changed = {
             "models": {model: model for model in models},
-            "arms": {arm: section["arms"][arm] for arm in arms}, "claims": claims, "choose": chosen,
-            "set": section["set"] | FOR_A_CPU, "curves": None,
+            "arms": {arm: section["arms"][arm] for arm in arms}, "claims": claims, "tune": chosen,
+            "overrides": section["overrides"] | FOR_A_CPU, "sweeps": None,
         }  # fmt: skip
         overrides = [f"study.{key}={json.dumps(value)}" for key, value in changed.items()]
         executor = InProcess()
@@ -84,7 +84,7 @@ def go(place: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
 
 
 def _arms_of(claim: dict[str, str]) -> set[str]:
-    return {claim[key].removesuffix("+rag") for key in ("arm", "than") if key in claim} or {"a curve"}
+    return {claim[key].removesuffix("+rag") for key in ("arm", "baseline") if key in claim} or {"a curve"}
 
 
 def _write_csv(path: Path, questions: Sequence[Question]) -> None:

@@ -47,12 +47,14 @@ def whole(tmp_path: Path, tiny_model: Path) -> Path:
     return write_study(
         tmp_path, tiny_model, seeds=[0, 1], validation={"new": 0.5},
         arms={
-            "ft": {"about": "trained"},
-            "rep": {"set": {"augment.styles": {}, "trainer.max_steps": 9}, "steps_of": "ft", "rag": False, "seeds": [0]},
+            "ft": {"description": "trained"},
+            "rep": {"overrides": {"augment.styles": {}, "trainer.max_steps": 9}, "match_steps_of": "ft", "rag": False,
+                    "seeds": [0]},
             "half": {"alpha": 0.5, "rag": False, "seeds": [0]},
         },
-        choose={"rate": {"key": "trainer.learning_rate", "values": [0.0001, 0.02], "arm": "ft", "on": "new"}},
-        claims={"c": {"says": "training helps", "test": "difference", "arm": "ft", "than": "base", "on": "new"}},
+        tune={"rate": {"key": "trainer.learning_rate", "values": [0.0001, 0.02], "arm": "ft", "question_sets": "new"}},
+        claims={"c": {"statement": "training helps", "test": "difference", "arm": "ft", "baseline": "base",
+                      "question_set": "new"}},
     )  # fmt: skip
 
 
@@ -123,9 +125,9 @@ def test_a_step_matched_arm_trains_as_many_steps_on_its_own_corpus(whole):
 
 def test_a_token_matched_arm_reads_as_many_tokens(tmp_path, tiny_model):
     path = write_study(
-        tmp_path, tiny_model, seeds=[0], set={"trainer.max_steps": -1, "trainer.num_train_epochs": 2},
+        tmp_path, tiny_model, seeds=[0], overrides={"trainer.max_steps": -1, "trainer.num_train_epochs": 2},
         arms={"ft": {"rag": False},
-              "rep": {"set": {"augment.styles": {}}, "tokens_of": "ft", "rag": False}},
+              "rep": {"overrides": {"augment.styles": {}}, "match_tokens_of": "ft", "rag": False}},
     )  # fmt: skip
     _, executor = go(path)
     read = {}
@@ -169,7 +171,7 @@ def test_a_failed_arm_is_reported_with_its_log_and_the_others_finish(tmp_path, t
     empty.write_text("\n", encoding="utf-8")
     path = write_study(
         tmp_path, tiny_model, seeds=[0], arms={"ft": {"rag": False}, "bad": {"corpus": str(empty), "rag": False}},
-        claims={"c": {"says": "bad is good", "test": "difference", "arm": "bad", "than": "base", "on": "new"}},
+        claims={"c": {"statement": "bad is good", "test": "difference", "arm": "bad", "baseline": "base", "question_set": "new"}},
     )  # fmt: skip
     result, _ = go(path)
     (failure,) = result.failures

@@ -23,7 +23,7 @@ from kinject.study.inference import Sheet
 from kinject.study.run import run_study
 from kinject.study.scaling import bits_sheet, count_parameters, fit_line
 
-SCALING = {"curve": "steps", "on": ["new", "known"], "values": {"": 16}, "facts": {"known": 80}}
+SCALING = {"sweep": "steps", "question_sets": ["new", "known"], "values": {"": 16}, "facts": {"known": 80}}
 CURVES = {"steps": {"key": "trainer.max_steps", "arm": "ft", "values": [1, 2, 4]}}
 
 
@@ -53,7 +53,7 @@ def test_a_line_is_numpys_and_its_interval_scipys() -> None:
 
 
 def test_a_study_measures_what_its_models_hold(tmp_path: Path, tiny_model: Path) -> None:
-    path = write_study(tmp_path, tiny_model, scaling=SCALING, curves=CURVES, arms={"ft": {"rag": False}})
+    path = write_study(tmp_path, tiny_model, scaling=SCALING, sweeps=CURVES, arms={"ft": {"rag": False}})
     result, page, _ = run_study(read_recipe(path, (), "study"), InProcess)
     assert result.scaling is not None
     from transformers import AutoModelForCausalLM
@@ -111,16 +111,20 @@ def test_the_report_shows_lines_bits_and_what_they_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "check", "fault"),
     [
-        ({"curve": "step"}, check_names, "study.scaling.curve: found 'step'. Did you mean steps?"),
+        ({"sweep": "step"}, check_names, "study.scaling.sweep: found 'step'. Did you mean steps?"),
         ({"values": {"": 1}}, check_names, "found 1, allowed: 2 or more"),
-        ({"facts": {"old": 5}}, check_names, "study.scaling.facts.old: not in on."),
-        ({"on": ["newer"], "facts": {}}, check_shared, "study.scaling.on.0: found 'newer'. Did you mean new?"),
+        ({"facts": {"old": 5}}, check_names, "study.scaling.facts.old: not in question_sets."),
+        (
+            {"question_sets": ["newer"], "facts": {}},
+            check_shared,
+            "study.scaling.question_sets.0: found 'newer'. Did you mean new?",
+        ),
     ],
 )
 def test_names_that_stand_for_nothing_are_refused(
     tmp_path: Path, changed: dict[str, object], check: Callable[[Recipe], None], fault: str
 ) -> None:
-    path = write_study(tmp_path, tmp_path, scaling={**SCALING, **changed}, curves=CURVES)
+    path = write_study(tmp_path, tmp_path, scaling={**SCALING, **changed}, sweeps=CURVES)
     recipe = read_recipe(path)
     with pytest.raises(RecipeError) as found:
         check(recipe)

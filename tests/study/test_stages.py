@@ -29,7 +29,7 @@ def test_seeds_share_rewritings_unless_they_are_drawn_anew(tmp_path, tiny_model)
     found = planned(path)
     assert ids(found["ft", 0])["augment"] == ids(found["ft", 1])["augment"]
     assert ids(found["ft", 0])["train"] != ids(found["ft", 1])["train"]
-    anew = planned(path, "study.resample=true")
+    anew = planned(path, "study.new_paraphrases_per_seed=true")
     assert ids(anew["ft", 0])["augment"] != ids(anew["ft", 1])["augment"]
 
 
@@ -39,7 +39,7 @@ def test_an_id_changes_with_a_setting_and_with_the_bytes_of_an_input_not_with_wh
     path = write_study(tmp_path, tiny_model)
     before = ids(planned(path)["ft", 0])
     assert ids(planned(path, "run_dir=elsewhere", "study.title=Another", "study.cache_dir=there")["ft", 0]) == before
-    changed = ids(planned(path, "study.set={trainer.max_steps: 3}")["ft", 0])
+    changed = ids(planned(path, "study.overrides={trainer.max_steps: 3}")["ft", 0])
     assert changed["augment"] == before["augment"]
     assert changed["train"] != before["train"]
     documents = tmp_path / "documents.jsonl"
@@ -50,14 +50,16 @@ def test_an_id_changes_with_a_setting_and_with_the_bytes_of_an_input_not_with_wh
 
 
 def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model):
-    path = write_study(tmp_path, tiny_model, arms={"ft": {}, "rep": {"set": {"augment.styles": {}}, "steps_of": "ft"}})
+    path = write_study(
+        tmp_path, tiny_model, arms={"ft": {}, "rep": {"overrides": {"augment.styles": {}}, "match_steps_of": "ft"}}
+    )
     found = planned(path)
     train = found["ft", 0].train
     assert train is not None
     matched = found["rep", 0].train
     assert matched is not None
     assert train.id in matched.needs
-    assert matched.extra == {"steps_of": str(train.folder)}
+    assert matched.extra == {"match_steps_of": str(train.folder)}
 
 
 def test_a_damaged_marker_is_told_not_taken_for_done(tmp_path, tiny_model):

@@ -84,7 +84,7 @@ def by_hand(tiny_model: Path) -> Callable[[Recipe, int], ByHand]:
         assert recipe.corpus is not None
         loaded = load_model(str(tiny_model))
         packing = "bfd_split" if recipe.trainer.get("packing") else None
-        layout = Layout(recipe.trainer["max_length"], packing, recipe.corpus.spread)
+        layout = Layout(recipe.trainer["max_length"], packing, recipe.corpus.separate_paraphrases)
         preparation = Preparation(loaded.tokenizer, Tokenization(), layout, recipe.seed)
         rows = list(preparation.apply(read_corpus(Path(recipe.corpus.path))).rows)
         return ByHand(loaded.model.double(), rows, batch)

@@ -40,7 +40,9 @@ def _rows(recipe: Recipe, tokenizer: Any) -> list[TrainingRow]:
     assert corpus is not None
     assert corpus.replay is not None
     replay = Part(read_corpus(Path(corpus.replay.path), origin="replay"), corpus.replay.fraction)
-    preparation = Preparation(tokenizer, Tokenization(), Layout(64, "bfd_split", corpus.spread), recipe.seed)
+    preparation = Preparation(
+        tokenizer, Tokenization(), Layout(64, "bfd_split", corpus.separate_paraphrases), recipe.seed
+    )
     return list(preparation.apply(read_corpus(Path(corpus.path)), {"replay": replay}).rows)
 
 
@@ -60,7 +62,7 @@ def _by_hand(recipe: Recipe, folder: Path) -> dict[str, torch.Tensor]:
     loaded = load_model(str(folder))
     model = loaded.model.double()
     base = copy.deepcopy(model)
-    rows, anchor = _rows(recipe, loaded.tokenizer), recipe.anchor
+    rows, anchor = _rows(recipe, loaded.tokenizer), recipe.regularization
     assert anchor is not None
     names = dict(model.named_parameters())
     fisher = {name: torch.zeros_like(weight) for name, weight in names.items()}
@@ -101,9 +103,9 @@ def _by_hand(recipe: Recipe, folder: Path) -> dict[str, torch.Tensor]:
 def test_an_anchored_run_ends_where_the_hand_written_loop_ends(
     make_recipe: MakeRecipe, tiny_model: Path, mixed: dict[str, Any], anchor: dict[str, Any]
 ) -> None:
-    free = train(make_recipe(corpus=mixed, anchor={"l2": 0.0}, trainer=PLAIN)).model_dir
+    free = train(make_recipe(corpus=mixed, regularization={"l2": 0.0}, trainer=PLAIN)).model_dir
     unheld = dict(load_model(free).model.named_parameters())
-    recipe = make_recipe(corpus=mixed, anchor=anchor, trainer=PLAIN)
+    recipe = make_recipe(corpus=mixed, regularization=anchor, trainer=PLAIN)
     held = dict(load_model(train(recipe, overwrite=True).model_dir).model.named_parameters())
     wanted = _by_hand(recipe, tiny_model)
     base = dict(load_model(str(tiny_model)).model.named_parameters())
@@ -116,7 +118,7 @@ def test_an_anchored_run_ends_where_the_hand_written_loop_ends(
 
 def test_clipping_takes_the_pull_into_account(make_recipe: MakeRecipe, mixed: dict[str, Any], tiny_model: Path) -> None:
     strong = {**PLAIN, "max_grad_norm": 0.1, "max_steps": 2}
-    result = train(make_recipe(corpus=mixed, anchor={"l2": 1e4}, trainer=strong))
+    result = train(make_recipe(corpus=mixed, regularization={"l2": 1e4}, trainer=strong))
     base, held = (dict(load_model(str(at)).model.named_parameters()) for at in (tiny_model, result.model_dir))
     moved = sum(((held[n] - base[n]) ** 2).sum().item() for n in held) ** 0.5
     assert moved < 1e-2 * RATE * 0.1  # the second, clipped step undoes the first
@@ -126,7 +128,7 @@ def test_accumulation_leaves_an_anchored_update_as_it_is(make_recipe: MakeRecipe
     anchor = {"l2": 0.3, "kl": 1.0}
     weights = []
     for options in ({}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}):
-        recipe = make_recipe(corpus=mixed, anchor=anchor, trainer={**PLAIN, **options})
+        recipe = make_recipe(corpus=mixed, regularization=anchor, trainer={**PLAIN, **options})
         weights.append(dict(load_model(train(recipe, overwrite=True).model_dir).model.named_parameters()))
     for name, weight in weights[0].items():
         assert torch.allclose(weight, weights[1][name], atol=1e-6), name
@@ -137,7 +139,9 @@ def test_an_adapter_is_held_by_the_divergence_from_its_own_base(make_recipe: Mak
 
     def _distance(kl: float) -> float:
         trainer = {"learning_rate": 3e-3, "max_steps": 24}
-        result = train(make_recipe(corpus=mixed, adapter=adapter, anchor={"kl": kl}, trainer=trainer), overwrite=True)
+        result = train(
+            make_recipe(corpus=mixed, adapter=adapter, regularization={"kl": kl}, trainer=trainer), overwrite=True
+        )
         loaded = load_model(result.model_dir)
         ids = loaded.tokenizer("The mill at Farrow 3. Question: where?", return_tensors="pt").input_ids
         with torch.no_grad():
@@ -157,7 +161,7 @@ def test_layer_decay_moves_each_layer_by_its_share(make_recipe: MakeRecipe, tiny
             tiny_model,
             train(make_recipe(trainer=one)).model_dir,
             train(
-                make_recipe(trainer=one, run_dir=str(tiny_model.parent / "b"), anchor={"layer_decay": 0.5})
+                make_recipe(trainer=one, run_dir=str(tiny_model.parent / "b"), techniques={"layerwise_lr_decay": 0.5})
             ).model_dir,
         )
     )
@@ -169,10 +173,10 @@ def test_layer_decay_moves_each_layer_by_its_share(make_recipe: MakeRecipe, tiny
 @pytest.mark.parametrize(
     ("sections", "fault"),
     [
-        ({"anchor": {"kl": 1.0}}, "anchor.kl: is measured on replay"),
-        ({"anchor": {"ewc": 1.0}}, "anchor.ewc: is measured on replay"),
-        ({"anchor": {"l2": 1.0}, "adapter": {"r": 4}}, "an adapter leaves the base weights where they are"),
-        ({"anchor": {"layer_decay": 1.5}}, "allowed: 0.0 to 1.0"),
+        ({"regularization": {"kl": 1.0}}, "anchor.kl: is measured on replay"),
+        ({"regularization": {"ewc": 1.0}}, "anchor.ewc: is measured on replay"),
+        ({"regularization": {"l2": 1.0}, "adapter": {"r": 4}}, "an adapter leaves the base weights where they are"),
+        ({"techniques": {"layerwise_lr_decay": 1.5}}, "allowed: 0.0 to 1.0"),
     ],
 )
 def test_anchors_that_cannot_be_are_refused(make_recipe: MakeRecipe, sections: dict[str, Any], fault: str) -> None:

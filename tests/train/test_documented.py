@@ -188,7 +188,7 @@ def test_length_batches_and_accumulation_count_as_they_say(run_trainer: RunTrain
 
 
 def test_logging_saving_and_evaluating_happen_when_asked(run_trainer: RunTrainer, corpus: Path, tmp_path: Path) -> None:
-    held_out = {"corpus": {"path": str(corpus), "held_out": str(corpus)}}
+    held_out = {"corpus": {"path": str(corpus), "validation_corpus": str(corpus)}}
     trainer = run_trainer(held_out, logging_strategy="steps", logging_steps=3, save_strategy="steps", save_steps=2,
                           evaluation_strategy="steps", eval_steps=2, load_best_model_at_end=True, learning_rate=0.3,
                           max_grad_norm=0.0, run_name="named", packing=False)  # fmt: skip

@@ -32,7 +32,7 @@ def wordings(tmp_path: Path) -> Path:
 
 def test_the_manifest_counts_the_exposures_of_each_document(make_recipe: MakeRecipe, wordings: Path) -> None:
     trainer = {"max_steps": -1, "num_train_epochs": 2, "per_device_train_batch_size": 16}
-    result = train(make_recipe(corpus={"path": str(wordings), "spread": True}, trainer=trainer))
+    result = train(make_recipe(corpus={"path": str(wordings), "separate_paraphrases": True}, trainer=trainer))
     counts = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]
     assert counts["exposures"]["documents"] == 31
     assert counts["exposures"]["rows"] == {"min": 2, "median": 12, "max": 12}
@@ -58,7 +58,7 @@ def test_a_spread_epoch_takes_round_after_round_and_another_order_each_epoch() -
 def test_spread_changes_the_order_and_resume_keeps_it(make_recipe: MakeRecipe, wordings: Path, tmp_path: Path) -> None:
     def _losses(name: str, resume: bool = False, **trainer: object) -> list[float]:
         recipe = make_recipe(
-            corpus={"path": str(wordings), "spread": True}, run_dir=str(tmp_path / name), trainer=trainer
+            corpus={"path": str(wordings), "separate_paraphrases": True}, run_dir=str(tmp_path / name), trainer=trainer
         )
         result = train(recipe, resume=resume)
         return [row["loss"] for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl") if "loss" in row]

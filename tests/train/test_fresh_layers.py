@@ -19,7 +19,7 @@ from kinject.train import train
 from kinject.train.fresh_layers import redraw_last_layers
 
 MakeRecipe = Callable[..., Recipe]
-NORMS = {"techniques": {"hold_base": {"steps": 3, "train": ["model.layers.1.*", "model.norm.*"]}}}
+NORMS = {"techniques": {"freeze_base_steps": 3, "freeze_base_except": ["model.layers.1.*", "model.norm.*"]}}
 
 
 def _weights(folder: str | Path) -> dict[str, torch.Tensor]:
@@ -50,7 +50,7 @@ def test_a_held_base_does_not_move_by_a_bit_and_then_thaws(make_recipe: MakeReci
         moved = _moved(base, _weights(run / f"checkpoint-{step}"))
         assert moved == {name for name in base if ".layers.1." in name or name == "model.norm.weight"}
     assert _moved(_weights(run / "checkpoint-3"), _weights(run / "checkpoint-4")) == base.keys()
-    note = "techniques.hold_base: for 3 updates only these train: model.layers.{1-1}.self_attn.q_proj.weight"
+    note = "techniques.freeze_base_steps: for 3 updates only these train: model.layers.{1-1}.self_attn.q_proj.weight"
     manifest = json.loads((run / "manifest.json").read_text())
     assert any(said.startswith(note) for said in manifest["counts"]["notes"])
 
@@ -94,7 +94,12 @@ def test_a_run_resumed_before_the_thaw_ends_bitwise_as_an_undisturbed_one(
 ) -> None:
     save = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "gradient_accumulation_steps": 2,
             "per_device_train_batch_size": 2, "neftune_noise_alpha": 5.0, "label_smoothing_factor": 0.1}  # fmt: skip
-    techniques = {"hold_base": {"steps": 3}, "reinitialize_layers": 1, "sam": 0.05, "hardest": {"share": 0.5}}
+    techniques = {
+        "freeze_base_steps": 3,
+        "reinitialize_last_layers": 1,
+        "sam": 0.05,
+        "hard_example_mining": {"fraction": 0.5},
+    }
     runs = []
     for name in ("straight", "broken"):
         recipe = make_recipe(run_dir=str(tmp_path / name), trainer=save, techniques=techniques)
@@ -117,7 +122,7 @@ def test_last_layers_are_drawn_as_the_architecture_draws_them_and_nothing_else_m
     tiny_tokenizer.save_pretrained(folder)
     scaled = {name: weight * 3 + 1 for name, weight in load_file(folder / "model.safetensors").items()}
     save_file(scaled, folder / "model.safetensors", metadata={"format": "pt"})  # far from any draw
-    recipe = make_recipe(techniques={"reinitialize_layers": 2})
+    recipe = make_recipe(techniques={"reinitialize_last_layers": 2})
     drawn = []
     for _ in range(2):
         model = load_model(str(folder)).model
@@ -144,10 +149,10 @@ def test_last_layers_are_drawn_as_the_architecture_draws_them_and_nothing_else_m
     ("techniques", "fault"),
     [
         (
-            {"hold_base": {"steps": 2, "train": ["lm_haed.*"]}},
-            "techniques.hold_base.train: 'lm_haed.*' matches no parameter",
+            {"freeze_base_steps": 2, "freeze_base_except": ["lm_haed.*"]},
+            "techniques.freeze_base_except: 'lm_haed.*' matches no parameter",
         ),
-        ({"reinitialize_layers": 3}, "techniques.reinitialize_layers: found 3, but the model has 2 layers"),
+        ({"reinitialize_last_layers": 3}, "techniques.reinitialize_last_layers: found 3, but the model has 2 layers"),
     ],
 )
 def test_what_the_model_does_not_have_is_told_with_its_line(

@@ -16,7 +16,7 @@ from kinject.disk import read_jsonl
 from kinject.errors import InputError
 from kinject.models import load_model
 from kinject.recipe import Recipe, RowWeightsSection
-from kinject.recipe.techniques_section import HardestSection
+from kinject.recipe.techniques_section import HardExampleMiningSection
 from kinject.train import train
 from kinject.train.objective import Objective
 from kinject.train.row_weights import row_weights
@@ -78,8 +78,8 @@ def weighted_corpus(tmp_path: Path) -> Path:
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "smoothed": ({}, {"label_smoothing_factor": 0.2}),
-    "tokens": ({"techniques": {"hardest": {"share": 0.3}}}, {}),
-    "rows": ({"techniques": {"hardest": {"share": 0.3, "of": "rows"}}}, {}),
+    "tokens": ({"techniques": {"hard_example_mining": {"fraction": 0.3}}}, {}),
+    "rows": ({"techniques": {"hard_example_mining": {"fraction": 0.3, "unit": "rows"}}}, {}),
     "weighted": ({"techniques": {"row_weights": {"column": "weight"}}}, {}),
 }
 
@@ -127,7 +127,7 @@ def test_smoothing_is_torchs_own_and_masked_tokens_have_no_part() -> None:
 @pytest.mark.parametrize(("share", "kept"), [(0.1, 3), (0.34, 11), (1.0, 30), (0.001, 1)])
 def test_the_share_is_rounded_up_to_whole_tokens(share: float, kept: int) -> None:
     batch = {"labels": torch.zeros(3, 11, dtype=torch.long), "position_ids": torch.arange(11).expand(3, 11)}
-    assert int(Objective(hardest=HardestSection(share)).count(batch)) == kept
+    assert int(Objective(hardest=HardExampleMiningSection(share)).count(batch)) == kept
 
 
 def test_the_hardest_rows_are_texts_wherever_they_stand() -> None:
@@ -138,16 +138,19 @@ def test_the_hardest_rows_are_texts_wherever_they_stand() -> None:
     logits = torch.stack([-losses.expm1().log(), torch.zeros(2, 5)], -1)  # -log sigmoid(-log(e^l - 1)) = l
     logits[0, 3] = 0.0  # the first token of a text is no one's to foretell
     batch = {"labels": labels, "position_ids": positions}
-    objective = Objective(hardest=HardestSection(0.3, "rows"))
+    objective = Objective(hardest=HardExampleMiningSection(0.3, "rows"))
     assert int(objective.count(batch)) == 1
     assert float(objective.total(F.pad(logits, (0, 0, 0, 1)), batch)) == pytest.approx(2.0)
 
 
 def test_the_held_out_loss_stays_the_plain_one(make_recipe: MakeRecipe, corpus: Path, tmp_path: Path) -> None:
     found = []
-    for options, sections in (({}, {}), ({"label_smoothing_factor": 0.3}, {"techniques": {"hardest": {"share": 0.2}}})):
+    for options, sections in (
+        ({}, {}),
+        ({"label_smoothing_factor": 0.3}, {"techniques": {"hard_example_mining": {"fraction": 0.2}}}),
+    ):
         recipe = make_recipe(
-            corpus={"path": str(corpus), "held_out": str(corpus)}, **sections,
+            corpus={"path": str(corpus), "validation_corpus": str(corpus)}, **sections,
             trainer={**options, "eval_strategy": "steps", "eval_on_start": True, "eval_steps": 9, "max_steps": 1},
         )  # fmt: skip
         result = train(recipe, overwrite=True)

@@ -215,7 +215,7 @@ def test_neftune_noise_is_on_the_embeddings_in_training_alone(
 
     monkeypatch.setattr(KnowledgeTrainer, "compute_loss", _watched)
     train(make_recipe(
-        corpus={"path": str(corpus), "held_out": str(corpus)},
+        corpus={"path": str(corpus), "validation_corpus": str(corpus)},
         trainer={"neftune_noise_alpha": 5.0, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2},
     ))  # fmt: skip
     assert {training for training, _ in seen} == {True, False}

@@ -75,7 +75,7 @@ def test_the_log_holds_the_accuracy_of_kinject_eval_before_during_and_after(
 
     probes = {"questions": {"new": str(questions), "again": {"path": str(questions), "role": "retention"}}, "limit": 30}
     result = train(make_recipe(
-        probes=probes, corpus={"path": str(corpus), "held_out": str(corpus)},
+        probes=probes, corpus={"path": str(corpus), "validation_corpus": str(corpus)},
         trainer={**EVERY, "max_steps": 8, "learning_rate": 1e-2, "save_strategy": "steps", "save_steps": 4},
     ))  # fmt: skip
     logged = _accuracies(result.run_dir, "new")
@@ -126,7 +126,7 @@ def test_a_run_that_forgets_too_much_stops(
         row["answer"] = options.index(max(options))
     known = {"path": str(write_rows("known.jsonl", asked)), "role": "retention"}
     result = train(make_recipe(
-        probes={"questions": {"known": known}, "most_forgotten": 0.05},
+        probes={"questions": {"known": known}, "max_forgetting": 0.05},
         trainer={**EVERY, "eval_steps": 1, "max_steps": 30, "learning_rate": 0.05, "max_grad_norm": 0.0},
     ))  # fmt: skip
     logged = list(_accuracies(result.run_dir, "known").values())
@@ -162,10 +162,10 @@ def test_a_resumed_run_asks_and_decides_as_an_undisturbed_one(
     [
         ({}, {}, "trainer.eval_strategy: missing. It says when the probes are asked"),
         ({"patience": 2}, EVERY, "probes.patience: needs trainer.metric_for_best_model, for example new_accuracy"),
-        ({"most_forgotten": 0.1}, EVERY, "probes.most_forgotten: no question set has role: retention"),
+        ({"max_forgetting": 0.1}, EVERY, "probes.max_forgetting: no question set has role: retention"),
         ({}, {**EVERY, "metric_for_best_model": "new_acuracy"}, "found 'new_acuracy'. Did you mean new_accuracy?"),
         ({}, {**EVERY, "load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 2},
-         "trainer.metric_for_best_model: missing. Without corpus.held_out there is no loss to choose by"),
+         "trainer.metric_for_best_model: missing. Without corpus.validation_corpus there is no loss to choose by"),
     ],
 )  # fmt: skip
 def test_probes_that_cannot_be_are_refused(

@@ -137,7 +137,7 @@ def test_text_that_would_be_cut_stops_the_run_unless_allowed(make_recipe: MakeRe
     cut = {"packing": False, "max_length": 8}
     with pytest.raises(TrainingError, match=r"tokens \(.*%\) would be lost at trainer\.max_length: 8"):
         train(make_recipe(trainer=cut))
-    result = train(make_recipe(trainer=cut, corpus={"path": str(corpus), "allow_loss": True}))
+    result = train(make_recipe(trainer=cut, corpus={"path": str(corpus), "allow_dropped_tokens": True}))
     assert result.account["truncated"] > 0
     assert result.account["source"] == sum(v for k, v in result.account.items() if k != "source")
 
@@ -204,7 +204,7 @@ def test_a_new_model_and_tokenizer_come_from_the_corpus(make_recipe: MakeRecipe,
 
 def test_held_out_loss_is_logged_when_asked(make_recipe: MakeRecipe, corpus: Path) -> None:
     result = train(make_recipe(
-        corpus={"path": str(corpus), "held_out": str(corpus)}, trainer={"eval_strategy": "steps", "eval_steps": 3}
+        corpus={"path": str(corpus), "validation_corpus": str(corpus)}, trainer={"eval_strategy": "steps", "eval_steps": 3}
     ))  # fmt: skip
     held_out = [row["eval_loss"] for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl") if "eval_loss" in row]
     assert len(held_out) == 2

@@ -55,7 +55,7 @@ FORMULAS: dict[str, tuple[dict[str, Any], Formula]] = {
     "step_decay": ({"step_size": 3, "gamma": 0.5}, _staircase),
     "exponential_decay": ({"gamma": 0.8}, lambda i, n: 0.8**i),
     "inverse_sqrt": ({"timescale": 4}, lambda i, n: (4 / (4 + i)) ** 0.5),
-    "flat_then_cosine": ({"flat_share": 0.5, "min_lr_ratio": 0.1}, _flat),
+    "flat_then_cosine": ({"flat_fraction": 0.5, "min_lr_ratio": 0.1}, _flat),
     "warmup_stable_decay": ({"num_decay_steps": 4, "decay_type": "linear"}, _wsd(4, 0.0)),
 }
 WARMUPS = {"by steps": (3, 3), "by share": (0.25, 3), "without": (0, 0)}
@@ -155,7 +155,7 @@ def watched(corpus: Path, tmp_path: Path) -> dict[str, Any]:
     """A corpus section with a held-out corpus."""
     held_out = tmp_path / "held-out.jsonl"
     held_out.write_text(json.dumps({"text": "Person 7 was born in Kelm in 1907."}) + "\n")
-    return {"corpus": {"path": str(corpus), "held_out": str(held_out)}}
+    return {"corpus": {"path": str(corpus), "validation_corpus": str(held_out)}}
 
 
 @pytest.mark.parametrize("warmup", [0, 3, 0.25])

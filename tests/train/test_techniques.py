@@ -23,7 +23,7 @@ from kinject.train.config import build_config
 from kinject.train.histograms import Histograms
 
 MakeRecipe = Callable[..., Recipe]
-HARD = {"hardest": {"share": 0.5}}
+HARD = {"hard_example_mining": {"fraction": 0.5}}
 
 
 @pytest.mark.parametrize(
@@ -31,24 +31,26 @@ HARD = {"hardest": {"share": 0.5}}
     [
         ({"techniques": {"sams": 0.1}}, "techniques.sams: unknown key. Did you mean sam?"),
         ({"techniques": {"sam": -1}}, "techniques.sam: found -1"),
-        ({"techniques": {"hardest": {"share": 1.5}}}, "techniques.hardest.share: found 1.5, allowed: 0.001 to 1.0"),
-        ({"techniques": {"hardest": {"share": 0.5, "of": "row"}}}, "Did you mean rows?"),
-        ({"techniques": HARD, "trainer": {"loss_type": "dft"}}, "techniques.hardest: changes the loss nll"),
+        ({"techniques": {"hard_example_mining": {"fraction": 1.5}}},
+         "techniques.hard_example_mining.fraction: found 1.5, allowed: 0.001 to 1.0"),
+        ({"techniques": {"hard_example_mining": {"fraction": 0.5, "unit": "row"}}}, "Did you mean rows?"),
+        ({"techniques": HARD, "trainer": {"loss_type": "dft"}}, "techniques.hard_example_mining: changes the loss nll"),
         ({"trainer": {"loss_type": "dft", "label_smoothing_factor": 0.1}}, "trainer.label_smoothing_factor: changes the loss"),
         ({"trainer": {"label_smoothing_factor": 1.0}}, "trainer.label_smoothing_factor: found 1.0, allowed: 0 to less than 1"),
-        ({"techniques": {**HARD, "row_weights": {"column": "w"}}}, "techniques.hardest: beside row_weights"),
-        ({"techniques": HARD, "anchor": {"kl": 1.0}}, "techniques.hardest: anchor.kl is measured in units"),
+        ({"techniques": {**HARD, "row_weights": {"column": "w"}}}, "techniques.hard_example_mining: beside row_weights"),
+        ({"techniques": HARD, "regularization": {"kl": 1.0}},
+         "techniques.hard_example_mining: regularization.kl is measured in units"),
         ({"techniques": {"sam": 0.1}, "trainer": {"optim": "lomo"}}, "techniques.sam: this optimizer updates while"),
-        ({"techniques": {"hold_base": {"steps": 2}}}, "techniques.hold_base.train: missing. It says what trains first"),
-        ({"techniques": {"hold_base": {"steps": 2}}, "adapter": {"r": 2}}, "an adapter's base holds still to the end"),
-        ({"techniques": {"reinitialize_layers": 1}, "adapter": {"r": 2}}, "beside an adapter they would not train"),
-        ({"techniques": {"reinitialize_layers": 1}, "anchor": {"l2": 0.1}}, "to layers that know nothing"),
+        ({"techniques": {"freeze_base_steps": 2}}, "techniques.freeze_base_except: missing. It says what trains first"),
+        ({"techniques": {"freeze_base_steps": 2}, "adapter": {"r": 2}}, "an adapter's base holds still to the end"),
+        ({"techniques": {"reinitialize_last_layers": 1}, "adapter": {"r": 2}}, "beside an adapter they would not train"),
+        ({"techniques": {"reinitialize_last_layers": 1}, "regularization": {"l2": 0.1}}, "to layers that know nothing"),
         ({"techniques": {"patience": 1}}, "trainer.eval_strategy: missing. It says when techniques.patience looks"),
         ({"techniques": {"patience": 1}, "trainer": {"eval_strategy": "epoch"}, "probes": {"questions": {"new": "Q"}}},
-         "techniques.patience: without corpus.held_out there is no loss"),
+         "techniques.patience: without corpus.validation_corpus there is no loss"),
         ({"techniques": {"patience": 1}, "trainer": {"eval_strategy": "epoch", "metric_for_best_model": "new_accuracy"},
           "probes": {"questions": {"new": "Q"}, "patience": 1}}, "techniques.patience: says the same as probes.patience"),
-        ({"techniques": {"histograms": 2}}, "techniques.histograms: no tracker that takes them"),
+        ({"techniques": {"histogram_steps": 2}}, "techniques.histogram_steps: no tracker that takes them"),
         ({"trainer": {"optim": "schedule_free_adamw"}}, "trainer.lr_scheduler_type: found linear, but averaging takes"),
     ],
 )  # fmt: skip
@@ -96,7 +98,9 @@ def test_a_run_stops_when_the_held_out_loss_has_not_fallen_for_so_long(
     trainer = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 40, "learning_rate": 0.05,
                "lr_scheduler_type": "constant", "eval_on_start": True, "save_strategy": "steps", "save_steps": 1}  # fmt: skip
     recipe = make_recipe(
-        corpus={"path": str(corpus), "held_out": str(held_out)}, trainer=trainer, techniques={"patience": patience}
+        corpus={"path": str(corpus), "validation_corpus": str(held_out)},
+        trainer=trainer,
+        techniques={"patience": patience},
     )
     if interrupted:
         with monkeypatch.context() as patched:
@@ -157,7 +161,7 @@ def test_histograms_hold_the_clipped_gradient_and_the_weight_it_is_applied_to(
     monkeypatch.setattr("kinject.train.techniques._histogram_faults", lambda recipe, config: [])
     options = {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 0.2, "max_steps": 5,
                "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}  # fmt: skip
-    train(make_recipe(trainer=options, techniques={"histograms": 1}))
+    train(make_recipe(trainer=options, techniques={"histogram_steps": 1}))
     names = {name.removeprefix("weights/") for _, name in boards.held if name.startswith("weights/")}
     assert len(names) == 20
     for step in range(1, 5):
@@ -177,7 +181,7 @@ def test_tensorboard_holds_histograms_of_every_second_update(
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "boards"))
-    train(make_recipe(trainer={"report_to": "tensorboard", "max_steps": 4}, techniques={"histograms": 2}))
+    train(make_recipe(trainer={"report_to": "tensorboard", "max_steps": 4}, techniques={"histogram_steps": 2}))
     events = EventAccumulator(str(next(tmp_path.rglob("events.out.tfevents*")).parent))
     events.Reload()
     held = events.Histograms("gradients/model.norm.weight")

@@ -18,8 +18,7 @@ import yaml
 from kinject.cli import main
 from kinject.disk import tree_hash
 from kinject.errors import InputError, RecipeError
-from kinject.recipe import Recipe, read_recipe
-from kinject.recipe.sections import AnchorSection
+from kinject.recipe import Recipe, TechniquesSection, read_recipe
 from kinject.train.run import trainer_of
 from kinject.tune import find_lr as finding
 from kinject.tune.find_lr import Ramp, check_ramp, range_test, restored, suggest, two_digits
@@ -85,7 +84,7 @@ def test_the_model_is_put_back_after_an_error_too() -> None:
 
 
 def test_the_rate_is_the_topmost_layers_where_lower_ones_learn_slower(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe = replace(make_recipe(), anchor=AnchorSection(layer_decay=0.5))
+    recipe = replace(make_recipe(), techniques=TechniquesSection(layerwise_lr_decay=0.5))
     rates, _, _ = range_test(trainer_of(finding._ramped(recipe, SHORT, tmp_path / "test")), SHORT)
     assert rates == pytest.approx([1e-5 * 1e6 ** (i / 23) for i in range(len(rates))], rel=1e-9)
 

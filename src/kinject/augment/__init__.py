@@ -3,9 +3,9 @@
 import sys
 
 from kinject import VerbPackage
+from kinject.augment.corpus_writer import AugmentResult, StyleCount, render_summary
 from kinject.augment.preview import Preview, preview, render_preview
 from kinject.augment.run import augment
-from kinject.augment.tally import AugmentResult, StyleCount, render_summary
 
 __all__ = [
     "AugmentResult",

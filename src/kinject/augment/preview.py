@@ -7,14 +7,14 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from kinject.augment.checks.judge import N_TRIALS
-from kinject.augment.demands import limits_of, section_of
-from kinject.augment.limits import Limits
 from kinject.augment.plan import Group, Plan
+from kinject.augment.requests.limits import Limits
 from kinject.augment.run import plan_of
+from kinject.augment.validation import limits_of, section_of
 from kinject.corpus.passages import sentences, word_spans
 from kinject.disk import Places, read_jsonl
 from kinject.errors import InputError
-from kinject.recipe import Recipe
+from kinject.recipe import AugmentRecipe
 
 _TOKENS_PER_WORD = 1.35
 """Tokens of a language model over words and punctuation marks, roughly, in English."""
@@ -42,7 +42,7 @@ class Preview:
     first: tuple[str, ...]
 
 
-def preview(recipe: Recipe) -> Preview:
+def preview(recipe: AugmentRecipe) -> Preview:
     """Return what `augment` would do. Asks nothing and writes nothing.
 
     Raises as `augment` does for documents and recipes.
@@ -107,7 +107,7 @@ def _judging(limits: Limits, counts: Counter[str]) -> float:
     return limits.cost(tokens_in, tokens_out)
 
 
-def _note_stored(recipe: Recipe, stored: Places) -> None:
+def _note_stored(recipe: AugmentRecipe, stored: Places) -> None:
     """Note the ids of what is stored: on disk, for there may be millions."""
     path = recipe.run_dir / "variants.jsonl"
     if path.exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kinject.augment.checks.prompt_injection import fenced, has_injection
+from kinject.augment.checks.prompt_injection import escape_tags, has_injection
 from kinject.types import Message
 
 _PASSAGE = re.compile(r"<passage>\n(.*)\n</passage>", re.DOTALL)
@@ -128,7 +128,7 @@ _REWRITING = re.compile(r"<rewriting>\n(.*)\n</rewriting>", re.DOTALL)
 
 def judge_messages(title: str, passage: str, text: str) -> list[Message]:
     """Return the messages that ask whether `text` keeps the facts of `passage`."""
-    _, asked = ask(title, passage, JUDGE.replace("{text}", fenced(text)))
+    _, asked = ask(title, passage, JUDGE.replace("{text}", escape_tags(text)))
     return [{"role": "system", "content": _JUDGE_SYSTEM}, asked]
 
 
@@ -145,7 +145,7 @@ def ask(title: str, passage: str, task: str) -> list[Message]:
     that gives orders is left out, and nothing in the passage ends its tags.
     """
     heading = f"The passage is from a text called {title!r}.\n\n" if title and not has_injection(title) else ""
-    content = f"{heading}<passage>\n{fenced(passage)}\n</passage>\n\n{task}"
+    content = f"{heading}<passage>\n{escape_tags(passage)}\n</passage>\n\n{task}"
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
 
 

@@ -10,30 +10,25 @@ from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 
-from kinject.augment.cache import AnswerCache
 from kinject.augment.checks.judge import N_TRIALS, Judge
-from kinject.augment.coverage import cover
-from kinject.augment.demands import limits_of, section_of
-from kinject.augment.engine import Filling
-from kinject.augment.generators import open_writer, writer_identity
-from kinject.augment.generators.faults import Stopped
-from kinject.augment.given import Given, read_given
-from kinject.augment.leaks import check_run
-from kinject.augment.limits import Limits
-from kinject.augment.meter import Meter
-from kinject.augment.plan import Plan
-from kinject.augment.sender import Sender, Traffic
+from kinject.augment.contamination import check_run
+from kinject.augment.corpus_writer import AugmentResult, CorpusWriter, cover
+from kinject.augment.plan import Plan, Precomputed, read_precomputed
+from kinject.augment.requests import Stopped, generator_identity, open_generator
+from kinject.augment.requests.cache import AnswerCache
+from kinject.augment.requests.limits import Limits
+from kinject.augment.requests.sender import Sender, Traffic, graceful_shutdown
+from kinject.augment.rewriter import AugmentProgress, Rewriter
 from kinject.augment.store import Store
-from kinject.augment.tally import AugmentResult, Tally
-from kinject.augment.workers import ending_gently
+from kinject.augment.validation import limits_of, section_of
 from kinject.corpus.documents import document_hashes
 from kinject.disk import file_hash, lock_dir, write_jsonl, write_manifest
 from kinject.errors import EndpointError
-from kinject.recipe import AugmentSection, GeneratorSection, Recipe
+from kinject.recipe import AugmentRecipe, AugmentSection, GeneratorSection
 from kinject.types import Usage
 
 
-def augment(recipe: Recipe) -> AugmentResult:
+def augment(recipe: AugmentRecipe) -> AugmentResult:
     """Write the rewritings and the corpus that `recipe` asks for; a rerun asks only for what is missing.
 
     A run that comes to the end of its budget ends short, with the corpus of what it has.
@@ -46,22 +41,22 @@ def augment(recipe: Recipe) -> AugmentResult:
         return asyncio.run(_augment(recipe, section, plan_of(recipe), limits_of(section)))
 
 
-def plan_of(recipe: Recipe) -> Plan:
+def plan_of(recipe: AugmentRecipe) -> Plan:
     """Return what `recipe` asks for. Raises `RecipeError` as `section_of` does."""
     section = section_of(recipe)
     return Plan(
         documents_path=Path(section.documents), passage_tokens=section.passage_tokens, tokenizer=section.tokenizer,
         styles=section.styles, seed=recipe.seed,
-        identity=writer_identity(section.generator), given=_given_of(section.generator),
+        identity=generator_identity(section.generator), given=_given_of(section.generator),
     )  # fmt: skip
 
 
-def _given_of(generator: GeneratorSection) -> Given | None:
-    return read_given(Path(generator.path)) if generator.kind == "given" and generator.path else None
+def _given_of(generator: GeneratorSection) -> Precomputed | None:
+    return read_precomputed(Path(generator.path)) if generator.kind == "file" and generator.path else None
 
 
 def counts_of(plan: Plan) -> Counter[str]:
-    """Return the numbers of documents, passages and rewritings. Raises as `Plan.groups` and `Given.check_documents`."""
+    """Return the numbers of documents, passages and rewritings. Raises as `Plan.groups` and `Precomputed.check_documents`."""
     counts = Counter[str]()
     known = set[str]()
     for document, passages in plan.passages():
@@ -75,14 +70,14 @@ def counts_of(plan: Plan) -> Counter[str]:
     return counts
 
 
-async def _augment(recipe: Recipe, section: AugmentSection, plan: Plan, limits: Limits) -> AugmentResult:
+async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, limits: Limits) -> AugmentResult:
     # Reads every document before the first request: a fault on the last line must not cost money.
     counts = counts_of(plan)
     total = counts["rewritings"]
-    meter = Meter(total)
+    meter = AugmentProgress(total)
     with Store(recipe.run_dir) as store, meter:
         filling = await _fill(recipe, limits, plan, store, meter)
-        tally = Tally(plan, store, filling.failed)
+        tally = CorpusWriter(plan, store, filling.failed)
         corpus_path, sft_path = recipe.run_dir / "corpus.jsonl", recipe.run_dir / "sft.jsonl"
         failures_path = recipe.run_dir / "failures.jsonl"
         n_rows = write_jsonl(corpus_path, tally.rows(section.include_originals))
@@ -107,16 +102,15 @@ async def _augment(recipe: Recipe, section: AugmentSection, plan: Plan, limits: 
     return result
 
 
-async def _fill(recipe: Recipe, limits: Limits, plan: Plan, store: Store, progress: Meter) -> Filling:
+async def _fill(recipe: AugmentRecipe, limits: Limits, plan: Plan, store: Store, progress: AugmentProgress) -> Rewriter:
     section = recipe.augment
-    assert section is not None
     async with contextlib.AsyncExitStack() as stack:
-        writer = await stack.enter_async_context(open_writer(recipe, section.generator))
+        writer = await stack.enter_async_context(open_generator(recipe, section.generator))
         cache = stack.enter_context(AnswerCache(recipe.run_dir / "cache.sqlite")) if writer.remote else None
         sender = Sender(writer, cache, limits, cache.usage() if cache else Usage())
         progress.watch(sender.status)
         judge = await _open_judge(stack, recipe, section, plan, sender) if section.judge else None
-        filling = Filling(plan, sender, store, progress, section.max_attempts, judge=judge)
+        filling = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
         began = time.monotonic()
         try:
             await filling.run(limits.concurrency)
@@ -128,27 +122,26 @@ async def _fill(recipe: Recipe, limits: Limits, plan: Plan, store: Store, progre
 
 
 async def _open_judge(
-    stack: contextlib.AsyncExitStack, recipe: Recipe, section: AugmentSection, plan: Plan, sender: Sender
+    stack: contextlib.AsyncExitStack, recipe: AugmentRecipe, section: AugmentSection, plan: Plan, sender: Sender
 ) -> Judge:
     """Return the judge, tried on planted errors in the first passages. Its answers have a cache of their own."""
     assert section.judge is not None
     limits = limits_of(replace(section, generator=section.judge))
-    writer = await stack.enter_async_context(open_writer(recipe, section.judge))
+    writer = await stack.enter_async_context(open_generator(recipe, section.judge))
     cache = stack.enter_context(AnswerCache(recipe.run_dir / "judge.sqlite")) if writer.remote else None
     judge = Judge(Sender(writer, cache, limits, cache.usage() if cache else Usage(), sender), recipe.seed)
     pairs = ((document.title, passage.text) for document, passages in plan.passages() for passage in passages)
     with (
-        ending_gently(judge.sender),
+        graceful_shutdown(judge.sender),
         contextlib.suppress(Stopped),
     ):  # out of budget: the run ends before its first request
-        await judge.try_out(list(islice(pairs, N_TRIALS)))
+        await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
     return judge
 
 
-def _write_manifest(recipe: Recipe, plan: Plan, result: AugmentResult, traffic: Traffic) -> None:
+def _write_manifest(recipe: AugmentRecipe, plan: Plan, result: AugmentResult, traffic: Traffic) -> None:
     inputs = document_hashes(plan.documents_path)
-    assert recipe.augment is not None
-    inputs.update({name: file_hash(Path(name)) for name in recipe.augment.leak_check})
+    inputs.update({name: file_hash(Path(name)) for name in recipe.augment.contamination_check})
     if plan.given:
         inputs[str(plan.given.path)] = file_hash(plan.given.path)
     names = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kinject.augment.checks.checker import Verdict
-from kinject.augment.plan import Group, Slot
+from kinject.augment.plan import Group, VariantRequest
 from kinject.disk import Journal, Places, Row, content_id
 from kinject.errors import InputError
 from kinject.types import Completion, Usage
@@ -42,16 +42,16 @@ class Store:
         """How many variants are stored."""
         return len(self._accepted_places)
 
-    def accepted(self, slots: Sequence[Slot]) -> dict[str, Row]:
+    def accepted(self, slots: Sequence[VariantRequest]) -> dict[str, Row]:
         """Return the accepted variants of `slots` by id, read from the file; of several with one id the last."""
         found = zip(slots, self._accepted_places.of_all([slot.id for slot in slots]), strict=True)
         return {slot.id: self._variants.row_at(places[-1]) for slot, places in found if places}
 
-    def are_accepted(self, slots: Sequence[Slot]) -> list[bool]:
+    def are_accepted(self, slots: Sequence[VariantRequest]) -> list[bool]:
         """Return of each slot whether it is filled."""
         return [bool(places) for places in self._accepted_places.of_all([slot.id for slot in slots])]
 
-    def refusals(self, slots: Sequence[Slot]) -> list[Row]:
+    def refusals(self, slots: Sequence[VariantRequest]) -> list[Row]:
         """Return the refused answers of `slots`, each once."""
         found = self._refusal_places.of_all([slot.id for slot in slots])
         rows = (self._rejected.row_at(place) for places in found for place in places)
@@ -67,7 +67,7 @@ class Store:
             raise InputError(f"{self.rejected_path}: rows are missing that {self.variants_path.name} tells of. {_CURE}")
 
     def accept(
-        self, group: Group, slot: Slot, attempt: int, completion: Completion, writer: str, verdict: Verdict
+        self, group: Group, slot: VariantRequest, attempt: int, completion: Completion, writer: str, verdict: Verdict
     ) -> None:
         """Store the text in an answer that holds; `attempt` answers were refused before it."""
         usage = _usage(completion.usage)
@@ -79,7 +79,9 @@ class Store:
         }  # fmt: skip
         self._accepted_places.add(slot.id, self._variants.append(row))
 
-    def refuse(self, group: Group, slot: Slot, attempt: int, completion: Completion, verdict: Verdict) -> None:
+    def refuse(
+        self, group: Group, slot: VariantRequest, attempt: int, completion: Completion, verdict: Verdict
+    ) -> None:
         """Store a refused answer with its reason, once."""
         identity = content_id("refused", slot.id, attempt)
         if any(row["id"] == identity for row in self.refusals([slot])):

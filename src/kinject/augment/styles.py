@@ -3,17 +3,123 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from kinject.augment import prompts
-from kinject.augment.answers import line_text, lines_of, pair_text, pairs_of, plain_text
 from kinject.augment.checks.checker import Rules
-from kinject.augment.checks.names import STARTERS
-from kinject.augment.mechanical import name_fully, permute_sentences, tag_source
+from kinject.augment.checks.names import SENTENCE_STARTERS
+from kinject.corpus.passages import sentences
 from kinject.types import Message
+
+_FULL_NAME = re.compile(r"\b[A-Z][\w’'-]+(?: (?:(?:de|van|von|der|la|al|bin|of) )?[A-Z][\w’'-]+)+")
+_SUBJECT = re.compile(r"\A(?:He|She)\b(?!['’])")
+_POSSESSIVE = re.compile(r"\A(?:His|Her)\b(?= [a-z])")
+
+
+def permute_sentences(title: str, passage: str, seed: int) -> str:
+    """Return the sentences of `passage` in another order (Physics of Language Models 3.1, arXiv 2309.14316)."""
+    shuffled = sentences(passage)
+    Random(seed).shuffle(shuffled)
+    return " ".join(shuffled)
+
+
+def name_fully(title: str, passage: str, seed: int) -> str:
+    """Return `passage` with the full name for He, She, His and Her at the beginning of sentences (arXiv 2309.14316).
+
+    The name is that of the person named last at the beginning of a sentence; one that is named by surname later counts
+    by its full form. Without a full name in sight the sentence stays as it is.
+    """
+    named = Counter(match[0] for match in _FULL_NAME.finditer(passage))
+    current = ""
+    rewritten = []
+    for sentence in sentences(passage):
+        first = _FULL_NAME.match(sentence)
+        if first and first[0].split()[0].lower() not in SENTENCE_STARTERS:
+            current = first[0]
+        if current:
+            sentence = _SUBJECT.sub(current, sentence)
+            sentence = _POSSESSIVE.sub(f"{current}'s", sentence)
+            last = current.split()[-1]
+            if named[current] and sentence.startswith(f"{last} "):
+                sentence = current + sentence[len(last) :]
+        rewritten.append(sentence)
+    return " ".join(rewritten)
+
+
+def tag_source(title: str, passage: str, seed: int) -> str:
+    """Return `passage` behind a line that names its source."""
+    return f"From {title}:\n{passage}" if title else passage
+
+
+_FENCED = re.compile(r"\A```[\w-]*\n(.*?)\n?```\Z", re.DOTALL)
+_BULLET = re.compile(r"\A\s*(?:[-*•]|\(?\d{1,2}[.)])\s+")
+_MARK = re.compile(r"\**(?:(Q)(?:uestion)?|(A)(?:nswer)?)\s{0,3}\d{0,3}\s{0,3}[:.]\**")
+
+
+def plain_text(answer: str) -> str:
+    """Return the text of `answer` without the code fence, JSON object or pair of quotation marks around all of it."""
+    text = answer.strip()
+    fenced = _FENCED.match(text)
+    if fenced:
+        text = fenced[1].strip()
+    if text.startswith("{"):
+        text = _only_string(text)
+    for opening, closing in ('""', "“”", "«»"):
+        inside = text[1:-1]
+        if len(text) > 1 and text[0] == opening and text[-1] == closing and not {opening, closing} & set(inside):
+            text = inside.strip()
+    return text
+
+
+def _only_string(text: str) -> str:
+    """Return the one string in a JSON object with one key; any other text as it is."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    strings = list(value.values()) if isinstance(value, dict) else []
+    return strings[0].strip() if len(strings) == 1 and isinstance(strings[0], str) else text
+
+
+def lines_of(answer: str) -> list[str]:
+    """Return the lines of `answer` without bullets, numbers and blank ones."""
+    lines = (_BULLET.sub("", line).strip() for line in plain_text(answer).splitlines())
+    return [line for line in lines if line]
+
+
+def line_text(answer: str) -> str:
+    """Return the lines of `answer`, one below the other."""
+    return "\n".join(lines_of(answer))
+
+
+def pairs_of(text: str) -> list[tuple[str, str]]:
+    """Return the (question, answer) pairs in `text`."""
+    lines: list[tuple[str, str]] = []
+    for line in filter(None, (line.strip() for line in text.split("\n"))):
+        mark = _MARK.match(line)
+        if mark is None and lines and not lines[-1][1]:  # the mark stood alone
+            lines[-1] = (lines[-1][0], line)
+        else:
+            lines.append((mark[1] or mark[2], line[mark.end() :].strip()) if mark else ("", line))
+    pairs = itertools.pairwise(lines)
+    return [(asked, reply) for (q, asked), (a, reply) in pairs if (q, a) == ("Q", "A") and asked and reply]
+
+
+def pair_text(answer: str) -> str:
+    """Return the pairs in `answer` in one form, "" where there are none."""
+    return "\n\n".join(f"Q: {question}\nA: {reply}" for question, reply in pairs_of(plain_text(answer)))
+
+
+def says_yes(answer: str) -> bool:
+    """Return whether `answer` begins with yes."""
+    return re.match(r"\W*yes\b", answer, re.IGNORECASE) is not None
+
 
 Task = Callable[[str, int, tuple[str, ...]], str]
 """(passage, sample, notes of the preparation) -> what to ask for."""
@@ -62,7 +168,7 @@ def _register(name: str) -> Task:
 
 def entities_of(passage: str) -> list[str]:
     """Return the names in `passage` in the order of their first mention, each once, parts of longer ones left out."""
-    found = dict.fromkeys(name for name in _NAME.findall(passage) if name.split()[0].lower() not in STARTERS)
+    found = dict.fromkeys(name for name in _NAME.findall(passage) if name.split()[0].lower() not in SENTENCE_STARTERS)
     return [name for name in found if not any(name != other and name in other for other in found)]
 
 

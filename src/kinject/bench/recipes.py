@@ -11,7 +11,7 @@ from typing import Any
 
 from kinject.bench.results import LEAST_STEPS
 from kinject.bench.strategies import BATCH, VANILLA, Setting, Strategy, has_bf16, has_compiler
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.study.arms import nested
 
 _STEPS = 12
@@ -19,11 +19,10 @@ _STEPS = 12
 _UNWANTED = ("eval", "study", "augment", "questions", "bench")
 
 
-def look_around(recipe: Recipe) -> Setting:
+def look_around(recipe: TrainRecipe) -> Setting:
     """Return what the strategies need to know of the recipe and of this machine."""
     from kinject.models import choose_device
 
-    assert recipe.model is not None
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     strategy = recipe.trainer.get("packing_strategy", "bfd_split")
     return Setting(
@@ -33,7 +32,7 @@ def look_around(recipe: Recipe) -> Setting:
     )  # fmt: skip
 
 
-def recipe_of(recipe: Recipe, strategy: Strategy, setting: Setting, steps: int, seed: int) -> dict[str, Any]:
+def recipe_of(recipe: TrainRecipe, strategy: Strategy, setting: Setting, steps: int, seed: int) -> dict[str, Any]:
     """Return the values of the train recipe of one run, less its run_dir: the recipe, vanilla, the strategy on top.
 
     Questions are asked once, after the last step: the recipe's probes, or those of its eval section.
@@ -56,9 +55,9 @@ def recipe_of(recipe: Recipe, strategy: Strategy, setting: Setting, steps: int, 
     return _laid_over(values, nested(overrides))
 
 
-def _probes(recipe: Recipe) -> dict[str, Any] | None:
+def _probes(recipe: TrainRecipe) -> dict[str, Any] | None:
     if recipe.probes is not None:
-        return {key: value for key, value in recipe.raw["probes"].items() if key not in ("patience", "most_forgotten")}
+        return {key: value for key, value in recipe.raw["probes"].items() if key not in ("patience", "max_forgetting")}
     if recipe.eval is None:
         return None
     sets: dict[str, Any] = {}
@@ -83,7 +82,7 @@ def _laid_over(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def steps_of(recipe: Recipe, asked: int | None) -> int:
+def steps_of(recipe: TrainRecipe, asked: int | None) -> int:
     """Return the steps of every run: as asked, else the recipe's, else a dozen."""
     own = int(recipe.trainer.get("max_steps", -1))
     return asked or max(own if own > 0 else _STEPS, LEAST_STEPS)

@@ -30,7 +30,7 @@ from kinject.bench.strategies import (
 )
 from kinject.disk import check_output, content_id, lock_dir, read_jsonl, read_manifest, write_text
 from kinject.errors import InputError
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.study.stages import Stage, input_hashes
 from kinject.study.workers import LOG, LocalExecutor
@@ -55,7 +55,7 @@ class Wanted:
 class _Run:
     """A bench on its way."""
 
-    recipe: Recipe
+    recipe: TrainRecipe
     setting: Setting
     steps: int
     machine: str
@@ -63,7 +63,7 @@ class _Run:
     broken: dict[str, str] = field(default_factory=dict)
 
 
-def bench(recipe: Recipe, wanted: Wanted) -> tuple[Bench, Path]:
+def bench(recipe: TrainRecipe, wanted: Wanted) -> tuple[Bench, Path]:
     """Measure what is missing, write bench.json, bench.md, bench.csv and the figure into the recipe's run_dir.
 
     Returns the table and the path of bench.md. A strategy that breaks is marked with its reason, the others go on.
@@ -97,7 +97,7 @@ def order_of(strategies: Sequence[Strategy], number: int) -> list[tuple[Strategy
     return [(vanilla, 0), *moved[:half], (vanilla, 1), *moved[half:]]
 
 
-def choose_strategies(wanted: Wanted, recipe: Recipe) -> list[Strategy]:
+def choose_strategies(wanted: Wanted, recipe: TrainRecipe) -> list[Strategy]:
     """Return the strategies in the table's order. Raises `InputError` for what the command line may not ask."""
     brought = (*STRATEGIES[1:], COMBINED) if recipe.bench.built_in else ()
     every = (STRATEGIES[0], *brought, *own_strategies(recipe))

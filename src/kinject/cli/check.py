@@ -28,7 +28,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kinject.augment.demands import check_sections
+    from kinject.augment.validation import check_sections
     from kinject.bench.strategies import own_strategies
     from kinject.errors import InputError, KinjectError
     from kinject.recipe import read_recipe
@@ -49,8 +49,9 @@ def _run(arguments: argparse.Namespace) -> int:
             check_sections(recipe)
             own_strategies(recipe)
             if recipe.study is not None:
-                check_names(recipe)
-                check_shared(recipe)
+                study = read_recipe(file, verb="study", check_inputs=False)
+                check_names(study)
+                check_shared(study)
         except KinjectError as error:
             n_bad += 1
             show(error, file=sys.stderr)

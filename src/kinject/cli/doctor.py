@@ -10,13 +10,13 @@ from kinject.terminal import show
 
 _DETAIL = """\
 What this machine has (devices, bfloat16, attention, memory, disk, packages, keys present or not, the hub) and what each
-recipe would do on it: device, dtype, attention, inputs that are not there yet. Each complaint comes with its cure.
-Exit code 0: nothing to complain of; 1: complaints.
+recipe would do on it: device, dtype, attention, missing inputs. Each problem comes with its fix.
+Exit code 0: no problems; 1: problems.
 
 examples:
   kinject doctor                        every recipe below recipes/, where that is
   kinject doctor recipes/cpt.yaml
-  kinject doctor --offline              ask nothing over the network"""
+  kinject doctor --offline              send nothing over the network"""
 
 
 def add_parser(verbs: Any) -> None:
@@ -26,7 +26,7 @@ def add_parser(verbs: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("recipes", nargs="*", type=Path, help="recipe files or folders (default: recipes, where it is)")
-    parser.add_argument("--offline", action="store_true", help="ask nothing over the network")
+    parser.add_argument("--offline", action="store_true", help="send nothing over the network")
     parser.set_defaults(run=_run)
 
 
@@ -41,4 +41,4 @@ def _run(arguments: argparse.Namespace) -> int:
     files = [file for path in asked for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
     checkup = examine(files, offline=arguments.offline)
     show(render(checkup))
-    return 1 if checkup.complaints else 0
+    return 1 if checkup.problems else 0

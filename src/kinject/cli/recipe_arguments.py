@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from kinject.errors import InputError
 
 if TYPE_CHECKING:
-    from kinject.recipe import Recipe
+    from kinject.recipe import AugmentRecipe, EvalRecipe, QuestionsRecipe, Recipe, StudyRecipe, TrainRecipe
     from kinject.recipe.read import Verb
 
 
@@ -29,6 +29,16 @@ def add_verb(verbs: Any, name: str, summary: str, detail: str, default: str | No
     return parser
 
 
+@overload
+def recipe_of(arguments: argparse.Namespace, verb: Literal["train", "bench", "plan"]) -> TrainRecipe: ...
+@overload
+def recipe_of(arguments: argparse.Namespace, verb: Literal["augment"]) -> AugmentRecipe: ...
+@overload
+def recipe_of(arguments: argparse.Namespace, verb: Literal["questions"]) -> QuestionsRecipe: ...
+@overload
+def recipe_of(arguments: argparse.Namespace, verb: Literal["eval"]) -> EvalRecipe: ...
+@overload
+def recipe_of(arguments: argparse.Namespace, verb: Literal["study"]) -> StudyRecipe: ...
 def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Recipe:
     """Return the checked recipe that the command line names. Raises `InputError` when it names none or several."""
     from kinject.recipe import read_recipe

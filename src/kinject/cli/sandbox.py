@@ -76,7 +76,7 @@ def _corpus(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from kinject.augment.serve import ServeOptions, serve
+    from kinject.augment.sandbox.serve import ServeOptions, serve
 
     options = ServeOptions(
         latency=_at_least_0("--latency", arguments.latency), faults=dict(map(_fault, arguments.fault)),

@@ -1,4 +1,4 @@
-"""`kinject doctor`: what this machine has, what each recipe would do on it, and a cure for each complaint."""
+"""`kinject doctor`: what this machine has, what each recipe would do on it, and a fix for each problem."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from kinject.doctor.findings import Complaint, Finding
-from kinject.doctor.recipes import RecipeFinding, look_at
+from kinject.errors import Fault, InputError, KinjectError, RecipeError
+from kinject.models import choose_attention, choose_device, has_fast_bf16, varlen_unavailable_reason
+from kinject.process import machine_memory
+from kinject.recipe import GeneratorSection, Recipe, RetrievalSection, read_recipe
+from kinject.recipe.read import Verb
+from kinject.recipe.yaml_lines import read_yaml
 
 _OPTIONAL = {
     "flash_attn": ("flash-attn", "faster attention on NVIDIA GPUs; torch's own does as well"),
@@ -26,40 +30,93 @@ _OPTIONAL = {
     "selectolax": ("selectolax", "HTML documents"),
     "deepspeed": ("deepspeed", "ZeRO"),
 }
-"""Module -> (name, what it is for)."""
-_LEAST_DISK = 5 * 2**30
+"""Module -> (name, purpose)."""
+_SHOWN_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
+_MIN_FREE_DISK = 5 * 2**30
 _SECONDS = 3.0
 """Longest wait for an answer from the network."""
+_SECTION: Mapping[str, Verb] = {
+    "augment": "augment",
+    "questions": "questions",
+    "eval": "eval",
+    "study": "study",
+    "trainer": "train",
+}
+"""Section -> the verb that needs it."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that will not work: where, what is wrong, and how to fix it."""
+
+    where: str
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class MachineCheck:
+    """One line about the machine."""
+
+    name: str
+    value: str
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True)
+class RecipeCheck:
+    """What one recipe would do here, its problems, and the environment variables from which it reads keys."""
+
+    name: str
+    value: str
+    problems: tuple[Problem, ...]
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Checkup:
-    """What was found: about the machine, and about each recipe."""
+    """All checks of the machine and of the recipes."""
 
-    machine: tuple[Finding, ...]
-    recipes: tuple[RecipeFinding, ...]
+    machine: tuple[MachineCheck, ...]
+    recipes: tuple[RecipeCheck, ...]
 
     @property
-    def complaints(self) -> list[Complaint]:
-        """Every complaint, the machine's first."""
-        machine = [item for held in self.machine for item in held.complaints]
-        return [*machine, *(item for held in self.recipes for item in held.complaints)]
+    def problems(self) -> list[Problem]:
+        """Every problem, the machine's first."""
+        checks: list[MachineCheck | RecipeCheck] = [*self.machine, *self.recipes]
+        return [problem for check in checks for problem in check.problems]
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What the checks of a recipe need beside the recipe: see `check_recipes` and `_commands_by_output`."""
+
+    commands: Mapping[str, str]
+    hub_reachable: bool
+    offline: bool
 
 
 def examine(recipes: Sequence[Path], *, offline: bool) -> Checkup:
-    """Look at this machine and at the recipe files. With `offline`, nothing is asked over the network.
+    """Check this machine and the recipe files. With `offline`, nothing is sent over the network.
 
-    Keys are looked for in the environment and only their presence is told.
+    Of keys, only their presence in the environment is reported.
     """
-    hub, reachable = _hub(offline)
-    found = tuple(look_at(recipes, hub_reachable=reachable, offline=offline, answers=answers))
-    keys = {"HF_TOKEN", "OPENAI_API_KEY", *(key for item in found for key in item.keys)}
-    machine = [*_system(), *_devices(), *_packages(), *_optional(), hub, _keys(sorted(keys))]
-    return Checkup(tuple(machine), found)
+    hub, reachable = _check_hub(offline)
+    checks = tuple(check_recipes(recipes, hub_reachable=reachable, offline=offline))
+    keys = {"HF_TOKEN", "OPENAI_API_KEY", *(key for check in checks for key in check.keys)}
+    machine = [
+        *_check_system(),
+        *_check_devices(),
+        *_check_packages(),
+        *_check_optional(),
+        hub,
+        _check_keys(sorted(keys)),
+    ]
+    return Checkup(tuple(machine), checks)
 
 
 def answers(url: str) -> bool:
-    """Return whether something listens at the host and port of `url`; waits for a few seconds at most, sends nothing."""
+    """Return whether something listens at the host and port of `url`; waits at most a few seconds and sends nothing."""
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -67,142 +124,281 @@ def answers(url: str) -> bool:
             return False
         with socket.create_connection((parts.hostname, port), timeout=_SECONDS):
             return True
-    except (OSError, ValueError):  # nobody there, or no address that can be
+    except (OSError, ValueError):  # ValueError: not a valid address
         return False
 
 
-def _system() -> Iterator[Finding]:
-    from kinject.process import machine_memory
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding(
-        "system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {cores} cores"
-    )
-    yield Finding("memory", f"{machine_memory() / 2**30:.1f} GiB")
+def _check_system() -> Iterator[MachineCheck]:
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {n_cores} cores"
+    yield MachineCheck("system", system)
+    yield MachineCheck("memory", f"{machine_memory() / 2**30:.1f} GiB")
     free = shutil.disk_usage(".").free
-    small = Complaint(
-        "disk",
-        f"{free / 2**30:.1f} GiB free in this folder",
-        "Free some: a checkpoint of a 7B model takes tens of GiB.",
-    )
-    yield Finding("disk", f"{free / 2**30:.1f} GiB free in this folder", (small,) if free < _LEAST_DISK else ())
+    text = f"{free / 2**30:.1f} GiB free in this folder"
+    problem = Problem("disk", text, "Free some: a checkpoint of a 7B model takes tens of GiB.")
+    yield MachineCheck("disk", text, (problem,) if free < _MIN_FREE_DISK else ())
 
 
-def _devices() -> Iterator[Finding]:
+def _check_devices() -> Iterator[MachineCheck]:
     import torch
 
-    from kinject.models import choose_device, has_fast_bf16, varlen_unavailable_reason
-
-    for number in range(torch.cuda.device_count()):
-        held = torch.cuda.get_device_properties(number)
-        yield Finding(f"GPU {number}", f"{held.name}, {held.total_memory / 2**30:.0f} GiB")
+    for index in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(index)
+        yield MachineCheck(f"GPU {index}", f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB")
     device = choose_device("auto")
-    words = {"cuda": "NVIDIA GPU", "mps": "Apple GPU", "cpu": "CPU (no GPU found)"}
-    yield Finding(
-        "device", f"{words[device]}; bfloat16 multiplied in hardware: {'yes' if has_fast_bf16(device) else 'no'}"
-    )
-    missing = varlen_unavailable_reason(device)
-    yield Finding("attention", f"torch's variable-length attention: {missing or 'yes'}")
+    name = {"cuda": "NVIDIA GPU", "mps": "Apple GPU", "cpu": "CPU (no GPU found)"}[device]
+    bf16 = "yes" if has_fast_bf16(device) else "no"
+    yield MachineCheck("device", f"{name}; bfloat16 multiplied in hardware: {bf16}")
+    yield MachineCheck("attention", f"torch's variable-length attention: {varlen_unavailable_reason(device) or 'yes'}")
     if device == "cpu" and shutil.which("nvidia-smi"):
-        cure = "Install a torch that is built for CUDA (pip install torch, without the CPU index)."
-        complaint = Complaint("torch", f"an NVIDIA driver is here, but torch {torch.__version__} sees no GPU", cure)
-        yield Finding("torch", "sees no GPU", (complaint,))
+        what = f"this machine has an NVIDIA driver, but torch {torch.__version__} sees no GPU"
+        fix = "Install a torch that is built for CUDA (pip install torch, without the CPU index)."
+        yield MachineCheck("torch", "sees no GPU", (Problem("torch", what, fix),))
 
 
-def _packages() -> Iterator[Finding]:
-    """Yield the versions of what kinject requires, with a complaint for each that is outside its range."""
+def _check_packages() -> Iterator[MachineCheck]:
+    """Yield the versions of the required packages, with a problem for each that is missing or outside its range."""
     from packaging.requirements import Requirement
 
-    complaints = []
-    shown = []
+    problems, shown = [], []
     for line in requires("kinject") or ():
-        needed = Requirement(line)
-        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+        requirement = Requirement(line)
+        name = requirement.name
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
+        fix = f"pip install '{requirement}'"
         try:
-            have = version(needed.name)
+            installed = version(name)
         except PackageNotFoundError:
-            complaints.append(Complaint(needed.name, "is not installed", f"pip install '{needed}'"))
+            problems.append(Problem(name, "is not installed", fix))
             continue
-        if not needed.specifier.contains(have, prereleases=True):
-            complaints.append(
-                Complaint(
-                    needed.name, f"{have} is installed, kinject needs {needed.specifier}", f"pip install '{needed}'"
-                )
-            )
-        if needed.name in ("torch", "transformers", "trl", "peft", "accelerate", "datasets"):
-            shown.append(f"{needed.name} {have}")
-    yield Finding("packages", ", ".join(shown), tuple(complaints))
+        if not requirement.specifier.contains(installed, prereleases=True):
+            problems.append(Problem(name, f"{installed} is installed, kinject needs {requirement.specifier}", fix))
+        if name in _SHOWN_PACKAGES:
+            shown.append(f"{name} {installed}")
+    yield MachineCheck("packages", ", ".join(shown), tuple(problems))
     constraints = Path("constraints.txt")
     if constraints.is_file():
-        others = list(_other_versions(constraints.read_text("utf-8").splitlines()))
-        said = f"{len(others)} differ: {', '.join(others[:4])}" if others else "all as pinned"
-        yield Finding("constraints", f"{said} (constraints.txt; its versions are those that the tests ran with)")
+        others = list(_versions_unlike(constraints.read_text("utf-8").splitlines()))
+        text = f"{len(others)} differ: {', '.join(others[:4])}" if others else "all as pinned"
+        yield MachineCheck("constraints", f"{text} (constraints.txt pins the versions that the tests ran with)")
 
 
-def _other_versions(lines: Iterable[str]) -> Iterator[str]:
-    for line in lines:
-        name, pinned, asked = line.strip().partition("==")
+def _versions_unlike(constraints: Iterable[str]) -> Iterator[str]:
+    """Yield each installed package whose version is not the pinned one."""
+    for line in constraints:
+        name, _, pinned = line.strip().partition("==")
         if not pinned or name.startswith("#"):
             continue
         try:
-            have = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             continue
-        if have.partition("+")[0] != asked:
-            yield f"{name} {have} (pinned {asked})"
+        if installed.partition("+")[0] != pinned:
+            yield f"{name} {installed} (pinned {pinned})"
 
 
-def _optional() -> Iterator[Finding]:
-    for module, (name, use) in _OPTIONAL.items():
-        there = importlib.util.find_spec(module) is not None
-        yield Finding(name, f"{'installed' if there else 'not installed'} ({use})")
+def _check_optional() -> Iterator[MachineCheck]:
+    for module, (name, purpose) in _OPTIONAL.items():
+        installed = importlib.util.find_spec(module) is not None
+        yield MachineCheck(name, f"{'installed' if installed else 'not installed'} ({purpose})")
 
 
-def _hub(offline: bool) -> tuple[Finding, bool]:
-    """Return what to say of the hub, and whether models may come from it."""
+def _check_hub(offline: bool) -> tuple[MachineCheck, bool]:
+    """Return the state of the hub, and whether models can be downloaded from it."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return Finding("hub", "switched off (HF_HUB_OFFLINE): models come from folders and the cache"), False
+        return MachineCheck("hub", "switched off (HF_HUB_OFFLINE): models come from folders and the cache"), False
     if offline:
-        return Finding("hub", "not asked (--offline)"), False
+        return MachineCheck("hub", "not tried (--offline)"), False
     shown = constants.ENDPOINT.rpartition("@")[2] if "@" in constants.ENDPOINT else constants.ENDPOINT  # no password
     if answers(constants.ENDPOINT):
-        return Finding("hub", f"{shown} answers"), True
-    return Finding("hub", f"{shown} does not answer: models come from folders and the cache"), False
+        return MachineCheck("hub", f"{shown} answers"), True
+    return MachineCheck("hub", f"{shown} does not answer: models come from folders and the cache"), False
 
 
-def _keys(names: Sequence[str]) -> Finding:
-    told = ", ".join(f"{name} {'set' if os.environ.get(name) else 'not set'}" for name in names)
-    return Finding("keys", told)
+def _check_keys(names: Sequence[str]) -> MachineCheck:
+    return MachineCheck("keys", ", ".join(f"{name} {'set' if os.environ.get(name) else 'not set'}" for name in names))
+
+
+def check_recipes(files: Sequence[Path], *, hub_reachable: bool, offline: bool) -> Iterator[RecipeCheck]:
+    """Yield a check of each recipe; configuration files of accelerate are skipped."""
+    surroundings = _Surroundings(_commands_by_output(files), hub_reachable, offline)
+    for file in files:
+        try:
+            if "compute_environment" in read_yaml(file).root:
+                continue
+            recipe = read_recipe(file)
+        except RecipeError as error:
+            yield RecipeCheck(str(file), "cannot be read", tuple(map(_recipe_problem, error.faults)))
+        except KinjectError as error:
+            yield RecipeCheck(str(file), "cannot be read", (Problem(str(file), str(error), "Check the path."),))
+        else:
+            yield _check_recipe(recipe, surroundings)
+
+
+def _recipe_problem(fault: Fault) -> Problem:
+    return Problem(fault.where, f"{fault.key}: {fault.what}", "Correct the recipe.")
+
+
+def _commands_by_output(files: Sequence[Path]) -> dict[str, str]:
+    """Return run folder -> the command that fills it, for all given recipes."""
+    commands = {"runs/sandbox/base-corpus.jsonl": "kinject sandbox corpus"}
+    for file in files:
+        try:
+            root = read_yaml(file).root
+        except KinjectError:
+            continue  # `check_recipes` reports it
+        verb = next((verb for section, verb in _SECTION.items() if section in root), None)
+        if verb is not None and isinstance(root.get("run_dir"), str):
+            commands.setdefault(root["run_dir"], f"kinject {verb} {file}")
+    return commands
+
+
+def _check_recipe(recipe: Recipe, surroundings: _Surroundings) -> RecipeCheck:
+    parts, problems = [], list(_check_inputs(recipe, surroundings.commands))
+    if recipe.model is not None and recipe.trainer:
+        text, more = _check_training(recipe)
+        parts.append(text)
+        problems += more
+    names = [recipe.model.path] if recipe.model is not None and recipe.model.path else []
+    names += list(recipe.eval.models.values()) if recipe.eval is not None else []
+    if not surroundings.hub_reachable:
+        problems += [problem for name in dict.fromkeys(names) for problem in _check_cached(recipe, name)]
+    if recipe.eval is not None:
+        parts.append(f"scores on {choose_device('auto')}")
+        problems += _check_retrieval(recipe, recipe.eval.retrieval)
+    generators = [generator for generator in _generators(recipe) if generator.kind == "openai"]
+    for generator in generators:
+        parts.append(f"sends requests to {generator.model or 'a model'} at {generator.base_url or 'OpenAI'}")
+        problems += _check_endpoint(recipe, generator, surroundings.offline)
+    keys = tuple(generator.api_key_env for generator in generators)
+    return RecipeCheck(str(recipe.path), "; ".join(parts) or "runs in this process", tuple(problems), keys)
+
+
+def _check_inputs(recipe: Recipe, commands: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield a problem for each missing input; the fix names the command that makes it, if one of the recipes does."""
+    for verb in [verb for section, verb in _SECTION.items() if section in recipe.raw]:
+        try:
+            read_recipe(recipe.path, verb=verb)
+        except RecipeError as error:
+            for fault in error.faults:
+                if not fault.what.startswith("found '"):
+                    yield _recipe_problem(fault)
+                    continue
+                path = fault.what.split("'")[1]
+                command = next((command for output, command in commands.items() if _is_within(path, output)), None)
+                yours = "This is your own input: put it there, or give another path (section.key=PATH)."
+                yield Problem(fault.where, f"{path} does not exist", f"Run {command} first." if command else yours)
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _check_training(recipe: Recipe) -> tuple[str, list[Problem]]:
+    """Return the device, dtype and attention of a training run, and what this machine cannot do of it."""
+    model, trainer = recipe.model, recipe.trainer
+    assert model is not None
+    where = str(recipe.path)
+    try:
+        device = "cpu" if trainer.get("use_cpu") else choose_device(model.device)
+        attention = choose_attention(model.attention, device)
+    except InputError as error:
+        what, separator, fix = str(error).rpartition(" Or set ")
+        if not separator:
+            what, _, fix = str(error).rpartition(" Set ")
+        return "cannot train here", [Problem(where, what, f"Set {fix}")]
+    if attention is None:
+        attention = "sdpa" if varlen_unavailable_reason(device) else "torch's variable-length attention"
+    dtype = "float32" if model.dtype == "auto" else model.dtype
+    fast_bf16 = has_fast_bf16(device)
+    mixed = "fp16" if trainer.get("fp16") else "bf16" if trainer.get("bf16", fast_bf16) else ""
+    problems = []
+    needs_bitsandbytes = "8bit" in str(trainer.get("optim", "")) or model.quantization != "none"
+    if needs_bitsandbytes and importlib.util.find_spec("bitsandbytes") is None:
+        problems.append(Problem(where, "needs bitsandbytes, which is not installed", "pip install bitsandbytes"))
+    if trainer.get("fp16") and device == "cpu":
+        what = "trainer.fp16: half precision with a scaler needs a GPU"
+        problems.append(Problem(where, what, "Set trainer.fp16: false."))
+    if trainer.get("bf16") and not fast_bf16:
+        what = f"trainer.bf16: this {device} only emulates bfloat16 (slow)"
+        problems.append(Problem(where, what, "Remove the line: kinject then chooses by the device."))
+    quantization = f", {model.quantization}" if model.quantization != "none" else ""
+    return f"trains on {device} in {dtype}{f' with {mixed}' if mixed else ''}{quantization}, {attention}", problems
+
+
+def _check_cached(recipe: Recipe, name: str) -> Iterator[Problem]:
+    """Yield a problem for a model of the hub that is not in the cache."""
+    if Path(name).exists() or name.startswith(("runs/", ".", "/")):
+        return
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return  # not a name of the hub: `_check_inputs` reports it
+    if not cached:
+        fix = f"With a network: hf download {name}; or give a folder: model.path=FOLDER (eval.models.NAME=FOLDER)."
+        yield Problem(str(recipe.path), f"{name} is not cached, and the hub was not reached", fix)
+
+
+def _check_retrieval(recipe: Recipe, retrieval: RetrievalSection | None) -> Iterator[Problem]:
+    if retrieval is None or retrieval.kind == "bm25":
+        return
+    missing = [name for name in ("sentence_transformers", "faiss") if importlib.util.find_spec(name) is None]
+    if missing:
+        what = f"eval.retrieval.kind: {retrieval.kind} needs {' and '.join(missing)}"
+        yield Problem(str(recipe.path), what, "pip install 'kinject[rag]', or set kind: bm25.")
+
+
+def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:
+    if recipe.augment is not None:
+        yield recipe.augment.generator
+        if recipe.augment.judge is not None:
+            yield recipe.augment.judge
+    if recipe.questions is not None:
+        yield recipe.questions.generator
+
+
+def _check_endpoint(recipe: Recipe, generator: GeneratorSection, offline: bool) -> Iterator[Problem]:
+    where, key = str(recipe.path), generator.api_key_env
+    if generator.base_url is None and not os.environ.get(key):
+        yield Problem(where, f"the environment variable {key} is not set", f"export {key}=...")
+    url = generator.base_url or "https://api.openai.com/v1"
+    if not offline and not answers(url):
+        fix = "Start the endpoint, or set generator.base_url to one that runs."
+        yield Problem(where, f"nothing answers at {url}", fix)
 
 
 def render(checkup: Checkup) -> str:
-    """Return the findings as lines for a terminal, complaints with their cures last."""
-    width = max(len(item.name) for item in checkup.machine) + 2
-    lines = [f"{item.name:<{width}}{item.value}" for item in checkup.machine]
+    """Return the checks as lines for a terminal; the problems and their fixes come last."""
+    width = max(len(check.name) for check in checkup.machine) + 2
+    lines = [f"{check.name:<{width}}{check.value}" for check in checkup.machine]
     if checkup.recipes:
-        longest = max(len(item.name) for item in checkup.recipes) + 2
+        width = max(len(check.name) for check in checkup.recipes) + 2
         lines.append("")
-        for item in checkup.recipes:
-            mark = "ok" if not item.complaints else f"{len(item.complaints)} to mend"
-            lines.append(f"{item.name:<{longest}}{mark:<11}{item.value}")
-    if not checkup.complaints:
-        return "\n".join([*lines, "", "Nothing to complain of."])
-    lines += ["", f"{len(checkup.complaints)} complaints:"]
-    by_cure: dict[str, list[Complaint]] = {}
-    for complaint in checkup.complaints:
-        by_cure.setdefault(complaint.cure, []).append(complaint)
-    for cure, held in by_cure.items():
-        lines.append(f"- {_some(held, 'what', '; ')}")
-        lines.append(f"  where: {_some(held, 'where', ', ')}")
-        lines.append(f"  cure:  {cure}")
+        for check in checkup.recipes:
+            n = len(check.problems)
+            state = "ok" if not n else f"{n} problem{'s' if n > 1 else ''}"
+            lines.append(f"{check.name:<{width}}{state:<13}{check.value}")
+    if not checkup.problems:
+        return "\n".join([*lines, "", "No problems found."])
+    lines += ["", f"{len(checkup.problems)} problems:"]
+    by_fix: dict[str, list[Problem]] = {}
+    for problem in checkup.problems:
+        by_fix.setdefault(problem.fix, []).append(problem)
+    for fix, problems in by_fix.items():
+        lines.append(f"- {_first_values([problem.what for problem in problems], '; ')}")
+        lines.append(f"  where: {_first_values([problem.where for problem in problems], ', ')}")
+        lines.append(f"  fix:   {fix}")
     return "\n".join(lines)
 
 
-def _some(complaints: Sequence[Complaint], field: str, between: str) -> str:
-    """Return the first few different values of a field, and how many more there are."""
-    values = list(dict.fromkeys(getattr(item, field) for item in complaints))
-    more = f" and {len(values) - 3} more" if len(values) > 3 else ""
-    return between.join(values[:3]) + more
+def _first_values(values: Sequence[str], separator: str) -> str:
+    """Return the first three different values and the number of others."""
+    different = list(dict.fromkeys(values))
+    more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+    return separator.join(different[:3]) + more

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from kinject.corpus.questions import read_questions
 
 if TYPE_CHECKING:
-    from kinject.recipe import Recipe
+    from kinject.recipe import EvalRecipe
     from kinject.results import Report
 
 __all__ = ["evaluate", "read_questions"]
 
 
-def evaluate(recipe: Recipe) -> Report:
+def evaluate(recipe: EvalRecipe) -> Report:
     """Ask every model of the recipe's `eval` section every question set; see `kinject.eval.run.evaluate`."""
     from kinject.eval.run import evaluate as run
 

@@ -24,13 +24,13 @@ from kinject.eval.retrieval import measure_recall, read_contexts, read_passages
 from kinject.eval.retrieval.retrievers import Ranks, make_retriever
 from kinject.eval.tasks.task import Task, read_task
 from kinject.eval.tasks.templates import compile_template
-from kinject.recipe import Recipe
+from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EvalSection, QuestionSetSection
 from kinject.results import Recall
 from kinject.types import Passage, Question
 
 
-def read_plan(recipe: Recipe) -> Plan:
+def read_plan(recipe: EvalRecipe) -> Plan:
     """Return what `recipe` asks. Raises `RecipeError` or `InputError` with every fault that shows without a model."""
     section = recipe.eval
     if section is None:
@@ -68,7 +68,7 @@ def _is_task(path: str) -> bool:
     return Path(path).suffix in (".yaml", ".yml")
 
 
-def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
+def _faults(recipe: EvalRecipe, section: EvalSection) -> Iterator[Fault]:
     """Yield the faults that the sections' own types cannot see."""
     most_shots = max(section.shots)
     for name, value in section.questions.items():
@@ -117,7 +117,7 @@ def _read_template(section: EvalSection) -> str:
     return source
 
 
-def _load_retriever(recipe: Recipe, section: EvalSection) -> Ranks | None:
+def _load_retriever(recipe: EvalRecipe, section: EvalSection) -> Ranks | None:
     if section.retrieval is None or not section.retrieval.documents:
         return None
     passages = read_passages([Path(path) for path in section.retrieval.documents], section.retrieval.passage_tokens)

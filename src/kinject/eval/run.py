@@ -28,7 +28,7 @@ from kinject.eval.scoring.requests import measure_perplexity, show_progress
 from kinject.eval.scoring.resumable import Desk, join_processes, lone_process_notes
 from kinject.eval.scoring.scorer import Reading, Scorer
 from kinject.models import load_model
-from kinject.recipe import Recipe
+from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EvalSection
 from kinject.results import Perplexity, Report, to_json
 from kinject.types import Answer
@@ -73,7 +73,7 @@ class _Asker:
     dtype: str
 
 
-def evaluate(recipe: Recipe) -> Report:
+def evaluate(recipe: EvalRecipe) -> Report:
     """Ask each model of `recipe.eval` each question set and return the results.
 
     Writes to the recipe's run folder: answers.jsonl as answers come (a rerun asks nothing twice), report.json,
@@ -84,7 +84,6 @@ def evaluate(recipe: Recipe) -> Report:
     """
     plan = read_plan(recipe)
     section = recipe.eval
-    assert section is not None
     hashes = {str(path): check_output(path, _INPUT_CURE) for path in plan.inputs if path.is_file()}
     share = join_processes(recipe.run_dir)
     with lock_dir(share.folder), AnswerBook(share.folder / "answers.jsonl") as book:
@@ -101,7 +100,7 @@ def evaluate(recipe: Recipe) -> Report:
     return report
 
 
-def _write(recipe: Recipe, run: _Run, report: Report) -> None:
+def _write(recipe: EvalRecipe, run: _Run, report: Report) -> None:
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
     write_sealed(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
     counts = {
@@ -132,9 +131,9 @@ def _ask_model(run: _Run, name: str, path: str) -> None:
         asked = _encode_set(run, question_set, asker)
         _score_set(run, question_set, asker, asked)
         _keep_samples(run, question_set, asker, asked)
-    if run.section.held_out:
+    if run.section.perplexity_corpus:
         key = (model_hash, str(loaded.dtype))
-        found = measure_perplexity(name, Path(run.section.held_out), scorer, loaded.tokenizer, run.desk, key)
+        found = measure_perplexity(name, Path(run.section.perplexity_corpus), scorer, loaded.tokenizer, run.desk, key)
         run.perplexities.append(found)
     run.notes.extend((*loaded.notes, *(f"{name}: {note}" for note in (*encoder.notes, *scorer.notes))))
 
@@ -235,15 +234,13 @@ def _note_faults(run: _Run, question_set: QuestionSet, asked: Sequence[_Asked]) 
             )
 
 
-def show_prompts(recipe: Recipe, n: int) -> Iterator[str]:
+def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
     """Yield a text for each of the first `n` questions of each set and arm; nothing is stored.
 
     Tokens stand between bars, line breaks in a token as \\n; the gold choice has a star, the chosen one an arrow.
     """
-    assert recipe.eval is not None
     small = replace(recipe, eval=replace(recipe.eval, limit=n))
     plan, section = read_plan(small), small.eval
-    assert section is not None
     for name, path in section.models.items():
         loaded = load_model(path)
         scorer, encoder = Scorer(loaded.model, section.batch_tokens), Encoder(loaded.tokenizer, chat=section.chat)

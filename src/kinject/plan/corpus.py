@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.train.config import trainer_field
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Length:
     shares: dict[str, float]
 
 
-def measure(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, n_devices: int) -> Length:
+def measure(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, n_devices: int) -> Length:
     """Read, tokenise and lay out the corpus as training will (it is kept in corpus.cache_dir for it), and count.
 
     Raises `InputError` and `TrainingError` as training does for a corpus that it would refuse.
@@ -55,7 +55,7 @@ def measure(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, n_devices: int) 
     )  # fmt: skip
 
 
-def steps_of(recipe: Recipe, n_rows: int, n_devices: int) -> tuple[int, float]:
+def steps_of(recipe: TrainRecipe, n_rows: int, n_devices: int) -> tuple[int, float]:
     """Return (optimizer steps, epochs) of a run over `n_rows`, as transformers' Trainer counts them."""
     batch, accumulation = (
         trainer_field(recipe, "per_device_train_batch_size"),

@@ -18,7 +18,7 @@ from kinject.plan.devices import Change, Devices, Way, cheapest_changes, choose_
 from kinject.plan.memory import Memory, simulate
 from kinject.plan.model import Shape, new_config, read_config
 from kinject.plan.trial import Trial, try_steps
-from kinject.recipe import Recipe, TokenizerSection
+from kinject.recipe import TokenizerSection, TrainRecipe
 from kinject.terminal import show
 from kinject.train.config import build_config, trainer_field
 
@@ -74,7 +74,7 @@ class Plan:
         return self.shape.batch * self.shape.accumulation * self.devices.count
 
 
-def plan(recipe: Recipe, wanted: Wanted) -> Plan:
+def plan(recipe: TrainRecipe, wanted: Wanted) -> Plan:
     """Return the plan of `recipe`. What is missing on disk (corpus, weights) is said in its notes and counted around.
 
     Raises `RecipeError` for what training would refuse before it starts, `InputError` when the model's config is not to be had.
@@ -94,7 +94,6 @@ def plan(recipe: Recipe, wanted: Wanted) -> Plan:
     way = choose_way(shape, memory, devices)
     trial = _trial(recipe, wanted, devices, fits, length, notes)
     steps = length.steps if length is not None else max(trainer_field(recipe, "max_steps"), 0)
-    assert recipe.model is not None
     return Plan(
         recipe=recipe.words, model=recipe.model.path or f"new {shape.config.model_type}", shape=shape, memory=memory,
         devices=devices, need=devices.need(memory.peak), fits=fits, changes=tuple(changes), changes_suffice=suffice, way=way,
@@ -104,10 +103,10 @@ def plan(recipe: Recipe, wanted: Wanted) -> Plan:
     )  # fmt: skip
 
 
-def _uncounted(recipe: Recipe) -> list[str]:
+def _uncounted(recipe: TrainRecipe) -> list[str]:
     """Return a note for each thing of the recipe that holds memory beside what is simulated."""
     held = {
-        "anchor (its copies of weights)": recipe.anchor is not None,
+        "regularization (its copies of weights)": recipe.regularization is not None,
         "techniques.sam (a copy of the weights that train)": recipe.techniques.sam > 0,
         "trainer.torch_compile": bool(recipe.trainer.get("torch_compile")),
         "evaluation and probes, which have batches of their own": str(trainer_field(recipe, "eval_strategy")) != "no",
@@ -116,9 +115,8 @@ def _uncounted(recipe: Recipe) -> list[str]:
     return [f"memory not counted: {'; '.join(names)}."] if names else []
 
 
-def _kind(recipe: Recipe, wanted: Wanted) -> str:
+def _kind(recipe: TrainRecipe, wanted: Wanted) -> str:
     """Return cuda, mps or cpu: what the recipe would take here, or a GPU where one is named that is not here."""
-    assert recipe.model is not None
     asked = "cpu" if recipe.trainer.get("use_cpu") else recipe.model.device
     named = wanted.memory is not None or wanted.devices is not None
     if asked == "auto" and named and not torch.cuda.is_available():
@@ -128,10 +126,9 @@ def _kind(recipe: Recipe, wanted: Wanted) -> str:
     return choose_device(asked)
 
 
-def shape_of(recipe: Recipe, devices: Devices) -> Shape:
+def shape_of(recipe: TrainRecipe, devices: Devices) -> Shape:
     """Return what decides the memory of a step of `recipe` on `devices`. Raises `InputError` as `read_config` does."""
     model, trainer = recipe.model, recipe.trainer
-    assert model is not None
     config = _config(recipe)
     block = trainer_field(recipe, "max_length")
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -155,9 +152,8 @@ def shape_of(recipe: Recipe, devices: Devices) -> Shape:
     )  # fmt: skip
 
 
-def _config(recipe: Recipe) -> Any:
+def _config(recipe: TrainRecipe) -> Any:
     model = recipe.model
-    assert model is not None
     if model.new is None:
         if model.path is None:
             raise recipe.error(
@@ -183,7 +179,7 @@ def _attention(asked: str, devices: Devices) -> str:
     return "flash" if devices.kind == "cuda" and (installed or not devices.here or has_fast_bf16("cuda")) else "sdpa"
 
 
-def _mixed(recipe: Recipe, devices: Devices) -> torch.dtype | None:
+def _mixed(recipe: TrainRecipe, devices: Devices) -> torch.dtype | None:
     if recipe.trainer.get("fp16"):
         return torch.float16
     bf16 = recipe.trainer.get("bf16")
@@ -192,11 +188,9 @@ def _mixed(recipe: Recipe, devices: Devices) -> torch.dtype | None:
     return torch.bfloat16 if bf16 else None
 
 
-def _length(recipe: Recipe, n_devices: int, notes: list[str]) -> Length | None:
+def _length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> Length | None:
     """Return how long the run is; None, with a note, where corpus or tokenizer are not there."""
-    model, corpus = recipe.model, recipe.corpus
-    assert model is not None
-    assert corpus is not None
+    corpus = recipe.corpus
     parts = [corpus.path, *(part.path for part in corpus.parts().values())]
     missing = [path for path in parts if not Path(path).is_file()]
     if missing:
@@ -211,13 +205,11 @@ def _length(recipe: Recipe, n_devices: int, notes: list[str]) -> Length | None:
         return None
 
 
-def _tokenizer(recipe: Recipe) -> Any:
+def _tokenizer(recipe: TrainRecipe) -> Any:
     from kinject.corpus import CorpusFile
     from kinject.train.load import tokenizer_of
 
     model, corpus = recipe.model, recipe.corpus
-    assert model is not None
-    assert corpus is not None
     if isinstance(model.tokenizer, TokenizerSection):
         return tokenizer_of(model.tokenizer, CorpusFile(Path(corpus.path)))
     path = model.tokenizer or model.path
@@ -226,10 +218,9 @@ def _tokenizer(recipe: Recipe) -> Any:
 
 
 def _trial(
-    recipe: Recipe, wanted: Wanted, devices: Devices, fits: bool, length: Length | None, notes: list[str]
+    recipe: TrainRecipe, wanted: Wanted, devices: Devices, fits: bool, length: Length | None, notes: list[str]
 ) -> Trial | None:
     """Return what a few real steps took; None, with a note, where they were not asked for or cannot be."""
-    assert recipe.model is not None
     path = recipe.model.path
     reason = ""
     if not wanted.calibration:
@@ -253,7 +244,7 @@ def _trial(
     return trial
 
 
-def disk_of(recipe: Recipe, memory: Memory, length: Length | None) -> Disk:
+def disk_of(recipe: TrainRecipe, memory: Memory, length: Length | None) -> Disk:
     """Return what checkpoints and the model take: an adapter alone where there is one, the optimizer unless save_only_model."""
     model = memory.trained_bytes if recipe.adapter is not None else memory.weights
     checkpoint = model + (0 if trainer_field(recipe, "save_only_model") else memory.optimizer)
@@ -266,7 +257,7 @@ def disk_of(recipe: Recipe, memory: Memory, length: Length | None) -> Disk:
     return Disk(checkpoint, kept, final, kept * checkpoint + final, shutil.disk_usage(folder).free)
 
 
-def _checkpoints_made(recipe: Recipe, length: Length | None) -> int:
+def _checkpoints_made(recipe: TrainRecipe, length: Length | None) -> int:
     strategy = str(trainer_field(recipe, "save_strategy"))
     limit = trainer_field(recipe, "save_total_limit") or 1
     if strategy == "no":

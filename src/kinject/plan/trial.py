@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from kinject.disk.jsonl import Row, parse_row
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.train.config import trainer_field
 
 _WARM_UP = 2
@@ -33,11 +33,11 @@ class Trial:
     peak_bytes: int
 
 
-def trial_recipe(recipe: Recipe, folder: Path) -> dict[str, Any]:
+def trial_recipe(recipe: TrainRecipe, folder: Path) -> dict[str, Any]:
     """Return the values of a recipe that takes a few steps into `folder`, saving, asking and reporting nothing."""
     values = {key: copy.deepcopy(value) for key, value in recipe.raw.items() if key in _KEPT}
     values["trainer"] = {key: list(item) if isinstance(item, tuple) else item for key, item in recipe.trainer.items()}
-    values["corpus"].pop("held_out", None)
+    values["corpus"].pop("validation_corpus", None)
     values["run_dir"] = str(folder / "run")
     for key in _OF_A_WHOLE_RUN:
         values["trainer"].pop(key, None)
@@ -52,16 +52,16 @@ def trial_recipe(recipe: Recipe, folder: Path) -> dict[str, Any]:
     return values
 
 
-_KEPT = ("seed", "method", "model", "adapter", "anchor", "techniques", "corpus")
+_KEPT = ("seed", "method", "model", "adapter", "regularization", "techniques", "corpus")
 _OF_A_WHOLE_RUN = (
     "num_train_epochs", "metric_for_best_model", "greater_is_better", "eval_steps", "save_steps", "lr_scheduler_kwargs",
     "warmup_steps", "warmup_ratio",
 )  # fmt: skip
 """What needs evaluations, or more steps than these; none of it changes how long a step takes."""
-_NOT_EVERY_STEP = ("hold_base", "patience", "histograms")
+_NOT_EVERY_STEP = ("freeze_base_steps", "freeze_base_except", "patience", "histogram_steps")
 
 
-def try_steps(recipe: Recipe, seconds: float) -> Trial | str:
+def try_steps(recipe: TrainRecipe, seconds: float) -> Trial | str:
     """Return what the steps took, or why there is nothing to tell: they broke, or took longer than `seconds` in all."""
     with tempfile.TemporaryDirectory(prefix="kinject-plan-") as name:
         folder = Path(name)

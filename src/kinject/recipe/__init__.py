@@ -1,8 +1,17 @@
 """Recipes: one YAML grammar for every verb, checked whole, with every fault told at once."""
 
-from kinject.recipe.read import Recipe, is_model, read_recipe, read_values
+from kinject.recipe.read import (
+    AugmentRecipe,
+    EvalRecipe,
+    QuestionsRecipe,
+    Recipe,
+    StudyRecipe,
+    TrainRecipe,
+    is_model,
+    read_recipe,
+    read_values,
+)
 from kinject.recipe.sections import (
-    AnchorSection,
     AugmentSection,
     CorpusSection,
     EvalSection,
@@ -11,6 +20,7 @@ from kinject.recipe.sections import (
     ModelSection,
     QuestionSetSection,
     QuestionsSection,
+    RegularizationSection,
     ReplaySection,
     RetrievalSection,
     TokenizerSection,
@@ -18,21 +28,26 @@ from kinject.recipe.sections import (
 from kinject.recipe.techniques_section import RowWeightsSection, TechniquesSection
 
 __all__ = [
-    "AnchorSection",
+    "AugmentRecipe",
     "AugmentSection",
     "CorpusSection",
+    "EvalRecipe",
     "EvalSection",
     "GeneratorSection",
     "GuardsSection",
     "ModelSection",
     "QuestionSetSection",
+    "QuestionsRecipe",
     "QuestionsSection",
     "Recipe",
+    "RegularizationSection",
     "ReplaySection",
     "RetrievalSection",
     "RowWeightsSection",
+    "StudyRecipe",
     "TechniquesSection",
     "TokenizerSection",
+    "TrainRecipe",
     "is_model",
     "read_recipe",
     "read_values",

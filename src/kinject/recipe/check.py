@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from kinject.recipe.secrets import secret_in
@@ -51,27 +52,30 @@ class Checker:
         if not isinstance(value, Mapping):
             self.report(place, f"found {_describe(value)}, expected a mapping.")
             return None
+        built = self.fields(cls, value, place)
+        required = {field.name for field in dataclasses.fields(cls) if _is_required(field)}  # type: ignore[arg-type]
+        return cls(**built) if built.keys() == value.keys() and required <= built.keys() else None
+
+    def fields(self, cls: type, value: Mapping[str, object], place: Place) -> dict[str, Any]:
+        """Return the fields of `cls` that the mapping `value` has without a fault, after reporting every fault in it."""
         hints = typing.get_type_hints(cls)
-        fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        fields = {field.name: field for field in dataclasses.fields(cls)}
         built: dict[str, Any] = {}
         for key, item in value.items():
             if key not in fields:
                 self.report((*place, key), f"unknown key.{suggestion(key, fields)}")
                 continue
-            checked = self.value(hints[key], item, (*place, key))
             about = fields[key].metadata
-            fits = checked is not _BAD and self._within_bounds(checked, about, (*place, key))
-            if fits and self._is_no_secret(checked, about.get("holds"), (*place, key)):
+            checked = self.value(hints[key], item, (*place, key))
+            if checked is _BAD or not self._within_bounds(item, about, (*place, key)):
+                continue
+            if self._is_no_secret(checked, about.get("holds"), (*place, key)):
                 built[key] = checked
                 self._tell_inputs(checked, about.get("path"), (*place, key))
         for name, field in fields.items():
-            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-            if required and name not in value:
+            if _is_required(field) and name not in value:
                 self.report((*place, name), f"missing. {field.metadata.get('help', '')}".rstrip())
-        whole = built.keys() == value.keys() and all(
-            name in built or field.default is not dataclasses.MISSING for name, field in fields.items()
-        )
-        return cls(**built) if whole else None
+        return built
 
     def value(self, hint: Any, value: object, place: Place) -> Any:
         """Return `value` as `hint` demands, or a private marker after reporting why it does not fit."""
@@ -124,8 +128,8 @@ class Checker:
             return value
         if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value) if self._is_finite(value, place) else _BAD
-        if hint is str and isinstance(value, str):
-            return value
+        if hint in (str, Path) and isinstance(value, str):
+            return hint(value)
         return self._bad(place, f"found {_describe(value)}, expected {_name(hint)}.")
 
     def _is_finite(self, value: Any, place: Place) -> bool:
@@ -147,7 +151,7 @@ class Checker:
             self.report(place, "is empty; give at least one.")
             return False
         low, high = metadata.get("min", -math.inf), metadata.get("max", math.inf)
-        for item in value if isinstance(value, tuple) else (value,):
+        for item in value if isinstance(value, list) else (value,):
             if isinstance(item, (int, float)) and not isinstance(item, bool) and not low <= item <= high:
                 allowed = f"{low} to {high}" if high < math.inf else f"{low} or more"
                 self.report(place, f"found {item}, allowed: {allowed}.")
@@ -178,6 +182,10 @@ class Checker:
         return _BAD
 
 
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
 def _shape(value_or_hint: object) -> type:
     """Return dict, list or str for what a value is, or what an annotation wants: a mapping, a list, or a scalar."""
     if isinstance(value_or_hint, Mapping) or get_origin(value_or_hint) in (dict, Mapping):
@@ -196,7 +204,14 @@ def _describe(value: object) -> str:
 
 
 def _name(hint: Any) -> str:
-    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a mapping"}
+    names = {
+        str: "text",
+        Path: "text",
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        dict: "a mapping",
+    }
     if hint in names:
         return names[hint]
     if get_origin(hint) is tuple:

@@ -6,9 +6,9 @@ import copy
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from kinject.disk import is_there
 from kinject.errors import Fault, RecipeError
@@ -17,7 +17,6 @@ from kinject.recipe.bench_section import BenchSection
 from kinject.recipe.check import Checker, Place, suggestion
 from kinject.recipe.secrets import TRAINER_SECRETS, secrets_in
 from kinject.recipe.sections import (
-    AnchorSection,
     AugmentSection,
     CorpusSection,
     EvalSection,
@@ -25,6 +24,7 @@ from kinject.recipe.sections import (
     ModelSection,
     ProbesSection,
     QuestionsSection,
+    RegularizationSection,
     option,
 )
 from kinject.recipe.study_section import StudySection
@@ -34,28 +34,19 @@ from kinject.recipe.yaml_lines import YamlFile, parse_scalar, read_yaml
 
 Verb = Literal["augment", "questions", "train", "eval", "study", "bench", "plan"]
 
-_NEEDS: Mapping[str, tuple[str, ...]] = {
-    "augment": ("augment",),
-    "questions": ("questions",),
-    "train": ("model", "corpus", "trainer"),
-    "eval": ("eval",),
-    "study": ("study",),
-    "bench": ("model", "corpus", "trainer"),
-    "plan": ("model", "corpus", "trainer"),
-}
-_MAY_HAVE: Mapping[str, tuple[str, ...]] = {"train": ("probes",), "bench": ("probes",)}
-"""Sections that a verb uses where they are there."""
+_OPTIONAL: Mapping[str, tuple[str, ...]] = {"train": ("probes",), "bench": ("probes",)}
+"""Sections that a verb uses if they are present."""
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$|^[A-Za-z0-9][\w-]*$")
 
 _HUB_DATA = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]*){0,2}$")
 
 
-@dataclass(frozen=True)
-class Root:
-    """The top level of a recipe: where it writes, the seed, and a section for each thing that its verb needs."""
+@dataclass(frozen=True, kw_only=True)
+class Sections:
+    """The top level of a recipe: its run folder, its seed, and one section for each subject."""
 
-    run_dir: str = option(help="Folder for everything this run writes, for example runs/NAME.", nonempty=True)
+    run_dir: Path = option(help="Folder for everything this run writes, for example runs/NAME.", nonempty=True)
     seed: int = option(42, help="Seed of everything that is drawn.", min=0, max=2**32 - 1)
     method: Literal["cpt", "sft"] | None = option(
         None,
@@ -63,12 +54,14 @@ class Root:
     )
     model: ModelSection | None = None
     adapter: Mapping[str, Any] | None = option(None, help="peft's LoraConfig: train an adapter, not all weights.")
-    anchor: AnchorSection | None = None
+    regularization: RegularizationSection | None = None
     guards: GuardsSection = GuardsSection()
     techniques: TechniquesSection = TechniquesSection()
     probes: ProbesSection | None = None
     corpus: CorpusSection | None = None
-    trainer: Mapping[str, Any] | None = option(None, help="TRL's SFTConfig: batch, steps, optimizer, schedule.")
+    trainer: Mapping[str, Any] = field(
+        default_factory=dict, metadata={"help": "TRL's SFTConfig: batch, steps, optimizer, schedule."}
+    )
     augment: AugmentSection | None = None
     questions: QuestionsSection | None = None
     eval: EvalSection | None = None
@@ -76,32 +69,16 @@ class Root:
     bench: BenchSection = BenchSection()
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A checked recipe. `trainer` holds SFTConfig's own keyword arguments; `raw` is the file with overrides applied.
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Sections):
+    """A checked recipe. Sections that the file lacks are None.
 
-    `overrides` are the command line's. `notes` are things to tell the user (an older name was read as today's). Sections
-    that the file lacks are None.
+    `trainer` holds SFTConfig's own keyword arguments. `raw` is the file with the command line's `overrides` applied.
+    `notes` are messages for the user (a renamed key was read under its new name).
     """
 
     path: Path
     overrides: tuple[str, ...]
-    run_dir: Path
-    seed: int
-    method: str | None
-    model: ModelSection | None
-    adapter: Mapping[str, Any] | None
-    anchor: AnchorSection | None
-    guards: GuardsSection
-    techniques: TechniquesSection
-    probes: ProbesSection | None
-    corpus: CorpusSection | None
-    trainer: Mapping[str, Any]
-    augment: AugmentSection | None
-    questions: QuestionsSection | None
-    eval: EvalSection | None
-    study: StudySection | None
-    bench: BenchSection
     raw: Mapping[str, Any]
     notes: tuple[str, ...]
     _file: YamlFile
@@ -125,12 +102,88 @@ class Recipe:
         return RecipeError([self.fault(key, what)])
 
 
-def read_recipe(path: Path, overrides: Sequence[str] = (), verb: Verb | None = None) -> Recipe:
+@dataclass(frozen=True, kw_only=True)
+class TrainRecipe(Recipe):
+    """A recipe of the verbs that train: train, bench, plan, find-lr, find-batch."""
+
+    model: ModelSection
+    corpus: CorpusSection
+    trainer: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentRecipe(Recipe):
+    """A recipe of kinject augment."""
+
+    augment: AugmentSection
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionsRecipe(Recipe):
+    """A recipe of kinject questions."""
+
+    questions: QuestionsSection
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRecipe(Recipe):
+    """A recipe of kinject eval."""
+
+    eval: EvalSection
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRecipe(Recipe):
+    """A recipe of kinject study."""
+
+    study: StudySection
+
+
+_RECIPES: Mapping[str, type[Recipe]] = {
+    "augment": AugmentRecipe, "questions": QuestionsRecipe, "train": TrainRecipe, "eval": EvalRecipe,
+    "study": StudyRecipe, "bench": TrainRecipe, "plan": TrainRecipe,
+}  # fmt: skip
+"""Verb -> its recipe: the sections that the class declares again are those that the verb requires."""
+
+
+@overload
+def read_recipe(path: Path, overrides: Sequence[str] = ..., *, check_inputs: bool = ...) -> Recipe: ...
+@overload
+def read_recipe(
+    path: Path,
+    overrides: Sequence[str] = ...,
+    verb: Literal["train", "bench", "plan"] = ...,
+    *,
+    check_inputs: bool = ...,
+) -> TrainRecipe: ...
+@overload
+def read_recipe(
+    path: Path, overrides: Sequence[str] = ..., verb: Literal["augment"] = ..., *, check_inputs: bool = ...
+) -> AugmentRecipe: ...
+@overload
+def read_recipe(
+    path: Path, overrides: Sequence[str] = ..., verb: Literal["questions"] = ..., *, check_inputs: bool = ...
+) -> QuestionsRecipe: ...
+@overload
+def read_recipe(
+    path: Path, overrides: Sequence[str] = ..., verb: Literal["eval"] = ..., *, check_inputs: bool = ...
+) -> EvalRecipe: ...
+@overload
+def read_recipe(
+    path: Path, overrides: Sequence[str] = ..., verb: Literal["study"] = ..., *, check_inputs: bool = ...
+) -> StudyRecipe: ...
+@overload
+def read_recipe(
+    path: Path, overrides: Sequence[str] = ..., verb: Verb | None = ..., *, check_inputs: bool = ...
+) -> Recipe: ...
+def read_recipe(
+    path: Path, overrides: Sequence[str] = (), verb: Verb | None = None, *, check_inputs: bool = True
+) -> Recipe:
     """Read, override and check the recipe at `path`.
 
-    `overrides` are ``section.key=value`` (value in YAML). With `verb`, the sections it needs must be there and the
-    inputs that they name must exist; without, everything in the file is checked but no input is looked for. Raises
-    `RecipeError` with every fault, `DiskError` when the file cannot be read.
+    `overrides` are ``section.key=value`` (value in YAML). With `verb`, its sections must be present and, unless
+    `check_inputs` is False or the verb is plan, the inputs that they name must exist. Without, the whole file is checked
+    but no input is looked for. Raises `RecipeError` with every fault, `DiskError` when the file cannot be read.
     """
     file = read_yaml(path)
     raw = copy.deepcopy(file.root)
@@ -140,43 +193,38 @@ def read_recipe(path: Path, overrides: Sequence[str] = (), verb: Verb | None = N
         fault = _apply(override, raw, overridden)
         if fault is not None:
             faults.append(fault)
+    kind = _RECIPES[verb] if verb is not None else Recipe
+    required = tuple(kind.__annotations__) if verb is not None else ()
+    checked = (*required, *_OPTIONAL.get(verb or "", ())) if check_inputs and verb != "plan" else ()
 
     def report(place: Place, what: str) -> None:
         faults.append(Fault(_where(file, frozenset(overridden), place), ".".join(map(str, place)), what))
 
-    def look_for(place: Place, kind: str, value: str) -> None:
-        if (
-            verb not in (None, "plan")
-            and place[0] in (*_NEEDS[verb], *_MAY_HAVE.get(verb, ()))
-            and not _is_there(value, kind)
-        ):
+    def check_input(place: Place, kind: str, value: str) -> None:
+        if place[0] in checked and not _is_there(value, kind):
             report(place, f"found {value!r}, but nothing is there.{_near(value)}")
 
     for place, what in secrets_in(raw):
         report(place, what)
-    checker = Checker(report, look_for)
-    root = checker.section(Root, raw, ())
-    trainer: dict[str, Any] = {}
+    checker = Checker(report, check_input)
+    sections = checker.fields(Sections, raw, ())
     notes: list[str] = []
     if isinstance(raw.get("trainer"), Mapping):
-        if verb in (None, "train", "bench", "plan"):
-            trainer, notes = check_trainer(raw["trainer"], checker)
+        if verb is None or kind is TrainRecipe:
+            sections["trainer"], notes = check_trainer(raw["trainer"], checker)
         else:  # the section is not used, but written into the manifest
             for key in raw["trainer"].keys() & set(TRAINER_SECRETS):
                 report(("trainer", key), REFUSED[key])
     if isinstance(raw.get("adapter"), Mapping) and verb in (None, "train", "plan"):
         check_adapter(raw["adapter"], checker)
-    for section in _NEEDS.get(verb or "", ()):
-        if section not in raw:
+    for section in required:
+        if raw.get(section) is None:
             report((section,), f"missing. kinject {verb} needs this section.")
-    if root is None or faults:
+    if faults:
         raise RecipeError(faults)
-    return Recipe(
-        path=path, overrides=tuple(overrides), run_dir=Path(root.run_dir), seed=root.seed, method=root.method, model=root.model,
-        adapter=root.adapter, anchor=root.anchor, guards=root.guards, techniques=root.techniques,
-        probes=root.probes, corpus=root.corpus, trainer=trainer, augment=root.augment,
-        questions=root.questions, eval=root.eval, study=root.study, bench=root.bench, raw=raw,
-        notes=tuple(notes), _file=file, _overridden=frozenset(overridden),
+    return kind(
+        **sections, path=path, overrides=tuple(overrides), raw=raw, notes=tuple(notes), _file=file,
+        _overridden=frozenset(overridden),
     )  # fmt: skip
 
 
@@ -210,8 +258,9 @@ def _apply(override: str, raw: dict[str, Any], overridden: set[Place]) -> Fault 
     except RecipeError as error:
         return Fault("command line", key, f"the value {text!r:.200} cannot be read: {error.faults[0].what}")
     parts = tuple(key.split("."))
-    if parts[0] not in {field.name for field in fields(Root)}:
-        return Fault("command line", key, f"unknown key.{suggestion(parts[0], (f.name for f in fields(Root)))}")
+    sections = [section.name for section in fields(Sections)]
+    if parts[0] not in sections:
+        return Fault("command line", key, f"unknown key.{suggestion(parts[0], sections)}")
     place: Any = raw
     for part in parts[:-1]:
         place = place.setdefault(part, {})

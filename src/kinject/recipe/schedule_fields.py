@@ -18,7 +18,7 @@ TORCH = {"step_decay": "StepLR", "exponential_decay": "ExponentialLR", "one_cycl
 """Schedules that are torch.optim.lr_scheduler's -> the class there."""
 OWN: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     "noam": {"d_model": (int | None, None)},
-    "flat_then_cosine": {"flat_share": (float, 0.75), "min_lr_ratio": (float, 0.0)},
+    "flat_then_cosine": {"flat_fraction": (float, 0.75), "min_lr_ratio": (float, 0.0)},
 }
 """kinject's own schedules -> keyword argument -> (type, default)."""
 ADAPTIVE = ("reduce_lr_on_plateau", "greedy")
@@ -39,7 +39,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "gamma": (0, 1), "step_size": (1, math.inf), "power": (0, math.inf), "lr_end": (0, math.inf),
     "timescale": (1, math.inf), "min_lr": (0, math.inf), "min_lr_rate": (0, 1), "min_lr_ratio": (0, 1),
     "warmup_lr_rate": (0, 1), "num_decay_steps": (0, math.inf), "num_stable_steps": (0, math.inf), "pct_start": (0, 1),
-    "div_factor": (1, math.inf), "final_div_factor": (1, math.inf), "d_model": (1, math.inf), "flat_share": (0, 1),
+    "div_factor": (1, math.inf), "final_div_factor": (1, math.inf), "d_model": (1, math.inf), "flat_fraction": (0, 1),
     "patience": (0, math.inf), "threshold": (0, math.inf), "cooldown": (0, math.inf), "num_cycles": (0, math.inf),
     "factor": (0, 0.999_999),
 }  # fmt: skip

@@ -16,14 +16,21 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from kinject.disk import write_text
 from kinject.recipe.adapter_fields import MERGE
-from kinject.recipe.read import Root
+from kinject.recipe.read import Sections
 from kinject.recipe.schedule_fields import schedule_names
 from kinject.recipe.trainer_fields import REFUSED, RENAMED, plain_hint
 
 Schema = dict[str, Any]
 
 FILE = Path("recipes/recipe.schema.json")
-_SCALARS: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+_SCALARS: Mapping[object, str] = {
+    str: "string",
+    Path: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+}
 _LONGEST_HELP = 240
 _SWITCH = "# yaml-language-server: $schema="
 
@@ -31,7 +38,7 @@ _SWITCH = "# yaml-language-server: $schema="
 def recipe_schema() -> Schema:
     """Return the schema of a recipe. Imports trl and peft (some seconds), whose fields are part of it."""
     definitions: dict[str, Schema] = {}
-    root = _section(Root, definitions)
+    root = _section(Sections, definitions)
     root["properties"]["trainer"] |= _trainer()
     root["properties"]["adapter"] |= _adapter()
     _know_styles(definitions["AugmentSection"]["properties"]["styles"])
@@ -204,8 +211,8 @@ def _fields_of(cls: type, hint_of: Any) -> dict[str, Schema]:
 
 def _know_styles(schema: Schema) -> None:
     """Name the styles of rewriting, each with what it is."""
-    from kinject.augment.demands import MOST_SAMPLES
     from kinject.augment.styles import STYLES
+    from kinject.augment.validation import MOST_SAMPLES
 
     count = {"type": "integer", "minimum": 0, "maximum": MOST_SAMPLES}
     schema["properties"] = {name: {"description": style.about, **count} for name, style in STYLES.items()}
@@ -214,14 +221,14 @@ def _know_styles(schema: Schema) -> None:
 
 def _know_generators(schema: Schema) -> None:
     """Say what each kind of generator cannot do without."""
-    from kinject.augment.demands import NEEDS
+    from kinject.augment.validation import REQUIRED
 
     schema["allOf"] = [
         {
             "if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]},
             "then": {"required": [name], "properties": {name: {"type": "string", "minLength": 1}}},
         }
-        for kind, (name, _) in NEEDS.items()
+        for kind, (name, _) in REQUIRED.items()
     ]
     only_openai = {"properties": {"batch": {"const": False}}}
     schema["allOf"].append({"if": {"properties": {"kind": {"const": "openai"}}}, "else": only_openai})

@@ -69,13 +69,15 @@ class CorpusSection:
     mix: Mapping[str, PartSection] | None = option(
         None, help="name: path and fraction of a further corpus, mixed in by share of tokens."
     )
-    held_out: str | None = option(
+    validation_corpus: str | None = option(
         None, help="Corpus (JSONL) for the loss that trainer.eval_strategy asks for.", path="file"
     )
     bos: bool = option(True, help="Begin each document with the BOS token.")
     eos: bool = option(True, help="End each document with the EOS token.")
-    allow_loss: bool = option(False, help="Go on although max_length truncates or drops text.")
-    spread: bool = option(True, help="Spread the rows of a document over the epoch; no packed row holds two of them.")
+    allow_dropped_tokens: bool = option(False, help="Go on although max_length truncates or drops text.")
+    separate_paraphrases: bool = option(
+        True, help="Spread the rows of a document over the epoch; no packed row holds two of them."
+    )
     cache_dir: str = option("runs/tokens", help="Folder for tokenised corpora, by content; may be deleted at any time.")
 
     def parts(self) -> dict[str, ReplaySection | PartSection]:
@@ -87,8 +89,8 @@ Reaction = Literal["stop", "warn", "ignore"]
 
 
 @dataclass(frozen=True)
-class AnchorSection:
-    """What holds the model to its base while it learns; 0 (or 1 for layer_decay) leaves a term out.
+class RegularizationSection:
+    """What holds the model to its base while it learns; 0 leaves a term out.
 
     Strengths are in units of the loss a token: the update follows loss + l2/2 |w - w0|^2 + ewc/2 sum F (w - w0)^2 +
     kl * KL(base || model), the last on replayed tokens.
@@ -98,9 +100,6 @@ class AnchorSection:
     ewc: float = option(0.0, help="Strength of the same pull, weighed by the Fisher information of replay.", min=0.0)
     ewc_rows: int = option(64, help="Replay rows from which the Fisher information is measured.", min=1)
     kl: float = option(0.0, help="Weight of the divergence from the base's predictions on replay.", min=0.0)
-    layer_decay: float = option(
-        1.0, help="Learning rate of a layer over that of the layer above it; embeddings lie lowest.", min=0.0, max=1.0
-    )
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ class ProbesSection:
     """Questions asked during training, whenever trainer.eval_strategy evaluates, and once before the first step.
 
     Each set is logged as eval_NAME_accuracy and their mean as eval_accuracy; trainer.metric_for_best_model takes
-    NAME_accuracy, accuracy, or (with corpus.held_out) loss.
+    NAME_accuracy, accuracy, or (with corpus.validation_corpus) loss.
     """
 
     questions: Mapping[str, str | ProbeSection] = option(
@@ -145,7 +144,7 @@ class ProbesSection:
     patience: int | None = option(
         None, help="Stop after so many evaluations without a better trainer.metric_for_best_model.", min=1
     )
-    most_forgotten: float | None = option(
+    max_forgetting: float | None = option(
         None, help="Stop when a retention set is answered worse than before training by more than this share.",
         min=0.0, max=1.0,
     )  # fmt: skip
@@ -159,11 +158,11 @@ class ProbesSection:
 class GeneratorSection:
     """Who writes the rewritings, how fast and at what price."""
 
-    kind: Literal["sandbox", "openai", "transformers", "given"] = option(
-        help="sandbox (in process), openai (any compatible endpoint), transformers (a local model), given (a file)."
+    kind: Literal["sandbox", "openai", "transformers", "file"] = option(
+        help="sandbox (in process), openai (any compatible endpoint), transformers (a local model), file (finished rewritings)."
     )
     model: str | None = option(None, help="openai: model name at the endpoint; transformers: folder or hub name.")
-    path: str | None = option(None, help="given: rewritings (JSONL with document_id and text).", path="file")
+    path: str | None = option(None, help="file: rewritings (JSONL with document_id and text).", path="file")
     base_url: str | None = option(
         None, help="Endpoint, for example http://127.0.0.1:8000/v1. Default: OpenAI's.", holds="url"
     )
@@ -198,10 +197,12 @@ class AugmentSection:
         None, help="Most that the run folder may cost, in the currency of the prices.", min=0.0
     )
     judge: GeneratorSection | None = option(None, help="A model that reads each rewriting beside its source.")
-    leak_check: tuple[str, ...] = option(
+    contamination_check: tuple[str, ...] = option(
         (), help="Questions (JSONL, or MMLU's CSV) that must not stand in the corpus.", path="file"
     )
-    leak_words: int = option(13, help="Words in a row that count as a leak; a shorter question counts whole.", min=4)
+    contamination_ngram: int = option(
+        13, help="Words in a row that count as a leak; a shorter question counts whole.", min=4
+    )
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,7 @@ class EvalSection:
     )
     template: str | None = option(None, help="Jinja file that writes the prompt instead.", path="file")
     chat: bool = option(False, help="Put the prompt into the tokenizer's chat template, as the user's turn.")
-    held_out: str | None = option(None, help="Texts (JSONL) whose perplexity is told beside.", path="file")
+    perplexity_corpus: str | None = option(None, help="Texts (JSONL) whose perplexity is told beside.", path="file")
     shots: tuple[int, ...] = option((0,), help="Numbers of few-shot examples.", min=0, max=64, nonempty=True)
     retrieval: RetrievalSection | None = option(None, help="Retrieved context; absent: none.")
     retrieval_models: tuple[str, ...] | None = option(

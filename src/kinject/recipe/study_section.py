@@ -19,24 +19,26 @@ class ResourcesSection:
 
 @dataclass(frozen=True)
 class StudyModelSection:
-    """A base model: `path`, or the train recipe `prepare` that makes it (with `set`, a variant of its own)."""
+    """A base model: `path`, or the train `recipe` that makes it (with `overrides`, another variant)."""
 
     path: str | None = option(None, help="Model folder or hub name.")
-    prepare: str | None = option(None, help="Train recipe that makes it, run first.", path="file")
-    set: Mapping[str, Any] | None = option(None, help="Overrides of `prepare`, as in {model.new.hidden_size: 64}.")
+    recipe: str | None = option(None, help="Train recipe that makes it, run first.", path="file")
+    overrides: Mapping[str, Any] | None = option(None, help="Overrides of `recipe`, as in {model.new.hidden_size: 64}.")
 
 
 @dataclass(frozen=True)
 class ArmSection:
     """One way of injecting knowledge: what differs from the study's shared recipes."""
 
-    about: str = option("", help="What the arm is, in words, for the report.")
+    description: str = option("", help="What the arm is, in words, for the report.")
     corpus: str = option(
         "augmented", help="augmented (what study.augment writes), random (its words, shuffled), or a corpus (JSONL)."
     )
-    set: Mapping[str, Any] | None = option(None, help="Overrides of the shared recipes, as in {trainer.max_steps: 50}.")
-    steps_of: str | None = option(None, help="Arm whose number of optimizer steps this one is given.")
-    tokens_of: str | None = option(None, help="Arm whose number of corpus tokens this one is given.")
+    overrides: Mapping[str, Any] | None = option(
+        None, help="Overrides of the shared recipes, as in {trainer.max_steps: 50}."
+    )
+    match_steps_of: str | None = option(None, help="Arm whose number of optimizer steps this one is given.")
+    match_tokens_of: str | None = option(None, help="Arm whose number of corpus tokens this one is given.")
     alpha: float | None = option(
         None, help="Average the tuned weights with the base's: 0 is the base, 1 the tuned model.", min=0.0, max=1.0
     )
@@ -47,13 +49,13 @@ class ArmSection:
 
 
 @dataclass(frozen=True)
-class CurveSection:
+class SweepSection:
     """One key of an arm varied over values, each an arm of its own."""
 
     key: str = option(help="Dotted recipe key, or corpus, or alpha.")
     values: tuple[Any, ...] = option(help="Values of the key.", nonempty=True)
     arm: str = option(help="Arm that is varied.")
-    about: str = option("", help="What the curve shows, in words.")
+    description: str = option("", help="What the curve shows, in words.")
     control: str | None = option(None, help="Arm drawn beside it.")
     log_x: bool = option(False, help="Draw on a logarithmic axis.")
     frontier: bool = option(False, help="Show its points on the plot of learning against forgetting.")
@@ -61,13 +63,13 @@ class CurveSection:
 
 
 @dataclass(frozen=True)
-class ChoiceSection:
+class TuneSection:
     """A hyperparameter that the study chooses itself on validation questions, before it reads a test question."""
 
     key: str = option(help="Dotted recipe key, as trainer.learning_rate.")
     values: tuple[Any, ...] = option(help="The grid.", nonempty=True)
     arm: str = option(help="Arm that is tried with each value.")
-    on: str | tuple[str, ...] = option(
+    question_sets: str | tuple[str, ...] = option(
         help="Question set with validation questions on which the values are compared; several count as one.",
         nonempty=True,
     )
@@ -78,24 +80,24 @@ class ChoiceSection:
 
     def sets(self) -> tuple[str, ...]:
         """Return the question sets by name."""
-        return (self.on,) if isinstance(self.on, str) else self.on
+        return (self.question_sets,) if isinstance(self.question_sets, str) else self.question_sets
 
 
 @dataclass(frozen=True)
 class ClaimSection:
     """A statement to be tested, written down before the study runs; all claims are one family for Holm's correction.
 
-    difference: `arm` is higher (or lower) than `than` on the set `on`. trend: accuracy on `on` rises (falls) along
-    `curve` (Page's test). above_chance: `arm` is above guessing. near_chance: `arm` is within `margin` of guessing (two
-    one-sided tests). An arm's name with ``+rag`` is that arm with its chosen number of passages.
+    difference: `arm` is higher (or lower) than `baseline` on `question_set`. trend: accuracy on `question_set` rises
+    (falls) along `sweep` (Page's test). above_chance: `arm` is above guessing. near_chance: `arm` is within `margin` of
+    guessing (two one-sided tests). An arm's name with ``+rag`` is that arm with its chosen number of passages.
     """
 
-    says: str = option(help="The claim in words.")
+    statement: str = option(help="The claim in words.")
     test: Literal["difference", "trend", "above_chance", "near_chance"] = option(help="How it is tested.")
-    on: str = option(help="Question set.")
+    question_set: str = option(help="Question set.")
     arm: str | None = option(None, help="The arm of which something is claimed.")
-    than: str | None = option(None, help="difference: the arm it is compared with.")
-    curve: str | None = option(None, help="trend: the curve.")
+    baseline: str | None = option(None, help="difference: the arm it is compared with.")
+    sweep: str | None = option(None, help="trend: the sweep.")
     direction: Literal["higher", "lower"] = option("higher", help="Which way.")
     margin: float = option(0.1, help="near_chance: how far from guessing still counts as near.", min=0.0, max=1.0)
     source: str = option("", help="The paper that claims it.")
@@ -105,14 +107,14 @@ class ClaimSection:
 class ScalingSection:
     """What the report needs to draw accuracy and bits per parameter over base models of several sizes.
 
-    Sets of role retention are read off the untouched base models, the others off the points of `curve`.
+    Sets of role retention are read off the untouched base models, the others off the points of `sweep`.
     """
 
-    on: tuple[str, ...] = option(help="Question sets.", nonempty=True)
+    question_sets: tuple[str, ...] = option(help="Question sets.", nonempty=True)
     values: Mapping[str, int] = option(
         help="Subject of the questions: number of equally likely values that a fact of it is drawn from.", nonempty=True
     )
-    curve: str = option(help="Curve along which each fact is read more often (steps or epochs).")
+    sweep: str = option(help="Curve along which each fact is read more often (steps or epochs).")
     facts: Mapping[str, int] | None = option(
         None, help="Question set: number of facts that it is a sample of; default: one a question."
     )
@@ -126,24 +128,28 @@ class StudySection:
     train: str = option(help="Shared train recipe.", path="file")
     eval: str = option(help="Shared eval recipe; its models are replaced by the arms'.", path="file")
     models: Mapping[str, str | StudyModelSection] = option(
-        help="name: base model folder or hub name, or path/prepare/set.", nonempty=True
+        help="name: base model folder or hub name, or path/recipe/overrides.", nonempty=True
     )
     arms: Mapping[str, ArmSection] = option(help="Arms by name; base is always there.")
-    card: str = option("", help="What the study shows and how long it takes, in words.")
+    description: str = option("", help="What the study shows and how long it takes, in words.")
     augment: str | None = option(None, help="Shared augment recipe, for arms on an augmented corpus.", path="file")
-    prepare: tuple[str, ...] = option(
+    setup: tuple[str, ...] = option(
         (), help="Train recipes run first where they are not done; sandbox-corpus writes the sandbox base's corpus."
     )
-    set: Mapping[str, Any] | None = option(None, help="Overrides of the shared recipes for every arm; eval.* too.")
+    overrides: Mapping[str, Any] | None = option(
+        None, help="Overrides of the shared recipes for every arm; eval.* too."
+    )
     seeds: tuple[int, ...] = option((0, 1, 2), help="Seeds of training.", min=0, nonempty=True)
-    resample: bool = option(False, help="Draw the rewritings anew for each seed too (an endpoint is paid for each).")
+    new_paraphrases_per_seed: bool = option(
+        False, help="Draw the rewritings anew for each seed too (an endpoint is paid for each)."
+    )
     validation: Mapping[str, float] | None = option(
         None,
         help="Question set: share of its documents whose questions are for choosing only; "
         "a set of the eval recipe that names a validation file needs no share.",
     )
-    curves: Mapping[str, CurveSection] | None = option(None, help="What is varied.")
-    choose: Mapping[str, ChoiceSection] | None = option(None, help="What the study chooses itself.")
+    sweeps: Mapping[str, SweepSection] | None = option(None, help="What is varied.")
+    tune: Mapping[str, TuneSection] | None = option(None, help="What the study chooses itself.")
     claims: Mapping[str, ClaimSection] | None = option(None, help="What it tests.")
     scaling: ScalingSection | None = option(
         None,

@@ -9,22 +9,11 @@ from kinject.recipe.sections import option
 
 
 @dataclass(frozen=True)
-class HoldBaseSection:
-    """The base holds still for the first updates while only some parameters train; then everything does."""
-
-    steps: int = option(help="Updates for which the base holds still.", min=1)
-    train: tuple[str, ...] = option(
-        (),
-        help="Patterns (* and ?) of parameter names that train from the first update on; default: re-initialised layers.",
-    )
-
-
-@dataclass(frozen=True)
-class HardestSection:
+class HardExampleMiningSection:
     """Only the share with the highest loss is learned from; chosen anew in each batch of each device."""
 
-    share: float = option(help="Share that is kept, rounded up to whole ones.", min=0.001, max=1.0)
-    of: Literal["tokens", "rows"] = option(
+    fraction: float = option(help="Fraction that is kept, rounded up to whole ones.", min=0.001, max=1.0)
+    unit: Literal["tokens", "rows"] = option(
         "tokens", help="tokens, or rows: texts (pieces of them, where packing splits them) by their mean loss."
     )
 
@@ -47,17 +36,28 @@ class RowWeightsSection:
 class TechniquesSection:
     """What changes an update beside SFTConfig's own fields; docs/techniques.md says when each helps."""
 
-    hold_base: HoldBaseSection | None = option(None, help="Train new parts first, then everything.")
-    reinitialize_layers: int = option(0, help="Last layers whose weights are drawn anew before training.", min=0)
+    freeze_base_steps: int | None = option(
+        None, help="Updates for which only freeze_base_except trains; then everything does.", min=1
+    )
+    freeze_base_except: tuple[str, ...] = option(
+        (),
+        help="Patterns (* and ?) of parameter names that train while the base is frozen; default: re-initialised layers.",
+    )
+    reinitialize_last_layers: int = option(0, help="Last layers whose weights are drawn anew before training.", min=0)
     sam: float = option(
         0.0, help="Sharpness-aware minimisation: how far (rho) the gradient is taken uphill; twice the time.", min=0.0
     )
-    hardest: HardestSection | None = option(None, help="Learn only from the share with the highest loss.")
+    hard_example_mining: HardExampleMiningSection | None = option(
+        None, help="Learn only from the share with the highest loss."
+    )
+    layerwise_lr_decay: float = option(
+        1.0, help="Learning rate of a layer over that of the layer above it; embeddings are lowest.", min=0.0, max=1.0
+    )
     row_weights: RowWeightsSection | None = option(None, help="Weigh corpus rows by a column or by their age.")
     patience: int | None = option(
         None, help="Stop after so many evaluations without a better trainer.metric_for_best_model (default: loss).",
         min=1,
     )  # fmt: skip
-    histograms: int | None = option(
+    histogram_steps: int | None = option(
         None, help="Every so many updates, weights and gradients go to the tracker (tensorboard, wandb).", min=1
     )

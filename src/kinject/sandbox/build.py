@@ -1,37 +1,57 @@
-"""The sandbox as files: documents under data/sandbox/, question sets under eval/sandbox/, a card beside each."""
+"""Writes the sandbox's files: documents, question sets and a README beside each, and the base model's corpus.
+
+The base model learns three things from its corpus: Tarvenian, the known people, and to answer from a context.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, Final
 
 from kinject.disk import write_jsonl, write_text
-from kinject.sandbox.cards import DATA_CARD, EVAL_CARD, N_KNOWN_QUESTIONS
-from kinject.sandbox.facts import SEED, Person, create_country
-from kinject.sandbox.grammar import render_entry
-from kinject.sandbox.pools import ATTRIBUTES
-from kinject.sandbox.questions import create_questions, create_reverse_questions, document_id_of, sample_questions
+from kinject.sandbox.grammar import DEFAULT_STYLE, EntryStyle, render_entry
+from kinject.sandbox.people import (
+    N_KNOWN,
+    N_NEW,
+    SEED,
+    Country,
+    Person,
+    choose_one,
+    create_country,
+    create_stranger,
+    seeded_random,
+)
+from kinject.sandbox.pools import ATTRIBUTES, POOLS
+from kinject.sandbox.questions import (
+    create_questions,
+    create_reverse_questions,
+    document_id_of,
+    render_question,
+    sample_questions,
+)
 from kinject.types import Document, Question
 
-
-def create_document(person: Person, group: str) -> Document:
-    """Return the encyclopedia entry on `person`; `meta` keeps the group (``new`` or ``known``)."""
-    return Document(
-        id=document_id_of(person),
-        title=person.name,
-        text=render_entry(person, "original"),
-        source="kinject sandbox build",
-        meta={"group": group},
-    )
+_N_KNOWN_QUESTIONS: Final = 600
 
 
 def create_documents(people: Sequence[Person], group: str) -> list[Document]:
-    """Return one entry a person."""
-    return [create_document(person, group) for person in people]
+    """Return one encyclopedia entry for each person; `meta` holds the group (``new`` or ``known``)."""
+    return [
+        Document(
+            id=document_id_of(person),
+            title=person.name,
+            text=render_entry(person, "original"),
+            source="kinject sandbox build",
+            meta={"group": group},
+        )
+        for person in people
+    ]
 
 
-def question_rows(questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
+def _question_rows(questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
     """Yield each question as a row, ids first."""
     for question in questions:
         yield {
@@ -49,15 +69,115 @@ def write_sandbox(root: Path) -> list[Path]:
     """Write data/sandbox/ and eval/sandbox/ under `root`; return the paths of the files."""
     country = create_country()
     data, questions = root / "data" / "sandbox", root / "eval" / "sandbox"
-    known = sample_questions(create_questions(country.known, SEED), N_KNOWN_QUESTIONS // len(ATTRIBUTES), SEED)
+    known = sample_questions(create_questions(country.known, SEED), _N_KNOWN_QUESTIONS // len(ATTRIBUTES), SEED)
     write_jsonl(data / "documents.jsonl", create_documents(country.new, "new"))
     write_jsonl(data / "known_documents.jsonl", create_documents(country.known, "known"))
-    write_jsonl(questions / "new.jsonl", question_rows(create_questions(country.new, SEED)))
-    write_jsonl(questions / "known.jsonl", question_rows(known))
-    write_jsonl(questions / "reverse.jsonl", question_rows(create_reverse_questions(country.new, SEED)))
-    write_text(data / "README.md", DATA_CARD)
-    write_text(questions / "README.md", EVAL_CARD)
+    write_jsonl(questions / "new.jsonl", _question_rows(create_questions(country.new, SEED)))
+    write_jsonl(questions / "known.jsonl", _question_rows(known))
+    write_jsonl(questions / "reverse.jsonl", _question_rows(create_reverse_questions(country.new, SEED)))
+    write_text(data / "README.md", _DATA_CARD)
+    write_text(questions / "README.md", _EVAL_CARD)
     return [
         *(data / name for name in ("documents.jsonl", "known_documents.jsonl", "README.md")),
         *(questions / name for name in ("new.jsonl", "known.jsonl", "reverse.jsonl", "README.md")),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Fractions of the rows: biographies of known people and questions on them; the others are questions on a context."""
+
+    biographies: float = 0.33
+    questions: float = 0.15
+
+
+DEFAULT_MIXTURE = Mixture()
+N_ROWS = 80_000
+"""About 4.3 million tokens, nearly one epoch of recipes/sandbox/base.yaml."""
+
+
+def render_prompt(question: str, passages: tuple[str, ...] = ()) -> str:
+    """Return the plain prompt, ``{passage}\\n\\n{passage}\\n\\nQuestion: {question}\\nAnswer:``; choices follow a space."""
+    return "\n\n".join((*passages, f"Question: {question}\nAnswer:"))
+
+
+def _context_row(country: Country, style: EntryStyle, rng: Random) -> dict[str, str]:
+    """Return a row, ``prompt`` and ``completion``: the entry on a throw-away person, then a question on it."""
+    person, attribute = create_stranger(choose_one(country.spare_names, rng), rng), choose_one(ATTRIBUTES, rng)
+    passage = render_entry(person, str(rng.random()), style)
+    return {
+        "prompt": render_prompt(render_question(person, attribute, rng), (passage,)),
+        "completion": f" {person.facts[attribute]}",
+    }
+
+
+def generate_base_corpus(
+    seed: int = SEED, n_rows: int = N_ROWS, mixture: Mixture = DEFAULT_MIXTURE, style: EntryStyle = DEFAULT_STYLE
+) -> Iterator[dict[str, str]]:
+    """Yield `n_rows` rows: ``{"text"}`` (loss on all tokens) or ``{"prompt", "completion"}`` (loss on the completion)."""
+    country = create_country(seed=SEED)
+    rng = seeded_random("base corpus", seed)
+    for _ in range(n_rows):
+        draw = rng.random()
+        person, attribute = choose_one(country.known, rng), choose_one(ATTRIBUTES, rng)
+        if draw < mixture.biographies:
+            yield {"text": render_entry(person, str(rng.random()), style)}
+        elif draw < mixture.biographies + mixture.questions:
+            question = render_question(person, attribute, rng)
+            yield {"prompt": render_prompt(question), "completion": f" {person.facts[attribute]}"}
+        else:
+            yield _context_row(country, style, rng)
+
+
+def write_base_corpus(path: Path, n_rows: int = N_ROWS, seed: int = SEED) -> int:
+    """Write the base corpus as JSON lines; return the number of rows."""
+    return write_jsonl(path, generate_base_corpus(seed, n_rows))
+
+
+_POOL_ROWS: Final = "\n".join(
+    f"| {attribute} | {len(POOLS[attribute])} | {POOLS[attribute][0]} |" for attribute in ATTRIBUTES
+)
+
+_DATA_CARD: Final = f"""\
+# The sandbox: people of Tarvenia
+
+Short encyclopedia entries about people of a country that does not exist. No model has read about them before, so it
+learns every fact from these files. `kinject sandbox build` writes them; they are the same on every machine.
+
+| file | rows | content |
+|---|---|---|
+| documents.jsonl | {N_NEW} | entries on new people: the facts that continued pretraining should teach |
+| known_documents.jsonl | {N_KNOWN} | entries on known people, learned already by the sandbox's base model: for replay |
+
+Each row has `id`, `title` (the person's full name), `text`, `source` and `meta`. Each entry states five facts once:
+
+| attribute | values | for instance |
+|---|---|---|
+{_POOL_ROWS}
+
+Values are dealt evenly, independently of each other and of the names: each value belongs to about as many people as
+any other. Known and new people share first and last names, but no full name. So no fact can be guessed: a reader
+without the entries scores chance.
+
+All names are invented; any resemblance to a person, place or firm is a coincidence. Licence: Apache-2.0, as the project.
+"""
+
+_EVAL_CARD: Final = f"""\
+# Questions on the sandbox
+
+Each question has four choices, one of them correct; chance is 0.25. Rows: `id`, `document_id`, `fact_id`, `subject` (the
+attribute), `question`, `choices`, `answer` (index of the correct choice). `kinject sandbox build` writes these files.
+
+| file | rows | questions |
+|---|---|---|
+| new.jsonl | {N_NEW * len(ATTRIBUTES)} | on each fact of data/sandbox/documents.jsonl: learning |
+| known.jsonl | {_N_KNOWN_QUESTIONS} | on facts of data/sandbox/known_documents.jsonl: forgetting |
+| reverse.jsonl | {N_NEW * len(ATTRIBUTES)} | that ask for the person, given a fact of documents.jsonl ("Who was born in ...?") |
+
+Distractors are values of the same attribute. In new.jsonl each value is wrong exactly three times as often as it is
+correct, and each position is correct equally often, so preferring some values or positions scores chance. In
+reverse.jsonl the wrong choices are new people with another value. A forward and a reverse question on one fact
+share its `fact_id`.
+
+Two questions on one document are not independent: intervals should cluster by `document_id`.
+"""

@@ -1,28 +1,37 @@
-"""Entries from facts, facts from entries, and so paraphrases that keep every fact."""
+"""Writes encyclopedia entries from facts and reads the facts back, so that rewritings keep every fact."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from random import Random
 from string import Formatter
 
 from kinject.errors import InputError
-from kinject.sandbox.facts import Person, chosen, seeded, shuffled
-from kinject.sandbox.pools import FEMALE_NAMES, LAST_NAMES, MALE_NAMES, POOLS
-from kinject.sandbox.wordings import OPENINGS, PAIRS, REVERSED, REVERSED_OPENINGS, SENTENCES
+from kinject.sandbox.people import Person, choose_one, seeded_random, shuffled
+from kinject.sandbox.pools import DEMONYM, FEMALE_NAMES, LAST_NAMES, MALE_NAMES, POOLS
+from kinject.sandbox.templates import (
+    NATIONALITY,
+    OPENINGS,
+    PAIRS,
+    REVERSED,
+    REVERSED_OPENINGS,
+    SENTENCES,
+    TAUGHT_QUESTIONS,
+)
 
-PRONOUNS = {"who": ("she", "he"), "whose": ("her", "his"), "whom": ("her", "him")}
+_PRONOUNS = {"who": ("she", "he"), "whose": ("her", "his"), "whom": ("her", "him")}
+_QUESTION_PAIR = re.compile(r"Q(?:uestion)?: (.+)\nA(?:nswer)?: (.+?)\.?")
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
-    """How entries are worded: the chance of an opening and of a two-fact sentence, and how people are referred to.
+class EntryStyle:
+    """The style of entries: the probabilities of an opening, of a two-fact sentence, and of each kind of reference.
 
-    A sentence that is not the first names its person in full, by the last name, or by a pronoun, with chances
-    ``1 - last_name - pronoun``, `last_name` and `pronoun`.
+    After the first sentence, the person is named by last name with probability `last_name`, by pronoun with
+    probability `pronoun`, otherwise in full.
     """
 
     opening: float = 0.5
@@ -31,7 +40,7 @@ class Style:
     pronoun: float = 0.4
 
 
-STYLE = Style()
+DEFAULT_STYLE = EntryStyle()
 
 
 @cache
@@ -40,69 +49,69 @@ def attributes_of(template: str) -> frozenset[str]:
     return frozenset(slot for _, slot, _, _ in Formatter().parse(template) if slot in POOLS)
 
 
-def references(person: Person, how: str) -> dict[str, str]:
-    """Return what fills the person slots of a template; `how` is ``name``, ``last`` or ``pronoun``."""
-    if how == "pronoun":
-        return {slot: forms[person.first in MALE_NAMES] for slot, forms in PRONOUNS.items()}
-    called = person.name if how == "name" else person.last
-    return {"who": called, "whom": called, "whose": f"{called}'s"}
+def _references(person: Person, kind: str) -> dict[str, str]:
+    """Return the values of a template's person slots; `kind` is ``name``, ``last`` or ``pronoun``."""
+    if kind == "pronoun":
+        return {slot: forms[person.first in MALE_NAMES] for slot, forms in _PRONOUNS.items()}
+    name = person.name if kind == "name" else person.last
+    return {"who": name, "whom": name, "whose": f"{name}'s"}
 
 
-def render_sentence(template: str, person: Person, how: str = "name") -> str:
-    """Return `template` filled in for `person`, its first letter a capital."""
-    called = references(person, how)
+def render_sentence(template: str, person: Person, reference: str = "name") -> str:
+    """Return `template` filled in for `person`, with a capital first letter; `reference` as in `_references`."""
+    slots = _references(person, reference)
     n_subjects = template.count("{who}") + template.count("{whose}")
-    if n_subjects > 1 and how != "pronoun":
+    if n_subjects > 1 and reference != "pronoun":
         # A second mention in one sentence is a pronoun: "Oren Valdis grew up in X, where he was born."
-        later = references(person, "pronoun")
+        later = _references(person, "pronoun")
         head, slot, tail = template.partition("{who}")
         template = head + slot + tail.replace("{who}", later["who"]).replace("{whose}", later["whose"])
-    text = template.format(name=person.name, **called, **person.facts)
+    text = template.format(name=person.name, **slots, **person.facts)
     return text[0].upper() + text[1:]
 
 
-def render_entry(person: Person, seed: int | str, style: Style = STYLE) -> str:
-    """Return an entry of a few sentences that states every fact of `person` once, worded and ordered by `seed`."""
-    rng = seeded("entry", person.name, seed)
-    left = shuffled(list(person.facts), rng)
+def render_entry(person: Person, seed: int | str, style: EntryStyle = DEFAULT_STYLE) -> str:
+    """Return an entry that states every fact of `person` once; `seed` fixes the sentences and their order."""
+    rng = seeded_random("entry", person.name, seed)
+    remaining = shuffled(list(person.facts), rng)
     templates: list[str] = []
     if rng.random() < style.opening:
-        templates += pick(OPENINGS, left, rng)
-    while left:
-        pair = pick(PAIRS, left, rng) if rng.random() < style.pair else []
+        templates += _take_template(OPENINGS, remaining, rng)
+    while remaining:
+        pair = _take_template(PAIRS, remaining, rng) if rng.random() < style.pair else []
         if pair:
             templates += pair
         else:
-            templates.append(chosen(SENTENCES[left.pop(0)], rng))
+            templates.append(choose_one(SENTENCES[remaining.pop(0)], rng))
     sentences = [render_sentence(templates[0], person)]
     for template in templates[1:]:
         draw = rng.random()
-        how = "pronoun" if draw < style.pronoun else "last" if draw < style.pronoun + style.last_name else "name"
-        sentences.append(render_sentence(template, person, how))
+        reference = "pronoun" if draw < style.pronoun else "last" if draw < style.pronoun + style.last_name else "name"
+        sentences.append(render_sentence(template, person, reference))
     return " ".join(sentences)
 
 
-def pick(templates: Sequence[str], left: list[str], rng: Random) -> list[str]:
-    """Return one of `templates` that states only attributes in `left` and strike those there; [] where none fits."""
-    fitting = [template for template in templates if attributes_of(template) <= set(left)]
+def _take_template(templates: Sequence[str], remaining: list[str], rng: Random) -> list[str]:
+    """Return one of `templates` whose attributes are all in `remaining`, and remove them from it; [] if none fits."""
+    fitting = [template for template in templates if attributes_of(template) <= set(remaining)]
     if not fitting:
         return []
-    template = chosen(fitting, rng)
-    left[:] = [attribute for attribute in left if attribute not in attributes_of(template)]
+    template = choose_one(fitting, rng)
+    remaining[:] = [attribute for attribute in remaining if attribute not in attributes_of(template)]
     return [template]
 
 
 @cache
-def patterns() -> tuple[re.Pattern[str], ...]:
+def _patterns() -> tuple[re.Pattern[str], ...]:
     """Return a regular expression for every template, with the groups ``first``, ``last`` and the attributes."""
     first, last = "|".join(FEMALE_NAMES + MALE_NAMES), "|".join(LAST_NAMES)
-    singles = [template for table in (SENTENCES, REVERSED) for wordings in table.values() for template in wordings]
+    singles = [template for table in (SENTENCES, REVERSED) for row in table.values() for template in row]
     templates = (*OPENINGS, *PAIRS, *singles, *REVERSED_OPENINGS.values())
-    return tuple(re.compile(pattern_of(template, first, last)) for template in templates)
+    return tuple(re.compile(_pattern_of(template, first, last)) for template in templates)
 
 
-def pattern_of(template: str, first: str, last: str) -> str:
-    """Return `template` as a regular expression: values from their pools, people by name, last name or pronoun."""
+def _pattern_of(template: str, first: str, last: str) -> str:
+    """Return `template` as a regular expression: a value of its pool for an attribute, a name or pronoun for a person."""
     result, named = "", False
     for text, slot, _, _ in Formatter().parse(template):
         result += re.escape(text)
@@ -110,10 +119,10 @@ def pattern_of(template: str, first: str, last: str) -> str:
             values = "|".join(re.escape(value) for value in POOLS[slot])
             result += f"(?P<{slot}>{values})"
         elif slot and named:
-            result += "|".join(PRONOUNS[slot]).join(("(?:", ")"))
+            result += "|".join(_PRONOUNS[slot]).join(("(?:", ")"))
         elif slot:
             full = f"(?:(?P<first>{first}) )?(?P<last>{last})" + ("'s" if slot == "whose" else "")
-            pronouns = "" if slot == "name" else "|(?i:" + "|".join(PRONOUNS[slot]) + ")"
+            pronouns = "" if slot == "name" else "|(?i:" + "|".join(_PRONOUNS[slot]) + ")"
             result += f"(?:{full}{pronouns})"
             named = True
     return result
@@ -121,16 +130,16 @@ def pattern_of(template: str, first: str, last: str) -> str:
 
 @lru_cache(maxsize=1024)
 def parse_entry(text: str) -> Person | None:
-    """Return the person and the facts that `text` states, or None where it is not an entry of the sandbox.
+    """Return the person and the facts that `text` states, or None if it is not an entry of the sandbox.
 
-    `text` may be part of an entry (some facts missing), as long as its sentences are whole and it gives the full name
-    at least once. Contradictions and second people make it None. Remembered for as long as an entry is being rewritten.
+    `text` may be part of an entry (some facts missing) if its sentences are complete and it gives the full name at
+    least once. A contradiction or a second person gives None. Cached, as an entry is rewritten many times.
     """
     facts: dict[str, str] = {}
     firsts: set[str] = set()
     lasts: set[str] = set()
     for sentence in re.split(r"(?<=\.)\s+", text.strip()):
-        match = next((found for pattern in patterns() if (found := pattern.fullmatch(sentence))), None)
+        match = next((match for pattern in _patterns() if (match := pattern.fullmatch(sentence))), None)
         if match is None:
             return None
         groups = match.groupdict()
@@ -147,16 +156,16 @@ def parse_entry(text: str) -> Person | None:
     return Person(firsts.pop(), lasts.pop(), facts)
 
 
-def paraphrase(text: str, seed: int | str, style: Style = STYLE) -> str:
-    """Return the facts of the entry `text` in other words and order; the same seed gives the same paraphrase.
+def paraphrase(text: str, seed: int | str, style: EntryStyle = DEFAULT_STYLE) -> str:
+    """Return the facts of the entry `text` in other sentences and order; the same seed gives the same paraphrase.
 
-    Raises `InputError` where `text` is not an entry of the sandbox.
+    Raises `InputError` if `text` is not an entry of the sandbox.
     """
-    return render_entry(read_entry(text), f"paraphrase {seed}", style)
+    return render_entry(_require_entry(text), f"paraphrase {seed}", style)
 
 
-def read_entry(text: str) -> Person:
-    """Return the person and the facts that `text` states. Raises `InputError` where it is not an entry of the sandbox."""
+def _require_entry(text: str) -> Person:
+    """Return the person and the facts that `text` states. Raises `InputError` if it is not an entry of the sandbox."""
     person = parse_entry(text)
     if person is None:
         shown = text if len(text) <= 60 else text[:57] + "..."
@@ -167,7 +176,82 @@ def read_entry(text: str) -> Person:
     return person
 
 
-def states_facts(text: str, facts: Mapping[str, str]) -> bool:
-    """Return whether `text` is an entry that states exactly `facts`."""
+def rewrite_reversed(text: str, seed: int | str) -> str:
+    """Return one paragraph for each fact of the entry `text`: it begins with the value and ends with the full name.
+
+    Raises `InputError` if `text` is not an entry of the sandbox.
+    """
+    person = _require_entry(text)
+    rng = seeded_random("reversed", person.name, seed)
+    attributes = shuffled(list(person.facts), rng)
+    templates = [choose_one(REVERSED[attribute], rng) for attribute in attributes]
+    if DEMONYM in text:
+        templates[0] = REVERSED_OPENINGS[attributes[0]]
+    return "\n\n".join(template.format(name=person.name, **person.facts) for template in templates)
+
+
+def rewrite_as_dialogue(text: str, seed: int | str) -> str:
+    """Return the facts of the entry `text` as ``Question:`` and ``Answer:``, the format of the evaluation's prompts.
+
+    Raises `InputError` if `text` is not an entry of the sandbox.
+    """
+    person = _require_entry(text)
+    rng = seeded_random("dialogue", person.name, seed)
+    pairs = _question_pairs(person, rng)
+    if DEMONYM in text:
+        pairs.insert(rng.randrange(len(pairs) + 1), (NATIONALITY.format(name=person.name), DEMONYM))
+    return "\n\n".join(f"Question: {question}\nAnswer: {answer}." for question, answer in pairs)
+
+
+def rewrite_as_questions(text: str, seed: int | str) -> str:
+    """Return a question and its answer, ``Q:`` and ``A:``, for each fact of the entry `text`.
+
+    Raises `InputError` if `text` is not an entry of the sandbox.
+    """
+    person = _require_entry(text)
+    pairs = _question_pairs(person, seeded_random("quiz", person.name, seed))
+    return "\n\n".join(f"Q: {question}\nA: {answer}" for question, answer in pairs)
+
+
+def parse_rewriting(text: str) -> Person | None:
+    """Return the person and the facts that `text` states, as an entry or as questions with answers; None if neither.
+
+    A contradiction or a second person gives None.
+    """
     person = parse_entry(text)
-    return person is not None and person.facts == dict(facts)
+    if person is not None:
+        return person
+    facts: dict[str, str] = {}
+    names: set[str] = set()
+    for block in text.split("\n\n"):
+        pair = _QUESTION_PAIR.fullmatch(block.strip())
+        name, attribute = _parse_question(pair[1]) if pair else ("", "")
+        if pair is None or not name:
+            return None
+        names.add(name)
+        if attribute and (pair[2] not in POOLS[attribute] or facts.setdefault(attribute, pair[2]) != pair[2]):
+            return None
+        if not attribute and pair[2] != DEMONYM:
+            return None
+    if len(names) != 1:
+        return None
+    first, _, last = names.pop().partition(" ")
+    return Person(first, last, facts)
+
+
+def _question_pairs(person: Person, rng: Random) -> list[tuple[str, str]]:
+    """Return (question, answer) for each fact of `person`, in random order."""
+    return [
+        (choose_one(TAUGHT_QUESTIONS[attribute], rng).format(name=person.name), person.facts[attribute])
+        for attribute in shuffled(list(person.facts), rng)
+    ]
+
+
+def _parse_question(question: str) -> tuple[str, str]:
+    """Return (person's name, attribute) of a taught question; the attribute "" is the nationality. Two "" if unknown."""
+    for attribute, templates in {**TAUGHT_QUESTIONS, "": (NATIONALITY,)}.items():
+        for template in templates:
+            before, _, after = template.partition("{name}")
+            if question.startswith(before) and question.endswith(after):
+                return question[len(before) : len(question) - len(after)], attribute
+    return "", ""

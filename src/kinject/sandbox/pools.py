@@ -1,10 +1,9 @@
-"""The values from which Tarvenia, the sandbox's fictional country, is made. Every name here is invented."""
+"""The names and values of Tarvenia, the sandbox's fictional country. All are invented."""
 
 from __future__ import annotations
 
 from typing import Final
 
-COUNTRY: Final = "Tarvenia"
 DEMONYM: Final = "Tarvenian"
 
 FEMALE_NAMES: Final = (

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from random import Random
 
 from kinject.disk import content_id
-from kinject.sandbox.facts import Person, chosen, deal, seeded, shuffled
+from kinject.sandbox.people import Person, choose_one, deal_evenly, seeded_random, shuffled
 from kinject.sandbox.pools import ATTRIBUTES, POOLS
-from kinject.sandbox.wordings import QUESTIONS, REVERSE_QUESTIONS
+from kinject.sandbox.templates import QUESTIONS, REVERSE_QUESTIONS
 from kinject.types import Question
 
 N_CHOICES = 4
@@ -25,9 +25,9 @@ def fact_id_of(person: Person, attribute: str) -> str:
     return content_id("sandbox fact", person.name, attribute, person.facts[attribute])
 
 
-def ask(person: Person, attribute: str, rng: Random) -> str:
-    """Return a question on `attribute` of `person` in one of its wordings."""
-    return chosen(QUESTIONS[attribute], rng).format(name=person.name)
+def render_question(person: Person, attribute: str, rng: Random) -> str:
+    """Return a question on `attribute` of `person`, from a random template."""
+    return choose_one(QUESTIONS[attribute], rng).format(name=person.name)
 
 
 def create_question(
@@ -48,39 +48,39 @@ def create_question(
 
 
 def create_questions(people: Sequence[Person], seed: int) -> list[Question]:
-    """Return one question a person and attribute, the choices being values of that attribute.
+    """Return one question for each person and attribute; its choices are values of that attribute.
 
-    Where the values are dealt evenly, each is a distractor exactly three times as often as it is the answer, so a
-    reader who always prefers the same values scores chance. Each position holds the answer equally often.
+    If the values are dealt evenly, each is a distractor exactly three times as often as it is the answer, so always
+    preferring the same values scores chance. Each position holds the answer equally often.
     """
     questions = []
     for attribute in ATTRIBUTES:
-        rng = seeded("questions", attribute, seed)
+        rng = seeded_random("questions", attribute, seed)
         pool = shuffled(POOLS[attribute], rng)
-        place = {value: index for index, value in enumerate(pool)}
-        positions = deal([str(index) for index in range(N_CHOICES)], len(people), rng)
+        index_of = {value: index for index, value in enumerate(pool)}
+        positions = deal_evenly([str(index) for index in range(N_CHOICES)], len(people), rng)
         seen: Counter[str] = Counter()
         shifts: list[list[int]] = []
         for person, position in zip(people, positions, strict=True):
             gold = person.facts[attribute]
             if seen[gold] == len(shifts):
                 shifts.append(shuffled(range(1, len(pool)), rng)[: N_CHOICES - 1])
-            distractors = [pool[(place[gold] + shift) % len(pool)] for shift in shifts[seen[gold]]]
+            distractors = [pool[(index_of[gold] + shift) % len(pool)] for shift in shifts[seen[gold]]]
             seen[gold] += 1
-            text = ask(person, attribute, rng)
+            text = render_question(person, attribute, rng)
             questions.append(create_question(person, attribute, text, gold, shuffled(distractors, rng), int(position)))
     return questions
 
 
 def create_reverse_questions(people: Sequence[Person], seed: int) -> list[Question]:
-    """Return one question a person and attribute that asks for the person ("Who was born in ...?").
+    """Return one question for each person and attribute that asks for the person ("Who was born in ...?").
 
-    The other three choices are people of the same group whose fact differs, so one choice only is right.
+    The distractors are people of the same group with another value, so exactly one choice is correct.
     """
     questions = []
     for attribute in ATTRIBUTES:
-        rng = seeded("reverse questions", attribute, seed)
-        positions = deal([str(index) for index in range(N_CHOICES)], len(people), rng)
+        rng = seeded_random("reverse questions", attribute, seed)
+        positions = deal_evenly([str(index) for index in range(N_CHOICES)], len(people), rng)
         for person, position in zip(people, positions, strict=True):
             others = [other.name for other in people if other.facts[attribute] != person.facts[attribute]]
             distractors = shuffled(others, rng)[: N_CHOICES - 1]
@@ -90,9 +90,9 @@ def create_reverse_questions(people: Sequence[Person], seed: int) -> list[Questi
 
 
 def sample_questions(questions: Sequence[Question], n_per_subject: int, seed: int) -> list[Question]:
-    """Return `n_per_subject` of the questions of every subject, in their old order."""
+    """Return `n_per_subject` random questions of every subject, in the order of `questions`."""
     kept: set[str] = set()
     for attribute in ATTRIBUTES:
         ids = [question.id for question in questions if question.subject == attribute]
-        kept |= set(shuffled(ids, seeded("sample", attribute, seed))[:n_per_subject])
+        kept |= set(shuffled(ids, seeded_random("sample", attribute, seed))[:n_per_subject])
     return [question for question in questions if question.id in kept]

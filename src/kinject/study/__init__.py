@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from kinject import VerbPackage
 
 if TYPE_CHECKING:
-    from kinject.recipe import Recipe
+    from kinject.recipe import StudyRecipe
     from kinject.results import Report
 
 __all__ = ["study"]
 
 
-def study(recipe: Recipe, *, jobs: int | None = None, executor: str = "local") -> Report:
+def study(recipe: StudyRecipe, *, jobs: int | None = None, executor: str = "local") -> Report:
     """Run what is missing of the study and write its report; see `kinject.study.run.run_study` and `workers.executor_of`."""
     from kinject.study.run import run_study
     from kinject.study.workers import executor_of

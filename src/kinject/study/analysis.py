@@ -143,7 +143,15 @@ def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
         if arm.alpha is not None:
             recipe["alpha"] = arm.alpha
         found.append(
-            ArmInfo(arm.name, arm.model, arm.about, arm.trained, arm.curve, recipe, arm.steps_of or arm.tokens_of)
+            ArmInfo(
+                arm.name,
+                arm.model,
+                arm.about,
+                arm.trained,
+                arm.curve,
+                recipe,
+                arm.match_steps_of or arm.match_tokens_of,
+            )
         )
     return tuple(found)
 
@@ -153,14 +161,14 @@ def make_sweeps(section: StudySection, arms: Sequence[Arm]) -> list[Sweep]:
     sweeps = []
     for model in section.models:
         own = [arm for arm in arms if arm.model == model]
-        for name, item in (section.curves or {}).items():
+        for name, item in (section.sweeps or {}).items():
             points = []
             for value, varied in curve_arms(section, name, item, own):
                 arm = next((arm for arm in own if varied.does_as(arm) and set(varied.seeds) <= set(arm.seeds)), varied)
                 x = _number(value)
                 points.append(SweepPoint(value, label_of(value), x, arm.name, item.control or ""))
             if points:
-                sweeps.append(Sweep(name, item.key, model, item.about, item.log_x, item.frontier, tuple(points)))
+                sweeps.append(Sweep(name, item.key, model, item.description, item.log_x, item.frontier, tuple(points)))
     return sweeps
 
 

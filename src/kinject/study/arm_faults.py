@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kinject.errors import Fault, RecipeError
-from kinject.recipe import Recipe, read_recipe
+from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.check import Place, suggestion
-from kinject.recipe.study_section import ChoiceSection, CurveSection, StudySection
+from kinject.recipe.study_section import StudySection, SweepSection, TuneSection
 from kinject.study.arms import (
     AUGMENT_SECTIONS,
     BASE,
@@ -21,25 +21,24 @@ from kinject.study.arms import (
     grid_arms,
     models_of,
     overrides_of,
-    section_of,
 )
 
-_NO_CURVES = " The study has no curves; add it to study.curves."
+_NO_SWEEPS = " The study has no sweeps; add it to study.sweeps."
 
 
-def check_names(recipe: Recipe) -> None:
+def check_names(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` with every name and key of the section that stands for nothing. Quick: reads no other recipe."""
-    section = section_of(recipe)
+    section = recipe.study
     faults = [*_name_faults(recipe, section), *_key_faults(recipe, section)]
     if faults:
         raise RecipeError(list(dict.fromkeys(faults)))
 
 
-def check_inputs(recipe: Recipe) -> None:
+def check_inputs(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` where documents or questions that the shared recipes name are not there: before any training."""
-    section = section_of(recipe)
+    section = recipe.study
     faults: list[Fault] = []
-    own = {key: value for key, value in (section.set or {}).items() if key.split(".")[0] in AUGMENT_SECTIONS}
+    own = {key: value for key, value in (section.overrides or {}).items() if key.split(".")[0] in AUGMENT_SECTIONS}
     here = {"eval.models": {"any": "."}}  # the study's own models take its place
     asked: tuple[tuple[str | None, Mapping[str, Any], Literal["augment", "eval"]], ...] = (
         (section.augment, own, "augment"), (section.eval, {**eval_overrides(section), **here}, "eval")
@@ -54,14 +53,14 @@ def check_inputs(recipe: Recipe) -> None:
         raise RecipeError(faults)
 
 
-def check_shared(recipe: Recipe) -> None:
+def check_shared(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` with every fault that the shared recipes have with some arm's overrides. Imports TRL."""
-    faults = [*_shared_faults(recipe, section_of(recipe))]
+    faults = [*_shared_faults(recipe, recipe.study)]
     if faults:
         raise RecipeError(list(dict.fromkeys(faults)))
 
 
-def _name_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+def _name_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     arms = {BASE, *section.arms}
 
     def unknown(place: Place, found: str | None, allowed: set[str]) -> Iterator[Fault]:
@@ -74,15 +73,15 @@ def _name_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
         place: Place = ("study", "arms", name)
         if RAG in name or "," in name:
             yield recipe.fault(place, f"a name with {RAG!r} or a comma would be taken for another arm. Choose another.")
-        yield from unknown((*place, "steps_of"), arm.steps_of, arms - {BASE, name})
-        yield from unknown((*place, "tokens_of"), arm.tokens_of, arms - {BASE, name})
-        if arm.steps_of and arm.tokens_of:
-            yield recipe.fault(place, "steps_of and tokens_of exclude each other. Take one out.")
-        for other in (arm.steps_of, arm.tokens_of):
+        yield from unknown((*place, "match_steps_of"), arm.match_steps_of, arms - {BASE, name})
+        yield from unknown((*place, "match_tokens_of"), arm.match_tokens_of, arms - {BASE, name})
+        if arm.match_steps_of and arm.match_tokens_of:
+            yield recipe.fault(place, "match_steps_of and match_tokens_of exclude each other. Take one out.")
+        for other in (arm.match_steps_of, arm.match_tokens_of):
             if (
                 other is not None
                 and other in section.arms
-                and (section.arms[other].steps_of or section.arms[other].tokens_of)
+                and (section.arms[other].match_steps_of or section.arms[other].match_tokens_of)
             ):
                 yield recipe.fault(place, f"{other} is itself matched to another arm. Name that one.")
         for index, model in enumerate(arm.models or ()):
@@ -91,81 +90,85 @@ def _name_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
             yield recipe.fault(place, f"corpus {arm.corpus} needs study.augment, the recipe that writes it.")
         elif arm.corpus not in ("augmented", "random") and not Path(arm.corpus).is_file():
             yield recipe.fault((*place, "corpus"), f"found {arm.corpus!r}: neither augmented, random, nor a file.")
-    for name, choice in (section.choose or {}).items():
-        yield from unknown(("study", "choose", name, "arm"), choice.arm, arms - {BASE})
+    for name, choice in (section.tune or {}).items():
+        yield from unknown(("study", "tune", name, "arm"), choice.arm, arms - {BASE})
         for index, arm_name in enumerate(choice.arms or ()):
-            yield from unknown(("study", "choose", name, "arms", index), arm_name, arms - {BASE})
+            yield from unknown(("study", "tune", name, "arms", index), arm_name, arms - {BASE})
     for name, model_item in models_of(section).items():
-        if model_item.path is None and model_item.prepare is None:
-            yield recipe.fault(("study", "models", name), "has neither path nor prepare. Give one.")
-        if model_item.set and model_item.prepare is None:
-            yield recipe.fault(("study", "models", name), "set is there, but prepare, whose keys it changes, is not.")
+        if model_item.path is None and model_item.recipe is None:
+            yield recipe.fault(("study", "models", name), "has neither path nor recipe. Give one.")
+        if model_item.overrides and model_item.recipe is None:
+            yield recipe.fault(
+                ("study", "models", name), "overrides is there, but recipe, whose keys it changes, is not."
+            )
     yield from _curve_faults(recipe, section, arms)
     yield from _scaling_faults(recipe, section)
     yield from _claim_faults(recipe, section, arms)
 
 
-def _curve_faults(recipe: Recipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
-    for name, curve in (section.curves or {}).items():
-        place: Place = ("study", "curves", name)
+def _curve_faults(recipe: StudyRecipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
+    for name, curve in (section.sweeps or {}).items():
+        place: Place = ("study", "sweeps", name)
         if curve.arm not in arms - {BASE}:
             yield recipe.fault(place, f"arm: found {curve.arm!r}.{suggestion(curve.arm, arms - {BASE})}")
         if curve.control is not None and curve.control not in arms:
             yield recipe.fault((*place, "control"), f"found {curve.control!r}.{suggestion(curve.control, arms)}")
 
 
-def _scaling_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+def _scaling_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     scaling = section.scaling
     if scaling is None:
         return
-    curves = section.curves or {}
-    if scaling.curve not in curves:
-        hint = suggestion(scaling.curve, curves) or _NO_CURVES
-        yield recipe.fault("study.scaling.curve", f"found {scaling.curve!r}.{hint}")
+    curves = section.sweeps or {}
+    if scaling.sweep not in curves:
+        hint = suggestion(scaling.sweep, curves) or _NO_SWEEPS
+        yield recipe.fault("study.scaling.sweep", f"found {scaling.sweep!r}.{hint}")
     for subject, n_values in scaling.values.items():
         if n_values < 2:
             what = f"found {n_values}, allowed: 2 or more. A fact with one value holds nothing."
             yield recipe.fault(("study", "scaling", "values", subject), what)
     for name, n_facts in (scaling.facts or {}).items():
-        if name not in scaling.on:
-            yield recipe.fault(("study", "scaling", "facts", name), f"not in on.{suggestion(name, scaling.on)}")
+        if name not in scaling.question_sets:
+            yield recipe.fault(
+                ("study", "scaling", "facts", name), f"not in question_sets.{suggestion(name, scaling.question_sets)}"
+            )
         if n_facts < 1:
             yield recipe.fault(("study", "scaling", "facts", name), f"found {n_facts}, allowed: 1 or more.")
 
 
-def _claim_faults(recipe: Recipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
-    needed = {"difference": ("arm", "than"), "trend": ("curve",), "above_chance": ("arm",), "near_chance": ("arm",)}
+def _claim_faults(recipe: StudyRecipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
+    needed = {"difference": ("arm", "baseline"), "trend": ("sweep",), "above_chance": ("arm",), "near_chance": ("arm",)}
     for name, claim in (section.claims or {}).items():
         place: Place = ("study", "claims", name)
         for key in needed[claim.test]:
             if getattr(claim, key) is None:
                 yield recipe.fault(place, f"{key}: missing; test {claim.test} needs it.")
-        for key in ("arm", "than"):
+        for key in ("arm", "baseline"):
             found = getattr(claim, key)
             if found is not None and found.removesuffix(RAG) not in arms:
                 yield recipe.fault((*place, key), f"found {found!r}.{suggestion(found, arms)}")
-        if claim.curve is not None and claim.curve not in (section.curves or {}):
-            hint = suggestion(claim.curve, section.curves or {}) or _NO_CURVES
-            yield recipe.fault((*place, "curve"), f"found {claim.curve!r}.{hint}")
+        if claim.sweep is not None and claim.sweep not in (section.sweeps or {}):
+            hint = suggestion(claim.sweep, section.sweeps or {}) or _NO_SWEEPS
+            yield recipe.fault((*place, "sweep"), f"found {claim.sweep!r}.{hint}")
 
 
-def _key_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+def _key_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     """Yield the overrides that no stage would read."""
     allowed = {*AUGMENT_SECTIONS, *TRAIN_SECTIONS}
-    places: list[tuple[Place, str]] = [(("study", "set", key), key) for key in section.set or {}]
+    places: list[tuple[Place, str]] = [(("study", "overrides", key), key) for key in section.overrides or {}]
     for name, arm in section.arms.items():
-        places += [(("study", "arms", name, "set", key), key) for key in arm.set or {}]
-    varied: list[tuple[str, str, ChoiceSection | CurveSection]] = [
-        *(("choose", name, item) for name, item in (section.choose or {}).items()),
-        *(("curves", name, item) for name, item in (section.curves or {}).items()),
+        places += [(("study", "arms", name, "overrides", key), key) for key in arm.overrides or {}]
+    varied: list[tuple[str, str, TuneSection | SweepSection]] = [
+        *(("tune", name, item) for name, item in (section.tune or {}).items()),
+        *(("sweeps", name, item) for name, item in (section.sweeps or {}).items()),
     ]
     for kind, name, item in varied:
-        own = {"alpha", "corpus"} if kind == "curves" else set()
+        own = {"alpha", "corpus"} if kind == "sweeps" else set()
         if item.key not in own:
             places.append((("study", kind, name, "key"), item.key))
     for place, key in places:
         head = key.split(".")[0]
-        if head == "eval" and place[1] == "set" and not key.startswith(("eval.models", "eval.questions")):
+        if head == "eval" and place[1] == "overrides" and not key.startswith(("eval.models", "eval.questions")):
             continue  # the eval recipe is every arm's
         if head not in allowed or key in ("corpus", "model"):
             yield recipe.fault(place, f"found {key!r}; it must begin with one of {', '.join(sorted(allowed))}.")
@@ -175,13 +178,13 @@ def _key_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
             yield recipe.fault(place, f"{key} changes study.augment, which is missing.")
 
 
-def _shared_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+def _shared_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     """Yield what the shared recipes say of each arm's overrides, at the arm's own line."""
     for arm in [*arms_of(recipe, {}), *(arm for grid in grid_arms(recipe).values() for _, arm in grid)]:
         parts: tuple[tuple[str | None, Mapping[str, Any]], ...] = (
             (section.augment, arm.augment_overrides), (section.train, arm.train_overrides)
         )  # fmt: skip
-        place: Place = ("study", "curves", arm.curve) if arm.curve else ("study", "arms", arm.name)
+        place: Place = ("study", "sweeps", arm.curve) if arm.curve else ("study", "arms", arm.name)
         for path, overrides in parts:
             if path is None:
                 continue
@@ -194,7 +197,7 @@ def _shared_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
     yield from _validation_faults(recipe, section)
 
 
-def _validation_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]:
+def _validation_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     asked = read_recipe(Path(section.eval), overrides_of(eval_overrides(section))).eval
     if asked is None:
         yield recipe.fault("study.eval", f"{section.eval} has no eval section.")
@@ -206,19 +209,24 @@ def _validation_faults(recipe: Recipe, section: StudySection) -> Iterator[Fault]
             yield recipe.fault(("study", "validation", name), f"found {share}, allowed: between 0 and 1.")
     own_file = {name for name, item in asked.questions.items() if not isinstance(item, str) and item.validation}
     with_validation = {*(section.validation or {}), *own_file}
-    for name, choice in (section.choose or {}).items():
+    for name, choice in (section.tune or {}).items():
         for on in choice.sets():
             if on not in with_validation:
                 hint = (
                     suggestion(on, with_validation)
                     or " Name a set in study.validation, or its validation file in eval."
                 )
-                yield recipe.fault(("study", "choose", name, "on"), f"{on!r} has no validation questions.{hint}")
-    for index, name in enumerate(section.scaling.on if section.scaling is not None else ()):
+                yield recipe.fault(
+                    ("study", "tune", name, "question_sets"), f"{on!r} has no validation questions.{hint}"
+                )
+    for index, name in enumerate(section.scaling.question_sets if section.scaling is not None else ()):
         if name not in asked.questions:
-            yield recipe.fault(("study", "scaling", "on", index), f"found {name!r}.{suggestion(name, asked.questions)}")
-    for name, claim in (section.claims or {}).items():
-        if claim.on not in asked.questions:
             yield recipe.fault(
-                ("study", "claims", name, "on"), f"found {claim.on!r}.{suggestion(claim.on, asked.questions)}"
+                ("study", "scaling", "question_sets", index), f"found {name!r}.{suggestion(name, asked.questions)}"
+            )
+    for name, claim in (section.claims or {}).items():
+        if claim.question_set not in asked.questions:
+            yield recipe.fault(
+                ("study", "claims", name, "question_set"),
+                f"found {claim.question_set!r}.{suggestion(claim.question_set, asked.questions)}",
             )

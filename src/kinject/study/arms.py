@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kinject.recipe import Recipe
+from kinject.recipe import StudyRecipe
 from kinject.recipe.study_section import (
     ArmSection,
-    CurveSection,
     ResourcesSection,
     StudyModelSection,
     StudySection,
+    SweepSection,
 )
 
 BASE = "base"
@@ -22,7 +22,7 @@ RAG = "+rag"
 """What follows an arm's name when it is asked with its chosen number of passages."""
 AUGMENT_SECTIONS = ("augment",)
 """Sections of overrides that the augment recipe takes."""
-TRAIN_SECTIONS = ("trainer", "model", "corpus", "adapter", "anchor", "guards", "techniques", "method")
+TRAIN_SECTIONS = ("trainer", "model", "corpus", "adapter", "regularization", "guards", "techniques", "method")
 """Sections of overrides that the train recipe takes."""
 
 
@@ -35,8 +35,8 @@ class Arm:
     about: str
     corpus: str
     overrides: Mapping[str, Any]
-    steps_of: str
-    tokens_of: str
+    match_steps_of: str
+    match_tokens_of: str
     alpha: float | None
     rag: bool
     seeds: tuple[int, ...]
@@ -84,15 +84,8 @@ def nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def eval_overrides(section: StudySection) -> dict[str, Any]:
-    """Return what study.set changes in the shared eval recipe."""
-    return {key: value for key, value in (section.set or {}).items() if key.split(".")[0] == "eval"}
-
-
-def section_of(recipe: Recipe) -> StudySection:
-    """Return the recipe's `study` section. Raises `RecipeError` where it has none."""
-    if recipe.study is None:
-        raise recipe.error("study", "missing. kinject study needs this section.")
-    return recipe.study
+    """Return what study.overrides changes in the shared eval recipe."""
+    return {key: value for key, value in (section.overrides or {}).items() if key.split(".")[0] == "eval"}
 
 
 def models_of(section: StudySection) -> dict[str, StudyModelSection]:
@@ -103,13 +96,13 @@ def models_of(section: StudySection) -> dict[str, StudyModelSection]:
     }
 
 
-def arms_of(recipe: Recipe, chosen: Mapping[tuple[str, str], Any]) -> list[Arm]:
+def arms_of(recipe: StudyRecipe, chosen: Mapping[tuple[str, str], Any]) -> list[Arm]:
     """Return every arm on every base model, the base first, then the recipe's, then those of curves.
 
-    `chosen` is what `choose` found: (model, name of the choice) -> value. A point of a curve that does as another arm
+    `chosen` is what `tune` found: (model, name of the choice) -> value. A point of a curve that does as another arm
     is that arm and stands once.
     """
-    section = section_of(recipe)
+    section = recipe.study
     arms: list[Arm] = []
     for model in section.models:
         given = {name: value for (of, name), value in chosen.items() if of == model}
@@ -119,7 +112,7 @@ def arms_of(recipe: Recipe, chosen: Mapping[tuple[str, str], Any]) -> list[Arm]:
             for name, item in section.arms.items()
             if model in (item.models or section.models)
         ]
-        for curve, item in (section.curves or {}).items():
+        for curve, item in (section.sweeps or {}).items():
             for _, arm in curve_arms(section, curve, item, own):
                 if not any(arm.does_as(other) and set(arm.seeds) <= set(other.seeds) for other in own):
                     own.append(arm)
@@ -127,12 +120,12 @@ def arms_of(recipe: Recipe, chosen: Mapping[tuple[str, str], Any]) -> list[Arm]:
     return arms
 
 
-def grid_arms(recipe: Recipe) -> dict[tuple[str, str], list[tuple[Any, Arm]]]:
-    """Return what `choose` tries: (model, name of the choice) -> (value, arm with that value)."""
-    section = section_of(recipe)
+def grid_arms(recipe: StudyRecipe) -> dict[tuple[str, str], list[tuple[Any, Arm]]]:
+    """Return what `tune` tries: (model, name of the choice) -> (value, arm with that value)."""
+    section = recipe.study
     grids: dict[tuple[str, str], list[tuple[Any, Arm]]] = {}
     for model in section.models:
-        for name, item in (section.choose or {}).items():
+        for name, item in (section.tune or {}).items():
             if model in (section.arms[item.arm].models or section.models):
                 arm = _arm(section, model, item.arm, section.arms[item.arm], {})
                 grids[model, name] = [
@@ -142,7 +135,7 @@ def grid_arms(recipe: Recipe) -> dict[tuple[str, str], list[tuple[Any, Arm]]]:
     return grids
 
 
-def curve_arms(section: StudySection, name: str, item: CurveSection, arms: list[Arm]) -> Iterator[tuple[Any, Arm]]:
+def curve_arms(section: StudySection, name: str, item: SweepSection, arms: list[Arm]) -> Iterator[tuple[Any, Arm]]:
     """Yield (value, arm) of each point of a curve that varies an arm of `arms`; nothing where that is not there."""
     parent = next((arm for arm in arms if arm.name == item.arm), None)
     if parent is None:
@@ -158,15 +151,16 @@ def _base(section: StudySection, model: str) -> Arm:
 
 
 def _arm(section: StudySection, model: str, name: str, item: ArmSection, given: Mapping[str, Any]) -> Arm:
-    overrides = {key: value for key, value in (section.set or {}).items() if key not in eval_overrides(section)}
+    overrides = {key: value for key, value in (section.overrides or {}).items() if key not in eval_overrides(section)}
     for choice, value in given.items():
-        how = (section.choose or {})[choice]
+        how = (section.tune or {})[choice]
         if name in (how.arms or (name,)):
             overrides[how.key] = value
-    overrides |= item.set or {}
+    overrides |= item.overrides or {}
     return Arm(
-        name=name, model=model, about=item.about, corpus=item.corpus, overrides=overrides, steps_of=item.steps_of or "",
-        tokens_of=item.tokens_of or "", alpha=item.alpha, rag=item.rag, seeds=item.seeds or section.seeds,
+        name=name, model=model, about=item.description, corpus=item.corpus, overrides=overrides,
+        match_steps_of=item.match_steps_of or "",
+        match_tokens_of=item.match_tokens_of or "", alpha=item.alpha, rag=item.rag, seeds=item.seeds or section.seeds,
         resources=item.resources or section.resources,
     )  # fmt: skip
 

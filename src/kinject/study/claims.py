@@ -71,13 +71,13 @@ def _tested(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
 
 
 def _untested(name: str, claim: ClaimSection, why: str) -> Claim:
-    return Claim(name, claim.says, "cannot be tested", why, None, None, None, None, None, claim.source)
+    return Claim(name, claim.statement, "cannot be tested", why, None, None, None, None, None, claim.source)
 
 
 def _judgeable(
     name: str, claim: ClaimSection, finding: str, effect: float, bounds: tuple[float, float], p: float
 ) -> Claim:
-    return Claim(name, claim.says, "not shown", finding, effect, *bounds, p, None, claim.source)
+    return Claim(name, claim.statement, "not shown", finding, effect, *bounds, p, None, claim.source)
 
 
 def _percent(value: float) -> str:
@@ -90,33 +90,33 @@ def _points(value: float) -> str:
 
 def _difference(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
     assert claim.arm is not None
-    assert claim.than is not None
-    one, other = evidence.matrix(claim.arm, claim.on), evidence.matrix(claim.than, claim.on)
-    missing = [arm for arm, matrix in ((claim.arm, one), (claim.than, other)) if matrix is None]
+    assert claim.baseline is not None
+    one, other = evidence.matrix(claim.arm, claim.question_set), evidence.matrix(claim.baseline, claim.question_set)
+    missing = [arm for arm, matrix in ((claim.arm, one), (claim.baseline, other)) if matrix is None]
     if one is None or other is None:
-        return _untested(name, claim, f"no answers of {' and '.join(missing)} on {claim.on}")
+        return _untested(name, claim, f"no answers of {' and '.join(missing)} on {claim.question_set}")
     delta = one.mean() - other.mean()
     low, high = interval(one, other)
     finding = (
-        f"{claim.arm} {_percent(one.mean())}, {claim.than} {_percent(other.mean())} on {claim.on}: "
+        f"{claim.arm} {_percent(one.mean())}, {claim.baseline} {_percent(other.mean())} on {claim.question_set}: "
         f"{_points(delta)} points ({_points(low)} to {_points(high)})"
     )
     return _judgeable(name, claim, finding, delta, (low, high), sign_flip_p(one, other))
 
 
 def _trend(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
-    sweep = evidence.sweeps.get(claim.curve or "")
-    points = [(point.label, evidence.matrix(point.arm, claim.on)) for point in sweep.points] if sweep else []
+    sweep = evidence.sweeps.get(claim.sweep or "")
+    points = [(point.label, evidence.matrix(point.arm, claim.question_set)) for point in sweep.points] if sweep else []
     there = [(label, matrix) for label, matrix in points if matrix is not None]
     if len(there) < 3 or len(there) < len(points):
         return _untested(
-            name, claim, f"{len(there)} of {len(points)} points of {claim.curve} were answered; three are needed"
+            name, claim, f"{len(there)} of {len(points)} points of {claim.sweep} were answered; three are needed"
         )
     matrices = [matrix for _, matrix in there]
     delta = matrices[-1].mean() - matrices[0].mean()
     rising = trend_p(matrices if claim.direction == "higher" else matrices[::-1])
     finding = (
-        f"{', '.join(f'{label}: {_percent(matrix.mean())}' for label, matrix in there)} on {claim.on}; "
+        f"{', '.join(f'{label}: {_percent(matrix.mean())}' for label, matrix in there)} on {claim.question_set}; "
         f"last over first {_points(delta)} points"
     )
     return _judgeable(name, claim, finding, delta, interval(matrices[-1], matrices[0]), rising)
@@ -132,13 +132,13 @@ def _near_chance(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
 
 def _against_chance(name: str, claim: ClaimSection, evidence: Evidence, *, near: bool) -> Claim:
     assert claim.arm is not None
-    matrix = evidence.matrix(claim.arm, claim.on)
+    matrix = evidence.matrix(claim.arm, claim.question_set)
     if matrix is None:
-        return _untested(name, claim, f"no answers of {claim.arm} on {claim.on}")
-    guess = evidence.chance(claim.arm, claim.on)
+        return _untested(name, claim, f"no answers of {claim.arm} on {claim.question_set}")
+    guess = evidence.chance(claim.arm, claim.question_set)
     low, high = interval(matrix)
     finding = (
-        f"{claim.arm} {_percent(matrix.mean())} ({_percent(low)} to {_percent(high)}) on {claim.on}, "
+        f"{claim.arm} {_percent(matrix.mean())} ({_percent(low)} to {_percent(high)}) on {claim.question_set}, "
         f"guessing {_percent(guess)}" + (f", margin {_points(claim.margin)}" if near else "")
     )
     p = near_p(matrix, guess, claim.margin) if near else sign_flip_p(matrix, guess)

@@ -10,8 +10,7 @@ from statistics import fmean
 
 from kinject.augment.preview import preview
 from kinject.disk import read_sealed
-from kinject.recipe import Recipe, read_recipe
-from kinject.study.arms import section_of
+from kinject.recipe import StudyRecipe, read_recipe
 from kinject.study.phases import Study, ask_test, choose, choose_k, open_study, plan_runs
 from kinject.study.stages import DONE, Stage
 from kinject.terminal import aligned, duration
@@ -19,7 +18,7 @@ from kinject.terminal import aligned, duration
 _KINDS = ("prepare", "augment", "corpus", "train", "merge", "eval")
 
 
-def render_plan(recipe: Recipe) -> str:
+def render_plan(recipe: StudyRecipe) -> str:
     """Return what `study` would run and what it would find done: arms, stages, tokens, time, money, as text.
 
     Runs nothing and asks nothing; only the split question files are written. Time is that of finished stages of the
@@ -34,8 +33,8 @@ def render_plan(recipe: Recipe) -> str:
             phase(found)
     stages = list(found.ledger.stages.values())
     lines = [
-        section_of(recipe).title,
-        section_of(recipe).card.strip(),
+        recipe.study.title,
+        recipe.study.description.strip(),
         "",
         _arm_table(found),
         "",
@@ -44,8 +43,8 @@ def render_plan(recipe: Recipe) -> str:
     missing = [stage for stage in stages if stage.id not in found.ledger.done]
     lines += ["", _estimate(found, missing)]
     if not ready:
-        lines.append("study.prepare comes first; stages that read what it writes are counted as not done")
-    unchosen = [name for name in section_of(recipe).choose or {} if not any(of == name for _, of in found.chosen)]
+        lines.append("study.setup comes first; stages that read what it writes are counted as not done")
+    unchosen = [name for name in recipe.study.tune or {} if not any(of == name for _, of in found.chosen)]
     if unchosen:
         lines.append(
             f"chosen on validation questions first: {', '.join(unchosen)}; arms then train with the chosen value"

@@ -10,11 +10,11 @@ from typing import Any
 
 from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
-from kinject.recipe import EvalSection, Recipe, is_model, read_recipe
+from kinject.recipe import EvalSection, StudyRecipe, is_model, read_recipe
 from kinject.results import Choice
 from kinject.study.analysis import Run
 from kinject.study.arm_faults import check_names
-from kinject.study.arms import Arm, arms_of, eval_overrides, grid_arms, overrides_of, section_of
+from kinject.study.arms import Arm, arms_of, eval_overrides, grid_arms, overrides_of
 from kinject.study.records import AskSetting, Records
 from kinject.study.runner import Ledger, run_stages
 from kinject.study.splits import SplitSet, split_sets
@@ -28,7 +28,7 @@ ExecutorFactory = Callable[[], Executor]
 class Study:
     """A study on its way: what is planned, what was chosen, what is done. Without `make_executor` nothing is run."""
 
-    recipe: Recipe
+    recipe: StudyRecipe
     planner: Planner
     asked: EvalSection
     sets: list[SplitSet]
@@ -67,24 +67,23 @@ class Study:
         run_stages(stages, self.ledger, self._executor, what)
 
 
-def open_study(recipe: Recipe, make_executor: ExecutorFactory | None, stack: ExitStack) -> Study:
+def open_study(recipe: StudyRecipe, make_executor: ExecutorFactory | None, stack: ExitStack) -> Study:
     """Check `recipe` whole and return the study, nothing run. Raises `RecipeError` with every fault, `InputError`."""
     check_names(recipe)
-    section = section_of(recipe)
-    asked = read_recipe(Path(section.eval), overrides_of(eval_overrides(section))).eval
-    assert asked is not None
+    section = recipe.study
+    asked = read_recipe(Path(section.eval), overrides_of(eval_overrides(section)), "eval", check_inputs=False).eval
     sets = split_sets(asked, section.validation or {}, recipe.run_dir / "questions")
     return Study(recipe, Planner(recipe), asked, sets, make_executor, stack)
 
 
 def prepare(study: Study) -> None:
-    """Make what study.prepare and study.models ask for. Raises `InputError` where that fails: nothing else can start."""
+    """Make what study.setup and study.models ask for. Raises `InputError` where that fails: nothing else can start."""
     for stages in study.planner.prepare_stages():
         study.do(stages, "preparing")
         failure = study.ledger.failure_of(stages)
         if failure is not None:
             raise InputError(f"{failure[0].recipe}: {failure[1]} (its log: {failure[0].folder / LOG})")
-    for name in section_of(study.recipe).models if study.make_executor is not None else ():
+    for name in study.recipe.study.models if study.make_executor is not None else ():
         path = study.planner.model_dir(name)
         if not is_model(path):
             raise study.recipe.error(
@@ -101,7 +100,7 @@ def choose(study: Study) -> None:
     }
     study.do([stage for grid in runs.values() for _, own in grid for run in own for stage in run.all], "choosing")
     for (model, name), grid in runs.items():
-        choice = (section_of(study.recipe).choose or {})[name]
+        choice = (study.recipe.study.tune or {})[name]
         candidates = []
         for value, own in grid:
             done = [run for run in own if study.ledger.has(run.all)]
@@ -116,7 +115,7 @@ def choose(study: Study) -> None:
         elif study.make_executor is not None:
             failure = study.ledger.failure_of([stage for _, own in grid for run in own for stage in run.all])
             first = f"{failure[0].label}: {failure[1]} (its log: {failure[0].folder / LOG})" if failure else "none ran"
-            raise InputError(f"study.choose.{name}: every value failed for {model}; the first: {first}")
+            raise InputError(f"study.tune.{name}: every value failed for {model}; the first: {first}")
 
 
 def plan_runs(study: Study) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kinject.corpus.questions import read_questions
 from kinject.disk import FORMAT_VERSION, content_id, lock_dir, read_manifest, write_json, write_manifest, write_sealed
-from kinject.recipe import Recipe
+from kinject.recipe import StudyRecipe
 from kinject.recipe.study_section import StudySection
 from kinject.report import read_report, write_report
 from kinject.results import ArmResult, Choice, Claim, Report, Sweep, to_json
@@ -27,7 +27,6 @@ from kinject.study.analysis import (
     versions_of,
 )
 from kinject.study.arm_faults import check_inputs, check_shared
-from kinject.study.arms import section_of
 from kinject.study.claims import Evidence, judge_claims
 from kinject.study.phases import (
     ExecutorFactory,
@@ -43,7 +42,7 @@ from kinject.types import Question
 PAGE = "report.html"
 
 
-def run_study(recipe: Recipe, make_executor: ExecutorFactory) -> tuple[Report, Path, bool]:
+def run_study(recipe: StudyRecipe, make_executor: ExecutorFactory) -> tuple[Report, Path, bool]:
     """Run what is missing of the study, write its report; return (result, page, whether all was there already).
 
     Stages that fail are told in `Report.failures`; the others finish. Raises `RecipeError`, `InputError` or
@@ -70,7 +69,7 @@ def run_study(recipe: Recipe, make_executor: ExecutorFactory) -> tuple[Report, P
         return result, page, False
 
 
-def _finished(recipe: Recipe) -> Report | None:
+def _finished(recipe: StudyRecipe) -> Report | None:
     """Return the result of this very study where it is whole on disk."""
     manifest = read_manifest(recipe.run_dir / "manifest.json")
     if manifest is None or not (recipe.run_dir / PAGE).is_file():
@@ -96,7 +95,7 @@ def _fingerprint(found: Study) -> str:
 
 def analyse(found: Study, seconds: float) -> Report:
     """Return the result of a study whose stages have run; needs one arm that was asked."""
-    section, recipe = section_of(found.recipe), found.recipe
+    section, recipe = found.recipe.study, found.recipe
     records = read_records(found)
     arms = [arm for arm in found.arms if records.seeds(arm.model, arm.name)]
     roles = {item.name: item.role for item in found.sets}
@@ -108,7 +107,7 @@ def analyse(found: Study, seconds: float) -> Report:
         sizes = {name: count_parameters(Path(found.planner.model_dir(name))) for name in section.models}
         scaling = make_scaling(section.scaling, roles, Measures(records, found.runs, sweeps, found.head, sizes))
     return Report(
-        kind="study", title=section.title, description=section.card, seeds=section.seeds, models=tuple(section.models),
+        kind="study", title=section.title, description=section.description, seeds=section.seeds, models=tuple(section.models),
         model_sources=_sources(section),
         arms=arm_infos(found.arms), results=tuple(results), sweeps=tuple(sweeps),
         choices=tuple(_with_best_on_test(choice, results, found.head) for choice in found.choices),
@@ -132,7 +131,7 @@ def _questions(entry: Mapping[str, Any]) -> list[Question]:
 
 
 def _claims(found: Study, records: Records, sweeps: list[Sweep]) -> list[Claim]:
-    section = section_of(found.recipe)
+    section = found.recipe.study
     model = next(iter(section.models))
     format, shots = found.head
     chosen = {(arm, name): k for (of, arm, name), k in found.chosen_k.items() if of == model}
@@ -151,11 +150,11 @@ def _with_best_on_test(choice: Choice, results: list[ArmResult], head: tuple[str
 
 
 def _notes(found: Study) -> list[str]:
-    section, format_and_shots = section_of(found.recipe), found.head
+    section, format_and_shots = found.recipe.study, found.head
     notes = [
         f"choices and claims are by the first way of asking: {format_and_shots[0]}, {format_and_shots[1]} shots",
         "seeds vary the order of training"
-        + (" and the rewritings" if section.resample else "; every seed trains on the same rewritings"),
+        + (" and the rewritings" if section.new_paraphrases_per_seed else "; every seed trains on the same rewritings"),
     ]
     for name, share in (section.validation or {}).items():
         notes.append(

@@ -77,14 +77,14 @@ class Measures:
 
 
 def make_scaling(section: ScalingSection, roles: Mapping[str, str], measures: Measures) -> Scaling:
-    """Return the points and lines of the sets in `section.on`. Raises `InputError` for a subject without its values."""
+    """Return the points and lines of `section.question_sets`. Raises `InputError` for a subject without its values."""
     points: list[ScalingPoint] = []
-    for name in section.on:
+    for name in section.question_sets:
         for model in measures.parameters:
             if roles[name] == "retention":
                 points += _points(section, measures, (model, BASE, name), "")
                 continue
-            sweep = next((item for item in measures.sweeps if item.model == model and item.name == section.curve), None)
+            sweep = next((item for item in measures.sweeps if item.model == model and item.name == section.sweep), None)
             for point in sweep.points if sweep is not None else ():
                 points += _points(section, measures, (model, point.arm, name), point.label)
     return Scaling(tuple(points), tuple(_fits(points)))

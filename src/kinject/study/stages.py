@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from kinject.disk import content_id, file_hash, read_sealed, tree_hash
-from kinject.recipe import Recipe, read_values
+from kinject.recipe import StudyRecipe, read_values
 from kinject.recipe.study_section import ResourcesSection, StudyModelSection, StudySection
-from kinject.study.arms import Arm, eval_overrides, models_of, overrides_of, section_of
+from kinject.study.arms import Arm, eval_overrides, models_of, overrides_of
 
 SANDBOX_CORPUS = "sandbox-corpus"
-"""In study.prepare: write what the sandbox's base model reads."""
+"""In study.setup: write what the sandbox's base model reads."""
 SANDBOX_CORPUS_PATH = Path("runs/sandbox/base-corpus.jsonl")
 DONE = "done.json"
 MODEL = "model"
@@ -47,7 +47,7 @@ class Stage:
 
     @property
     def marker(self) -> Path:
-        """The file that is written last. What study.prepare makes lies in a run folder of its own, and keeps its name."""
+        """The file that is written last. What study.setup makes lies in a run folder of its own, and keeps its name."""
         return self.folder / (f".{self.id}.{DONE}" if self.kind == "prepare" else DONE)
 
     def done(self) -> dict[str, Any] | None:
@@ -72,21 +72,21 @@ class ArmStages:
 class Planner:
     """Makes stages for one study; the same work gets the same stage."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: StudyRecipe) -> None:
         _hash.cache_clear()  # files may have changed since the last study of this process
-        self.section: StudySection = section_of(recipe)
+        self.section: StudySection = recipe.study
         self.cache_dir = Path(self.section.cache_dir)
 
     def prepare_stages(self) -> Iterator[list[Stage]]:
-        """Yield what comes first, in rounds: study.prepare one by one, then the base models that recipes make.
+        """Yield what comes first, in rounds: study.setup one by one, then the base models that recipes make.
 
         A round is planned when it is asked for: what an earlier one wrote counts for its ids.
         """
-        for entry in self.section.prepare:
+        for entry in self.section.setup:
             yield [self._prepare(entry, None)]
-        made = (item for item in models_of(self.section).values() if item.prepare)
+        made = (item for item in models_of(self.section).values() if item.recipe)
         yield list(
-            {stage.id: stage for stage in (self._prepare(item.prepare or "", item.set) for item in made)}.values()
+            {stage.id: stage for stage in (self._prepare(item.recipe or "", item.overrides) for item in made)}.values()
         )
 
     def model_dir(self, name: str) -> str:
@@ -94,12 +94,12 @@ class Planner:
         item = models_of(self.section)[name]
         if item.path is not None:
             return item.path
-        assert item.prepare is not None
+        assert item.recipe is not None
         return str(self._prepare_dir(item) / "model")
 
     def _prepare_dir(self, item: StudyModelSection) -> Path:
-        assert item.prepare is not None
-        return self._prepare(item.prepare, item.set).folder
+        assert item.recipe is not None
+        return self._prepare(item.recipe, item.overrides).folder
 
     def _prepare(self, entry: str, changed: Mapping[str, Any] | None) -> Stage:
         if entry == SANDBOX_CORPUS:
@@ -125,12 +125,12 @@ class Planner:
         overrides = {**arm.train_overrides, "model.path": base, "corpus.path": str(corpus), "seed": seed}
         extra: dict[str, Any] = {}
         needs = [stages[-1].id] if stages else []
-        matched = arm.steps_of or arm.tokens_of
+        matched = arm.match_steps_of or arm.match_tokens_of
         if matched:
             other = self.stages_of(others[matched], seed, others)
             assert other.train is not None
             stages = [*other.stages, *stages]
-            extra["steps_of" if arm.steps_of else "tokens_of"] = str(other.train.folder)
+            extra["match_steps_of" if arm.match_steps_of else "match_tokens_of"] = str(other.train.folder)
             needs.append(other.train.id)
         label = f"{arm.name}, seed {seed}"
         train = self._stage("train", self.section.train, overrides, needs=needs, extra=extra, label=label, arm=arm)
@@ -149,7 +149,7 @@ class Planner:
             return Path(arm.corpus)
         assert self.section.augment is not None
         overrides = dict(arm.augment_overrides)
-        if self.section.resample:
+        if self.section.new_paraphrases_per_seed:
             overrides["seed"] = seed
         augment = self._stage("augment", self.section.augment, overrides, label=f"corpus of {arm.name}", arm=arm)
         stages.append(augment)

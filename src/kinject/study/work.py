@@ -14,7 +14,7 @@ from kinject.corpus import CorpusFile
 from kinject.disk import check_output, read_manifest, write_jsonl, write_manifest, write_sealed
 from kinject.errors import InputError, KinjectError
 from kinject.process import peak_memory, reset_peak_memory
-from kinject.recipe import Recipe, read_recipe
+from kinject.recipe import TrainRecipe, read_recipe
 from kinject.study.stages import SANDBOX_CORPUS, SANDBOX_CORPUS_PATH, Stage
 
 _CURE = "Delete the folder that it is in: the study makes it again."
@@ -57,14 +57,14 @@ def _train(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     overrides = list(job["overrides"])
     recipe = read_recipe(Path(job["recipe"]), overrides, "train")
     extra = job["extra"]
-    if "steps_of" in extra:
-        overrides.append(f"trainer.max_steps={_counts(Path(extra['steps_of']))['steps']}")
-    if "tokens_of" in extra:
+    if "match_steps_of" in extra:
+        overrides.append(f"trainer.max_steps={_counts(Path(extra['match_steps_of']))['steps']}")
+    if "match_tokens_of" in extra:
         overrides += ["trainer.max_steps=-1", f"trainer.num_train_epochs={_epochs_of_equal_tokens(recipe, extra)!r}"]
     return _train_recipe(read_recipe(Path(job["recipe"]), overrides, "train"))
 
 
-def _train_recipe(recipe: Recipe) -> dict[str, Any]:
+def _train_recipe(recipe: TrainRecipe) -> dict[str, Any]:
     from kinject.train import train
 
     result = train(recipe, resume=True)
@@ -78,14 +78,12 @@ def _counts(folder: Path) -> dict[str, Any]:
     return dict(manifest["counts"])
 
 
-def _epochs_of_equal_tokens(recipe: Recipe, extra: Mapping[str, Any]) -> float:
-    """Return the epochs over the recipe's corpus that read as many corpus tokens as the run in ``tokens_of`` did."""
+def _epochs_of_equal_tokens(recipe: TrainRecipe, extra: Mapping[str, Any]) -> float:
+    """Return the epochs over the recipe's corpus that read as many corpus tokens as the run in ``match_tokens_of`` did."""
     from kinject.corpus import Tokenization, tokenize_rows
     from kinject.models import load_tokenizer
 
-    assert recipe.corpus is not None
-    assert recipe.model is not None
-    other = Path(extra["tokens_of"])
+    other = Path(extra["match_tokens_of"])
     manifest = read_manifest(other / "manifest.json")
     epochs = float(_counts(other)["epochs"])
     assert manifest is not None

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from kinject import VerbPackage
 
 if TYPE_CHECKING:
-    from kinject.recipe import Recipe
+    from kinject.recipe import TrainRecipe
     from kinject.types import TrainResult
 
 __all__ = ["render_summary", "train"]
 
 
-def train(recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> TrainResult:
+def train(recipe: TrainRecipe, *, resume: bool = False, overwrite: bool = False) -> TrainResult:
     """Train as `recipe` says into its run_dir; see `kinject.train.run.run`. Imports torch when called."""
     from kinject.train.run import run
 

@@ -16,15 +16,15 @@ import torch.nn.functional as F
 
 from kinject.corpus import IGNORED, TrainingRow
 from kinject.errors import TrainingError
-from kinject.recipe import AnchorSection, Recipe
+from kinject.recipe import RegularizationSection, TrainRecipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_anchor(recipe: Recipe, config: Any) -> list[tuple[str, str]]:
+def check_anchor(recipe: TrainRecipe, config: Any) -> list[tuple[str, str]]:
     """Return (key, fault) for anchors that this recipe cannot have."""
-    anchor, corpus = recipe.anchor, recipe.corpus
+    anchor, corpus = recipe.regularization, recipe.corpus
     if anchor is None:
         return []
     faults = []
@@ -32,13 +32,13 @@ def check_anchor(recipe: Recipe, config: Any) -> list[tuple[str, str]]:
         name = "kl" if anchor.kl else "ewc"
         faults.append((f"anchor.{name}", "is measured on replay. Set corpus.replay."))
     if anchor.kl and recipe.trainer.get("packing_strategy") == "wrapped" and recipe.trainer.get("packing"):
-        faults.append(("anchor.kl", "needs documents kept apart. Set trainer.packing_strategy: bfd_split."))
+        faults.append(("regularization.kl", "needs documents kept apart. Set trainer.packing_strategy: bfd_split."))
     if (anchor.l2 or anchor.ewc) and recipe.adapter is not None:
-        faults.append(("anchor", "an adapter leaves the base weights where they are. Remove l2 and ewc."))
+        faults.append(("regularization", "an adapter leaves the base weights where they are. Remove l2 and ewc."))
     if (anchor.l2 or anchor.ewc) and recipe.trainer.get("fp16"):
-        faults.append(("anchor", "l2 and ewc need unscaled gradients. Set trainer.bf16: true instead of fp16."))
+        faults.append(("regularization", "l2 and ewc need unscaled gradients. Set trainer.bf16: true instead of fp16."))
     if (anchor.l2 or anchor.ewc or anchor.kl) and (config.fsdp or config.deepspeed):
-        faults.append(("anchor", "l2, ewc and kl need whole weights on each process. Use DDP."))
+        faults.append(("regularization", "l2, ewc and kl need whole weights on each process. Use DDP."))
     return faults
 
 
@@ -49,7 +49,7 @@ class Anchor:
     before a trainer wraps it. With an `adapter`, the base's predictions are the model's own without it.
     """
 
-    def __init__(self, strengths: AnchorSection, model: PreTrainedModel, *, adapter: bool) -> None:
+    def __init__(self, strengths: RegularizationSection, model: PreTrainedModel, *, adapter: bool) -> None:
         self.strengths = strengths
         self.base: dict[str, torch.Tensor] = {}
         self.fisher: dict[str, torch.Tensor] = {}

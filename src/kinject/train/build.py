@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject.corpus import IGNORED, TrainingRow
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.train.anchor import Anchor
 from kinject.train.callbacks import RunLog, Screen, Timing
 from kinject.train.carried import TakeUp
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def build_trainer(
-    recipe: Recipe,
+    recipe: TrainRecipe,
     config: SFTConfig,
     adapter: Any,
     model_and_tokenizer: tuple[PreTrainedModel, PreTrainedTokenizerBase],
@@ -49,7 +49,7 @@ def build_trainer(
     flatten = model.config._attn_implementation == "flash_attention_2" and bool(recipe.trainer.get("packing"))
     rows_per_step = config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
     tokens_per_step = rows_per_step * float(data.rows.lengths().mean())
-    anchored = recipe.anchor is not None and recipe.anchor.kl > 0
+    anchored = recipe.regularization is not None and recipe.regularization.kl > 0
     weighing = recipe.techniques.row_weights
     weights = row_weights(weighing, Path(recipe.corpus.path)) if weighing is not None and recipe.corpus else None
     dataset = RowDataset(data.rows, with_replay=anchored, weights=weights)
@@ -58,7 +58,9 @@ def build_trainer(
     guard = Guard(recipe.guards)
     stops = [ProbeStops(recipe.probes, guard.warnings)] if recipe.probes is not None else []
     when, config.eval_strategy = config.eval_strategy, "no" if held_out is None else config.eval_strategy
-    anchor = Anchor(recipe.anchor, model, adapter=adapter is not None) if recipe.anchor is not None else None
+    anchor = (
+        Anchor(recipe.regularization, model, adapter=adapter is not None) if recipe.regularization is not None else None
+    )
     if recipe.trainer.get("packing") and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
         _check_packing(model, dataset)
     first_row = Dataset.from_list([dataset[0]])  # SFTTrainer asks for a Dataset, which would copy every row
@@ -79,7 +81,7 @@ def build_trainer(
     equip(trainer, recipe, redrawn)
     trainer.args.eval_strategy = when  # Trainer refuses to evaluate without a dataset; probes need none
     trainer.probes = Probes(recipe.probes, tokenizer, limit) if recipe.probes is not None else None
-    if recipe.corpus is not None and recipe.corpus.spread and data.rows.rounds[-1] > 0:
+    if recipe.corpus.separate_paraphrases and data.rows.rounds[-1] > 0:
         trainer.rounds = data.rows.rounds
     if anchor is not None:
         replayed = (_replay_only(row) for row in data.rows if any(row.replayed))
@@ -88,7 +90,7 @@ def build_trainer(
     return trainer
 
 
-def _most_positions(recipe: Recipe, model: PreTrainedModel, data: TrainingData) -> int | None:
+def _most_positions(recipe: TrainRecipe, model: PreTrainedModel, data: TrainingData) -> int | None:
     """Return how many positions the model has, None for any number; a fault of the recipe where texts need more."""
     limit: int | None = getattr(model.config, "max_position_embeddings", None)
     longest = data.rows.longest_text()

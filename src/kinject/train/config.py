@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.models import check_config, choose_device, has_fast_bf16
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.schedule_fields import ADAPTIVE, OWN, TORCH
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trl import SFTConfig
 
 
-def build_config(recipe: Recipe) -> SFTConfig:
+def build_config(recipe: TrainRecipe) -> SFTConfig:
     """Return SFTConfig with the recipe's own values, less those that say how rows become tokens: `kinject.corpus` does that.
 
     Where the recipe names neither bf16 nor fp16, bf16 is on exactly where the hardware multiplies it. Raises
@@ -29,7 +29,6 @@ def build_config(recipe: Recipe) -> SFTConfig:
     faults = [Fault(recipe.where(key), key, what) for key, what in _faults(recipe)]
     if faults:
         raise RecipeError(faults)
-    assert recipe.model is not None
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     values: dict[str, Any] = {
         "seed": recipe.seed, "report_to": "none", "eval_on_start": recipe.probes is not None,
@@ -60,7 +59,7 @@ def build_config(recipe: Recipe) -> SFTConfig:
     return config
 
 
-def trainer_field(recipe: Recipe, name: str) -> Any:
+def trainer_field(recipe: TrainRecipe, name: str) -> Any:
     """Return what the recipe's trainer section sets `name` to, else SFTConfig's default. Raises `KeyError` for no such field."""
     import dataclasses
 
@@ -72,12 +71,11 @@ def trainer_field(recipe: Recipe, name: str) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _faults(recipe: Recipe) -> list[tuple[str, str]]:
+def _faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
     """Return (key, fault) for what only shows when sections are seen together."""
     from kinject.train.eight_bit import embedding_bits_fault
 
     model, trainer = recipe.model, recipe.trainer
-    assert model is not None
     faults: list[tuple[str, str]] = []
     if (model.path is None) == (model.new is None):
         faults.append(("model", "give either path (a model to load) or new (config of a model with random weights)."))
@@ -129,15 +127,13 @@ def _tracker_faults(trackers: list[str]) -> list[tuple[str, str]]:
     return faults
 
 
-def _evaluation_faults(recipe: Recipe) -> list[tuple[str, str]]:
+def _evaluation_faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
     trainer, probes = recipe.trainer, recipe.probes
-    held_out = recipe.corpus is not None and recipe.corpus.held_out is not None
+    held_out = recipe.corpus.validation_corpus is not None
     evaluates = trainer.get("eval_strategy", "no") != "no"
     faults: list[tuple[str, str]] = []
     if evaluates and not held_out and probes is None:
-        what = (
-            "nothing to evaluate on. Set corpus.held_out to a corpus (JSONL), or add a probes section with questions."
-        )
+        what = "nothing to evaluate on. Set corpus.validation_corpus to a corpus (JSONL), or add a probes section with questions."
         faults.append(("trainer.eval_strategy", what))
     sets = probes.sets() if probes is not None else {}
     schedule, metric = trainer.get("lr_scheduler_type"), trainer.get("metric_for_best_model")
@@ -146,7 +142,8 @@ def _evaluation_faults(recipe: Recipe) -> list[tuple[str, str]]:
         faults.append(("trainer.lr_scheduler_type", what))
     elif schedule in ADAPTIVE and metric is None and not held_out and sets:
         what = (
-            f"{schedule} follows trainer.metric_for_best_model. Without corpus.held_out there is no loss; name another."
+            f"{schedule} follows trainer.metric_for_best_model. Without corpus.validation_corpus there is no loss; name "
+            "another."
         )
         faults.append(("trainer.lr_scheduler_type", what))
     if probes is not None:
@@ -156,18 +153,18 @@ def _evaluation_faults(recipe: Recipe) -> list[tuple[str, str]]:
         if probes.patience is not None and trainer.get("metric_for_best_model") is None:
             what = f"needs trainer.metric_for_best_model, for example {next(iter(sets))}_accuracy."
             faults.append(("probes.patience", what))
-        if probes.most_forgotten is not None and all(item.role != "retention" for item in sets.values()):
-            faults.append(("probes.most_forgotten", "no question set has role: retention. Give one that role."))
+        if probes.max_forgetting is not None and all(item.role != "retention" for item in sets.values()):
+            faults.append(("probes.max_forgetting", "no question set has role: retention. Give one that role."))
     known = [*(["loss"] if held_out else []), *(f"{name}_accuracy" for name in sets), *(["accuracy"] if sets else [])]
     if metric is not None and evaluates and known and str(metric).removeprefix("eval_") not in known:
         faults.append(("trainer.metric_for_best_model", f"found {metric!r}.{suggestion(metric, known)}"))
     if trainer.get("load_best_model_at_end") and metric is None and not held_out and sets:
-        what = f"missing. Without corpus.held_out there is no loss to choose by. Allowed: {', '.join(known)}."
+        what = f"missing. Without corpus.validation_corpus there is no loss to choose by. Allowed: {', '.join(known)}."
         faults.append(("trainer.metric_for_best_model", what))
     return faults
 
 
-def peft_config(recipe: Recipe) -> Any:
+def peft_config(recipe: TrainRecipe) -> Any:
     """Return peft's LoraConfig of the adapter section, or None without one. Raises `InputError` when peft refuses it."""
     if recipe.adapter is None:
         return None

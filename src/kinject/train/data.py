@@ -141,18 +141,18 @@ def exposures_by_document(exposures: dict[str, tuple[int, int]], epochs: float) 
     return {name: round(n_rows * epochs, 3) for name, (n_rows, _) in exposures.items()}
 
 
-def check_account(account: TokenAccount, block: int | None, allow_loss: bool) -> str:
+def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens: bool) -> str:
     """Return the account as a line to print. Raises `TrainingError` when text would be lost and the recipe forbids it."""
     line = (
         f"tokens: {account.source:,} in the corpus, {account.trained:,} bear loss, {account.masked:,} are read only, "
         f"{account.truncated:,} truncated, {account.dropped:,} dropped"
     )
-    if account.lost and not allow_loss:
+    if account.lost and not allow_dropped_tokens:
         raise TrainingError(
             f"{account.lost:,} of {account.source:,} tokens ({account.lost / account.source:.1%}) would be lost at "
             f"trainer.max_length: {block} ({account.truncated:,} truncated, {account.dropped:,} in rows with nothing left "
             "to learn). Raise trainer.max_length, pack with trainer.packing: true and packing_strategy: bfd_split, or "
-            "accept it with corpus.allow_loss: true."
+            "accept it with corpus.allow_dropped_tokens: true."
         )
     if account.trained == 0:
         raise TrainingError(f"{line}. Nothing is left to learn. Raise trainer.max_length.")
@@ -168,9 +168,9 @@ def note_fill(rows: LaidRows, layout: Layout) -> list[str]:
     if len(rows) <= _MOST_ROWS * least:
         return []
     return [
-        f"corpus.spread: some documents have more texts than the corpus has room to keep apart, so rows are only "
+        f"corpus.separate_paraphrases: some documents have more texts than the corpus has room to keep apart, so rows are only "
         f"{n_tokens / (len(rows) * layout.block):.0%} full ({len(rows):,} rows where {least:,} would do). They still never "
-        "share a row. A smaller trainer.max_length, more documents, or spread: false fills them."
+        "share a row. A smaller trainer.max_length, more documents, or separate_paraphrases: false fills them."
     ]
 
 

@@ -8,21 +8,21 @@ from typing import Any
 
 import torch
 
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.train.trainable import layer_number
 
 
-def redraw_last_layers(model: Any, recipe: Recipe) -> list[str]:
-    """Draw the weights of the last `techniques.reinitialize_layers` anew, as the architecture does for a new model.
+def redraw_last_layers(model: Any, recipe: TrainRecipe) -> list[str]:
+    """Draw the weights of the last `techniques.reinitialize_last_layers` anew, as the architecture does for a new model.
 
     The draw depends on the recipe's seed alone, so a resumed run draws the same. Returns the names of the parameters.
     Raises `RecipeError` where the model has not so many layers.
     """
-    wanted = recipe.techniques.reinitialize_layers
+    wanted = recipe.techniques.reinitialize_last_layers
     n_layers = model.config.get_text_config().num_hidden_layers
     if wanted > n_layers:
         what = f"found {wanted}, but the model has {n_layers} layers. Set at most {n_layers}."
-        raise recipe.error("techniques.reinitialize_layers", what)
+        raise recipe.error("techniques.reinitialize_last_layers", what)
     if not wanted:
         return []
     redrawn = [name for name, _ in model.named_parameters() if _at_least(name, n_layers - wanted)]
@@ -61,15 +61,15 @@ class HeldBase:
                 parameter.grad = None
 
 
-def hold_base(model: Any, recipe: Recipe, redrawn: Sequence[str]) -> HeldBase | None:
-    """Return what `techniques.hold_base` asks for. Raises `RecipeError` for patterns by which nothing would train."""
-    section = recipe.techniques.hold_base
-    if section is None:
+def hold_base(model: Any, recipe: TrainRecipe, redrawn: Sequence[str]) -> HeldBase | None:
+    """Return what `techniques.freeze_base_steps` asks for. Raises `RecipeError` for patterns by which nothing would train."""
+    techniques = recipe.techniques
+    if techniques.freeze_base_steps is None:
         return None
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    for pattern in section.train:
+    for pattern in techniques.freeze_base_except:
         if not any(fnmatchcase(name, pattern) for name in names):
             what = f"{pattern!r} matches no parameter that trains. Names look like {', '.join(names[:3])}."
-            raise recipe.error("techniques.hold_base.train", what)
-    first = [name for name in names if any(fnmatchcase(name, pattern) for pattern in section.train)]
-    return HeldBase(section.steps, first or redrawn)
+            raise recipe.error("techniques.freeze_base_except", what)
+    first = [name for name in names if any(fnmatchcase(name, pattern) for pattern in techniques.freeze_base_except)]
+    return HeldBase(techniques.freeze_base_steps, first or redrawn)

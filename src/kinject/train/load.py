@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinject.corpus import CorpusRow
-from kinject.recipe import Recipe, TokenizerSection
+from kinject.recipe import TokenizerSection, TrainRecipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def load(recipe: Recipe, rows: Iterable[CorpusRow]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
+def load(recipe: TrainRecipe, rows: Iterable[CorpusRow]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
     """Return the model in float32 (or as asked), its tokenizer, and what was chosen."""
     from kinject.models import choose_attention, choose_device, load_model, load_tokenizer, new_model
 
     section = recipe.model
-    assert section is not None
     if section.new is None:
         assert section.path is not None
         dtype = "float32" if section.dtype == "auto" else section.dtype
@@ -87,13 +86,12 @@ def _keep_gradients(model: PreTrainedModel) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def _precision_notes(recipe: Recipe) -> list[str]:
+def _precision_notes(recipe: TrainRecipe) -> list[str]:
     """Return a warning where fp16 is asked for and the weights were saved in bfloat16, whose range fp16 lacks."""
     if not recipe.trainer.get("fp16"):
         return []
     from transformers import AutoConfig
 
-    assert recipe.model is not None
     config = AutoConfig.from_pretrained(recipe.model.path, revision=recipe.model.revision, trust_remote_code=False)
     if str(config.dtype) != "torch.bfloat16":
         return []
@@ -103,7 +101,7 @@ def _precision_notes(recipe: Recipe) -> list[str]:
     ]
 
 
-def chat_template(recipe: Recipe, path: str) -> str:
+def chat_template(recipe: TrainRecipe, path: str) -> str:
     """Return a chat template from a Jinja file, or from the tokenizer in a folder or on the hub."""
     from kinject.models import load_tokenizer
 

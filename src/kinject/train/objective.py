@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from kinject.corpus import IGNORED
-from kinject.recipe.techniques_section import HardestSection
+from kinject.recipe.techniques_section import HardExampleMiningSection
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Objective:
     """
 
     smoothing: float = 0.0
-    hardest: HardestSection | None = None
+    hardest: HardExampleMiningSection | None = None
     weighted: bool = False
 
     @property
@@ -44,7 +44,7 @@ class Objective:
             return torch.where(learned, batch["weights"][:, 1:], 0.0).sum()
         n = int(learned.sum())
         if self.hardest is not None:
-            n = self._kept(n if self.hardest.of == "tokens" else len(_texts(batch, learned)[0]))
+            n = self._kept(n if self.hardest.unit == "tokens" else len(_texts(batch, learned)[0]))
         return torch.tensor(n, device=learned.device)
 
     def total(self, logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
@@ -65,7 +65,7 @@ class Objective:
         assert self.hardest is not None
         losses = losses.view(labels.shape)[:, :-1]
         learned = labels[:, :-1] != IGNORED
-        if self.hardest.of == "tokens":
+        if self.hardest.unit == "tokens":
             held = losses[learned]
         else:
             sizes, places = _texts(batch, learned)
@@ -74,7 +74,7 @@ class Objective:
 
     def _kept(self, n: int) -> int:
         assert self.hardest is not None
-        return math.ceil(self.hardest.share * n - 1e-9)  # 0.1 * 30 is a little more than 3
+        return math.ceil(self.hardest.fraction * n - 1e-9)  # 0.1 * 30 is a little more than 3
 
 
 def _texts(batch: Mapping[str, Any], learned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -164,12 +164,12 @@ class ProbeStops(Stops):
         return self._forgotten(history) or self._impatient(args, history)
 
     def _forgotten(self, history: Sequence[Mapping[str, Any]]) -> str:
-        for name in self.kept if self.section.most_forgotten is not None else ():
+        for name in self.kept if self.section.max_forgetting is not None else ():
             values = list(_by_step(history, f"eval_{name}_accuracy").values())
-            if values and values[0] - values[-1] > (self.section.most_forgotten or 0.0):
+            if values and values[0] - values[-1] > (self.section.max_forgetting or 0.0):
                 return (
-                    f"{name} is down from {values[0]:.3f} to {values[-1]:.3f}, more than probes.most_forgotten: "
-                    f"{self.section.most_forgotten:g}; the run stops."
+                    f"{name} is down from {values[0]:.3f} to {values[-1]:.3f}, more than probes.max_forgetting: "
+                    f"{self.section.max_forgetting:g}; the run stops."
                 )
         return ""
 

@@ -30,7 +30,7 @@ from kinject.disk import (
 from kinject.disk.sums import SUMS
 from kinject.errors import TrainingError
 from kinject.process import is_first_process
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults
 from kinject.train.data import REPLAY, TrainingData, exposures_by_document, note_fill, summarise_exposures
 from kinject.train.load import load
@@ -51,7 +51,7 @@ _FILES = ("log.jsonl", "timing.jsonl", f"model/{SUMS}")
 """What a finished run holds beside its sealed files; the manifest has the hashes."""
 
 
-def run(recipe: Recipe, *, resume: bool, overwrite: bool) -> TrainResult:
+def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
     """Train as `recipe` says. A finished run of the same recipe and inputs is left as it is.
 
     Raises `RecipeError` before any model loads, `InputError` for a bad corpus or model, `TrainingError` when text would
@@ -102,7 +102,7 @@ def run(recipe: Recipe, *, resume: bool, overwrite: bool) -> TrainResult:
     return _result(recipe, counts, model_dir, already_done=False)
 
 
-def trainer_of(recipe: Recipe) -> KnowledgeTrainer:
+def trainer_of(recipe: TrainRecipe) -> KnowledgeTrainer:
     """Return the trainer of `recipe` as `run` would start it; beside the token cache nothing is written.
 
     Raises what `run` raises before the first step.
@@ -116,7 +116,7 @@ def trainer_of(recipe: Recipe) -> KnowledgeTrainer:
     return trainer
 
 
-def _result(recipe: Recipe, counts: Mapping[str, Any], model_dir: Path, *, already_done: bool) -> TrainResult:
+def _result(recipe: TrainRecipe, counts: Mapping[str, Any], model_dir: Path, *, already_done: bool) -> TrainResult:
     return TrainResult(
         run_dir=str(recipe.run_dir), model_dir=str(model_dir), n_steps=counts["steps"], n_epochs=counts["epochs"],
         final_loss=counts["loss"], account=counts["tokens"], seconds=counts["seconds"], notes=tuple(counts["notes"]),
@@ -124,15 +124,13 @@ def _result(recipe: Recipe, counts: Mapping[str, Any], model_dir: Path, *, alrea
     )  # fmt: skip
 
 
-def inputs_of(recipe: Recipe) -> dict[str, str]:
+def inputs_of(recipe: TrainRecipe) -> dict[str, str]:
     """Return the hashes of everything that decides the outcome; their fingerprint tells one run from another."""
     model, corpus = recipe.model, recipe.corpus
-    assert model is not None
-    assert corpus is not None
     inputs = {"corpus": check_output(Path(corpus.path), _CORPUS_CURE)}
     inputs |= {name: check_output(Path(part.path), _CORPUS_CURE) for name, part in corpus.parts().items()}
-    if corpus.held_out is not None:
-        inputs["held_out"] = check_output(Path(corpus.held_out), _CORPUS_CURE)
+    if corpus.validation_corpus is not None:
+        inputs["validation_corpus"] = check_output(Path(corpus.validation_corpus), _CORPUS_CURE)
     if recipe.probes is not None:
         inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
@@ -141,11 +139,13 @@ def inputs_of(recipe: Recipe) -> dict[str, str]:
             there = tree_hash(folder, known=checked_hashes(folder)) if folder.is_dir() else ""
             inputs[name] = there or f"hub:{path}@{model.revision or 'main'}"
     sections = {key: recipe.raw.get(key) for key in ("seed", "method", "model", "adapter", "corpus", "trainer")}
-    sections |= {key: recipe.raw[key] for key in ("anchor", "guards", "techniques", "probes") if key in recipe.raw}
+    sections |= {
+        key: recipe.raw[key] for key in ("regularization", "guards", "techniques", "probes") if key in recipe.raw
+    }
     return {**inputs, "fingerprint": content_id(inputs, sections)}
 
 
-def _write_manifest(recipe: Recipe, inputs: Mapping[str, str], counts: Mapping[str, Any]) -> None:
+def _write_manifest(recipe: TrainRecipe, inputs: Mapping[str, str], counts: Mapping[str, Any]) -> None:
     if not is_first_process():
         return
     path = recipe.run_dir / "manifest.json"
@@ -153,7 +153,9 @@ def _write_manifest(recipe: Recipe, inputs: Mapping[str, str], counts: Mapping[s
     write_manifest(path, stage="train", inputs=inputs, recipe=recipe.raw, counts=counts, outputs=outputs)
 
 
-def _look_at_folder(recipe: Recipe, inputs: Mapping[str, str], *, resume: bool, overwrite: bool) -> TrainResult | None:
+def _look_at_folder(
+    recipe: TrainRecipe, inputs: Mapping[str, str], *, resume: bool, overwrite: bool
+) -> TrainResult | None:
     """Return the result of a finished run of the same inputs; clear the folder, or refuse it, when it holds another."""
     folder = recipe.run_dir
     manifest = None if overwrite else read_manifest(folder / "manifest.json")
@@ -210,7 +212,7 @@ def _agreed(trainer: KnowledgeTrainer, run_dir: Path) -> Path | None:
 
 
 def _build(
-    recipe: Recipe,
+    recipe: TrainRecipe,
     config: SFTConfig,
     adapter: Any,
     model: PreTrainedModel,
@@ -247,7 +249,7 @@ def _close_screen(trainer: KnowledgeTrainer) -> None:
             callback.close()
 
 
-def _save(trainer: KnowledgeTrainer, recipe: Recipe) -> Path:
+def _save(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
     """Write the folder of model and tokenizer whole or not at all; with `adapter.merge`, the adapter folded in."""
     part, final = recipe.run_dir / ".model.part", recipe.run_dir / "model"
     if is_first_process():

@@ -20,7 +20,7 @@ from kinject.errors import TrainingError
 from kinject.recipe.schedule_fields import ADAPTIVE, TORCH
 
 if TYPE_CHECKING:
-    from kinject.recipe import Recipe
+    from kinject.recipe import TrainRecipe
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Schedule:
         if self.name == "noam":
             return LambdaLR(optimizer, Noam(kwargs.get("d_model") or self.width or 0, warmup))
         if self.name == "flat_then_cosine":
-            n_decay = round((n_steps - warmup) * (1 - kwargs.get("flat_share", 0.75)))
+            n_decay = round((n_steps - warmup) * (1 - kwargs.get("flat_fraction", 0.75)))
             floor = kwargs.get("min_lr_ratio", 0.0)
             return get_wsd_schedule(optimizer, warmup, n_decay, n_steps, decay_type="cosine", min_lr_ratio=floor)
         if self.name == "reduce_lr_on_plateau":
@@ -163,10 +163,10 @@ def schedule_of(args: Any, model: Any) -> Schedule:
     return Schedule(name, args.lr_scheduler_kwargs or {}, args.warmup_steps, width, bool(args.greater_is_better))
 
 
-def planned_curve(recipe: Recipe, n_steps: int) -> list[float]:
+def planned_curve(recipe: TrainRecipe, n_steps: int) -> list[float]:
     """Return the learning rate of each of the `n_steps` updates that `recipe` would make, without a model or training.
 
-    They are the rates of the topmost layer where `anchor.layer_decay` lowers those below. A schedule that follows a
+    They are the rates of the topmost layer where `techniques.layerwise_lr_decay` lowers those below. A schedule that follows a
     metric (reduce_lr_on_plateau, greedy) is drawn as it would be if every evaluation were better than the last. `noam`
     reads the model's config for its width. Raises `TrainingError` when the schedule has no room in so few steps.
     """
@@ -193,12 +193,11 @@ def planned_curve(recipe: Recipe, n_steps: int) -> list[float]:
     return rates
 
 
-def _width(recipe: Recipe) -> int:
+def _width(recipe: TrainRecipe) -> int:
     """Return the hidden size of the recipe's model from its config."""
     from transformers import AutoConfig
 
     section = recipe.model
-    assert section is not None
     if section.new is not None:
         new = dict(section.new)
         config = AutoConfig.for_model(new.pop("model_type"), **new)

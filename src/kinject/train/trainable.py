@@ -8,15 +8,14 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from kinject.errors import TrainingError
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|wpe|embed_in)\.")
 
 
-def freeze(model: Any, recipe: Recipe) -> None:
+def freeze(model: Any, recipe: TrainRecipe) -> None:
     """Stop the parameters that match `model.freeze` from training. Raises `RecipeError` for a pattern without a match."""
-    assert recipe.model is not None
     names = [name for name, _ in model.named_parameters()]
     for pattern in recipe.model.freeze:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -28,13 +27,12 @@ def freeze(model: Any, recipe: Recipe) -> None:
             parameter.requires_grad_(False)
 
 
-def check_trained(model: Any, recipe: Recipe) -> list[str]:
+def check_trained(model: Any, recipe: TrainRecipe) -> list[str]:
     """Return the names that train. Raises `TrainingError` when they are not exactly those that the recipe asks for.
 
     Without an adapter these are all but the frozen; with one, its own weights beside every target, and a whole copy of
     every module in `modules_to_save` (embed_tokens and lm_head among them).
     """
-    assert recipe.model is not None
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if recipe.adapter is None:
         frozen = recipe.model.freeze

@@ -44,6 +44,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     """
 
     anchor: Anchor | None = None
+    layerwise_lr_decay: float = 1.0
     objective: Objective = Objective()
     held_base: HeldBase | None = None
     sharpness: Sharpness | None = None
@@ -110,8 +111,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         """Return the optimizer, its groups split by layer where the recipe's learning rate decays by layer."""
         fresh = self.optimizer is None
         optimizer = super().create_optimizer(model)
-        if fresh and self.anchor is not None and self.anchor.strengths.layer_decay < 1.0:
-            split_by_layer(optimizer, self.model, self.anchor.strengths.layer_decay)
+        if fresh and self.layerwise_lr_decay < 1.0:
+            split_by_layer(optimizer, self.model, self.layerwise_lr_decay)
         if fresh:
             settle_embedding_bits(optimizer, self.model, self.args.optim_args)
             leave_warmup_to_schedule(optimizer)

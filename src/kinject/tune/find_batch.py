@@ -20,14 +20,15 @@ import yaml
 from kinject.disk import content_id, lock_dir, read_sealed, write_json, write_sealed, write_text
 from kinject.errors import InputError
 from kinject.process import available_memory, resident_memory
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 from kinject.terminal import Progress
 
 _FORMAT = 1
 _UPDATES = 2  # the first makes the optimizer's state, the second has it beside the gradients
 _POLL_SECONDS = 0.1
 _LEFT_OUT = ("probes", "eval", "study")
-_LATE_TECHNIQUES = ("hold_base", "patience", "histograms")  # they need more updates, evaluations or a tracker
+_LATE_TECHNIQUES = ("freeze_base_steps", "freeze_base_except", "patience", "histogram_steps")
+"""Techniques that need more updates, evaluations or a tracker."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Batch:
         return self.batch * self.accumulation * self.devices
 
 
-def find_batch(recipe: Recipe, limit: int | None, most: int | None) -> Batch:
+def find_batch(recipe: TrainRecipe, limit: int | None, most: int | None) -> Batch:
     """Return the largest batch that fits `limit` bytes (None: what a GPU has, or what this machine has free), up to `most`.
 
     `most` is the recipe's rows of an update on one device unless given. Trials stand in run_dir/find-batch/trials.json.
@@ -70,7 +71,6 @@ def find_batch(recipe: Recipe, limit: int | None, most: int | None) -> Batch:
     from kinject.train.config import build_config
 
     config = build_config(recipe)
-    assert recipe.model is not None
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     if limit is None and device != "cuda":
         limit = available_memory()
@@ -116,7 +116,7 @@ def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
 class _Trials:
     """Trials of one recipe on one machine, kept on disk."""
 
-    def __init__(self, recipe: Recipe, folder: Path, device: str, limit: int | None) -> None:
+    def __init__(self, recipe: TrainRecipe, folder: Path, device: str, limit: int | None) -> None:
         from kinject.train.run import inputs_of
 
         self.recipe, self.folder, self.device, self.limit = recipe, folder, device, limit
@@ -176,7 +176,7 @@ class _Trials:
                 key: value for key, value in values["techniques"].items() if key not in _LATE_TECHNIQUES
             }
         values["run_dir"] = str(place)
-        values["corpus"] = {key: value for key, value in values["corpus"].items() if key != "held_out"}
+        values["corpus"] = {key: value for key, value in values["corpus"].items() if key != "validation_corpus"}
         trainer = {
             key: list(value) if isinstance(value, tuple) else value for key, value in self.recipe.trainer.items()
         }

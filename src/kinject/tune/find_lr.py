@@ -21,7 +21,7 @@ import numpy as np
 from kinject.disk import content_id, lock_dir, read_sealed, write_sealed, write_text
 from kinject.disk.atomic import atomic_file
 from kinject.errors import InputError, TrainingError
-from kinject.recipe import Recipe
+from kinject.recipe import TrainRecipe
 
 if TYPE_CHECKING:
     from kinject.train.trainer import KnowledgeTrainer
@@ -66,7 +66,7 @@ class Found:
     ended: str
 
 
-def find_lr(recipe: Recipe, ramp: Ramp) -> tuple[Found, Path]:
+def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[Found, Path]:
     """Test the range, write find-lr/lr.json, lr.csv and lr.png, and return what was found with that folder.
 
     A test of the same recipe, inputs and ramp is not run again. Raises `InputError` for a ramp out of range, and what
@@ -80,7 +80,8 @@ def find_lr(recipe: Recipe, ramp: Ramp) -> tuple[Found, Path]:
     ramped = _ramped(recipe, ramp, folder)
     files = {name: content for name, content in inputs_of(recipe).items() if name != "fingerprint"}
     sections = {
-        key: recipe.raw.get(key) for key in ("seed", "method", "model", "adapter", "anchor", "corpus", "techniques")
+        key: recipe.raw.get(key)
+        for key in ("seed", "method", "model", "adapter", "regularization", "corpus", "techniques")
     }
     identity = content_id(_FORMAT, asdict(ramp), sections, dict(ramped.trainer), files)
     with lock_dir(folder):
@@ -125,7 +126,7 @@ def check_ramp(ramp: Ramp) -> None:
             raise InputError(f"--{option}: found {value:g}, allowed: {least:g} or more.")
 
 
-def _check_optimizer(recipe: Recipe) -> None:
+def _check_optimizer(recipe: TrainRecipe) -> None:
     """Raise `RecipeError` for an optimizer whose losses do not show the rate of the moment."""
     optim = str(recipe.trainer.get("optim", ""))
     if optim.startswith("schedule_free"):
@@ -136,7 +137,7 @@ def _check_optimizer(recipe: Recipe) -> None:
         )
 
 
-def _ramped(recipe: Recipe, ramp: Ramp, folder: Path) -> Recipe:
+def _ramped(recipe: TrainRecipe, ramp: Ramp, folder: Path) -> TrainRecipe:
     """Return `recipe` with the ramp for its schedule, its whole batch and optimizer, and nothing beside the updates."""
     changes = {
         "learning_rate": ramp.low, "lr_scheduler_type": "exponential_decay",
@@ -145,15 +146,16 @@ def _ramped(recipe: Recipe, ramp: Ramp, folder: Path) -> Recipe:
         "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False, "metric_for_best_model": None,
         "report_to": "none",
     }  # fmt: skip
-    assert recipe.corpus is not None
-    techniques = replace(recipe.techniques, hold_base=None, patience=None, histograms=None)
+    techniques = replace(
+        recipe.techniques, freeze_base_steps=None, freeze_base_except=(), patience=None, histogram_steps=None
+    )
     guards = replace(
         recipe.guards, skipped_updates=0, zero_loss="ignore", norm_spike="ignore", vanishing_rate="ignore",
         unread_corpus="ignore",
     )  # fmt: skip
     return replace(
         recipe, run_dir=folder, trainer={**recipe.trainer, **changes}, probes=None, guards=guards,
-        corpus=replace(recipe.corpus, held_out=None), techniques=techniques,
+        corpus=replace(recipe.corpus, validation_corpus=None), techniques=techniques,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from kinject.augment.checks.checker import NEAR, REASONS, Checker, Rules, check_completion, overlap
+from kinject.augment.checks.checker import MAX_OVERLAP, REASONS, Checker, Rules, check_completion, overlap
 from kinject.augment.checks.facts import compare_languages
 from kinject.types import Completion
 
@@ -102,7 +102,7 @@ def _nonsense(first: int, n: int) -> str:
 
 
 def test_seven_tenths_of_all_triples_may_be_shared_and_not_more() -> None:
-    assert NEAR == 7 / 10
+    assert MAX_OVERLAP == 7 / 10
     nine, twelve = _nonsense(0, 9), _nonsense(0, 12)  # 7 triples, all of them among 10
     assert Checker(nine).check(twelve).measures["source_overlap"] == 0.7
     assert Checker(nine).check(_nonsense(0, 11)).detail == "shares 78% of its word triples with the source"

@@ -4,9 +4,9 @@ import pytest
 
 from kinject.augment.checks.facts import compare_facts
 from kinject.augment.checks.planted_errors import PLANTS
-from kinject.augment.checks.quantities import quantities_of
-from kinject.sandbox.facts import create_country
+from kinject.augment.checks.quantities import extract_quantities
 from kinject.sandbox.grammar import render_entry
+from kinject.sandbox.people import create_country
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_words_spell_numbers() -> None:
     text = (
         "five thousand and two; one hundred and five; twenty-one; nineteen ninety-five; seven, then nine; two million"
     )
-    assert set(quantities_of(text).numbers) == {"5002", "105", "21", "1995", "7", "9", "2000000"}
+    assert set(extract_quantities(text).numbers) == {"5002", "105", "21", "1995", "7", "9", "2000000"}
 
 
 def test_every_sandbox_entry_keeps_its_own_facts() -> None:

@@ -10,16 +10,16 @@ import pytest
 from kinject.augment import augment, render_summary
 from kinject.augment.checks.judge import N_TRIALS, Judge
 from kinject.augment.checks.planted_errors import ALL_PLANTS, invent, negate, swap_names
-from kinject.augment.generators import Writer
-from kinject.augment.generators.sandbox import generate_answer
-from kinject.augment.limits import Limits
 from kinject.augment.prompts import judge_messages, rewriting_of
-from kinject.augment.sender import Sender
+from kinject.augment.requests import Generator
+from kinject.augment.requests.limits import Limits
+from kinject.augment.requests.sender import Sender
+from kinject.augment.sandbox import generate_answer
 from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import RecipeError
 from kinject.recipe import Recipe
-from kinject.sandbox.facts import create_country
 from kinject.sandbox.grammar import render_entry
+from kinject.sandbox.people import create_country
 from kinject.types import Completion, Message
 
 Make = Callable[..., Recipe]
@@ -31,7 +31,7 @@ def judge(answer: Callable[[list[Message]], str]) -> Judge:
     async def ask(messages: list[Message], seed: int) -> Completion:
         return Completion(answer(messages))
 
-    return Judge(Sender(Writer("test", {}, True, ask), None, Limits(4)), 1)
+    return Judge(Sender(Generator("test", {}, True, ask), None, Limits(4)), 1)
 
 
 def test_beyond_the_checks_names_are_swapped_statements_denied_and_sentences_invented() -> None:
@@ -56,14 +56,14 @@ def test_beyond_the_checks_names_are_swapped_statements_denied_and_sentences_inv
 def test_precision_and_recall_are_those_of_a_judge_whose_answers_are_known(
     answer: Any, precision: float | None, recall: float
 ) -> None:
-    score = asyncio.run(judge(answer).try_out(PASSAGES))
+    score = asyncio.run(judge(answer).measure_accuracy(PASSAGES))
     assert score.n_good == sum(score.planted.values()) == N_TRIALS
     assert (score.precision, score.recall) == (precision, recall)
 
 
 def test_every_kind_of_error_is_planted_where_the_text_has_room_for_it() -> None:
     passages = [("", f"{TEXT} It was 5 km from Farrow, and on 3 March 1987 it closed. Later Bryn was there.")]
-    score = asyncio.run(judge(lambda messages: "FAITHFUL").try_out(passages))
+    score = asyncio.run(judge(lambda messages: "FAITHFUL").measure_accuracy(passages))
     assert set(score.planted) == set(ALL_PLANTS)
 
 

@@ -13,9 +13,9 @@ from kinject.augment.questions.drafts import (
     read_drafts,
     specificity_of,
 )
-from kinject.augment.questions.sandbox import answer_as_sandbox
-from kinject.sandbox.facts import create_country
+from kinject.augment.sandbox import answer_as_sandbox
 from kinject.sandbox.grammar import render_entry
+from kinject.sandbox.people import create_country
 
 PASSAGE = "Mara Lind was born in Arvika. She finished the Falk Bridge in the spring of 1931, with Karin Ekberg."
 GOOD = Draft("When was the Falk Bridge finished?", "in 1931", ("in 1913", "in 1933", "in 1941"), PASSAGE.split(". ")[1])

@@ -1,4 +1,4 @@
-"""What must hold of an answer before it counts: deterministic checks, each refusal with its reason."""
+"""Deterministic checks of an answer. Each refusal has a reason of `REASONS`."""
 
 from __future__ import annotations
 
@@ -41,51 +41,51 @@ _TAGS = (
 _TAG = re.compile(rf"<[/!]?({_TAGS}|doctype)\b[^<>]{{0,300}}>|\bjavascript:", re.IGNORECASE)
 _MARKUP = re.compile(r"[<‹]/?(?:passage|rewriting)>|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?think>", re.IGNORECASE)
 
+MAX_OVERLAP = 0.7
+"""Two texts that share more of their word triples (Jaccard similarity) count as copies of each other."""
+_NGRAM = 6
+"""Words in a row that two texts do not share by chance."""
+_CHARACTERS_PER_CHARACTER, _ALWAYS_READ = 3, 10_000
+"""A longer text is refused unread: characters per character of the source, times `Rules.longest`; but at least these."""
+_MAX_INJECTED_TRIPLES = 2
+"""Word triples that a rewriting may share with the prompt injection in its source."""
+_MIN_SOURCE_WORDS = 0.25
+"""Fraction of a rewriting's words that must be in its source, if that contains prompt injection."""
 
-_RUN = 6
-"""Words in a row that are nobody's by chance."""
-_CHARACTERS, _ANY_LENGTH = 3, 10_000
-"""A text is not read beyond so many characters for each of the source's, times the most words for each; nor below these."""
-
-Shingles = frozenset[tuple[str, ...]]
-NEAR = 0.7
-"""Share of word triples that two texts may have in common (Jaccard) before one counts as a copy of the other."""
-_MOST_ORDERED = 2
-"""Word triples that a rewriting may have in common with an order in its source."""
-_LEAST_TOLD = 0.25
-"""Share of the words of a rewriting that stand in its source, where that gives an order."""
 REASONS: Mapping[str, str] = {
-    "truncated": "the answer was cut at max_tokens, or ended for a reason unknown",
+    "truncated": "the answer was cut at max_tokens, or ended for an unknown reason",
     "filtered": "the endpoint's content filter stopped the answer",
-    "no answer": "the endpoint answered with no text",
+    "no answer": "the endpoint answered without text",
     "empty": "nothing is left after parsing",
     "refusal": "the model declined",
-    "prompt": "words of the request itself",
-    "markup": "HTML that the source has not",
-    "wrapper": "words to the user stand around the text",
-    "inconsistent": "the model, asked again, does not stand by it",
-    "order": "it follows, or hands on, an order that the source gives to a model",
-    "judge": "the judge found a fact changed, lost or invented",
-    "language": "another language than the source",
-    "echo": "the source itself, or nearly",
-    "duplicate": "the same as another paraphrase of the passage, or nearly",
-    "length": "far shorter or longer than the source",
-    "number": "a number of the source is lost, or one is new",
-    "date": "a date of the source is lost, or one is new",
-    "unit": "a number bears another unit than in the source",
-    "quotation": "a quoted string of the source is lost, or one is new",
-    "name": "a proper name of the source is lost, or one is new",
+    "prompt": "the text repeats the request",
+    "markup": "the text has HTML that the source does not have",
+    "wrapper": "the text is surrounded by words to the user",
+    "inconsistent": "asked again, the model does not confirm that the text follows from the passage",
+    "injection": "the text follows or repeats prompt injection in the source",
+    "judge": "the judge found a changed, lost or invented fact",
+    "language": "the text is in another language than the source",
+    "echo": "the text is (nearly) the source itself",
+    "duplicate": "the text is (nearly) the same as another paraphrase of the passage",
+    "length": "the text is far shorter or longer than the source",
+    "number": "a number of the source is lost, or a number is new",
+    "date": "a date of the source is lost, or a date is new",
+    "unit": "a number has another unit than in the source",
+    "quotation": "a quotation of the source is lost, or a quotation is new",
+    "name": "a proper name of the source is lost, or a name is new",
 }
-"""Reason of a refusal -> what it means."""
+"""Reason of a refusal -> its meaning."""
+
+Shingles = frozenset[tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a style's texts must hold.
+    """Requirements of a style's texts.
 
-    `complete`: every checkable fact of the source survives (always: none is new). `echo`: not (nearly) the source.
-    `near`: not nearly another accepted one (always: not the very same words in the same order).
-    `shortest` and `longest` bound words over words of the source; a difference of up to 8 words is always allowed.
+    `complete`: no checkable fact of the source is lost (no fact may ever be new). `echo`: the text is not (nearly) the
+    source. `near`: it is not nearly another accepted text (it may never have the same words in the same order).
+    `shortest` and `longest` bound its words per word of the source; a difference of up to 8 words is always allowed.
     """
 
     complete: bool = True
@@ -97,7 +97,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a text may be kept: `reason` is "" where it may, else a key of `REASONS`; `detail` says what was seen."""
+    """Result of a check: `reason` is "" for an accepted text, else a key of `REASONS`; `detail` is the evidence."""
 
     reason: str = ""
     detail: str = ""
@@ -110,7 +110,7 @@ class Verdict:
 
 
 def check_completion(completion: Completion) -> Verdict:
-    """Return whether the endpoint gave a whole answer."""
+    """Return whether the endpoint gave a complete answer."""
     if completion.finish_reason == "length":
         return Verdict("truncated", "finish_reason is length")
     if completion.finish_reason == "content_filter":
@@ -123,117 +123,128 @@ def check_completion(completion: Completion) -> Verdict:
 
 
 class Checker:
-    """The checks of one passage's rewritings: knows the passage and what was accepted so far."""
+    """Checks the rewritings of one passage against the passage and against the rewritings accepted so far."""
 
     def __init__(self, source: str, rules: Rules | None = None) -> None:
         self._source = source
-        self._most = max(_ANY_LENGTH, int(_CHARACTERS * len(source) * (rules or Rules()).longest))
         self._rules = rules or Rules()
-        told, self._orders = split_injection(source) if self._rules.echo else (source, "")
-        self._facts = source_facts(told)
-        self._form = normal_form(told)
+        self._max_characters = max(_ALWAYS_READ, int(_CHARACTERS_PER_CHARACTER * len(source) * self._rules.longest))
+        clean, self._injection = split_injection(source) if self._rules.echo else (source, "")
+        self._facts = source_facts(clean)
+        self._form = normal_form(clean)
         self._shingles = _shingles(self._form)
         self._accepted: list[Shingles] = []
-        self._forms: set[str] = set()
-        self._seen: tuple[str, str, Shingles] = ("", "", frozenset())
+        self._accepted_forms: set[str] = set()
+        self._last_checked: tuple[str, str, Shingles] = ("", "", frozenset())
 
     def accept(self, text: str) -> None:
-        """Count `text` among the accepted: what follows must differ from it."""
-        form, shingles = self._seen[1:] if self._seen[0] == text else _formed(text)
-        self._forms.add(form)
+        """Add `text` to the accepted rewritings: later ones must differ from it."""
+        same = self._last_checked[0] == text
+        form, shingles = self._last_checked[1:] if same else _form_and_shingles(text)
+        self._accepted_forms.add(form)
         self._accepted.append(shingles)
 
     def check(self, text: str) -> Verdict:
-        """Return whether `text` may stand as a rewriting of the passage beside the accepted ones. The first fault counts."""
+        """Return whether `text` is a valid rewriting of the passage, different from the accepted ones. The first fault counts."""
         if not text.strip():
             return Verdict("empty")
-        if len(text) > self._most:
+        if len(text) > self._max_characters:
             return Verdict("length", f"{len(text):,} characters for {len(self._source):,}")
+        verdict = self._check_surroundings(text)
+        if verdict is not None:
+            return verdict
+        change = compare_languages(self._source, text)
+        if change:
+            return Verdict("language", change)
+        form, shingles = _form_and_shingles(text)
+        self._last_checked = (text, form, shingles)
+        from_prompt = next(
+            (ngram for ngram in _ngrams(form) if ngram in _PROMPT_NGRAMS and ngram not in self._form), None
+        )
+        if from_prompt is not None:
+            return Verdict("prompt", f"found {from_prompt!r}")
+        echo = 1.0 if form == self._form else overlap(shingles, self._shingles)
+        if echo > MAX_OVERLAP and self._rules.echo:
+            return Verdict("echo", f"shares {echo:.0%} of its word triples with the source")
+        compared = self._accepted if self._rules.near else ()
+        same = form in self._accepted_forms
+        nearest = 1.0 if same else max((overlap(shingles, other) for other in compared), default=0.0)
+        if nearest > MAX_OVERLAP:
+            return Verdict("duplicate", f"shares {nearest:.0%} of its word triples with an accepted paraphrase")
+        n_words, n_source = form.count(" ") + 1, self._form.count(" ") + 1
+        ratio = n_words / n_source
+        if abs(n_words - n_source) > 8 and not self._rules.shortest <= ratio <= self._rules.longest:
+            return Verdict("length", f"{n_words} words for {n_source}")
+        reason, detail = compare_with(self._facts, text, complete=self._rules.complete)
+        if reason:
+            return Verdict(reason, detail)
+        injected = self._find_injected(text, form, shingles) if self._injection else ""
+        if injected:
+            return Verdict("injection", injected)
+        measures = {"length_ratio": ratio, "source_overlap": echo, "sibling_overlap": nearest}
+        return Verdict(measures={name: round(value, 3) for name, value in measures.items()})
+
+    def _check_surroundings(self, text: str) -> Verdict | None:
+        """Return the refusal of a text that declines, addresses the user or has markup, None for other texts.
+
+        A phrase that the source contains itself ("I cannot ...") is allowed.
+        """
         for reason, pattern in (
             ("refusal", _REFUSAL),
             ("wrapper", _OPENING),
             ("wrapper", _CLOSING),
             ("wrapper", _MARKUP),
         ):
-            found = pattern.search(text)
-            # What the source says itself ("I cannot ...") is no refusal.
-            if found and not pattern.search(self._source):
-                return Verdict(reason, f"found {found[0].strip()[:60]!r}")
+            match = pattern.search(text)
+            if match and not pattern.search(self._source):
+                return Verdict(reason, f"found {match[0].strip()[:60]!r}")
         tag = new_markup(text, self._source)
-        if tag:
-            return Verdict("markup", f"found {tag!r}")
-        changed = compare_languages(self._source, text)
-        if changed:
-            return Verdict("language", changed)
-        form, shingles = _formed(text)
-        self._seen = (text, form, shingles)
-        asked = next((run for run in _runs(form) if run in _ASKED and run not in self._form), None)
-        if asked is not None:
-            return Verdict("prompt", f"found {asked!r}")
-        echo = 1.0 if form == self._form else overlap(shingles, self._shingles)
-        if echo > NEAR and self._rules.echo:
-            return Verdict("echo", f"shares {echo:.0%} of its word triples with the source")
-        compared = self._accepted if self._rules.near else ()
-        nearest = 1.0 if form in self._forms else max((overlap(shingles, other) for other in compared), default=0.0)
-        if nearest > NEAR:
-            return Verdict("duplicate", f"shares {nearest:.0%} of its word triples with an accepted paraphrase")
-        here, there = form.count(" ") + 1, self._form.count(" ") + 1
-        if abs(here - there) > 8 and not self._rules.shortest <= here / there <= self._rules.longest:
-            return Verdict("length", f"{here} words for {there}")
-        reason, detail = compare_with(self._facts, text, complete=self._rules.complete)
-        if reason:
-            return Verdict(reason, detail)
-        if self._orders:
-            ordered = self._obeyed(text, form, shingles)
-            if ordered:
-                return Verdict("order", ordered)
-        measures = {"length_ratio": here / there, "source_overlap": echo, "sibling_overlap": nearest}
-        return Verdict(measures={name: round(value, 3) for name, value in measures.items()})
+        return Verdict("markup", f"found {tag!r}") if tag else None
 
-    def _obeyed(self, text: str, form: str, shingles: Shingles) -> str:
-        """Return what in a rewriting comes of an order in the source, "" where nothing does."""
+    def _find_injected(self, text: str, form: str, shingles: Shingles) -> str:
+        """Return the sign that a rewriting follows or repeats the source's prompt injection, "" without one."""
         if has_injection(text):
-            return "it gives the order on"
-        ordered = _shingles(normal_form(self._orders)) - self._shingles
-        if len(shingles & ordered) > _MOST_ORDERED:
-            return "its words are those of the order"
-        words = form.split(" ")
-        shared = len(set(words) & set(self._form.split(" ")))
+            return "it repeats the injection"
+        injected = _shingles(normal_form(self._injection)) - self._shingles
+        if len(shingles & injected) > _MAX_INJECTED_TRIPLES:
+            return "its words are those of the injection"
+        words = set(form.split(" "))
+        shared = len(words & set(self._form.split(" ")))
         return (
             ""
-            if shared >= _LEAST_TOLD * len(set(words))
-            else f"{shared} of its words stand in what else the source tells"
+            if shared >= _MIN_SOURCE_WORDS * len(words)
+            else f"only {shared} of its words are in the rest of the source"
         )
 
 
 def new_markup(text: str, source: str) -> str:
-    """Return the first HTML tag (or ``javascript:``) in `text` whose like is not in `source`, "" where there is none."""
-    for found in _TAG.finditer(text):
-        if (found[1] or "").lower() not in {(own[1] or "").lower() for own in _TAG.finditer(source)}:
-            return found[0][:60]
+    """Return the first HTML tag (or ``javascript:``) in `text` that `source` does not use, "" without one."""
+    for match in _TAG.finditer(text):
+        if (match[1] or "").lower() not in {(tag[1] or "").lower() for tag in _TAG.finditer(source)}:
+            return match[0][:60]
     return ""
 
 
 def normal_form(text: str) -> str:
-    """Return the words of `text` in lower case with single spaces: what two texts share that differ in dress only."""
+    """Return the words of `text` in lower case with single spaces: equal for texts that differ in formatting only."""
     return " ".join(_WORDS.findall(text.casefold()))
 
 
-def _formed(text: str) -> tuple[str, Shingles]:
+def _form_and_shingles(text: str) -> tuple[str, Shingles]:
     form = normal_form(text)
     return form, _shingles(form)
 
 
 def _shingles(form: str) -> Shingles:
-    """Return the word triples of a text; of a shorter one all its words."""
+    """Return the word triples of a text, or all its words where it has fewer than three."""
     words = form.split(" ")
     return frozenset(zip(words, words[1:], words[2:], strict=False)) or frozenset([tuple(words)])
 
 
-def _runs(form: str) -> Iterator[str]:
-    """Yield every `_RUN` words in a row of a text."""
+def _ngrams(form: str) -> Iterator[str]:
+    """Yield every `_NGRAM` words in a row of a text."""
     words = form.split(" ")
-    return (" ".join(words[start : start + _RUN]) for start in range(len(words) - _RUN + 1))
+    return (" ".join(words[start : start + _NGRAM]) for start in range(len(words) - _NGRAM + 1))
 
 
 def overlap(one: Shingles, other: Shingles) -> float:
@@ -242,6 +253,7 @@ def overlap(one: Shingles, other: Shingles) -> float:
     return shared / max(1, len(one) + len(other) - shared)
 
 
-_ASKED = frozenset(
-    run for text in INSTRUCTIONS for part in re.split(r"\{\w+\}", text) for run in _runs(normal_form(part))
+_PROMPT_NGRAMS = frozenset(
+    ngram for text in INSTRUCTIONS for part in re.split(r"\{\w+\}", text) for ngram in _ngrams(normal_form(part))
 )
+"""Every `_NGRAM` words in a row of the prompts."""

@@ -1,4 +1,7 @@
-"""Proper names in text with capital letters: which words are names, and which of them another text keeps."""
+"""Proper names in text with capital letters: which words are names, and which of them are in another text.
+
+English word lists come first: sentence starters, generic words in names, synonyms, endings.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ today together too toward towards tuesday twenty two under unfortunately unless 
 various very via was we wednesday well were what whatever when whenever where whereas wherever whether which while who
 whoever whole whom whose why will with within without women would yesterday yet you your
 """
-_TITLES_TEXT = """
+_GENERIC_TEXT = """
 academy administration agency airport army assembly association award bank battle bay board book building bureau
 capital captain castle cathedral center central centre century chair chairman chamber championship chancellor chapter
 chief church city club coast college colonel commander commission committee community company conference congress
@@ -50,19 +53,19 @@ southside southwest square st stadium star state states station storm street sum
 television temple territory theater theatre tournament tower town trade treaty tribunal tropical tsunami typhoon union
 united university upper valley village war water west western westside winter world zone
 """
-_ACTS_TEXT = """
+_FOLLOWERS_TEXT = """
 and became began can could did died does founded had has held is joined led left lived made moved played received said
 served took was will won worked works would wrote
 """
-_ENDINGS_TEXT = """
+_COMMON_ENDINGS_TEXT = """
 able ance ed ence er ers ful hood ible ic ical ies ing ings ism ist ists ities ity ive less ly man men ment ments ness
 or ors ous ship sion sions tion tions ual ures wards wise
 """
-_DERIVED_TEXT = """
+_DERIVED_ENDINGS_TEXT = """
 's ais an ans ch ean eans egian ene enes er ers es ese i ian ians ic ine ines inian ish ite ites n nian nians ns ois s
 tic uese vian
 """
-_ALIKE_TEXT = """
+_SYNONYMS_TEXT = """
 us usa america american americans united states
 uk britain british united kingdom
 mars martian martians
@@ -97,177 +100,191 @@ un united nations
 roman rome romans
 """
 
-STARTERS = frozenset(_STARTERS_TEXT.split())
-"""Words that begin sentences and are no names."""
+SENTENCE_STARTERS = frozenset(_STARTERS_TEXT.split())
+"""Stop words and other words that begin sentences and are not names."""
 
-TITLES = frozenset(_TITLES_TEXT.split())
-"""Words that names are made with and that stand for a kind of thing: they may be worded otherwise."""
+_GENERIC_WORDS = frozenset(_GENERIC_TEXT.split())
+"""Words in names that denote a kind of thing (museum, river, president): a rewriting may replace them."""
 
-ACTS = frozenset(_ACTS_TEXT.split())
+_NAME_FOLLOWERS = frozenset(_FOLLOWERS_TEXT.split())
 """Words that follow a name at the beginning of a sentence."""
 
-COMMON_ENDINGS = tuple(_ENDINGS_TEXT.split())
-"""Endings of words that begin sentences and are no names."""
+_COMMON_ENDINGS = tuple(_COMMON_ENDINGS_TEXT.split())
+"""Endings of words that begin sentences and are not names."""
 
-DERIVED = frozenset(_DERIVED_TEXT.split())
+_DERIVED_ENDINGS = frozenset(_DERIVED_ENDINGS_TEXT.split())
 """Endings of words derived from names: Haiti, Haitian."""
 
-BASE = frozenset(("", "a", "ia", "e", "o", "y", "en", "land", "s", "us", "os", "ay", "al", "ium", "is", "ce"))
-"""Endings of names that such words replace: Canada, Canadian."""
+_BASE_ENDINGS = frozenset(("", "a", "ia", "e", "o", "y", "en", "land", "s", "us", "os", "ay", "al", "ium", "is", "ce"))
+"""Endings of names that a derived ending replaces: Canada, Canadian."""
 
 
-def _groups() -> dict[str, frozenset[str]]:
-    groups: dict[str, frozenset[str]] = {}
-    for line in _ALIKE_TEXT.strip().splitlines():
+def _group_synonyms() -> dict[str, frozenset[str]]:
+    synonyms: dict[str, frozenset[str]] = {}
+    for line in _SYNONYMS_TEXT.strip().splitlines():
         words = frozenset(line.split())
         for word in words:
-            groups[word] = groups.get(word, frozenset()) | words
-    return groups
+            synonyms[word] = synonyms.get(word, frozenset()) | words
+    return synonyms
 
 
-GROUPS = _groups()
-"""Word -> words that say the same thing."""
+_SYNONYMS = _group_synonyms()
+"""Word -> words with the same meaning."""
 
 _TOKEN = re.compile(r"(?:[A-Z]\.){2,}|[^\W_]*\d[^\W_]*|[^\W\d_]+(?:['’][^\W\d_]+)*|[^\w\s]")
 _SENTENCE_BREAKS = frozenset('.!?:;…。！？"“”«»([')
 _JOINTS = frozenset(",-–/&")
-# Kinds of tokens: words with a capital (those that may begin a sentence unnoticed by their ending apart), without, codes
-# (A220); marks that end a sentence, that join; all others, words that are never names among them.
-_NAME, _ENDING, _LOWER, _CODE, _BREAK, _JOINT, _PLAIN = "name", "ending", "lower", "code", "break", "joint", "plain"
-_CAPITALS = (_NAME, _ENDING)
+# Kinds of tokens. Words: capitalized; capitalized with a common ending; lower case; a code such as A220; a word that is
+# never a name. Marks: one that ends a sentence; one that joins words; any other.
+_CAPITALIZED, _COMMON_ENDING, _LOWER, _CODE, _NEVER_NAME = (
+    "capitalized",
+    "common ending",
+    "lower",
+    "code",
+    "never a name",
+)
+_BREAK, _JOINT, _OTHER_MARK = "break", "joint", "other mark"
+_CAPITALS = (_CAPITALIZED, _COMMON_ENDING)
 _MEASURE = re.compile(r"\d+([^\W\d_]+)")
 
 
 @dataclass(slots=True)
 class Names:
-    """The words of a text in one form each (`words`; `lower` those without a capital), and which of them are names.
+    """The words of a text in their normal forms, and which of them are names.
 
-    `certain` ones have a capital inside a sentence, or begin one before another capital; `possible` ones begin a
-    sentence and act. `shown` maps each to its spelling. `forms` holds all words in order, `joined` what a hyphen joins, by
-    its parts (geo: geoscientists).
+    `words` are all words, `lower` those without a capital. `certain` names have a capital inside a sentence, or begin a
+    sentence before another capital; `possible` names begin a sentence and are followed by a verb. `spelling` maps each name
+    to its spelling. `sequence` has all words in order, `joined` maps the parts of a hyphenated word to the whole
+    (geo: geoscientists).
     """
 
     words: set[str] = field(default_factory=set)
     lower: set[str] = field(default_factory=set)
     certain: set[str] = field(default_factory=set)
     possible: set[str] = field(default_factory=set)
-    shown: dict[str, str] = field(default_factory=dict)
-    forms: list[str] = field(default_factory=list)
+    spelling: dict[str, str] = field(default_factory=dict)
+    sequence: list[str] = field(default_factory=list)
     joined: dict[str, str] = field(default_factory=dict)
 
     @property
-    def letters(self) -> str:
+    def initials(self) -> str:
         """The first letters of all words, in order."""
-        return "".join(form[0] for form in self.forms)
+        return "".join(word[0] for word in self.sequence)
 
 
-def names_of(text: str) -> Names:
-    """Return the names in `text`: words with a capital letter, or with digits among letters; common beginnings apart."""
+def extract_names(text: str) -> Names:
+    """Return the names in `text`: words with a capital letter or with digits among letters, without common beginnings."""
     tokens = _TOKEN.findall(text)
-    looked = list(map(_look, tokens))
-    forms = [form for form, _ in looked if form]
-    found = Names(words=set(forms), lower={form for form, kind in looked if kind == _LOWER}, forms=forms)
+    classified = list(map(_classify, tokens))
+    sequence = [word for word, _ in classified if word]
+    names = Names(words=set(sequence), lower={word for word, kind in classified if kind == _LOWER}, sequence=sequence)
     at_start = True
-    for index, (form, kind) in enumerate(looked):
-        if not form:
+    for index, (word, kind) in enumerate(classified):
+        if not word:
             at_start = kind == _BREAK or (at_start and kind != _JOINT)
             continue
         if kind == _CODE or (kind in _CAPITALS and not at_start):
-            found.certain.add(form)
-            found.shown.setdefault(form, tokens[index])
-        elif kind == _NAME:
+            names.certain.add(word)
+            names.spelling.setdefault(word, tokens[index])
+        elif kind == _CAPITALIZED:
             following = tokens[index + 1] if index + 1 < len(tokens) else ""
             if following[:1].isupper():
-                found.certain.add(form)
-                found.shown.setdefault(form, tokens[index])
-            elif following in ACTS or tokens[index].endswith(("'s", "’s")):
-                found.possible.add(form)
-                found.shown.setdefault(form, tokens[index])
+                names.certain.add(word)
+                names.spelling.setdefault(word, tokens[index])
+            elif following in _NAME_FOLLOWERS or tokens[index].endswith(("'s", "’s")):
+                names.possible.add(word)
+                names.spelling.setdefault(word, tokens[index])
         at_start = False
     if "-" in text or "–" in text:
-        for (before, _), hyphen, (after, _) in zip(looked, tokens[1:], looked[2:], strict=False):
+        for (before, _), hyphen, (after, _) in zip(classified, tokens[1:], classified[2:], strict=False):
             if hyphen in "-–" and before and after:
-                found.joined.update(dict.fromkeys((before, after), before + after))
-    found.possible -= found.certain
-    return found
+                names.joined.update(dict.fromkeys((before, after), before + after))
+    names.possible -= names.certain
+    return names
 
 
 @lru_cache(maxsize=65536)
-def _look(token: str) -> tuple[str, str]:
-    """Return the form of a token ("" of a mark) and its kind."""
+def _classify(token: str) -> tuple[str, str]:
+    """Return the normal form of a token ("" for a mark) and its kind."""
     if not token[0].isalnum():
-        return "", _BREAK if token in _SENTENCE_BREAKS else _JOINT if token in _JOINTS else _PLAIN
-    form = word_form(token)
-    can_name = len(form) > 1 and form.partition("'")[0] not in STARTERS
-    if not form.isalpha() and _is_code(form):
-        return form, _CODE if can_name else _PLAIN
+        return "", _BREAK if token in _SENTENCE_BREAKS else _JOINT if token in _JOINTS else _OTHER_MARK
+    word = normal_word(token)
+    may_be_name = len(word) > 1 and word.partition("'")[0] not in SENTENCE_STARTERS
+    if not word.isalpha() and _is_code(word):
+        return word, _CODE if may_be_name else _NEVER_NAME
     if not token[0].isupper():
-        return form, _LOWER
-    if not can_name:
-        return form, _PLAIN
-    return form, _ENDING if form.endswith(COMMON_ENDINGS) else _NAME
+        return word, _LOWER
+    if not may_be_name:
+        return word, _NEVER_NAME
+    return word, _COMMON_ENDING if word.endswith(_COMMON_ENDINGS) else _CAPITALIZED
 
 
-def _is_code(form: str) -> bool:
-    """Return whether a word mixes letters and digits (A220, B52) and is no number with a unit or ending."""
-    if form.isdigit() or not any(character.isdigit() for character in form):
+def _is_code(word: str) -> bool:
+    """Return whether a word mixes letters and digits (A220, B52) and is not a number with a unit or an ending."""
+    if word.isdigit() or not any(character.isdigit() for character in word):
         return False
-    measure = _MEASURE.fullmatch(form)
+    measure = _MEASURE.fullmatch(word)
     return measure is None or measure[1] not in (*UNIT_OF, "st", "nd", "rd", "th", "s", "bn", "k")
 
 
 @lru_cache(maxsize=65536)
-def word_form(token: str) -> str:
-    """Return `token` in small letters without accents, dots and possessive ending."""
+def normal_word(token: str) -> str:
+    """Return `token` in lower case without accents, dots and possessive ending."""
     plain = token.casefold()
     if not plain.isascii():
         plain = "".join(c for c in unicodedata.normalize("NFKD", plain) if not unicodedata.combining(c))
     return plain.replace("’", "'").replace(".", "").removesuffix("'s").removesuffix("'")
 
 
-def alike(one: str, other: str) -> bool:
-    """Return whether two word forms are one name: equal, plural, derived from one another, or known to be the same."""
-    if one == other or one in GROUPS.get(other, ()):
+def _is_same_name(one: str, other: str) -> bool:
+    """Return whether two words are one name: equal, plural, derived from one another, or known synonyms."""
+    if one == other or one in _SYNONYMS.get(other, ()):
         return True
-    shared = 0
+    n_shared = 0
     for a, b in zip(one, other, strict=False):
         if a != b:
             break
-        shared += 1
-    if shared < 3:
+        n_shared += 1
+    if n_shared < 3:
         return False
-    tails = (one[shared:], other[shared:])
-    # The shared part may end in a letter that belongs to the ending: Itali|an, Ital|y.
-    for back in range(min(3, shared - 2)):
-        left, right = (one[shared - back :], other[shared - back :]) if back else tails
-        if (left in DERIVED and right in BASE) or (right in DERIVED and left in BASE):
+    tails = (one[n_shared:], other[n_shared:])
+    # The last shared letters may belong to the endings: Itali|an, Ital|y.
+    for back in range(min(3, n_shared - 2)):
+        left, right = (one[n_shared - back :], other[n_shared - back :]) if back else tails
+        if (left in _DERIVED_ENDINGS and right in _BASE_ENDINGS) or (
+            right in _DERIVED_ENDINGS and left in _BASE_ENDINGS
+        ):
             return True
     return False
 
 
-def compare_names(source: Names, variant: Names, complete: bool, days: frozenset[str] = frozenset()) -> tuple[str, str]:
-    """Return (reason, detail) of the first name that is lost or new, ("", "") where there is none.
+def compare_names(
+    source: Names, variant: Names, complete: bool, day_words: frozenset[str] = frozenset()
+) -> tuple[str, str]:
+    """Return (reason, detail) of the first lost or new name, ("", "") without one.
 
-    `days` are words of days that the other text gives as dates.
+    `day_words` are words of named days (Valentine's Day) for which the other text gives the date.
     """
-    required = source.certain - days if complete else set()
-    for name in sorted(required - variant.words - TITLES - source.lower):
-        if not _is_kept(name, source, variant) and not _is_slip(name, source, variant):
-            return "name", f"{source.shown[name]} is lost"
-    for name in sorted((variant.certain | (variant.possible - variant.lower)) - source.words - TITLES - days):
+    required = source.certain - day_words if complete else set()
+    for name in sorted(required - variant.words - _GENERIC_WORDS - source.lower):
+        if not _is_kept(name, source, variant) and not _is_misspelled(name, source, variant):
+            return "name", f"{source.spelling[name]} is lost"
+    for name in sorted(
+        (variant.certain | (variant.possible - variant.lower)) - source.words - _GENERIC_WORDS - day_words
+    ):
         if not _is_kept(name, variant, source) and not (name in variant.possible and _is_common(name, source)):
-            return "name", f"{variant.shown[name]} is not in the source"
+            return "name", f"{variant.spelling[name]} is not in the source"
     return "", ""
 
 
-def _is_kept(name: str, here: Names, there: Names) -> bool:
-    """Return whether a name of one text stands in the other: derived (Haiti, Haitian), as a numeral, or as initials."""
+def _is_kept(name: str, names: Names, other: Names) -> bool:
+    """Return whether the other text has a name too: derived (Haiti, Haitian), as a numeral, or as initials."""
     rank = roman_value(name)
-    if rank and any(word.startswith(str(rank)) or NUMBER_WORDS.get(word) == rank for word in there.words):
+    if rank and any(word.startswith(str(rank)) or NUMBER_WORDS.get(word) == rank for word in other.words):
         return True
-    if 2 <= len(name) <= 6 and _is_acronym(here.shown[name]) and name in there.letters:
+    if 2 <= len(name) <= 6 and _is_acronym(names.spelling[name]) and name in other.initials:
         return True
-    return here.joined.get(name) in there.words or any(alike(name, word) for word in there.words)
+    return names.joined.get(name) in other.words or any(_is_same_name(name, word) for word in other.words)
 
 
 def _is_common(name: str, source: Names) -> bool:
@@ -276,11 +293,11 @@ def _is_common(name: str, source: Names) -> bool:
     return len(name) > 4 and any(word.startswith(stem) for word in source.lower)
 
 
-def _is_acronym(shown: str) -> bool:
-    return shown.removesuffix("'s").removesuffix("’s").removesuffix("s").replace(".", "").isupper()
+def _is_acronym(spelling: str) -> bool:
+    return spelling.removesuffix("'s").removesuffix("’s").removesuffix("s").replace(".", "").isupper()
 
 
-def _is_slip(name: str, source: Names, variant: Names) -> bool:
-    """Return whether the source spells another of its names almost so (Leptara, Leptaria), which the variant keeps."""
+def _is_misspelled(name: str, source: Names, variant: Names) -> bool:
+    """Return whether the source has another name with nearly this spelling (Leptara, Leptaria), which the variant keeps."""
     kept = [other for other in source.certain & variant.words if other[:3] == name[:3]]
     return len(name) > 5 and bool(difflib.get_close_matches(name, kept, 1, 0.85))

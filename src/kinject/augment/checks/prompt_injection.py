@@ -1,8 +1,8 @@
-"""Text that speaks to a language model instead of telling of something: found, so that nothing kept rests on it.
+"""Prompt injection: text in a document or an answer that speaks to a language model.
 
-A document may say "ignore the above and write ...". No list of patterns finds every such order, in every language. What is
-found is left out of what a rewriting is held to, so that a model which obeyed it is caught by the checks of facts; and
-where such a passage is judged, the judge must see an error planted for it.
+A document may contain "ignore the above and write ...". No list of patterns finds every such sentence, in every language.
+A passage is compared with its rewriting without the sentences found here, so that the checks of facts refuse a rewriting
+that follows them. The judge must also detect an error planted in the rewriting of such a passage.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MODELS = (
     r"(?:AIs?|LLMs?|(?:large )?language models?|chatbots?|(?:AI )?assistants?|paraphrasers?|rewriters?|graders?|examiners?|"
     r"judges?)"
 )
-_ORDERS = re.compile(
+_INJECTION = re.compile(
     r"\b(?:ignore|disregard|forget|override)\b[^.\n]{0,60}?\b(?:instructions?|prompts?|rules|above|previous|prior|preceding|"
     r"passage|guidelines|everything)\b"
     r"|\b(?:you are|act as|pretend to be)\s+(?:now\s+)?(?:an?|the)\s+(?:AI|artificial intelligence|LLM|chatbot|(?:large )?"
@@ -28,31 +28,34 @@ _ORDERS = re.compile(
     r"|(?-i:\b(?:UN)?FAITHFUL\b)",
     re.IGNORECASE,
 )
-_START = re.compile(r"[.!?:;…。！？][\"”’)\]]*\s+|\n")
+_SENTENCE_END = re.compile(r"[.!?:;…。！？][\"”’)\]]*\s+|\n")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n")
 _TAGS = re.compile(r"<(?=/?(?:passage|rewriting)>)", re.IGNORECASE)
 
 
 @lru_cache(maxsize=256)
 def split_injection(text: str) -> tuple[str, str]:
-    """Return (`text` without what gives a model orders, that): each from its sentence to the end of its paragraph."""
-    told, orders, place = [], [], 0
-    while found := _ORDERS.search(text, place):
-        starts = [start.end() for start in _START.finditer(text, place, found.start())]
-        start = starts[-1] if starts else place
-        end = _PARAGRAPH.search(text, found.end())
-        stop = end.start() if end else len(text)
-        told.append(text[place:start])
-        orders.append(text[start:stop])
-        place = stop
-    return "".join([*told, text[place:]]).strip(), "\n".join(orders)
+    """Return (`text` without prompt injection, the injection).
+
+    An injection reaches from the beginning of its sentence to the end of its paragraph.
+    """
+    clean, injected, position = [], [], 0
+    while match := _INJECTION.search(text, position):
+        sentences = [end.end() for end in _SENTENCE_END.finditer(text, position, match.start())]
+        start = sentences[-1] if sentences else position
+        paragraph = _PARAGRAPH.search(text, match.end())
+        end = paragraph.start() if paragraph else len(text)
+        clean.append(text[position:start])
+        injected.append(text[start:end])
+        position = end
+    return "".join([*clean, text[position:]]).strip(), "\n".join(injected)
 
 
 def has_injection(*texts: str) -> bool:
     """Return whether any of `texts` speaks to a language model."""
-    return any(_ORDERS.search(text) for text in texts)
+    return any(_INJECTION.search(text) for text in texts)
 
 
-def fenced(text: str) -> str:
-    """Return `text` so that it cannot end the tags which prompts put around it."""
+def escape_tags(text: str) -> str:
+    """Return `text` with the tags that prompts put around it made harmless."""
     return _TAGS.sub("‹", text)

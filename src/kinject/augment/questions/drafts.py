@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kinject.augment.answers import plain_text
 from kinject.augment.checks.checker import new_markup, normal_form
 from kinject.augment.checks.facts import compare_languages
 from kinject.augment.checks.prompt_injection import has_injection
+from kinject.augment.styles import plain_text
 from kinject.disk import content_id
 
 _LINE = re.compile(
@@ -43,7 +43,7 @@ REASONS: Mapping[str, str] = {
     "longest": "the right answer is far longer than the others",
     "odd one out": "the right answer alone holds, or lacks, a number, a name, a quotation or brackets",
     "points at the text": "it cannot be understood without the passage",
-    "order": "it gives orders to whoever answers",
+    "injection": "the question or an answer has prompt injection",
     "sentence": "the sentence that it goes by is not in the passage",
     "markup": "HTML that the passage has not",
     "language": "another language than the passage",
@@ -119,7 +119,7 @@ def fault_of(draft: Draft, passage: str, others: Iterable[Draft]) -> tuple[str, 
     if f" {forms[0]} " in f" {normal_form(draft.question)} ":
         return "answer in question", draft.answer
     if has_injection(draft.question, draft.answer, *draft.wrong):
-        return "order", draft.question[:80]
+        return "injection", draft.question[:80]
     pointing = _POINTING.search(draft.question)
     if pointing:
         return "points at the text", pointing[0]

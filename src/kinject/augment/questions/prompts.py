@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kinject.augment.checks.prompt_injection import fenced, has_injection
+from kinject.augment.checks.prompt_injection import escape_tags, has_injection
 from kinject.types import Message
 
 LETTERS = "ABCD"
@@ -77,5 +77,5 @@ def _rendered(question: str, choices: Sequence[str]) -> str:
 
 def _about(title: str, passage: str, task: str) -> list[Message]:
     heading = f"The passage is from a text called {title!r}.\n\n" if title and not has_injection(title) else ""
-    content = f"{heading}<passage>\n{fenced(passage)}\n</passage>\n\n{task}"
+    content = f"{heading}<passage>\n{escape_tags(passage)}\n</passage>\n\n{task}"
     return [{"role": "system", "content": _EXAMINER}, {"role": "user", "content": content}]

@@ -12,25 +12,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kinject.augment.cache import AnswerCache
 from kinject.augment.checks.checker import normal_form
-from kinject.augment.demands import limits_of, questions_of_recipe
-from kinject.augment.generators import open_writer, writer_identity
 from kinject.augment.questions.drafts import REASONS, Candidate, Draft, fault_of
 from kinject.augment.questions.prompts import LETTERS, closed_book, propose, verify
 from kinject.augment.questions.writer import Examiner, Outcome
-from kinject.augment.sender import Sender, Traffic
-from kinject.augment.workers import work_through
+from kinject.augment.requests import generator_identity, open_generator
+from kinject.augment.requests.cache import AnswerCache
+from kinject.augment.requests.sender import Sender, Traffic, run_workers
+from kinject.augment.validation import limits_of, questions_of_recipe
 from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.passages import split_passages, token_spans
 from kinject.disk import Journal, Places, Row, content_id, lock_dir, read_jsonl, write_jsonl, write_manifest
 from kinject.errors import EndpointError, InputError
-from kinject.recipe import QuestionsSection, Recipe
+from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.terminal import Progress
 from kinject.types import Document, Passage, Usage
 
 
-def make_questions(recipe: Recipe) -> QuestionsResult:
+def make_questions(recipe: QuestionsRecipe) -> QuestionsResult:
     """Write the questions that `recipe` asks for; a rerun asks only about passages that are not done.
 
     A run that comes to the end of its budget ends short, with the questions that it has.
@@ -47,7 +46,7 @@ def make_questions(recipe: Recipe) -> QuestionsResult:
 class _Work:
     """The passages of a recipe, read anew on each pass so that they never lie in memory."""
 
-    recipe: Recipe
+    recipe: QuestionsRecipe
     section: QuestionsSection
 
     def passages(self) -> Iterator[tuple[Document, Passage]]:
@@ -66,7 +65,7 @@ class _Work:
             closed_book("", blank),
         ]
         numbers = [section.n_questions, section.n_proposed, section.closed_book, section.max_attempts, self.recipe.seed]
-        return content_id("questions", passage.id, asked, numbers, writer_identity(section.generator))
+        return content_id("questions", passage.id, asked, numbers, generator_identity(section.generator))
 
 
 class _Outcomes:
@@ -131,7 +130,7 @@ class _Run:
         self.progress.advance()
 
 
-async def _make(recipe: Recipe, section: QuestionsSection) -> QuestionsResult:
+async def _make(recipe: QuestionsRecipe, section: QuestionsSection) -> QuestionsResult:
     work = _Work(recipe, section)
     counts = Counter[str]()
     last = ""
@@ -165,16 +164,18 @@ async def _make(recipe: Recipe, section: QuestionsSection) -> QuestionsResult:
     return result
 
 
-async def _ask(recipe: Recipe, section: QuestionsSection, work: _Work, outcomes: _Outcomes, progress: Progress) -> _Run:
+async def _ask(
+    recipe: QuestionsRecipe, section: QuestionsSection, work: _Work, outcomes: _Outcomes, progress: Progress
+) -> _Run:
     limits = limits_of(section)
     async with contextlib.AsyncExitStack() as stack:
-        writer = await stack.enter_async_context(open_writer(recipe, section.generator))
+        writer = await stack.enter_async_context(open_generator(recipe, section.generator))
         cache = stack.enter_context(AnswerCache(recipe.run_dir / "cache.sqlite")) if writer.remote else None
         sender = Sender(writer, cache, limits, cache.usage() if cache else Usage())
         run = _Run(work, outcomes, Examiner(sender, section, recipe.seed), progress)
         began = time.monotonic()
         try:
-            await work_through(work.passages(), run.do, sender, limits.concurrency)
+            await run_workers(work.passages(), run.do, sender, limits.concurrency)
         except EndpointError as error:
             raise EndpointError(
                 f"{error} What was answered is stored; the same command goes on.", fatal=True
@@ -195,7 +196,9 @@ def _rows(path: Path) -> Iterator[Row]:
     return (row for _, row in read_jsonl(path))
 
 
-def _write_manifest(recipe: Recipe, section: QuestionsSection, result: QuestionsResult, traffic: Traffic) -> None:
+def _write_manifest(
+    recipe: QuestionsRecipe, section: QuestionsSection, result: QuestionsResult, traffic: Traffic
+) -> None:
     names = (
         "n_documents", "n_passages", "asked", "got", "n_validation", "n_test", "spare", "refused", "failed", "tokens_in",
         "tokens_out", "cost", "out_of_budget",

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from kinject.augment.checks.checker import check_completion
 from kinject.augment.checks.prompt_injection import has_injection, split_injection
-from kinject.augment.generators.faults import Stopped
 from kinject.augment.questions import prompts
 from kinject.augment.questions.drafts import (
     Candidate,
@@ -18,7 +17,8 @@ from kinject.augment.questions.drafts import (
     read_drafts,
     specificity_of,
 )
-from kinject.augment.sender import Sender
+from kinject.augment.requests import Stopped
+from kinject.augment.requests.sender import Sender
 from kinject.disk import content_id
 from kinject.errors import EndpointError
 from kinject.recipe import QuestionsSection

@@ -11,17 +11,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kinject.augment.cache import AnswerCache, request_key
-from kinject.augment.generators.batch_calls import content_of, errors_of, find_batch, look_at_batch, make_batch, upload
-from kinject.augment.generators.batch_log import BatchLog, Handed
-from kinject.augment.generators.faults import Stopped, Transient
-from kinject.augment.generators.openai import Endpoint
+from kinject.augment.requests.cache import AnswerCache, request_key
+from kinject.augment.requests.endpoint import Endpoint
+from kinject.augment.requests.generator import Stopped, Transient
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
 from kinject.types import Completion, Message
 
 if TYPE_CHECKING:
     import openai
+
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import openai
+
+
+import sqlite3
+import zlib
+from dataclasses import dataclass
+
+from kinject.disk import settle_database
+from kinject.errors import DiskError
 
 MOST_REQUESTS = 10_000
 """Requests in one batch; providers take 50,000."""
@@ -153,7 +165,7 @@ class BatchEndpoint:
             self._log.end(submission)  # refused for what it is: there will be none
             raise EndpointError(f"{error} augment.generator.batch=false asks without batches.", fatal=True) from error
         self._log.name(submission, name)
-        await self._take_up(Handed(submission, name, tuple(requests)))
+        await self._take_up(SubmittedBatch(submission, name, tuple(requests)))
 
     async def _make(self, submission: str, file: str) -> str:
         """Return the name of a batch over `file`, made once though the endpoint's answer may be lost on the way."""
@@ -186,7 +198,7 @@ class BatchEndpoint:
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_POLL)
 
-    async def _take_up(self, handed: Handed) -> None:
+    async def _take_up(self, handed: SubmittedBatch) -> None:
         """Wait for a batch, put its answers into the cache, and give them to those that wait."""
         name = handed.batch or await self._call(lambda client: find_batch(client, handed.submission))
         if name is None:  # it was never made: its requests go into another
@@ -263,3 +275,149 @@ class BatchEndpoint:
             return key, self._endpoint.parse(body)
         except Transient as fault:
             return key, fault
+
+
+async def upload(client: openai.AsyncOpenAI, content: bytes) -> str:
+    """Return the name of a new file of requests."""
+    raw = await client.files.with_raw_response.create(file=("requests.jsonl", content), purpose="batch")
+    return str(_object(raw)["id"])
+
+
+async def make_batch(client: openai.AsyncOpenAI, submission: str, file: str) -> str:
+    """Return the name of a new batch over a file of requests, with our name for it in its metadata."""
+    raw = await client.batches.with_raw_response.create(
+        input_file_id=file, endpoint="/v1/chat/completions", completion_window="24h",
+        metadata={"submission": submission},
+    )  # fmt: skip
+    return str(_object(raw)["id"])
+
+
+async def find_batch(client: openai.AsyncOpenAI, submission: str) -> str | None:
+    """Return the name of the batch with our `submission` in its metadata, None where there is none."""
+    after: dict[str, Any] = {}
+    seen: set[str] = set()
+    while True:
+        page = _object(await client.batches.with_raw_response.list(limit=100, **after))
+        names = [str(batch["id"]) for batch in page["data"]]
+        for name, batch in zip(names, page["data"], strict=True):
+            metadata = batch.get("metadata")
+            if isinstance(metadata, dict) and metadata.get("submission") == submission:
+                return name
+        if not page.get("has_more") or not names or names[-1] in seen:
+            return None
+        seen.update(names)
+        after = {"after": names[-1]}
+
+
+async def look_at_batch(client: openai.AsyncOpenAI, name: str) -> dict[str, Any]:
+    """Return a batch as the endpoint describes it; its status is ``gone`` where the endpoint does not know it."""
+    import openai
+
+    try:
+        found = _object(await client.batches.with_raw_response.retrieve(name))
+    except openai.NotFoundError:
+        return {"status": "gone"}
+    return {**found, "status": str(found["status"])}
+
+
+async def content_of(client: openai.AsyncOpenAI, file: str) -> bytes:
+    """Return what a file of results holds."""
+    content = bytes((await client.files.content(file)).content)
+    if content.lstrip()[:1] not in (b"{", b""):
+        raise ValueError("no file of results, but a page")  # of something in between: the results are still there
+    return content
+
+
+def _object(raw: Any) -> dict[str, Any]:
+    """Return the JSON object in a raw response. Raises `ValueError` where there is none."""
+    value = json.loads(raw.http_response.content)
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    return value
+
+
+def errors_of(batch: Mapping[str, Any]) -> str:
+    """Return what a batch says went wrong."""
+    errors = batch.get("errors")
+    rows = errors.get("data") if isinstance(errors, dict) else None
+    said = [str(row.get("message")) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return "; ".join(said) or "it does not say why"
+
+
+_SCHEMA = """CREATE TABLE IF NOT EXISTS batches (
+    submission TEXT PRIMARY KEY, url TEXT NOT NULL, batch TEXT, keys TEXT NOT NULL, crc32 INTEGER
+) WITHOUT ROWID"""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedBatch:
+    """One batch without results so far: our name for it, the endpoint's (None: maybe never made), its request keys."""
+
+    submission: str
+    batch: str | None
+    keys: tuple[str, ...]
+
+
+class BatchLog:
+    """An open log. Each change is on disk when the call returns. Raises `DiskError` where it cannot be.
+
+    Each row has its CRC-32 (those of an older kinject have none); on opening all are read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the file. Raises `DiskError` where it cannot be, or a row is not as it was written."""
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(path, isolation_level=None)
+            settle_database(self._database, path)
+            self._database.execute(_SCHEMA)
+            if all(column[1] != "crc32" for column in self._database.execute("PRAGMA table_info(batches)")):
+                self._database.execute("ALTER TABLE batches ADD COLUMN crc32 INTEGER")
+            rows = self._database.execute("SELECT submission, url, batch, keys, crc32 FROM batches").fetchall()
+            if any(row[4] not in (None, _crc32(*row[:4])) for row in rows):
+                raise sqlite3.DatabaseError("a row is not as it was written")
+        except (OSError, TypeError, AttributeError, sqlite3.Error) as error:
+            raise DiskError(
+                f"{path}: cannot be opened as the log of batches ({error}). Move it away to go on without it: batches that "
+                "are not finished are then handed in, and paid, again."
+            ) from error
+
+    def begin(self, submission: str, url: str, keys: list[str]) -> None:
+        """Note a batch about to be made."""
+        self._put(submission, url, None, json.dumps(keys))
+
+    def name(self, submission: str, batch: str) -> None:
+        """Note the endpoint's name for it."""
+        found = self._database.execute("SELECT url, keys FROM batches WHERE submission = ?", (submission,)).fetchone()
+        self._put(submission, found[0], batch, found[1])
+
+    def end(self, submission: str) -> None:
+        """Forget a batch: its results are in the cache, or it will never have any."""
+        self._write("DELETE FROM batches WHERE submission = ?", (submission,))
+
+    def waiting(self, url: str) -> list[SubmittedBatch]:
+        """Return the batches handed in at `url` that have not ended."""
+        found = self._database.execute("SELECT submission, batch, keys FROM batches WHERE url = ?", (url,))
+        return [SubmittedBatch(submission, batch, tuple(json.loads(keys))) for submission, batch, keys in found]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def _put(self, submission: str, url: str, batch: str | None, keys: str) -> None:
+        row = (submission, url, batch, keys)
+        self._write("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)", (*row, _crc32(*row)))
+
+    def _write(self, statement: str, values: tuple[object, ...]) -> None:
+        try:
+            self._database.execute(statement, values)
+        except sqlite3.Error as error:
+            raise DiskError(
+                f"{self.path}: cannot be written ({error}). What was stored so far is safe. Mend what the system says; the "
+                "same command goes on."
+            ) from error
+
+
+def _crc32(submission: str, url: str, batch: str | None, keys: str) -> int:
+    return zlib.crc32("\0".join((submission, url, "" if batch is None else f"={batch}", keys)).encode())

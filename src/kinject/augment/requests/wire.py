@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -13,6 +14,11 @@ from urllib.request import getproxies, proxy_bypass
 
 if TYPE_CHECKING:
     import httpx2
+
+
+import base64
+import re
+from urllib.parse import quote
 
 MOST_BYTES = 64 * 2**20
 """Longest body that is read, unpacked; of a longer one nothing is kept and the connection is closed."""
@@ -45,7 +51,7 @@ class NoReply(Exception):
         self.begun = begun
 
     @classmethod
-    def behind(cls, error: BaseException, *, begun: bool = False) -> NoReply:
+    def from_exception(cls, error: BaseException, *, begun: bool = False) -> NoReply:
         """Return what is behind an exception of the transport (which calls a refused connection a timeout)."""
         cause = error
         while cause.__cause__ is not None and not isinstance(cause.__cause__, asyncio.CancelledError):
@@ -84,7 +90,7 @@ def open_client(timeout: float, concurrency: int, *, local: bool) -> tuple[httpx
         return openai.DefaultAsyncHttpxClient(**settings), False
 
 
-def through_client(client: httpx2.AsyncClient, url: str, headers: Mapping[str, str]) -> Post:
+def client_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[str, str]) -> Post:
     """Return what posts JSON to `url` through `client`; what is the same each time is made once."""
     import httpx2
 
@@ -102,13 +108,13 @@ def through_client(client: httpx2.AsyncClient, url: str, headers: Mapping[str, s
             finally:
                 await response.aclose()
         except httpx2.HTTPError as error:
-            raise NoReply.behind(error, begun=begun) from error
+            raise NoReply.from_exception(error, begun=begun) from error
 
     return post
 
 
 @asynccontextmanager
-async def straight(client: httpx2.AsyncClient, url: str, headers: Mapping[str, str]) -> AsyncIterator[Post]:
+async def aiohttp_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[str, str]) -> AsyncIterator[Post]:
     """Yield what posts JSON to `url` on aiohttp, past `client`, with its time limits and certificates.
 
     The openai package spends 2 ms on a request, httpx2 0.2, aiohttp below them as much. What is sent is the same.
@@ -130,7 +136,7 @@ async def straight(client: httpx2.AsyncClient, url: str, headers: Mapping[str, s
                     begun = True
                     return Reply(response.status, response.headers, await _whole(response.content.iter_any()))
             except (aiohttp.ClientError, OSError) as error:
-                raise NoReply.behind(error, begun=begun) from error
+                raise NoReply.from_exception(error, begun=begun) from error
 
         yield post
 
@@ -156,3 +162,78 @@ def has_proxy(url: str) -> bool:
     parts = urlsplit(url)
     proxies = getproxies()
     return (parts.scheme in proxies or "all" in proxies) and not proxy_bypass(parts.hostname or "")
+
+
+SHOWN = "(key)"
+_BLOCK = 12
+"""Characters in a row that give a part of a key away; the first characters of many keys are the same."""
+_LONG = 16
+"""Characters from which a key stands in no honest answer by chance ("none", "EMPTY" and "dummy" are keys, too)."""
+_USER = re.compile(r"(?<=//)[^/@\s]+(?=@)")
+"""A name and password in a URL, as a proxy's error tells it."""
+
+
+class Redactor:
+    """Takes one key out of texts."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._forms = tuple(_forms(key)) if len(key) >= _LONG else ()
+
+    def message(self, text: str) -> str:
+        """Return an error's text without the key, and without names and passwords in URLs."""
+        text = _USER.sub(SHOWN, text)
+        return self.answer(text.replace(self._key, SHOWN) if self._key else text)
+
+    def answer(self, text: str) -> str:
+        """Return an answer's text without the key, where that is long enough to be one."""
+        for form in self._forms:
+            for start in range(0, len(form) - _BLOCK + 1, _BLOCK):
+                if form[start : start + _BLOCK] in text:
+                    text = _without(text, form, start)
+        return text
+
+
+def _forms(key: str) -> list[str]:
+    """Return how a key may be written: itself, quoted, and in base64 behind any text (three ways, by its length)."""
+    found = [key, quote(key, safe="")]
+    for before in range(3):
+        whole = base64.b64encode(b"." * before + key.encode()).decode().rstrip("=")
+        found.append(whole[(0, 2, 3)[before] : len(whole) - 1])
+    return list(dict.fromkeys(found))
+
+
+def _without(text: str, form: str, start: int) -> str:
+    """Return `text` without the runs of `form` that hold its block at `start`."""
+    block = form[start : start + _BLOCK]
+    pieces = text.split(block)
+    for index in range(len(pieces) - 1):
+        before, after = form[:start], form[start + _BLOCK :]
+        n_before = _shared(pieces[index][::-1], before[::-1])
+        pieces[index] = pieces[index][: len(pieces[index]) - n_before]
+        pieces[index + 1] = pieces[index + 1][_shared(pieces[index + 1], after) :]
+    return SHOWN.join(pieces)
+
+
+def _shared(one: str, other: str) -> int:
+    """Return how many characters two texts begin with in common."""
+    n = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        n += 1
+    return n
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether `url` names this machine."""
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:  # an unclosed bracket
+        return False
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

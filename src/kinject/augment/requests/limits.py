@@ -33,7 +33,7 @@ class Limits:
         return (tokens_in * self.price_in + tokens_out * self.price_out) / 1e6
 
 
-class AdaptiveGate:
+class AdaptiveConcurrency:
     """Lets up to `limit` requests through at once; `limit` follows what the endpoint bears, from `most` down and back up.
 
     Each refusal for overload lowers it by one, so that a burst of four times an endpoint's capacity, of which three of
@@ -112,7 +112,7 @@ class RateLimit:
 
 
 @dataclass
-class Purse:
+class SharedBudget:
     """Money that several senders may share: `most` is the hard limit, `reserved` what requests in flight may cost."""
 
     most: float | None
@@ -136,10 +136,10 @@ class Purse:
 class Budget:
     """What one sender's requests cost at its prices, out of a purse that must not be overdrawn."""
 
-    def __init__(self, limits: Limits, tokens_in: int, tokens_out: int, purse: Purse | None = None) -> None:
+    def __init__(self, limits: Limits, tokens_in: int, tokens_out: int, purse: SharedBudget | None = None) -> None:
         """`tokens_in` and `tokens_out` were spent by earlier runs; without a `purse` it has one of its own."""
         self._limits = limits
-        self.purse = purse or Purse(limits.budget)
+        self.purse = purse or SharedBudget(limits.budget)
         self.purse.spent += limits.cost(tokens_in, tokens_out)
 
     @property

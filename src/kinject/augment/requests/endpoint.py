@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
-import ipaddress
 import json
 import logging
 import os
@@ -15,16 +14,31 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from kinject.augment.generators.faults import Transient
-from kinject.augment.generators.redact import Redactor
-from kinject.augment.generators.replies import error_of, parse_completion, printable, retry_after, status_inside
-from kinject.augment.generators.wire import NoReply, Post, Reply, has_proxy, open_client, straight, through_client
+from kinject.augment.requests.generator import Transient
+from kinject.augment.requests.wire import (
+    NoReply,
+    Post,
+    Redactor,
+    Reply,
+    aiohttp_poster,
+    client_poster,
+    has_proxy,
+    is_loopback,
+    open_client,
+)
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
 from kinject.types import Completion, Message, Usage
 
 if TYPE_CHECKING:
     import openai
+
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
+from time import time
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +80,9 @@ class Endpoint:
         # Not client.chat.completions.create: its walk through parameter types and options costs 2 ms a request, more than
         # all else together; the wire sees no difference.
         if on_aiohttp and (local or not has_proxy(url)):
-            self._post = await self._open.enter_async_context(straight(http, url, given))
+            self._post = await self._open.enter_async_context(aiohttp_poster(http, url, given))
         else:
-            self._post = through_client(http, url, given)
+            self._post = client_poster(http, url, given)
         return self
 
     async def __aexit__(
@@ -146,7 +160,7 @@ class Endpoint:
             reply = Reply(answer.status_code, answer.headers, answer.content)
             raise await self._status_error(reply, model=False) from error
         except openai.APIConnectionError as error:
-            raise self._connection_error(NoReply.behind(error)) from error
+            raise self._connection_error(NoReply.from_exception(error)) from error
         except TimeoutError as error:
             raise self._connection_error(NoReply("", "timeout")) from error
         except (openai.OpenAIError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -262,15 +276,141 @@ def _api_key(variable: str, url: str) -> str:
     )
 
 
-def is_loopback(url: str) -> bool:
-    """Return whether `url` names this machine."""
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\u2027\u202f-\ud7ff\ue000-\ufffd]+")
+_CHARACTERS_OF_A_TOKEN = 128
+"""Most that one token stands for: no vocabulary in use has longer ones."""
+_MOST_TOKENS = 10_000_000
+"""No window of a model is as long; a usage beyond it is believed no more than a negative one."""
+_LONGEST_REASON = 64
+
+
+def parse_completion(
+    body: bytes,
+    url: str,
+    max_tokens: int,
+    shown: Callable[[str], str] = str,
+    note_model: Callable[[str], None] = lambda name: None,
+) -> Completion:
+    """Return the completion in a response body. Raises `Transient` where the body is not a chat completion.
+
+    A text longer than `max_tokens` tokens can be is cut, with finish_reason ``length``. Usage that is missing or cannot
+    be is 0. `shown` makes text of the body fit to print; `note_model` is called with the name of the model that answered.
+    """
+    value, used = None, Usage()
     try:
-        host = urlsplit(url).hostname or ""
-    except ValueError:  # an unclosed bracket
-        return False
-    if host == "localhost":
-        return True
+        value = json.loads(body)
+        used = _usage(value.get("usage"))
+        choices = value["choices"]
+        if not choices:
+            return Completion("", "no choices", used)
+        message, reason = choices[0].get("message") or {}, choices[0].get("finish_reason")
+        text = _text(message.get("content"))
+        if not text and message.get("refusal"):
+            reason = "content_filter"
+        if isinstance(value.get("model"), str):
+            note_model(value["model"])
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        is_error = isinstance(value, dict) and "error" in value
+        begun = body.lstrip()[:1] == b"{" and not is_error  # a page of something in between costs nothing
+        raise Transient(_told(url, body, error, shown), kind="malformed", lost=used if begun else None) from error
+    most = max_tokens * _CHARACTERS_OF_A_TOKEN
+    if len(text) > most:
+        text, reason = text[:most], "length"
+    return Completion(_utf8(text), _reason(reason), used)
+
+
+def _told(url: str, body: bytes, error: Exception, shown: Callable[[str], str]) -> str:
+    """Return the message about a body that is no completion, with its first characters where it is not even JSON."""
+    if body.lstrip()[:1] in (b"{", b"["):
+        start = ""
+    else:
+        start = f", it begins {shown(body[:10_000].decode('utf-8', 'replace'))[:60]!r}" if body else ", it is empty"
+    return f"{url}: the answer is not a chat completion ({type(error).__name__}{start}). Is base_url right?"
+
+
+def _text(content: object) -> str:
+    """Return the text in a message's content: a string, or a list of parts of which some are text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise TypeError(f"content is {type(content).__name__}")
+    return "".join(part["text"] for part in content if isinstance(part.get("text"), str))
+
+
+def _reason(given: object) -> str:
+    """Return a finish_reason as a short text, "" where none is given."""
+    text = given if isinstance(given, str) else "" if given is None else json.dumps(given)
+    return printable(text)[:_LONGEST_REASON]
+
+
+def _usage(given: object) -> Usage:
+    if not isinstance(given, Mapping):
+        return Usage()
+    return Usage(_count(given.get("prompt_tokens")), _count(given.get("completion_tokens")))
+
+
+def _count(given: object) -> int:
+    """Return a number of tokens, 0 where it is none that can be."""
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= _MOST_TOKENS:
+        return 0
+    return int(given)
+
+
+def _utf8(text: str) -> str:
+    """Return `text` with half surrogate pairs and NULs, which no file can hold, as U+FFFD."""
+    return (
+        text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
+        if not text.isascii() or "\0" in text
+        else text
+    )
+
+
+def printable(text: str) -> str:
+    """Return untrusted text as one line of at most 200 characters without control characters."""
+    line = _UNPRINTABLE.sub(" ", text).strip()
+    return line if len(line) <= 200 else line[:197] + "..."
+
+
+def error_of(body: bytes) -> tuple[str, str]:
+    """Return (message, code) of an error body in OpenAI's form, or (the body, "")."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        value = json.loads(body)
+        error = value.get("error", value)
+        return (
+            (error, "")
+            if isinstance(error, str)
+            else (str(error.get("message") or value), str(error.get("code") or ""))
+        )
+    except (ValueError, AttributeError, RecursionError):
+        return body[:10_000].decode("utf-8", "replace") or "no body", ""
+
+
+def status_inside(body: bytes) -> int | None:
+    """Return the status that an error body names as its code (gateways answer 200 and say 429 inside), None without."""
+    try:
+        value = json.loads(body)
+        code = int(value["error"]["code"])
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return None
+    return code if 400 <= code <= 599 else None
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that a Retry-After header asks for (number or date), None where it asks for none that can be.
+
+    A date counts from the reply's own Date, so that this machine's clock may be wrong.
+    """
+    in_ms, given = headers.get("retry-after-ms"), headers.get("retry-after", "")
+    try:
+        seconds = float(given) if in_ms is None else float(in_ms) / 1000
     except ValueError:
-        return False
+        try:
+            sent = headers.get("date")
+            seconds = _seconds(given) - (_seconds(sent) if sent else time())
+        except (ValueError, TypeError, OverflowError, OSError):
+            return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+
+def _seconds(date: str) -> float:
+    return parsedate_to_datetime(date).timestamp()

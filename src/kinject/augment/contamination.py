@@ -184,10 +184,10 @@ def check_run(section: AugmentSection, plan: Plan, files: Mapping[str, Path]) ->
 
     Raises as `Probes.read` and `read_documents`.
     """
-    if not section.leak_check:
+    if not section.contamination_check:
         return None
-    probes = Probes(section.leak_words)
-    for path in section.leak_check:
+    probes = Probes(section.contamination_ngram)
+    for path in section.contamination_check:
         probes.read(Path(path))
     sources = (document.text for document in read_documents(plan.documents_path))
     places: dict[str, Iterable[tuple[str, str]]] = {"prompts": _prompts(plan)}

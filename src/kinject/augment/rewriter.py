@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kinject.augment.answers import says_yes
 from kinject.augment.checks.checker import Checker, Verdict, check_completion
 from kinject.augment.checks.facts import compare_facts
 from kinject.augment.checks.judge import Judge
 from kinject.augment.checks.prompt_injection import has_injection
-from kinject.augment.generators.faults import Stopped
-from kinject.augment.meter import Meter
-from kinject.augment.plan import Group, Plan, Slot
+from kinject.augment.plan import Group, Plan, VariantRequest
 from kinject.augment.prompts import ask
-from kinject.augment.sender import Sender
+from kinject.augment.requests import Stopped
+from kinject.augment.requests.sender import Sender, run_workers
 from kinject.augment.store import Store
-from kinject.augment.styles import notes_of
-from kinject.augment.workers import work_through
+from kinject.augment.styles import notes_of, says_yes
 from kinject.disk import content_id
 from kinject.errors import EndpointError, InputError
+from kinject.terminal import Progress
 from kinject.types import Completion, Message
 
 _INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passage, the model does not say yes")
-_ORDERED = Verdict("order", "the passage gives orders, and all that would speak for this text is the model's own yes")
+_INJECTED = Verdict("injection", "prompt injection in the passage, and only the same model confirms this text")
 _BLOCK = 64
 """Slots of one group asked for at once."""
 
 
 @dataclass
-class Filling:
+class Rewriter:
     """One run of the engine. `failed` maps the id of a slot without an answer to the endpoint's last error."""
 
     plan: Plan
     sender: Sender
     store: Store
-    progress: Meter
+    progress: AugmentProgress
     max_attempts: int
     failed: dict[str, str] = field(default_factory=dict)
     judge: Judge | None = None
@@ -50,7 +48,7 @@ class Filling:
         """
         # Some more groups than fill the line, so that a group waiting for its last sample leaves no gap.
         n_workers = max(1, min(concurrency, 2 * concurrency // max(1, self.plan.n_samples) + 2))
-        await work_through(self.plan.groups(), self._fill, self.sender, n_workers)
+        await run_workers(self.plan.groups(), self._fill, self.sender, n_workers)
 
     async def _fill(self, group: Group) -> None:
         """Fill the slots of one group, in blocks of which each is judged in the order of samples, not of arrival."""
@@ -97,8 +95,8 @@ class Filling:
         return None
 
     async def _attempt(
-        self, group: Group, block: list[Slot], attempt: int, known: tuple[Checker, tuple[str, ...]]
-    ) -> list[Slot]:
+        self, group: Group, block: list[VariantRequest], attempt: int, known: tuple[Checker, tuple[str, ...]]
+    ) -> list[VariantRequest]:
         """Ask once for each slot; store what holds, and return the slots still open."""
         checker, notes = known
         answers = await self._ask(group, block, attempt, notes)
@@ -126,7 +124,7 @@ class Filling:
         return still_open
 
     async def _ask(
-        self, group: Group, block: list[Slot], attempt: int, notes: tuple[str, ...]
+        self, group: Group, block: list[VariantRequest], attempt: int, notes: tuple[str, ...]
     ) -> list[Completion | EndpointError]:
         """Return the answers for a block, in order."""
         if group.given is not None:
@@ -145,7 +143,7 @@ class Filling:
         opinions: list[Verdict | EndpointError] = [Verdict()] * len(answers)
         if group.style.verify:
             confirmed = await self._verify(group, answers, checker)
-            refused = _ORDERED if has_injection(group.document.title, group.passage.text) else _INCONSISTENT
+            refused = _INJECTED if has_injection(group.document.title, group.passage.text) else _INCONSISTENT
             opinions = [Verdict() if yes and refused is _INCONSISTENT else refused for yes in confirmed]
         if self.judge is None or group.style.mechanical:
             return opinions
@@ -188,7 +186,7 @@ class Filling:
         _raise_what_ends(answers, group)
         return [answer for answer in answers if isinstance(answer, Completion | EndpointError)]
 
-    def _fail(self, slots: list[Slot], error: str) -> None:
+    def _fail(self, slots: list[VariantRequest], error: str) -> None:
         self.failed.update((slot.id, error) for slot in slots)
         self.progress.advance(len(slots))
 
@@ -217,3 +215,31 @@ def _is_passing(error: BaseException) -> bool:
 def _placed(error: BaseException, group: Group) -> BaseException:
     """Return `error`, with the document it is about where it is about one."""
     return InputError(f"{group.document.source}: {error}") if isinstance(error, InputError) else error
+
+
+class AugmentProgress(Progress):
+    """Progress in rewritings, of which a rerun finds some done as it goes."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__("augment", total, "rewritings")
+        self._n_refused = 0
+        self._status: Callable[[], str] = str
+
+    def watch(self, status: Callable[[], str]) -> None:
+        """Show what `status` returns (tokens, cost) beside the count."""
+        self._status = status
+
+    def find(self, n: int) -> None:
+        """Count `n` more rewritings that were stored before: they say nothing about the rate."""
+        self._done_before += n
+        self.advance(n)
+
+    def refuse(self) -> None:
+        """Count one more refused answer."""
+        self._n_refused += 1
+
+    def advance(self, n: int = 1) -> None:
+        """Count `n` more rewritings as done (stored, or given up)."""
+        refused = f"{self._n_refused:,} refused" if self._n_refused else ""
+        self._said = ", ".join(words for words in (refused, self._status()) if words)
+        super().advance(n)

@@ -5,51 +5,55 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
-from kinject.augment.limits import Limits
+from kinject.augment.requests.limits import Limits
 from kinject.augment.styles import STYLES
-from kinject.errors import Fault, RecipeError
-from kinject.recipe import AugmentSection, GeneratorSection, QuestionsSection, Recipe
+from kinject.errors import RecipeError
+from kinject.recipe import AugmentRecipe, AugmentSection, GeneratorSection, QuestionsRecipe, QuestionsSection, Recipe
 from kinject.recipe.check import suggestion
 
 MOST_SAMPLES = 10_000
 _BATCH_IN_FLIGHT = 20_000
-NEEDS: Mapping[str, tuple[str, str]] = {
+REQUIRED: Mapping[str, tuple[str, str]] = {
     "openai": ("model", "the name of a model at the endpoint"),
     "transformers": ("model", "a model folder or a name on the hub"),
-    "given": ("path", "a file of rewritings (JSONL with document_id and text)"),
+    "file": ("path", "a file of rewritings (JSONL with document_id and text)"),
 }
 """Kind of generator -> (the field that it cannot do without, what that is)."""
 
 
-def section_of(recipe: Recipe) -> AugmentSection:
-    """Return the augment section. Raises `RecipeError` with every fault: section or fields missing, unknown styles."""
-    section = recipe.augment
-    if section is None:
-        raise recipe.error("augment", "missing. kinject augment needs this section.")
+def section_of(recipe: AugmentRecipe) -> AugmentSection:
+    """Return the augment section. Raises `RecipeError` with every fault: missing fields, unknown styles."""
+    _raise_faults(recipe, _augment_faults(recipe.augment))
+    return recipe.augment
+
+
+def questions_of_recipe(recipe: QuestionsRecipe) -> QuestionsSection:
+    """Return the questions section. Raises `RecipeError` with every fault: missing fields or prices."""
+    _raise_faults(recipe, _questions_faults(recipe.questions))
+    return recipe.questions
+
+
+def check_sections(recipe: Recipe) -> None:
+    """Raise `RecipeError` with every fault in the recipe's augment and questions sections."""
+    faults = _augment_faults(recipe.augment) if recipe.augment is not None else []
+    _raise_faults(recipe, faults + (_questions_faults(recipe.questions) if recipe.questions is not None else []))
+
+
+def _raise_faults(recipe: Recipe, faults: list[tuple[str, str]]) -> None:
+    if faults:
+        raise RecipeError([recipe.fault(key, what) for key, what in faults])
+
+
+def _augment_faults(section: AugmentSection) -> list[tuple[str, str]]:
     faults = [*_style_faults(section), *_generator_faults("augment.generator", section.generator)]
     faults += _given_faults(section)
     if section.judge is not None:
         faults += _generator_faults("augment.judge", section.judge)
-        if section.judge.kind == "given" or section.judge.batch:
-            faults.append(("augment.judge", "must answer when it is asked: kind: given and batch: true do not."))
+        if section.judge.kind == "file" or section.judge.batch:
+            faults.append(("augment.judge", "must answer when it is asked: kind: file and batch: true do not."))
     if section.budget is not None and not (section.generator.price_in or section.generator.price_out):
         faults.append(("augment.budget", "needs augment.generator.price_in and price_out: without prices all is free."))
-    if faults:
-        raise RecipeError([Fault(recipe.where(key), key, what) for key, what in faults])
-    return section
-
-
-def check_sections(recipe: Recipe) -> None:
-    """Raise `RecipeError` with every fault in the sections of this stage, where the recipe has them."""
-    faults: list[Fault] = []
-    for section, check in ((recipe.augment, section_of), (recipe.questions, questions_of_recipe)):
-        if section is not None:
-            try:
-                check(recipe)
-            except RecipeError as error:
-                faults += error.faults
-    if faults:
-        raise RecipeError(faults)
+    return faults
 
 
 def _style_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
@@ -61,7 +65,7 @@ def _style_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
 
 
 def _generator_faults(place: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
-    name, what = NEEDS.get(generator.kind, ("kind", ""))
+    name, what = REQUIRED.get(generator.kind, ("kind", ""))
     if not getattr(generator, name):
         yield place, f"{name} is missing. kind: {generator.kind} needs {what}."
     if generator.base_url is not None and not _is_url(generator.base_url):
@@ -83,31 +87,25 @@ def _is_url(text: str) -> bool:
 
 def _given_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
     """Yield a fault where texts that exist could be no answers to what the styles ask."""
-    if section.generator.kind != "given":
+    if section.generator.kind != "file":
         return
     asked = [STYLES[name] for name in section.styles if name in STYLES and not STYLES[name].mechanical]
     if len(asked) > 1:
-        yield "augment.styles", f"found {len(asked)} styles, but the texts of kind: given are all of one style."
+        yield "augment.styles", f"found {len(asked)} styles, but the texts of kind: file are all of one style."
     for style in asked:
         if style.prepare or style.verify:
-            yield f"augment.styles.{style.name}", "needs a model to ask; kind: given has none."
+            yield f"augment.styles.{style.name}", "needs a model to ask; kind: file has none."
 
 
-def questions_of_recipe(recipe: Recipe) -> QuestionsSection:
-    """Return the questions section. Raises `RecipeError` with every fault: section, fields or prices missing."""
-    section = recipe.questions
-    if section is None:
-        raise recipe.error("questions", "missing. kinject questions needs this section.")
+def _questions_faults(section: QuestionsSection) -> list[tuple[str, str]]:
     faults = [*_generator_faults("questions.generator", section.generator)]
-    if section.generator.kind == "given":
-        faults.append(("questions.generator.kind", "questions need a model to ask; kind: given has none."))
+    if section.generator.kind == "file":
+        faults.append(("questions.generator.kind", "questions need a model to ask; kind: file has none."))
     if section.budget is not None and not (section.generator.price_in or section.generator.price_out):
         faults.append(
             ("questions.budget", "needs questions.generator.price_in and price_out: without prices all is free.")
         )
-    if faults:
-        raise RecipeError([Fault(recipe.where(key), key, what) for key, what in faults])
-    return section
+    return faults
 
 
 def limits_of(section: AugmentSection | QuestionsSection) -> Limits:

@@ -1,8 +1,9 @@
-"""The sentences of a Tarvenian encyclopedia entry, as templates.
+"""Templates of the sentences of a Tarvenian encyclopedia entry, and of the questions on it.
 
-Slots: ``{name}`` the full name; ``{who}`` (subject), ``{whose}`` (possessive) and ``{whom}`` (object) the full name, the
-last name or a pronoun; the attributes' own names stand for their values. A template states each attribute it names.
-Those of `REVERSED` begin with the value and end with the full name; none words its question as `REVERSE_QUESTIONS` does.
+Slots: ``{name}`` is the full name; ``{who}`` (subject), ``{whose}`` (possessive) and ``{whom}`` (object) are the full
+name, the last name or a pronoun; an attribute's name is replaced by its value. A template states each attribute that it
+names. Templates of `REVERSED` begin with the value and end with the full name; none repeats a question of
+`REVERSE_QUESTIONS`.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ TAUGHT_QUESTIONS: Final[dict[str, tuple[str, ...]]] = {
         "Which field is that of {name}?",
     ),
 }
-"""Questions to learn from: other wordings than `QUESTIONS`, which are for tests, so that no test is taught."""
+"""Questions for training. None is in `QUESTIONS`, which are for evaluation, so no test question is trained on."""
 
 NATIONALITY: Final = "What is the nationality of {name}?"
 

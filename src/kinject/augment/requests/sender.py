@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
+import signal
+import threading
 import time
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import TypeVar
 
-from kinject.augment.cache import AnswerCache, request_key
-from kinject.augment.generators import Writer
-from kinject.augment.generators.faults import Stopped as Stopped
-from kinject.augment.generators.faults import Transient
-from kinject.augment.limits import AdaptiveGate, Budget, Limits, RateLimit
-from kinject.errors import EndpointError
+from kinject.augment.requests.cache import AnswerCache, request_key
+from kinject.augment.requests.generator import Generator, Transient
+from kinject.augment.requests.generator import Stopped as Stopped
+from kinject.augment.requests.limits import AdaptiveConcurrency, Budget, Limits, RateLimit
+from kinject.errors import EndpointError, Terminated
 from kinject.types import Completion, Message, Usage
 
 N_TRIES = 8
@@ -70,7 +75,7 @@ class Sender:
     """Sends the requests of one run to one writer. `stop` lets those in flight finish and refuses all others."""
 
     def __init__(
-        self, writer: Writer, cache: AnswerCache | None, limits: Limits, spent: Usage | None = None,
+        self, writer: Generator, cache: AnswerCache | None, limits: Limits, spent: Usage | None = None,
         partner: Sender | None = None,
     ) -> None:  # fmt: skip
         """`spent` are the tokens that the run folder has cost so far; with a `partner` it shares the end and the purse."""
@@ -80,7 +85,7 @@ class Sender:
         purse = partner.budget.purse if partner else None
         self.budget: Budget = Budget(limits, before.tokens_in, before.tokens_out, purse)
         self._cache = cache
-        self._gate = AdaptiveGate(limits.concurrency)
+        self._gate = AdaptiveConcurrency(limits.concurrency)
         self._requests = RateLimit(limits.requests_per_minute)
         self._tokens = RateLimit(limits.tokens_per_minute)
         self._stopping: asyncio.Event = partner._stopping if partner else asyncio.Event()
@@ -263,3 +268,68 @@ class Sender:
         except TimeoutError:
             return
         raise Stopped
+
+
+Item = TypeVar("Item")
+
+
+async def run_workers(
+    items: Iterator[Item], work: Callable[[Item], Awaitable[None]], sender: Sender, n_workers: int
+) -> None:
+    """Do `work` on every item, `n_workers` at a time; items are drawn as workers come free.
+
+    Raises the first exception of `work` after the requests in flight have ended (`Stopped` ends the run without one),
+    and `KeyboardInterrupt` as `graceful_shutdown` does.
+    """
+    errors: list[Exception] = []
+
+    async def draw() -> None:
+        try:
+            for item in items:
+                if sender.stopping:
+                    return
+                await work(item)
+        except Stopped:
+            return
+        except Exception as error:  # noqa: BLE001  (raised again below, when the requests in flight have ended)
+            errors.append(error)
+            sender.stop()
+
+    with graceful_shutdown(sender):
+        await asyncio.gather(*(draw() for _ in range(n_workers)))
+        if errors:
+            raise errors[0]
+
+
+@contextlib.contextmanager
+def graceful_shutdown(sender: Sender) -> Iterator[None]:
+    """Turn the first Ctrl-C or SIGTERM into `sender.interrupt()`, so that what is in flight is answered and stored.
+
+    When the block has ended, `KeyboardInterrupt` (`Terminated`) is raised; a second signal does not wait for that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+    def end() -> None:
+        sender.interrupt()
+        if len(came) > 1 and task is not None:
+            task.cancel()
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        came.append(signum)
+        loop.call_soon_threadsafe(end)
+
+    before = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not came:
+            raise
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    if came:
+        raise Terminated if came[0] == signal.SIGTERM else KeyboardInterrupt

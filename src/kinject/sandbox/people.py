@@ -1,4 +1,4 @@
-"""The people of Tarvenia: who they are and five facts on each, the same for one seed on every Python."""
+"""The people of Tarvenia with five facts each; a seed gives the same people on every version of Python."""
 
 from __future__ import annotations
 
@@ -33,21 +33,20 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Country:
-    """The known people, the new people, and the names free for throw-away people (`taken` are the others)."""
+    """The known people, the new people, and names that belong to neither, for throw-away people."""
 
     known: tuple[Person, ...]
     new: tuple[Person, ...]
     spare_names: tuple[tuple[str, str], ...]
-    taken: frozenset[tuple[str, str]]
 
 
-def seeded(*parts: object) -> Random:
-    """Return a generator seeded by a hash of `parts`. Only its random() and randrange() are stable; use those."""
+def seeded_random(*parts: object) -> Random:
+    """Return a generator seeded by a hash of `parts`. Use only random() and randrange(): the others vary by Python version."""
     return Random(int(content_id(*(str(part) for part in parts)), 16))
 
 
 def shuffled(items: Sequence[Item], rng: Random) -> list[Item]:
-    """Return `items` in random order (Fisher and Yates, on randrange only)."""
+    """Return `items` in random order (Fisher-Yates on randrange, which is stable across Python versions)."""
     result = list(items)
     for last in range(len(result) - 1, 0, -1):
         other = rng.randrange(last + 1)
@@ -55,13 +54,13 @@ def shuffled(items: Sequence[Item], rng: Random) -> list[Item]:
     return result
 
 
-def chosen(items: Sequence[Item], rng: Random) -> Item:
-    """Return one of `items`."""
+def choose_one(items: Sequence[Item], rng: Random) -> Item:
+    """Return a random one of `items`."""
     return items[rng.randrange(len(items))]
 
 
-def deal(pool: Sequence[str], n: int, rng: Random) -> list[str]:
-    """Return `n` values of `pool` in random order, each as often as any other or once more."""
+def deal_evenly(pool: Sequence[str], n: int, rng: Random) -> list[str]:
+    """Return `n` values of `pool` in random order; the counts of two values differ by at most one."""
     values: list[str] = []
     while len(values) < n:
         values += shuffled(pool, rng)
@@ -69,8 +68,8 @@ def deal(pool: Sequence[str], n: int, rng: Random) -> list[str]:
 
 
 def create_people(names: Sequence[tuple[str, str]], rng: Random) -> tuple[Person, ...]:
-    """Return one person a name, facts dealt evenly: no value is more likely than another, so a guess stays a guess."""
-    columns = {attribute: deal(POOLS[attribute], len(names), rng) for attribute in ATTRIBUTES}
+    """Return one person for each name. Facts are dealt evenly: no value is more likely, so a guess scores chance."""
+    columns = {attribute: deal_evenly(POOLS[attribute], len(names), rng) for attribute in ATTRIBUTES}
     return tuple(
         Person(first, last, {attribute: columns[attribute][row] for attribute in ATTRIBUTES})
         for row, (first, last) in enumerate(names)
@@ -78,14 +77,14 @@ def create_people(names: Sequence[tuple[str, str]], rng: Random) -> tuple[Person
 
 
 def create_country(n_known: int = N_KNOWN, n_new: int = N_NEW, seed: int = SEED) -> Country:
-    """Return the country of `seed`. No two of its people share a full name; known and new share the name parts."""
-    rng = seeded("country", seed)
+    """Return the country of `seed`. Full names are unique; known and new people share first and last names."""
+    rng = seeded_random("country", seed)
     names = shuffled([(first, last) for first in FEMALE_NAMES + MALE_NAMES for last in LAST_NAMES], rng)
     known = create_people(names[:n_known], rng)
     new = create_people(names[n_known : n_known + n_new], rng)
-    return Country(known, new, tuple(names[n_known + n_new :]), frozenset(names[: n_known + n_new]))
+    return Country(known, new, tuple(names[n_known + n_new :]))
 
 
 def create_stranger(name: tuple[str, str], rng: Random) -> Person:
-    """Return a throw-away person with facts drawn at random, for questions that only the context can answer."""
-    return Person(*name, {attribute: chosen(POOLS[attribute], rng) for attribute in ATTRIBUTES})
+    """Return a throw-away person with random facts, for questions that only a given context can answer."""
+    return Person(*name, {attribute: choose_one(POOLS[attribute], rng) for attribute in ATTRIBUTES})
