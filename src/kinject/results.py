@@ -448,11 +448,11 @@ def _check_results(report: Report) -> None:
             raise _ResultError(f"{place}.n: found {result.n} questions, {n_seeds} seeds; at least 1 of each is needed")
         if n_correct is not None and n_correct + result.n_unscored > result.n:
             raise _ResultError(f"{place}.n: found {result.n} with {n_correct} correct and {result.n_unscored} unscored")
+        if n_correct is not None and abs(result.accuracy - n_correct / result.n) > _TOLERANCE:
+            raise _ResultError(f"{place}.accuracy: found {result.accuracy}, which disagrees with n_correct / n")
         bounded = result.low - _TOLERANCE <= result.accuracy <= result.high + _TOLERANCE
         if result.interval == "Wilson" and not bounded:
             raise _ResultError(f"{place}.accuracy: found {result.accuracy}, outside {result.low} to {result.high}")
-        if n_correct is not None and abs(result.accuracy - n_correct / result.n) > _TOLERANCE:
-            raise _ResultError(f"{place}.accuracy: found {result.accuracy}, which disagrees with n_correct / n")
         key = (result.model, result.arm, result.question_set, *result.prompt_format, result.k, result.subject)
         if key in seen:
             raise _ResultError(f"{place}: the arm {result.arm!r:.60} on {result.question_set!r:.60} is there twice")

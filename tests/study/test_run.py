@@ -13,8 +13,8 @@ from country import write_study
 from in_process import InProcess
 
 from kinject.recipe import read_recipe
-from kinject.report.summary import render_summary
-from kinject.results import StudyResult
+from kinject.report import render_summary
+from kinject.results import Report
 from kinject.study import run as run_module
 from kinject.study.arms import arms_of
 from kinject.study.dry_run import render_plan
@@ -22,7 +22,7 @@ from kinject.study.run import run_study
 from kinject.study.stages import Planner
 
 
-def go(path: Path, executor: InProcess | None = None, *overrides: str) -> tuple[StudyResult, InProcess]:
+def go(path: Path, executor: InProcess | None = None, *overrides: str) -> tuple[Report, InProcess]:
     executor = executor or InProcess()
     result, page, _ = run_study(read_recipe(path, overrides, "study"), lambda: executor)
     assert page.is_file()

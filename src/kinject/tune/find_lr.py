@@ -297,7 +297,7 @@ def render_found(found: Found, ramp: Ramp) -> str:
 
 def draw(found: Found) -> bytes:
     """Return a PNG: the loss over the rate, raw and smoothed, with the rates that matter marked by line and word."""
-    from kinject.report.figures import LEARNING, MUTED, OTHER, RETENTION, RULE, panels, render_png, style
+    from kinject.report.plots.style import LEARNING, MUTED, OTHER, RETENTION, RULE, panels, render_png, style
 
     with style():
         figure, (panel,), _ = panels(1, 1, 3.4)
