@@ -38,9 +38,8 @@ from kinject.bench.strategies import COMBINED, LORA, STRATEGIES, Setting, parts_
 from kinject.cli import main
 from kinject.errors import InputError
 from kinject.recipe import Recipe, read_recipe
-from kinject.study.stages import Stage
-from kinject.study.work import do_job, job_of
-from kinject.study.workers import Outcome
+from kinject.study.executors import Outcome
+from kinject.study.stages import Stage, run_stage, stage_message
 
 CPU = Setting(
     device="cpu", batch=6, block=64, strategy="bfd_split", adapter=None, bf16=True, compiler=True, bitsandbytes=True,
@@ -62,7 +61,9 @@ class InProcess:
         type(self).given.append(stage.label)
         stage.folder.mkdir(parents=True, exist_ok=True)
         broken = self.breaks and stage.label.startswith(self.breaks)
-        self.outcome = Outcome(stage, None, "out of memory") if broken else Outcome(stage, do_job(job_of(stage)))
+        self.outcome = (
+            Outcome(stage, None, "out of memory") if broken else Outcome(stage, run_stage(stage_message(stage)))
+        )
 
     def wait(self) -> list[Outcome]:
         assert self.outcome is not None

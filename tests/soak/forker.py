@@ -42,13 +42,13 @@ def serve() -> None:
 
 def become(request: dict[str, Any]) -> None:
     """Be `kinject WORDS` in this process, to the interpreter's end."""
-    import kinject.study.workers
+    import kinject.study.executors
     from kinject.cli import program
 
     os.setsid()
     context = multiprocessing.get_context
     multiprocessing.get_context = lambda method=None: context("fork")
-    kinject.study.workers._serve = partial(serve_without_others, kinject.study.workers._serve)
+    kinject.study.executors._serve = partial(serve_without_others, kinject.study.executors._serve)
     targets = [os.open(os.devnull, os.O_RDONLY)]
     targets += [os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("out", "err")]
     for stream, target in enumerate(targets):
@@ -76,8 +76,8 @@ if __name__ == "__main__":
 
     import kinject.augment
     import kinject.eval
+    import kinject.study.executors
     import kinject.study.run
-    import kinject.study.workers
     import kinject.train.build
     import kinject.train.config  # noqa: F401
 

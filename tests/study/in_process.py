@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from kinject.errors import InputError
-from kinject.study.stages import Stage
-from kinject.study.work import do_job, job_of
-from kinject.study.workers import Outcome, one_line
+from kinject.study.executors import Outcome, one_line
+from kinject.study.stages import Stage, run_stage, stage_message
 
 
 class InProcess:
@@ -25,7 +24,7 @@ class InProcess:
         self.given.append(stage)
         stage.folder.mkdir(parents=True, exist_ok=True)
         try:
-            self.outcomes.append(Outcome(stage, do_job(job_of(stage))))
+            self.outcomes.append(Outcome(stage, run_stage(stage_message(stage))))
         except InputError as error:
             self.outcomes.append(Outcome(stage, None, one_line(error)))
 

@@ -16,9 +16,8 @@ from kinject.recipe import read_recipe
 from kinject.report import render_summary
 from kinject.results import Report
 from kinject.study import run as run_module
-from kinject.study.arms import arms_of
-from kinject.study.dry_run import render_plan
-from kinject.study.run import run_study
+from kinject.study.arms import expand_arms
+from kinject.study.run import render_plan, run_study
 from kinject.study.stages import Planner
 
 
@@ -35,8 +34,8 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 def train_folder(path: Path, name: str, seed: int) -> Path:
     recipe = read_recipe(path, (), "study")
-    arms = {arm.name: arm for arm in arms_of(recipe, {})}
-    train = Planner(recipe).stages_of(arms[name], seed, arms).train
+    arms = {arm.name: arm for arm in expand_arms(recipe, {})}
+    train = Planner(recipe).arm_stages(arms[name], seed, arms).train
     assert train is not None
     return train.folder
 
@@ -143,7 +142,9 @@ def test_a_finished_study_does_nothing_when_it_is_run_again(whole, monkeypatch):
     def never() -> InProcess:
         raise AssertionError("nothing was to be run")
 
-    monkeypatch.setattr(run_module, "check_shared", lambda recipe: pytest.fail("the shared recipes were read again"))
+    monkeypatch.setattr(
+        run_module, "check_shared_recipes", lambda recipe: pytest.fail("the shared recipes were read again")
+    )
     again, _, was_there = run_study(read_recipe(whole, (), "study"), never)  # type: ignore[arg-type]
     assert was_there
     assert again == first

@@ -18,7 +18,7 @@ from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe, read_recipe
 from kinject.report import read_report, write_report
 from kinject.results import Scaling, ScalingFit, ScalingPoint
-from kinject.study.arm_faults import check_names, check_shared
+from kinject.study.check import check_names, check_shared_recipes
 from kinject.study.inference import CorrectnessMatrix
 from kinject.study.run import run_study
 from kinject.study.scaling import bits_matrix, count_parameters, fit_line
@@ -116,7 +116,7 @@ def test_the_report_shows_lines_bits_and_what_they_mean(tmp_path: Path) -> None:
         ({"facts": {"old": 5}}, check_names, "study.scaling.facts.old: not in question_sets."),
         (
             {"question_sets": ["newer"], "facts": {}},
-            check_shared,
+            check_shared_recipes,
             "study.scaling.question_sets.0: found 'newer'. Did you mean new?",
         ),
     ],

@@ -9,15 +9,15 @@ from country import write_study
 
 from kinject.errors import InputError
 from kinject.recipe import read_recipe
-from kinject.study.arms import arms_of
+from kinject.study.arms import expand_arms
 from kinject.study.stages import ArmStages, Planner
 
 
 def planned(path: Path, *overrides: str) -> dict[tuple[str, int], ArmStages]:
     recipe = read_recipe(path, overrides, "study")
-    arms = arms_of(recipe, {})
+    arms = expand_arms(recipe, {})
     by_name = {arm.name: arm for arm in arms}
-    return {(arm.name, seed): Planner(recipe).stages_of(arm, seed, by_name) for arm in arms for seed in arm.seeds}
+    return {(arm.name, seed): Planner(recipe).arm_stages(arm, seed, by_name) for arm in arms for seed in arm.seeds}
 
 
 def ids(found: ArmStages) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 from kinject.bench.results import LEAST_STEPS
 from kinject.bench.strategies import BATCH, VANILLA, Setting, Strategy, has_bf16, has_compiler
 from kinject.recipe import TrainRecipe
-from kinject.study.arms import nested
+from kinject.study.arms import nest_overrides
 
 _STEPS = 12
 """Optimizer steps where neither the command line nor the recipe says how many."""
@@ -52,7 +52,7 @@ def recipe_of(recipe: TrainRecipe, strategy: Strategy, setting: Setting, steps: 
             "trainer.eval_strategy": "steps", "trainer.eval_steps": steps, "trainer.eval_on_start": False,
         }  # fmt: skip
     overrides |= strategy.change({}, setting)
-    return _laid_over(values, nested(overrides))
+    return _laid_over(values, nest_overrides(overrides))
 
 
 def _probes(recipe: TrainRecipe) -> dict[str, Any] | None:

@@ -32,8 +32,8 @@ from kinject.disk import check_output, content_id, lock_dir, read_jsonl, read_ma
 from kinject.errors import InputError
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
+from kinject.study.executors import LOG, LocalExecutor
 from kinject.study.stages import Stage, input_hashes
-from kinject.study.workers import LOG, LocalExecutor
 from kinject.terminal import Progress
 
 _FORMAT = 2
@@ -76,7 +76,7 @@ def bench(recipe: TrainRecipe, wanted: Wanted) -> tuple[Bench, Path]:
         plan = [(number, *item) for number in range(wanted.repeats) for item in order_of(running, number)]
         with Progress("measuring", len(plan), "runs") as progress:
             for number, strategy, copy in plan:
-                progress.tell(strategy.label)
+                progress.set_status(strategy.label)
                 _measure(run, strategy, number, copy)
                 progress.advance()
         found = _table(run, chosen, wanted)

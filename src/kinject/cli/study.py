@@ -44,15 +44,15 @@ def add_parser(verbs: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments, "study")
     if arguments.dry_run:
-        from kinject.study.dry_run import render_plan
+        from kinject.study.run import render_plan
 
         show(render_plan(recipe))
         return 0
     from kinject.report import render_summary
+    from kinject.study.executors import executor_factory
     from kinject.study.run import run_study
-    from kinject.study.workers import executor_of
 
-    result, page, was_there = run_study(recipe, executor_of(arguments.executor, arguments.jobs))
+    result, page, was_there = run_study(recipe, executor_factory(arguments.executor, arguments.jobs))
     show(render_summary(result))
     show(f"report: {page}" + ("   (everything was done already)" if was_there else ""))
     return 1 if result.failures else 0

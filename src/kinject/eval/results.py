@@ -11,9 +11,10 @@ from string import ascii_uppercase
 from typing import Any
 
 from kinject.disk import Row
-from kinject.eval.plan import Arm, Plan, QuestionSet, arms_of
+from kinject.eval.plan import Arm, Plan, QuestionSet
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.scores import LETTERED, Score, letter_mass, letter_priors, rescored
+from kinject.eval.scoring.answers import finite_or_none
 from kinject.eval.statistics import (
     bootstrap_interval,
     chance,
@@ -165,7 +166,7 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
             _result(question_set, arm, score, section, answers)
             for question_set in plan.sets
             if not question_set.chooses_k_for
-            for arm in arms_of(section, question_set.task)
+            for arm in question_set.arms
             for score in _scores_for(arm, section)
         ]
     )
@@ -237,7 +238,7 @@ def chosen_k_notes(plan: Plan, section: EvalSection, answers: Answers) -> Iterat
         if question_set.chooses_k_for:
             continue
         split = chosen_by.get(question_set.name)
-        for arm in dict.fromkeys(replace(arm, k=0) for arm in arms_of(section, question_set.task) if arm.k):
+        for arm in dict.fromkeys(replace(arm, k=0) for arm in question_set.arms if arm.k):
             test = {k: _accuracy(answers[question_set.name, replace(arm, k=k)]) for k in ks}
             best = max(ks, key=lambda k: (test[k], -k))
             where = f"{arm.model} on {question_set.name} ({arm.format}, {arm.shots} shots)"
@@ -272,7 +273,7 @@ def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[R
     for question_set in plan.sets:
         if question_set.chooses_k_for:
             continue
-        for arm in arms_of(section, question_set.task):
+        for arm in question_set.arms:
             base = replace(arm, model=next(iter(section.models)), k=0)
             if arm != base:
                 yield from _flips_of(question_set, arm, base, answers)
@@ -304,8 +305,8 @@ def _flip_row(arm: Arm, question: Question, passages: tuple[Passage, ...], was: 
         "gold": question.answer,
         "chosen": _chosen(now),
         "base_chosen": _chosen(was),
-        "log_probs": [value if math.isfinite(value) else None for value in now.log_probs],
-        "base_log_probs": [value if math.isfinite(value) else None for value in was.log_probs],
+        "log_probs": finite_or_none(now.log_probs),
+        "base_log_probs": finite_or_none(was.log_probs),
         "truncated": now.truncated,
         "passages": [{"id": item.id, "document_id": item.document_id, "text": item.text} for item in passages],
     }

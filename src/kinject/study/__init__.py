@@ -18,11 +18,11 @@ __all__ = ["study"]
 
 
 def study(recipe: StudyRecipe, *, jobs: int | None = None, executor: str = "local") -> Report:
-    """Run what is missing of the study and write its report; see `kinject.study.run.run_study` and `workers.executor_of`."""
+    """Run what is missing of the study and write its report; see `kinject.study.run.run_study` and `workers.executor_factory`."""
+    from kinject.study.executors import executor_factory
     from kinject.study.run import run_study
-    from kinject.study.workers import executor_of
 
-    return run_study(recipe, executor_of(executor, jobs))[0]
+    return run_study(recipe, executor_factory(executor, jobs))[0]
 
 
 sys.modules[__name__].__class__ = VerbPackage

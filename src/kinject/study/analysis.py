@@ -25,11 +25,11 @@ from kinject.results import (
     SweepPoint,
 )
 from kinject.study.arms import BASE, RAG, Arm, curve_arms, label_of
+from kinject.study.executors import LOG
 from kinject.study.inference import CorrectnessMatrix, interval, majority_changes, sign_flip_p
 from kinject.study.records import AskSetting, Records, subjects_of
-from kinject.study.runner import Ledger
+from kinject.study.scheduler import StageStatus
 from kinject.study.stages import ArmStages, Stage
-from kinject.study.workers import LOG
 from kinject.types import Question
 
 
@@ -164,7 +164,9 @@ def make_sweeps(section: StudySection, arms: Sequence[Arm]) -> list[Sweep]:
         for name, item in (section.sweeps or {}).items():
             points = []
             for value, varied in curve_arms(section, name, item, own):
-                arm = next((arm for arm in own if varied.does_as(arm) and set(varied.seeds) <= set(arm.seeds)), varied)
+                arm = next(
+                    (arm for arm in own if varied.same_weights_as(arm) and set(varied.seeds) <= set(arm.seeds)), varied
+                )
                 x = _number(value)
                 points.append(SweepPoint(value, label_of(value), x, arm.name, item.control or ""))
             if points:
@@ -179,7 +181,7 @@ def _number(value: Any) -> float | None:
     return None
 
 
-def make_costs(runs: Sequence[Run], ledger: Ledger) -> list[Cost]:
+def make_costs(runs: Sequence[Run], status: StageStatus) -> list[Cost]:
     """Return the cost of each finished stage of each arm. A shared stage is listed with every arm that used it."""
     users: dict[str, int] = {}
     for run in runs:
@@ -191,15 +193,15 @@ def make_costs(runs: Sequence[Run], ledger: Ledger) -> list[Cost]:
             stage=stage.kind, seconds=done["seconds"], tokens=done["tokens"],  # type: ignore[arg-type]
             peak_bytes=done["peak_bytes"], money=done["money"], shared_by=users[stage.id],
         )
-        for run in runs for stage in run.all if (done := ledger.done.get(stage.id)) is not None
+        for run in runs for stage in run.all if (done := status.done.get(stage.id)) is not None
     ]  # fmt: skip
 
 
-def make_failures(runs: Sequence[Run], ledger: Ledger) -> list[Failure]:
+def make_failures(runs: Sequence[Run], status: StageStatus) -> list[Failure]:
     """Return the arms and seeds that are missing, each with the stage that failed."""
     found = []
     for run in runs:
-        failure = ledger.failure_of(run.all)
+        failure = status.first_failure(run.all)
         if failure is not None:
             stage, why = failure
             arm = run.stages.arm

@@ -58,18 +58,18 @@ class Arm:
         """Those of `overrides` that the train recipe takes."""
         return {key: value for key, value in self.overrides.items() if key.split(".")[0] in TRAIN_SECTIONS}
 
-    def does_as(self, other: Arm) -> bool:
+    def same_weights_as(self, other: Arm) -> bool:
         """Return whether both arms come to the same weights on their common seeds."""
         return self._weights() == other._weights()
 
     def _weights(self) -> Arm:
         """Return the arm without what its weights do not depend on."""
-        values = nested(self.overrides)
+        values = nest_overrides(self.overrides)
         alpha = None if self.alpha == 1 else self.alpha  # alpha 1 is the tuned model itself
         return replace(self, name="", about="", rag=True, seeds=(), curve="", overrides=values, alpha=alpha)
 
 
-def nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def nest_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return dotted keys and values as the mapping of mappings that they make, later ones over earlier ones."""
     root: dict[str, Any] = {}
     for key, value in overrides.items():
@@ -88,7 +88,7 @@ def eval_overrides(section: StudySection) -> dict[str, Any]:
     return {key: value for key, value in (section.overrides or {}).items() if key.split(".")[0] == "eval"}
 
 
-def models_of(section: StudySection) -> dict[str, StudyModelSection]:
+def base_models(section: StudySection) -> dict[str, StudyModelSection]:
     """Return the base models by name."""
     return {
         name: StudyModelSection(path=value) if isinstance(value, str) else value
@@ -96,7 +96,7 @@ def models_of(section: StudySection) -> dict[str, StudyModelSection]:
     }
 
 
-def arms_of(recipe: StudyRecipe, chosen: Mapping[tuple[str, str], Any]) -> list[Arm]:
+def expand_arms(recipe: StudyRecipe, chosen: Mapping[tuple[str, str], Any]) -> list[Arm]:
     """Return every arm on every base model, the base first, then the recipe's, then those of curves.
 
     `chosen` is what `tune` found: (model, name of the choice) -> value. A point of a curve that does as another arm
@@ -114,13 +114,13 @@ def arms_of(recipe: StudyRecipe, chosen: Mapping[tuple[str, str], Any]) -> list[
         ]
         for curve, item in (section.sweeps or {}).items():
             for _, arm in curve_arms(section, curve, item, own):
-                if not any(arm.does_as(other) and set(arm.seeds) <= set(other.seeds) for other in own):
+                if not any(arm.same_weights_as(other) and set(arm.seeds) <= set(other.seeds) for other in own):
                     own.append(arm)
         arms += own
     return arms
 
 
-def grid_arms(recipe: StudyRecipe) -> dict[tuple[str, str], list[tuple[Any, Arm]]]:
+def tuning_grids(recipe: StudyRecipe) -> dict[tuple[str, str], list[tuple[Any, Arm]]]:
     """Return what `tune` tries: (model, name of the choice) -> (value, arm with that value)."""
     section = recipe.study
     grids: dict[tuple[str, str], list[tuple[Any, Arm]]] = {}
@@ -183,6 +183,6 @@ def label_of(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def overrides_of(values: Mapping[str, Any]) -> list[str]:
+def override_arguments(values: Mapping[str, Any]) -> list[str]:
     """Return dotted keys and values as `read_recipe` takes them."""
     return [f"{key}={json.dumps(value)}" for key, value in values.items()]

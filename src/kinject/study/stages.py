@@ -7,17 +7,33 @@ folders carry their ids). Its folder is ``cache_dir/KIND/ID``; done.json, writte
 from __future__ import annotations
 
 import json
+import random
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import content_id, file_hash, read_sealed, tree_hash
-from kinject.recipe import StudyRecipe, read_values
+from kinject.corpus import CorpusFile
+from kinject.disk import (
+    check_output,
+    content_id,
+    file_hash,
+    read_manifest,
+    read_sealed,
+    tree_hash,
+    write_jsonl,
+    write_manifest,
+    write_sealed,
+)
+from kinject.errors import InputError, KinjectError
+from kinject.process import peak_memory, reset_peak_memory
+from kinject.recipe import StudyRecipe, TrainRecipe, read_recipe, read_values
 from kinject.recipe.study_section import ResourcesSection, StudyModelSection, StudySection
-from kinject.study.arms import Arm, eval_overrides, models_of, overrides_of
+from kinject.study.arms import Arm, base_models, eval_overrides, override_arguments
 
 SANDBOX_CORPUS = "sandbox-corpus"
 """In study.setup: write what the sandbox's base model reads."""
@@ -84,14 +100,14 @@ class Planner:
         """
         for entry in self.section.setup:
             yield [self._prepare(entry, None)]
-        made = (item for item in models_of(self.section).values() if item.recipe)
+        made = (item for item in base_models(self.section).values() if item.recipe)
         yield list(
             {stage.id: stage for stage in (self._prepare(item.recipe or "", item.overrides) for item in made)}.values()
         )
 
     def model_dir(self, name: str) -> str:
         """Return the folder or hub name of a base model."""
-        item = models_of(self.section)[name]
+        item = base_models(self.section)[name]
         if item.path is not None:
             return item.path
         assert item.recipe is not None
@@ -104,7 +120,7 @@ class Planner:
     def _prepare(self, entry: str, changed: Mapping[str, Any] | None) -> Stage:
         if entry == SANDBOX_CORPUS:
             return Stage(content_id(_FORMAT, entry), "prepare", SANDBOX_CORPUS_PATH.parent, entry, (), label=entry)
-        overrides = overrides_of(changed or {})
+        overrides = override_arguments(changed or {})
         values = read_values(Path(entry), overrides)
         raw = _bare(values)
         identity = content_id(
@@ -115,7 +131,7 @@ class Planner:
         folder = self.cache_dir / "prepare" / identity
         return Stage(identity, "prepare", folder, entry, (*overrides, _run_dir(folder)), label=entry)
 
-    def stages_of(self, arm: Arm, seed: int, others: Mapping[str, Arm]) -> ArmStages:
+    def arm_stages(self, arm: Arm, seed: int, others: Mapping[str, Arm]) -> ArmStages:
         """Return what `arm` needs with `seed`; `others` are the arms of the same model by name."""
         base = self.model_dir(arm.model)
         if not arm.trained:
@@ -127,7 +143,7 @@ class Planner:
         needs = [stages[-1].id] if stages else []
         matched = arm.match_steps_of or arm.match_tokens_of
         if matched:
-            other = self.stages_of(others[matched], seed, others)
+            other = self.arm_stages(others[matched], seed, others)
             assert other.train is not None
             stages = [*other.stages, *stages]
             extra["match_steps_of" if arm.match_steps_of else "match_tokens_of"] = str(other.train.folder)
@@ -179,7 +195,7 @@ class Planner:
         self, kind: str, recipe_path: str, overrides: Mapping[str, Any], *, label: str, arm: Arm,
         needs: Sequence[str] = (), extra: Mapping[str, Any] | None = None,
     ) -> Stage:  # fmt: skip
-        given = overrides_of(overrides)
+        given = override_arguments(overrides)
         raw = _bare(read_values(Path(recipe_path), given)) if recipe_path else {}
         # another kinject may train or score otherwise; rewritings that were paid for stay what they are
         made_by = "" if kind == "augment" else version("kinject")
@@ -236,3 +252,150 @@ def _texts(value: object) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _texts(item)
+
+
+_CURE = "Delete the folder that it is in: the study makes it again."
+
+
+def stage_message(stage: Stage) -> dict[str, Any]:
+    """Return `stage` as JSON values, for a worker."""
+    return {**asdict(stage), "folder": str(stage.folder), "marker": str(stage.marker)}
+
+
+def run_stage(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Do one stage and return what it counted: seconds, tokens, peak resident bytes (0: not measured), money.
+
+    Writes the same to done.json in the stage's folder, last. Raises `KinjectError` for what a user can mend.
+    """
+    folder = Path(job["folder"])
+    reset_peak_memory()
+    started = time.monotonic()
+    counts = _DO[job["kind"]](job, folder)
+    done = {
+        "id": job["id"], "kind": job["kind"], "seconds": round(time.monotonic() - started, 3),
+        "tokens": counts.get("tokens", 0), "money": counts.get("money", 0.0),
+        "peak_bytes": peak_memory() if sys.platform == "linux" else 0,
+    }  # fmt: skip
+    write_sealed(Path(job["marker"]), done)
+    return done
+
+
+def _prepare(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    if job["recipe"] == SANDBOX_CORPUS:
+        from kinject.sandbox import write_base_corpus
+
+        if not SANDBOX_CORPUS_PATH.exists():
+            write_base_corpus(SANDBOX_CORPUS_PATH)
+        return {}
+    return _train_recipe(read_recipe(Path(job["recipe"]), job["overrides"], "train"))
+
+
+def _train(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    overrides = list(job["overrides"])
+    recipe = read_recipe(Path(job["recipe"]), overrides, "train")
+    extra = job["extra"]
+    if "match_steps_of" in extra:
+        overrides.append(f"trainer.max_steps={_counts(Path(extra['match_steps_of']))['steps']}")
+    if "match_tokens_of" in extra:
+        overrides += ["trainer.max_steps=-1", f"trainer.num_train_epochs={_epochs_of_equal_tokens(recipe, extra)!r}"]
+    return _train_recipe(read_recipe(Path(job["recipe"]), overrides, "train"))
+
+
+def _train_recipe(recipe: TrainRecipe) -> dict[str, Any]:
+    from kinject.train import train
+
+    result = train(recipe, resume=True)
+    return {"tokens": round(result.n_epochs * result.account["source"])}
+
+
+def _counts(folder: Path) -> dict[str, Any]:
+    manifest = read_manifest(folder / "manifest.json")
+    if manifest is None:
+        raise InputError(f"{folder}: no manifest of the run that this arm is matched to. Run the study again.")
+    return dict(manifest["counts"])
+
+
+def _epochs_of_equal_tokens(recipe: TrainRecipe, extra: Mapping[str, Any]) -> float:
+    """Return the epochs over the recipe's corpus that read as many corpus tokens as the run in ``match_tokens_of`` did."""
+    from kinject.corpus import Tokenization, tokenize_rows
+    from kinject.models import load_tokenizer
+
+    other = Path(extra["match_tokens_of"])
+    manifest = read_manifest(other / "manifest.json")
+    epochs = float(_counts(other)["epochs"])
+    assert manifest is not None
+    tokenizer = load_tokenizer(recipe.model.path or str(recipe.model.tokenizer))
+    how = Tokenization(recipe.corpus.bos, recipe.corpus.eos, None, False)
+    own, theirs = (
+        sum(len(row.input_ids) for row in tokenize_rows(CorpusFile(Path(path)), tokenizer, how))
+        for path in (recipe.corpus.path, manifest["recipe"]["corpus"]["path"])
+    )
+    return round(epochs * theirs / own, 4)
+
+
+def _augment(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    from kinject.augment import augment
+
+    result = augment(read_recipe(Path(job["recipe"]), job["overrides"], "augment"))
+    if result.got < result.asked:
+        raise InputError(
+            f"{folder}: {result.asked - result.got} of {result.asked} rewritings are missing "
+            f"({'the budget is spent' if result.out_of_budget else 'see rejected.jsonl and failures.jsonl there'}). "
+            "Run the study again, or lower augment.styles."
+        )
+    return {"tokens": result.tokens_in + result.tokens_out, "money": result.cost}
+
+
+def _random_corpus(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Write the source corpus with its words drawn anew, each row as long as before: text without its facts."""
+    source = Path(job["extra"]["source"])
+    rows = CorpusFile(source)
+    words = [word for row in rows for word in row.text.split()]
+    if not words:
+        raise InputError(f"{source}: holds no text rows to shuffle. Use corpus: random with an augmented text corpus.")
+    draw = random.Random(f"{job['extra']['seed']} random text")
+    write_jsonl(
+        folder / "corpus.jsonl",
+        (
+            {
+                "id": f"random-{row.id}",
+                "origin": "random",
+                "text": " ".join(draw.choice(words) for _ in row.text.split()),
+            }
+            for row in rows
+            if row.text
+        ),
+    )
+    inputs = {"source": check_output(source, _CURE)}
+    path = folder / "manifest.json"
+    write_manifest(path, stage="corpus", inputs=inputs, recipe={}, counts={}, outputs=["corpus.jsonl"])
+    return {}
+
+
+def _merge(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    from kinject.train.merge import merge
+
+    extra = job["extra"]
+    merge(extra["base"], extra["tuned"], [extra["alpha"]], folder)
+    return {}
+
+
+def _evaluate(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    from kinject.eval import evaluate
+    from kinject.eval.scoring.answers import read_answers
+
+    evaluate(read_recipe(Path(job["recipe"]), job["overrides"], "eval"))
+    return {"tokens": sum(sum(answer.n_tokens) for answer in read_answers(folder / "answers.jsonl"))}
+
+
+_DO = {
+    "prepare": _prepare, "train": _train, "augment": _augment, "corpus": _random_corpus, "merge": _merge,
+    "eval": _evaluate,
+}  # fmt: skip
+
+
+def one_line(error: BaseException) -> str:
+    """Return what went wrong in one line, for a table."""
+    text = str(error).strip() or type(error).__name__
+    first = text.splitlines()[0][:300]
+    return first if isinstance(error, KinjectError) else f"{type(error).__name__}: {first}"

@@ -9,18 +9,18 @@ from typing import Any, Literal
 
 from kinject.errors import Fault, RecipeError
 from kinject.recipe import StudyRecipe, read_recipe
-from kinject.recipe.check import Place, suggestion
+from kinject.recipe.check import KeyPath, suggestion
 from kinject.recipe.study_section import StudySection, SweepSection, TuneSection
 from kinject.study.arms import (
     AUGMENT_SECTIONS,
     BASE,
     RAG,
     TRAIN_SECTIONS,
-    arms_of,
+    base_models,
     eval_overrides,
-    grid_arms,
-    models_of,
-    overrides_of,
+    expand_arms,
+    override_arguments,
+    tuning_grids,
 )
 
 _NO_SWEEPS = " The study has no sweeps; add it to study.sweeps."
@@ -46,14 +46,14 @@ def check_inputs(recipe: StudyRecipe) -> None:
     for path, overrides, verb in asked:
         try:
             if path is not None:
-                read_recipe(Path(path), overrides_of(overrides), verb)
+                read_recipe(Path(path), override_arguments(overrides), verb)
         except RecipeError as error:
             faults += error.faults
     if faults:
         raise RecipeError(faults)
 
 
-def check_shared(recipe: StudyRecipe) -> None:
+def check_shared_recipes(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` with every fault that the shared recipes have with some arm's overrides. Imports TRL."""
     faults = [*_shared_faults(recipe, recipe.study)]
     if faults:
@@ -63,14 +63,14 @@ def check_shared(recipe: StudyRecipe) -> None:
 def _name_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     arms = {BASE, *section.arms}
 
-    def unknown(place: Place, found: str | None, allowed: set[str]) -> Iterator[Fault]:
+    def unknown(place: KeyPath, found: str | None, allowed: set[str]) -> Iterator[Fault]:
         if found is not None and found not in allowed:
             yield recipe.fault(place, f"found {found!r}.{suggestion(found, allowed)}")
 
     if BASE in section.arms:
         yield recipe.fault(("study", "arms", BASE), "this name is the untouched model's. Choose another.")
     for name, arm in section.arms.items():
-        place: Place = ("study", "arms", name)
+        place: KeyPath = ("study", "arms", name)
         if RAG in name or "," in name:
             yield recipe.fault(place, f"a name with {RAG!r} or a comma would be taken for another arm. Choose another.")
         yield from unknown((*place, "match_steps_of"), arm.match_steps_of, arms - {BASE, name})
@@ -94,7 +94,7 @@ def _name_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
         yield from unknown(("study", "tune", name, "arm"), choice.arm, arms - {BASE})
         for index, arm_name in enumerate(choice.arms or ()):
             yield from unknown(("study", "tune", name, "arms", index), arm_name, arms - {BASE})
-    for name, model_item in models_of(section).items():
+    for name, model_item in base_models(section).items():
         if model_item.path is None and model_item.recipe is None:
             yield recipe.fault(("study", "models", name), "has neither path nor recipe. Give one.")
         if model_item.overrides and model_item.recipe is None:
@@ -108,7 +108,7 @@ def _name_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
 
 def _curve_faults(recipe: StudyRecipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
     for name, curve in (section.sweeps or {}).items():
-        place: Place = ("study", "sweeps", name)
+        place: KeyPath = ("study", "sweeps", name)
         if curve.arm not in arms - {BASE}:
             yield recipe.fault(place, f"arm: found {curve.arm!r}.{suggestion(curve.arm, arms - {BASE})}")
         if curve.control is not None and curve.control not in arms:
@@ -139,7 +139,7 @@ def _scaling_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Faul
 def _claim_faults(recipe: StudyRecipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
     needed = {"difference": ("arm", "baseline"), "trend": ("sweep",), "above_chance": ("arm",), "near_chance": ("arm",)}
     for name, claim in (section.claims or {}).items():
-        place: Place = ("study", "claims", name)
+        place: KeyPath = ("study", "claims", name)
         for key in needed[claim.test]:
             if getattr(claim, key) is None:
                 yield recipe.fault(place, f"{key}: missing; test {claim.test} needs it.")
@@ -155,7 +155,7 @@ def _claim_faults(recipe: StudyRecipe, section: StudySection, arms: set[str]) ->
 def _key_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     """Yield the overrides that no stage would read."""
     allowed = {*AUGMENT_SECTIONS, *TRAIN_SECTIONS}
-    places: list[tuple[Place, str]] = [(("study", "overrides", key), key) for key in section.overrides or {}]
+    places: list[tuple[KeyPath, str]] = [(("study", "overrides", key), key) for key in section.overrides or {}]
     for name, arm in section.arms.items():
         places += [(("study", "arms", name, "overrides", key), key) for key in arm.overrides or {}]
     varied: list[tuple[str, str, TuneSection | SweepSection]] = [
@@ -180,16 +180,16 @@ def _key_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
 
 def _shared_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
     """Yield what the shared recipes say of each arm's overrides, at the arm's own line."""
-    for arm in [*arms_of(recipe, {}), *(arm for grid in grid_arms(recipe).values() for _, arm in grid)]:
+    for arm in [*expand_arms(recipe, {}), *(arm for grid in tuning_grids(recipe).values() for _, arm in grid)]:
         parts: tuple[tuple[str | None, Mapping[str, Any]], ...] = (
             (section.augment, arm.augment_overrides), (section.train, arm.train_overrides)
         )  # fmt: skip
-        place: Place = ("study", "sweeps", arm.curve) if arm.curve else ("study", "arms", arm.name)
+        place: KeyPath = ("study", "sweeps", arm.curve) if arm.curve else ("study", "arms", arm.name)
         for path, overrides in parts:
             if path is None:
                 continue
             try:
-                read_recipe(Path(path), overrides_of(overrides))
+                read_recipe(Path(path), override_arguments(overrides))
             except RecipeError as error:
                 for fault in error.faults:
                     own = fault.where == "command line"
@@ -198,7 +198,7 @@ def _shared_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault
 
 
 def _validation_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
-    asked = read_recipe(Path(section.eval), overrides_of(eval_overrides(section))).eval
+    asked = read_recipe(Path(section.eval), override_arguments(eval_overrides(section))).eval
     if asked is None:
         yield recipe.fault("study.eval", f"{section.eval} has no eval section.")
         return

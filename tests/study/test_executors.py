@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kinject.study import workers
+from kinject.study import executors
+from kinject.study.executors import LOG, LocalExecutor, Outcome
 from kinject.study.stages import Stage
-from kinject.study.workers import LOG, LocalExecutor, Outcome
 
 
 def corpus_stage(folder: Path, source: Path, identity: str) -> Stage:
@@ -41,7 +41,7 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("preload", [(), ("kinject.study.work",)])
+@pytest.mark.parametrize("preload", [(), ("kinject.study.stages",)])
 def test_stages_are_done_and_a_faulty_one_fails_alone_with_its_reason_in_its_log(tmp_path, source, preload):
     stages = [
         corpus_stage(tmp_path, path, name) for name, path in (("a", source), ("b", tmp_path / "no"), ("c", source))
@@ -73,22 +73,22 @@ def test_a_worker_that_is_killed_fails_its_stage_and_another_takes_its_place(tmp
 def test_a_forked_worker_has_its_share_of_the_cores_though_torch_was_imported_before(monkeypatch):
     told: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", told.append)
-    monkeypatch.setattr(workers.logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(executors.logging, "basicConfig", lambda **_: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "9")
     ours, theirs = multiprocessing.Pipe()
     ours.close()  # no jobs
-    workers._serve(theirs, {"OMP_NUM_THREADS": "3"})
+    executors._serve(theirs, {"OMP_NUM_THREADS": "3"})
     assert told == [3]
 
 
-@pytest.mark.parametrize("preload", [(), ("kinject.study.work",)])
+@pytest.mark.parametrize("preload", [(), ("kinject.study.stages",)])
 def test_workers_end_with_their_parent_however_that_ends(tmp_path, preload):
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"
         "from kinject.study.stages import Stage\n"
-        "from kinject.study.workers import LocalExecutor\n"
+        "from kinject.study.executors import LocalExecutor\n"
         "if __name__ == '__main__':\n"
         "    folder = Path(sys.argv[1])\n"
         f"    executor = LocalExecutor(1, 0, {preload!r})\n"
@@ -113,7 +113,7 @@ def test_workers_end_with_their_parent_however_that_ends(tmp_path, preload):
 
 def test_a_ray_cluster_of_two_workers_does_stages(tmp_path, source):
     pytest.importorskip("ray")
-    from kinject.study.workers import RayExecutor
+    from kinject.study.executors import RayExecutor
 
     stages = [corpus_stage(tmp_path, path, name) for name, path in (("a", source), ("b", tmp_path / "no"))]
     outcomes: dict[str, Outcome] = {}

@@ -2,24 +2,74 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kinject.corpus.questions import read_questions
+from kinject.disk import file_name, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
-from kinject.recipe import EvalSection, StudyRecipe, is_model, read_recipe
+from kinject.recipe import EvalSection, QuestionSetSection, StudyRecipe, is_model, read_recipe
 from kinject.results import Choice
 from kinject.study.analysis import Run
-from kinject.study.arm_faults import check_names
-from kinject.study.arms import Arm, arms_of, eval_overrides, grid_arms, overrides_of
+from kinject.study.arms import Arm, eval_overrides, expand_arms, override_arguments, tuning_grids
+from kinject.study.check import check_names
+from kinject.study.executors import LOG, Executor
 from kinject.study.records import AskSetting, Records
-from kinject.study.runner import Ledger, run_stages
-from kinject.study.splits import SplitSet, split_sets
+from kinject.study.scheduler import StageStatus, schedule_stages
 from kinject.study.stages import ArmStages, Planner, Stage
-from kinject.study.workers import LOG, Executor
+from kinject.types import Question
+
+
+@dataclass(frozen=True)
+class SplitSet:
+    """One set: eval.questions' entry for its test questions, and for its validation questions where it has some."""
+
+    name: str
+    role: str
+    test: dict[str, Any]
+    validation: dict[str, Any] | None
+
+
+def split_sets(section: EvalSection, shares: Mapping[str, float], folder: Path) -> list[SplitSet]:
+    """Return the sets of `section`; those in `shares` are split by source document into files in `folder`.
+
+    Whether a document is validation depends on its id and the share alone. A set without a share that names a validation
+    file has those questions for validation. Raises `InputError` when a side is empty.
+    """
+    found = []
+    for name, value in section.questions.items():
+        item = QuestionSetSection(path=value) if isinstance(value, str) else value
+        entry: dict[str, Any] = {key: field for key, field in asdict(item).items() if field is not None}
+        entry.pop("validation", None)
+        if name not in shares:
+            own_file = {**entry, "path": item.validation} if item.validation else None
+            found.append(SplitSet(name, item.role, entry, own_file))
+            continue
+        questions = read_questions(Path(item.path), item.layout, item.n_choices)
+        parts: dict[str, list[Question]] = {"validation": [], "test": []}
+        for question in questions:
+            parts["validation" if _draw(name, question) < shares[name] else "test"].append(question)
+        entries = {}
+        for part, own in parts.items():
+            if not own:
+                raise InputError(f"{item.path}: study.validation.{name}: {shares[name]} leaves no {part} question.")
+            path = folder / f"{file_name(name)}.{part}.jsonl"
+            write_jsonl(path, (asdict(question) for question in own))
+            entries[part] = {**entry, "path": str(path), "layout": "native"}
+        found.append(SplitSet(name, item.role, entries["test"], entries["validation"]))
+    return found
+
+
+def _draw(name: str, question: Question) -> float:
+    """Return a number in [0, 1) that depends on the question's document (or the question, where it has none)."""
+    key = f"{name}\0{question.document_id or question.id}"
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest(), "big") / 2**48
+
 
 ExecutorFactory = Callable[[], Executor]
 
@@ -34,7 +84,7 @@ class Study:
     sets: list[SplitSet]
     make_executor: ExecutorFactory | None
     stack: ExitStack
-    ledger: Ledger = field(default_factory=Ledger)
+    status: StageStatus = field(default_factory=StageStatus)
     chosen: dict[tuple[str, str], Any] = field(default_factory=dict)
     chosen_k: dict[tuple[str, str, str], int] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
@@ -59,19 +109,21 @@ class Study:
 
     def do(self, stages: Sequence[Stage], what: str) -> None:
         """Do what is missing of `stages`; the executor starts with the first that is."""
-        run_stages(stages, self.ledger, None, what)
-        if self.make_executor is None or all(s.id in self.ledger.done or s.id in self.ledger.failed for s in stages):
+        schedule_stages(stages, self.status, None, what)
+        if self.make_executor is None or all(s.id in self.status.done or s.id in self.status.failed for s in stages):
             return
         if self._executor is None:
             self._executor = self.stack.enter_context(self.make_executor())
-        run_stages(stages, self.ledger, self._executor, what)
+        schedule_stages(stages, self.status, self._executor, what)
 
 
 def open_study(recipe: StudyRecipe, make_executor: ExecutorFactory | None, stack: ExitStack) -> Study:
     """Check `recipe` whole and return the study, nothing run. Raises `RecipeError` with every fault, `InputError`."""
     check_names(recipe)
     section = recipe.study
-    asked = read_recipe(Path(section.eval), overrides_of(eval_overrides(section)), "eval", check_inputs=False).eval
+    asked = read_recipe(
+        Path(section.eval), override_arguments(eval_overrides(section)), "eval", check_inputs=False
+    ).eval
     sets = split_sets(asked, section.validation or {}, recipe.run_dir / "questions")
     return Study(recipe, Planner(recipe), asked, sets, make_executor, stack)
 
@@ -80,7 +132,7 @@ def prepare(study: Study) -> None:
     """Make what study.setup and study.models ask for. Raises `InputError` where that fails: nothing else can start."""
     for stages in study.planner.prepare_stages():
         study.do(stages, "preparing")
-        failure = study.ledger.failure_of(stages)
+        failure = study.status.first_failure(stages)
         if failure is not None:
             raise InputError(f"{failure[0].recipe}: {failure[1]} (its log: {failure[0].folder / LOG})")
     for name in study.recipe.study.models if study.make_executor is not None else ():
@@ -93,7 +145,7 @@ def prepare(study: Study) -> None:
 
 def choose(study: Study) -> None:
     """Try each grid on validation questions and take the best value; of equals the first."""
-    grids = grid_arms(study.recipe)
+    grids = tuning_grids(study.recipe)
     runs = {
         key: [(value, [_validated(study, _stages(study, arm, seed, [])) for seed in arm.seeds]) for value, arm in grid]
         for key, grid in grids.items()
@@ -103,7 +155,7 @@ def choose(study: Study) -> None:
         choice = (study.recipe.study.tune or {})[name]
         candidates = []
         for value, own in grid:
-            done = [run for run in own if study.ledger.has(run.all)]
+            done = [run for run in own if study.status.all_done(run.all)]
             if done:
                 candidates.append((value, *_pooled([_accuracy(study, done, name, 0) for name in choice.sets()])))
         if candidates:
@@ -113,14 +165,14 @@ def choose(study: Study) -> None:
             study.chosen[model, name] = best[0]
             study.choices.append(found)
         elif study.make_executor is not None:
-            failure = study.ledger.failure_of([stage for _, own in grid for run in own for stage in run.all])
+            failure = study.status.first_failure([stage for _, own in grid for run in own for stage in run.all])
             first = f"{failure[0].label}: {failure[1]} (its log: {failure[0].folder / LOG})" if failure else "none ran"
             raise InputError(f"study.tune.{name}: every value failed for {model}; the first: {first}")
 
 
 def plan_runs(study: Study) -> None:
     """Expand every arm and seed to its stages; the evaluations come later."""
-    arms = arms_of(study.recipe, study.chosen)
+    arms = expand_arms(study.recipe, study.chosen)
     study.runs = [Run(_stages(study, arm, seed, arms), ()) for arm in arms for seed in arm.seeds]
 
 
@@ -150,7 +202,7 @@ def choose_k(study: Study) -> None:
 
 
 def _choose_k(study: Study, arm: Arm, item: SplitSet) -> None:
-    own = [run for run in study.runs if run.stages.arm == arm and study.ledger.has(run.all)]
+    own = [run for run in study.runs if run.stages.arm == arm and study.status.all_done(run.all)]
     if own:
         candidates = [(k, *_accuracy(study, own, item.name, k)) for k in study.ks]
         best = max(candidates, key=lambda candidate: candidate[1])[0]
@@ -180,7 +232,7 @@ def read_records(study: Study) -> Records:
     """Return the test answers of every run that finished."""
     records = Records(study.asked.scores[0])
     for run in study.runs:
-        if study.ledger.has(run.all):
+        if study.status.all_done(run.all):
             arm = run.stages.arm
             records.read(arm.model, arm.name, run.stages.seed, run.asked[-1].folder)
     return records
@@ -188,7 +240,7 @@ def read_records(study: Study) -> Records:
 
 def _stages(study: Study, arm: Arm, seed: int, arms: Sequence[Arm]) -> ArmStages:
     own = {other.name: other for other in arms if other.model == arm.model}
-    return study.planner.stages_of(arm, seed, own)
+    return study.planner.arm_stages(arm, seed, own)
 
 
 def _validated(study: Study, stages: ArmStages) -> Run:

@@ -21,8 +21,7 @@ from typing import Any, Protocol
 from kinject.disk.faults import cure_of, is_of_the_world
 from kinject.errors import InputError, KinjectError, Terminated
 from kinject.signals import terminable
-from kinject.study.stages import Stage
-from kinject.study.work import do_job, job_of, one_line
+from kinject.study.stages import Stage, one_line, run_stage, stage_message
 from kinject.terminal import show
 
 LOG = "stage.log"
@@ -108,7 +107,7 @@ class LocalExecutor:
         """Give `stage` to a free worker."""
         worker = next(worker for worker in self._workers if worker.stage is None)
         worker.stage = stage
-        worker.pipe.send(job_of(stage))
+        worker.pipe.send(stage_message(stage))
 
     def wait(self) -> list[Outcome]:
         """Return the outcomes of the workers that have finished, after waiting for at least one."""
@@ -182,7 +181,7 @@ class RayExecutor:
     def submit(self, stage: Stage) -> None:
         """Hand `stage` to the cluster."""
         task = self._task.options(num_cpus=stage.resources.cpus, num_gpus=stage.resources.gpus, name=stage.label)
-        self._running[task.remote(job_of(stage), os.getcwd())] = stage
+        self._running[task.remote(stage_message(stage), os.getcwd())] = stage
 
     def wait(self) -> list[Outcome]:
         """Return the outcome of the first task to finish."""
@@ -210,7 +209,7 @@ class RayExecutor:
             self._ray.shutdown()
 
 
-def executor_of(kind: str, n_jobs: int | None) -> Callable[[], Executor]:
+def executor_factory(kind: str, n_jobs: int | None) -> Callable[[], Executor]:
     """Return what makes the executor when there is work: `kind` is ``local`` (`n_jobs` workers) or ``ray``.
 
     Without `n_jobs`: a worker for each GPU, or without one for each core, at most 8. Raises `InputError` for a number of
@@ -273,7 +272,7 @@ def _answer(job: Mapping[str, Any]) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOG).open("a", encoding="utf-8") as log, _printing_to(log.fileno()):
             try:
-                return {"done": do_job(job)}
+                return {"done": run_stage(job)}
             except KinjectError as error:
                 show(error, file=sys.stderr, flush=True)
                 return {"error": one_line(error)}
