@@ -58,8 +58,8 @@ def write_rows(
             if database.in_transaction:
                 database.execute("ROLLBACK")
         raise DiskError(
-            f"{path}: cannot be written ({error}). What was stored so far is safe. Fix what the system reports, then run the "
-            "same command again."
+            f"{path}: cannot be written ({error}). What was stored so far is safe. Fix this error; the same command then "
+            "resumes."
         ) from error
 
 

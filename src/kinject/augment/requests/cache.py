@@ -1,4 +1,4 @@
-"""Answers that were paid for, in SQLite: one row each, committed as it comes, never an error or a guess."""
+"""The cache of paid answers: an SQLite file with one checksummed row an answer, committed as it comes, without errors."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def request_key(identity: Mapping[str, Any], messages: Sequence[Message], seed: 
 class AnswerCache:
     """An open cache: `get`, `put` and `keep` by `request_key`.
 
-    A row is safe from a kill of the process when `put` returns, or `keep` when it is awaited. Each has its CRC-32: on
-    opening all are read, and those that changed since they were written are deleted, aloud.
+    A row survives a kill of the process once `put` returns, or once `keep` is awaited. Each has a CRC-32: opening reads all
+    rows and deletes damaged ones with a warning.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises `DiskError` where it cannot be, is not a cache, or is damaged beyond rows."""
+        """Open or create the file. Raises `DiskError` where that fails, it is no cache, or more than rows is damaged."""
         self.path = path
         self._waiting: list[_Row] = []
         self._committed: asyncio.Future[None] | None = None
@@ -59,13 +59,13 @@ class AnswerCache:
             self._check()
         except (OSError, sqlite3.Error) as error:
             raise DiskError(
-                f"{path}: cannot be opened as the cache of answers ({error}). Free space, where that is wanting. Of a damaged "
-                f"file what can be read is saved by: sqlite3 {path} .recover | sqlite3 NEW. Moved away, it begins anew: what "
-                "is not stored as a rewriting yet is asked, and paid, again."
+                f"{path}: cannot be opened as the cache of answers ({error}). Free space, if it is missing. To save the "
+                f"readable part of a damaged file: sqlite3 {path} .recover | sqlite3 NEW. If you move the file away, a new one "
+                "is made, and answers that are not stored as rewritings yet are requested, and paid, again."
             ) from error
 
     def _check(self) -> None:
-        """Read every row and delete those that are not as they were written."""
+        """Read every row and delete damaged ones."""
         rows = self._database.execute(f"SELECT {_COLUMNS} FROM answers")  # noqa: S608  (columns alone)
         damaged = [row[0] for row in rows if not _is_whole(row)]
         lost = self._database.execute("SELECT rowid, tokens_in, tokens_out, crc32 FROM lost")
@@ -75,20 +75,20 @@ class AnswerCache:
         self._database.executemany("DELETE FROM answers WHERE key = ?", [(key,) for key in damaged])
         self._database.executemany("DELETE FROM lost WHERE rowid = ?", [(number,) for number in torn])
         left = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if left != "ok" or any(self._row_of(key) for key in damaged):
+        if left != "ok" or any(self._read_row(key) for key in damaged):
             raise sqlite3.DatabaseError(f"{len(damaged)} answers are damaged; {left}")
         log.warning(
-            f"{self.path}: damaged on disk and left out: {len(damaged) + len(torn)} stored answers. They are asked again, and "
-            "what they cost is no longer counted."
+            f"{self.path}: damaged on disk and deleted: {len(damaged) + len(torn)} stored answers. They are requested again, and "
+            "their cost is no longer counted."
         )
 
-    def _row_of(self, key: object) -> Any:
+    def _read_row(self, key: object) -> Any:
         return self._database.execute(f"SELECT {_COLUMNS} FROM answers WHERE key = ?", (key,)).fetchone()  # noqa: S608
 
     def get(self, key: bytes) -> Completion | None:
         """Return the stored answer, or None. Raises `DiskError` where it cannot be read."""
         try:
-            row = self._row_of(key)
+            row = self._read_row(key)
         except sqlite3.Error as error:
             raise DiskError(f"{self.path}: cannot be read ({error}). Run the same command again.") from error
         if row is None or not _is_whole(row):
@@ -100,7 +100,7 @@ class AnswerCache:
         self._write([_row(key, completion)])
 
     async def keep(self, key: bytes, completion: Completion) -> None:
-        """Store one answer, in one transaction with those that came at the same time. Raises `DiskError` as `put`."""
+        """Store one answer, in one transaction with others of the same moment. Raises `DiskError` as `put`."""
         if self._committed is None:
             self._committed = asyncio.get_running_loop().create_future()
             asyncio.get_running_loop().call_soon(self._commit)
@@ -108,7 +108,7 @@ class AnswerCache:
         await asyncio.shield(self._committed)
 
     def _commit(self) -> None:
-        """Write what waits, and tell those who wait for it."""
+        """Write the waiting rows and wake their callers."""
         rows, committed = self._waiting, self._committed
         self._waiting, self._committed = [], None
         try:
@@ -116,7 +116,7 @@ class AnswerCache:
         except Exception as error:
             if committed is None:
                 raise
-            committed.set_exception(error)  # whoever waits raises it
+            committed.set_exception(error)  # raised by the waiting callers
         else:
             if committed is not None:
                 committed.set_result(None)
@@ -125,7 +125,7 @@ class AnswerCache:
         self._insert("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def put_lost(self, usage: Usage) -> None:
-        """Count what an answer that came to nothing may have cost. Raises `DiskError` as `put`."""
+        """Add the possible cost of a lost answer. Raises `DiskError` as `put`."""
         row = (usage.tokens_in, usage.tokens_out)
         self._insert("INSERT INTO lost VALUES (?, ?, ?)", [(*row, row_checksum(row))])
 
@@ -133,7 +133,7 @@ class AnswerCache:
         write_rows(self._database, self.path, statement, rows, self._inode)
 
     def usage(self) -> Usage:
-        """Return the tokens of all stored answers, and of those that were lost."""
+        """Return the tokens of all stored and lost answers."""
         row = self._database.execute(
             "SELECT total(tokens_in), total(tokens_out) FROM "
             "(SELECT tokens_in, tokens_out FROM answers UNION ALL SELECT tokens_in, tokens_out FROM lost)"
