@@ -9,8 +9,8 @@ from typing import Any
 from kinject.terminal import show
 
 _DETAIL = """\
-Draw the report of a finished run anew: of kinject eval from its report.json and the training logs of its models, of
-kinject train from its log.jsonl, of kinject study from its report.json.
+Draw the report of a finished run again: of kinject eval from its report.json and the training logs of its models, of kinject
+train from its log.jsonl, of kinject study from its report.json.
 
 examples:
   kinject report runs/eval
@@ -21,7 +21,7 @@ examples:
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
-        "report", help="draw a report anew", description=_DETAIL, formatter_class=argparse.RawDescriptionHelpFormatter
+        "report", help="draw a report again", description=_DETAIL, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run_dir", type=Path, help="run folder of kinject eval, train or study")
     parser.set_defaults(run=_run)
