@@ -9,8 +9,8 @@ from typing import Any
 from kinject.terminal import show
 
 _DETAIL = """\
-Draw the report of a finished run again: of kinject eval from its report.json and the training logs of its models, of kinject
-train from its log.jsonl, of kinject study from its report.json.
+Draw the report of a finished run again: of kinject eval from its report.json and the training logs of its models, of
+kinject train from its log.jsonl, of kinject study from its report.json.
 
 examples:
   kinject report runs/eval
@@ -29,10 +29,10 @@ def add_parser(verbs: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from kinject.disk import read_manifest, refuse_links_out
-    from kinject.report import redraw_report, redraw_study, write_training_report
+    from kinject.report import redraw_report, write_training_report
 
     refuse_links_out(arguments.run_dir)
     stage = (read_manifest(arguments.run_dir / "manifest.json") or {}).get("stage")
-    draw = {"train": write_training_report, "study": redraw_study}.get(str(stage), redraw_report)
+    draw = write_training_report if stage == "train" else redraw_report
     show(f"report: {draw(arguments.run_dir)}")
     return 0
