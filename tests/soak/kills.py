@@ -246,7 +246,7 @@ def check_death(case: Case, system: Forked, words: list[str], sent: signal.Signa
     again = [word for word in words if word != "--resume"] + ["--resume"] * (words[0] == "train")
     ended = "terminated" if sent == signal.SIGTERM else "interrupted"
     assert err.endswith(
-        f"kinject {words[0]}: {ended}. What was stored is kept; go on with: {shlex.join(['kinject', *again])}\n"
+        f"kinject {words[0]}: {ended}. Finished work is kept. Resume with: {shlex.join(['kinject', *again])}\n"
     ), err
     return "told"
 
