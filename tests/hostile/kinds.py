@@ -51,6 +51,14 @@ def lines_of(rows: Iterable[Any]) -> bytes:
     return b"".join(map(as_json_line, rows)) if isinstance(rows, list) else as_json_line(rows)
 
 
+def journal_of(rows: Iterable[Any]) -> bytes:
+    """Return rows as the lines of a journal, each object with its checksum."""
+    from kinject.disk.checksums import add_line_checksum
+
+    lines = lines_of(rows).splitlines(keepends=True)
+    return b"".join(add_line_checksum(line.rstrip(b"\n")) + b"\n" if line.startswith(b"{") else line for line in lines)
+
+
 def everything(values: Iterable[object]) -> None:
     """Read to the end."""
     for _ in values:
@@ -160,11 +168,11 @@ def read_some_questions(path: Path) -> None:
 
 def read_whole_corpus(path: Path) -> None:
     """Read a corpus both ways."""
-    from kinject.corpus.corpus_file import CorpusFile
-    from kinject.corpus.rows import read_corpus
+    from kinject.corpus.rows import CorpusFile
 
     everything(CorpusFile(path))
-    read_corpus(path)
+    rows = CorpusFile(path)
+    rows.pick(range(len(rows)))
 
 
 def read_some_contexts(path: Path) -> None:
@@ -200,16 +208,9 @@ def read_some_task(path: Path) -> None:
     read_task(path).examples(0)
 
 
-def read_study_result(path: Path) -> None:
-    """Read a study's report.json."""
-    from kinject.report.study_file import read_study
-
-    read_study(path)
-
-
-def read_eval_report(path: Path) -> None:
-    """Read an evaluation's report.json."""
-    from kinject.report.evaluation import read_report
+def read_result(path: Path) -> None:
+    """Read a report.json."""
+    from kinject.report import read_report
 
     read_report(path)
 
@@ -232,10 +233,10 @@ WEIGHTED: list[Any] = [
 def read_row_weights(path: Path) -> None:
     """Weigh rows by a column, and by a date."""
     from kinject.recipe import RowWeightsSection
-    from kinject.train.row_weights import row_weights
+    from kinject.train.data import RowWeights
 
-    assert np.isfinite(row_weights(RowWeightsSection("weight"), path)).all()
-    assert np.isfinite(row_weights(RowWeightsSection("date", half_life=30), path)).all()
+    assert np.isfinite(RowWeights(RowWeightsSection("weight"), path).result()).all()
+    assert np.isfinite(RowWeights(RowWeightsSection("date", half_life=30), path).result()).all()
 
 
 def as_csv(rows: Any) -> bytes:
@@ -352,7 +353,7 @@ def kinds() -> list[tuple[Kind, float]]:
         (Kind("rewritings", "g.jsonl", from_trees([DOCUMENTS[0]], lines_of), read_rewritings), 0.3),
         (Kind("row weights", "w.jsonl", from_trees(WEIGHTED, lines_of), read_row_weights), 0.5),
         (Kind("harness samples", "samples_t.jsonl", from_trees(SAMPLES, lines_of), compare_with_itself), 1.5),
-        (Kind("answers", "answers.jsonl", from_trees(ANSWERS, lines_of), compare_with_itself), 1),
+        (Kind("answers", "answers.jsonl", from_trees(ANSWERS, journal_of), compare_with_itself), 1),
         (Kind("harness task", "task.yaml", from_trees(TASKS, as_yaml), read_some_task), 2),
         (Kind("harness rows jsonl", "rows.jsonl", from_trees(TASK_ROWS, lines_of), read_some_task), 1),
         (Kind("harness rows csv", "rows.csv", from_trees(TABLES, as_csv), read_some_task), 0.5),
@@ -380,7 +381,7 @@ def good_inputs() -> list[tuple[Kind, bytes]]:
         (by_name["contexts"], lines_of(CONTEXTS[0])),
         (by_name["row weights"], lines_of(WEIGHTED[0])),
         (by_name["harness samples"], lines_of(SAMPLES[0])),
-        (by_name["answers"], lines_of(ANSWERS[0])),
+        (by_name["answers"], journal_of(ANSWERS[0])),
         *((by_name["harness task"], as_yaml(tree)) for tree in TASKS),
         (by_name["harness rows jsonl"], lines_of(TASK_ROWS[0])),
         (by_name["harness rows csv"], as_csv(TABLES[0])),

@@ -10,13 +10,13 @@ from kinject.process import is_first_process
 from kinject.terminal import show
 
 _DETAIL = """\
-Several models against several question sets, by the log-probability of each choice, with and without retrieved
-context. In the recipe's run_dir:
+Score models on question sets by the log-probability of each choice, with and without retrieved context. In the recipe's
+run_dir:
   answers.jsonl    log-probs of every choice; a rerun scores nothing twice
   harness/ARM/     the same in lm-evaluation-harness's layout
-  report.html      verdict, tables, figures, answers that changed (also report.md and report.json)
-  flips.jsonl      every answer that changed against the base, with its text and context
-  manifest.json    what made it
+  report.html      verdict, tables, figures, changed answers (also report.md and report.json)
+  flips.jsonl      every answer that differs from the base's, with its text and context
+  manifest.json    inputs, settings and versions
 
 examples:
   kinject eval
@@ -28,7 +28,7 @@ examples:
 
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
-    parser = add_verb(verbs, "eval", "models against question sets, and a report", _DETAIL, "recipes/eval.yaml")
+    parser = add_verb(verbs, "eval", "score models on question sets, with a report", _DETAIL, "recipes/eval.yaml")
     parser.add_argument(
         "--show",
         type=int,
@@ -39,9 +39,6 @@ def add_parser(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kinject.eval import evaluate, render_table
-    from kinject.report import training_logs, write_report
-
     recipe = recipe_of(arguments, "eval")
     if arguments.show is not None:
         from kinject.errors import InputError
@@ -52,10 +49,12 @@ def _run(arguments: argparse.Namespace) -> int:
         for text in show_prompts(recipe, arguments.show):
             show(text, end="\n\n")
         return 0
+    from kinject.api import evaluate
+    from kinject.report import render_summary
+
     report = evaluate(recipe)
-    if not is_first_process():  # of several processes the first one tells
+    if not is_first_process():  # of several processes the first one prints
         return 0
-    show(render_table(report))
-    page = write_report(recipe.run_dir, report, training_logs(recipe.eval.models))
-    show(f"report: {page}")
-    return 1 if any(cell.n_unscored for cell in report.cells) else 0
+    show(render_summary(report))
+    show(f"report: {recipe.run_dir / 'report.html'}")
+    return 1 if any(result.n_unscored for result in report.results) else 0

@@ -1,21 +1,20 @@
-"""Multiple-choice questions asked by log-likelihood. Importing this package imports no torch; `evaluate` does."""
+"""Multiple-choice questions scored by log-likelihood. Importing this package imports no torch; `evaluate` does."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from kinject.corpus.questions import read_questions
-from kinject.eval.table import render_table
 
 if TYPE_CHECKING:
     from kinject.recipe import EvalRecipe
-    from kinject.types import Report
+    from kinject.results import Report
 
-__all__ = ["evaluate", "read_questions", "render_table"]
+__all__ = ["evaluate", "read_questions"]
 
 
 def evaluate(recipe: EvalRecipe) -> Report:
-    """Ask every model of the recipe's `eval` section every question set; see `kinject.eval.run.evaluate`."""
+    """Score every question set of the recipe's `eval` section with every model; see `kinject.eval.run.evaluate`."""
     from kinject.eval.run import evaluate as run
 
     return run(recipe)

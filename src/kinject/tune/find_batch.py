@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kinject.disk import content_id, lock_dir, read_sealed, write_sealed
+from kinject.disk import content_id, lock_dir, read_checked_json, write_checked_json
 from kinject.errors import InputError
 from kinject.process import available_memory
 from kinject.recipe import TrainRecipe
@@ -60,9 +60,9 @@ def find_batch(recipe: TrainRecipe, limit: int | None, max_batch: int | None) ->
     Raises `InputError` if not even one row fits.
     """
     from kinject.models import choose_device
-    from kinject.train.config import build_config
+    from kinject.train.config import make_sft_config
 
-    config = build_config(recipe)
+    config = make_sft_config(recipe)
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     if limit is None and device != "cuda":
         limit = available_memory()
@@ -108,17 +108,17 @@ class _Trials:
     """The trials of one recipe on one machine, kept on disk."""
 
     def __init__(self, recipe: TrainRecipe, folder: Path, device: str, limit: int | None) -> None:
-        from kinject.train.run import inputs_of
+        from kinject.train.run import hash_inputs
 
         self.recipe, self.folder, self.device, self.limit = recipe, folder, device, limit
-        files = {name: content for name, content in inputs_of(recipe).items() if name != "fingerprint"}
+        files = {name: content for name, content in hash_inputs(recipe).items() if name != "fingerprint"}
         self.identity = content_id(_FORMAT, device, dict(self.trial_recipe(0, Path()).raw), files)
         self.path = folder / "trials.json"
         self.done: dict[int, BatchTrial] = {}
         if self.path.is_file():
             fix = "Delete it to repeat the trials."
             try:
-                stored = read_sealed(self.path, fix)
+                stored = read_checked_json(self.path, fix)
                 if stored["id"] == self.identity:
                     self.done = {item["batch"]: BatchTrial(**item) for item in stored["trials"]}
             except (ValueError, KeyError, TypeError) as error:
@@ -132,7 +132,9 @@ class _Trials:
         known = self.done.get(batch)
         if known is None or (known.peak_bytes is None and not known.refused):
             self.done[batch] = self._try(batch)
-            write_sealed(self.path, {"id": self.identity, "trials": [asdict(trial) for trial in self.done.values()]})
+            write_checked_json(
+                self.path, {"id": self.identity, "trials": [asdict(trial) for trial in self.done.values()]}
+            )
         return self.done[batch]
 
     def _try(self, batch: int) -> BatchTrial:

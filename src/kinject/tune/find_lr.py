@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kinject.disk import content_id, lock_dir, read_sealed, write_sealed, write_text
-from kinject.disk.atomic import atomic_file
+from kinject.disk import atomic_file, content_id, lock_dir, read_checked_json, write_checked_json, write_text
 from kinject.errors import InputError, TrainingError
 from kinject.recipe import TrainRecipe
 from kinject.train.short_run import short_recipe
@@ -78,23 +77,24 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
     """
     check_ramp(ramp)
     _check_optimizer(recipe)
-    from kinject.train.run import inputs_of, trainer_of
+    from kinject.train.run import hash_inputs
+    from kinject.train.setup import make_trainer
 
     folder = recipe.run_dir / "find-lr"
     short = ramp_recipe(recipe, ramp, folder)
-    files = {name: content for name, content in inputs_of(recipe).items() if name != "fingerprint"}
+    files = {name: content for name, content in hash_inputs(recipe).items() if name != "fingerprint"}
     values = {key: value for key, value in short.raw.items() if key != "run_dir"}
     identity = content_id(_FORMAT, asdict(ramp), values, files)
     with lock_dir(folder):
         stored = _read_stored(folder / "lr.json", identity)
         if stored is not None:
             return stored, folder
-        rates, losses, ended = range_test(trainer_of(short), ramp)
+        rates, losses, ended = range_test(make_trainer(short), ramp)
         result = suggest(rates, losses, ramp, ended)
         write_text(folder / "lr.csv", _csv(result))
         with atomic_file(folder / "lr.png", "wb") as file:
             file.write(draw(result))
-        write_sealed(folder / "lr.json", {"id": identity, "ramp": asdict(ramp), "result": asdict(result)})
+        write_checked_json(folder / "lr.json", {"id": identity, "ramp": asdict(ramp), "result": asdict(result)})
     return result, folder
 
 
@@ -104,7 +104,7 @@ def _read_stored(path: Path, identity: str) -> RangeTest | None:
         return None
     fix = "Delete it to repeat the test."
     try:
-        stored = read_sealed(path, fix)
+        stored = read_checked_json(path, fix)
         if stored["id"] != identity:
             return None
         fields: dict[str, Any] = {
@@ -286,7 +286,7 @@ def render_range_test(result: RangeTest, ramp: Ramp) -> str:
 
 def draw(result: RangeTest) -> bytes:
     """Return a PNG: the loss over the rate, raw and smoothed, with the suggested, steepest and lowest rates marked."""
-    from kinject.report.figures import LEARNING, MUTED, OTHER, RETENTION, RULE, panels, render_png, style
+    from kinject.report.plots.style import LEARNING, MUTED, OTHER, RETENTION, RULE, panels, render_png, style
 
     with style():
         figure, (panel,), _ = panels(1, 1, 3.4)

@@ -70,7 +70,7 @@ def test_a_task_read_as_it_is_gives_the_harness_own_numbers(answered):
         assert found.keys() == gold["log_probs"].keys()
         for name, log_probs in gold["log_probs"].items():
             np.testing.assert_allclose(found[name], log_probs, rtol=0, atol=1e-4)
-        accuracies = {cell.score: cell.accuracy for cell in report.cells if cell.question_set == task}
+        accuracies = {result.score: result.accuracy for result in report.results if result.question_set == task}
         for metric, score in (("acc", "sum"), ("acc_norm", "chars"), ("acc_bytes", "bytes")):
             if f"{metric},none" in gold["results"]:
                 assert accuracies[score] == pytest.approx(gold["results"][f"{metric},none"])
@@ -145,13 +145,13 @@ def test_yaml_that_makes_python_objects_is_refused(write, tag):
     ("change", "told"),
     [
         ({"output_type": "generate_until"}, "output_type: found 'generate_until', kinject reads multiple_choice"),
-        ({"process_docs": "x"}, "process_docs: not among the keys"),
+        ({"process_docs": "x"}, "process_docs: not among the task keys"),
         ({"dataset_kwargs": {}}, "no local files for the split 'test'"),
         ({"doc_to_text": "{{nothing}}"}, "question 0: doc_to_text: '{{nothing}}' cannot be rendered"),
         ({"doc_to_text": "{{''.__class__.__mro__}}"}, "cannot be rendered"),
         ({"doc_to_target": "z"}, "neither an index nor one of the choices"),
         ({"doc_to_target": 4}, "found 4, but there are 2 choices"),
-        ({"doc_to_choice": "{{stem}}"}, "which is no list"),
+        ({"doc_to_choice": "{{stem}}"}, "which is not a list"),
         ({"doc_to_choice": [True, False]}, "found the choice True, expected texts. Numbers and words need quotes"),
         ({"doc_to_target": "{{[0, 1]}}"}, "neither an index nor one of the choices"),
         ({"doc_to_text": "{{1}}"}, "doc_to_text: gives '1', expected the question's text"),
@@ -174,7 +174,7 @@ def test_what_a_task_wants_and_does_not_get_is_noted(write):
     found = read_task(task(write, num_fewshot=5, metric_list=[{"metric": "acc"}, {"metric": "f1"}]))
     assert [note.split(": ", 1)[1] for note in found.notes] == [
         "f1: not computed; kinject has acc, acc_norm, acc_bytes (eval.scores)",
-        "num_fewshot: 5 is not followed; eval.shots says how many examples",
+        "num_fewshot: 5 is not followed; eval.shots sets the number of examples",
     ]
 
 
