@@ -79,9 +79,9 @@ def augment(n: int, folder: Path, style: str) -> Work:
 
 
 def packing(n: int, folder: Path, style: str) -> Work:
-    """`n` corpus rows of 8 to 56 tokens, ten of a document, stored and laid out for an epoch; each row is read once."""
-    from kinject.corpus import Layout, TokenRow, lay_out
-    from kinject.corpus.token_store import stored
+    """`n` corpus rows of 8 to 56 tokens, ten of a document, cached_tokens and laid out for an epoch; each row is read once."""
+    from kinject.corpus.packing import PackingConfig, pack
+    from kinject.corpus.tokenize import TokenRow, cached_tokens
 
     draw = random.Random(0)
     shapes = [(list(range(length)), [False, *[True] * (length - 1)]) for length in range(8, 57)]
@@ -92,7 +92,11 @@ def packing(n: int, folder: Path, style: str) -> Work:
             yield TokenRow(str(at), f"document-{at // 10}", "original", ids, learned)
 
     def work() -> object:
-        laid, account = lay_out(stored(folder, "entry", rows, "original"), Layout(256, "bfd_split", spread=True), 0)
+        laid, account = pack(
+            cached_tokens(folder, "entry", rows, "original"),
+            PackingConfig(256, "bfd_split", separate_paraphrases=True),
+            0,
+        )
         assert sum(len(row.input_ids) for row in laid) == account.source
         return laid
 
@@ -126,7 +130,7 @@ def _answers(path: Path, n: int, share: float, *, arm: str = "base", seed: int =
 
 
 def evaluation(n: int, folder: Path, style: str) -> Work:
-    """`n` questions and two arms' stored answers to them: read, counted, compared (bootstrap, McNemar), by subject."""
+    """`n` questions and two arms' cached_tokens answers to them: read, counted, compared (bootstrap, McNemar), by subject."""
     from kinject.corpus.questions import read_questions
     from kinject.eval.compare import compare_runs, read_run
     from kinject.eval.scoring.answers import AnswerStore
@@ -140,7 +144,7 @@ def evaluation(n: int, folder: Path, style: str) -> Work:
         with AnswerStore(folder / "answers.jsonl") as book:
             assert book.find("base-0") is not None
         (pair,) = compare_runs([read_run(folder / "answers.jsonl")])
-        assert pair.cell.n == len(questions) == n
+        assert pair.result.n == len(questions) == n
         return n
 
     return work
@@ -150,13 +154,15 @@ def inference(n: int, folder: Path, style: str) -> Work:
     """`n` questions, two of a document, three seeds: a study's intervals and sign flips."""
     import numpy as np
 
-    from kinject.study.inference import Sheet, interval, near_p, sign_flip_p
+    from kinject.study.inference import CorrectnessMatrix, interval, near_p, sign_flip_p
 
     random = np.random.default_rng(0)
     ids, documents = tuple(map(str, range(n))), tuple(f"d{at // 2}" for at in range(n))
 
     def work() -> int:
-        one, other = (Sheet((random.random((3, n)) < share).astype(float), ids, documents) for share in (0.5, 0.45))
+        one, other = (
+            CorrectnessMatrix((random.random((3, n)) < share).astype(float), ids, documents) for share in (0.5, 0.45)
+        )
         interval(one)
         interval(one, other)
         sign_flip_p(one, other)
@@ -170,9 +176,9 @@ def report(n: int, folder: Path, style: str) -> Work:
     """`n` training runs, three seeds an arm, with 200 answers each: a study's scores, questions, pages and figures."""
     from kinject.corpus.questions import read_questions
     from kinject.recipe.study_section import ResourcesSection
-    from kinject.report.study_report import write_study_report
-    from kinject.results import Cost, StudyResult
-    from kinject.study.analysis import arm_infos, make_scores, question_lines
+    from kinject.report import write_report
+    from kinject.results import Cost, Report
+    from kinject.study.analysis import arm_infos, question_results, summarize_arms
     from kinject.study.arms import BASE, Arm
     from kinject.study.records import Records
 
@@ -195,15 +201,15 @@ def report(n: int, folder: Path, style: str) -> Work:
         records = Records("sum")
         for name, seed in runs:
             records.read("model", name, seed, folder / "runs" / name / str(seed))
-        scores = make_scores(records, arms, {"new": "learning"}, {})
+        results = summarize_arms(records, arms, {"new": "learning"}, {})
         costs = [Cost(name, "model", seed, "train", 60.0, 10_000, 1 << 30, 0.0, 1) for name, seed in runs]
         logs = [("model", name, seed, f"runs/{name}/{seed}/log.jsonl") for name, seed in runs if name != BASE]
-        result = StudyResult(
-            title="Load", card="", seeds=seeds, models=("model",), arms=arm_infos(arms), scores=tuple(scores), curves=(),
-            choices=(), claims=(), costs=tuple(costs), questions=tuple(question_lines(records, arms, questions, {})),
+        result = Report(
+            kind="study", title="Load", seeds=seeds, models=("model",), arms=arm_infos(arms), results=tuple(results), sweeps=(),
+            choices=(), claims=(), costs=tuple(costs), questions=tuple(question_results(records, arms, questions, {})),
             exposures=(), failures=(), logs=tuple(logs), notes=(), commands=(), versions={}, seconds=1.0,
         )  # fmt: skip
-        write_study_report(folder, result)
+        write_report(folder, result)
         return len(runs)
 
     return work

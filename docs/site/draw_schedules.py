@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, schedule_names
-from kinject.report.figures import INK, LEARNING, style
+from kinject.report.plots.style import INK, LEARNING, style
 from kinject.train.schedules import Schedule
 
 N_STEPS, WARM_UP = 200, 20
@@ -36,7 +36,7 @@ def rates(name: str) -> list[float]:
     weight = torch.nn.Parameter(torch.zeros(()))
     weight.grad = torch.zeros(())
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    scheduler = schedule.over(optimizer, N_STEPS)
+    scheduler = schedule.make_scheduler(optimizer, N_STEPS)
     found = []
     for _ in range(N_STEPS):
         found.append(float(optimizer.param_groups[0]["lr"]))

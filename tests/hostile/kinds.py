@@ -160,11 +160,11 @@ def read_some_questions(path: Path) -> None:
 
 def read_whole_corpus(path: Path) -> None:
     """Read a corpus both ways."""
-    from kinject.corpus.corpus_file import CorpusFile
-    from kinject.corpus.rows import read_corpus
+    from kinject.corpus.rows import CorpusFile
 
     everything(CorpusFile(path))
-    read_corpus(path)
+    rows = CorpusFile(path)
+    rows.pick(range(len(rows)))
 
 
 def read_some_contexts(path: Path) -> None:
@@ -200,16 +200,9 @@ def read_some_task(path: Path) -> None:
     read_task(path).examples(0)
 
 
-def read_study_result(path: Path) -> None:
-    """Read a study's report.json."""
-    from kinject.report.study_file import read_study
-
-    read_study(path)
-
-
-def read_eval_report(path: Path) -> None:
-    """Read an evaluation's report.json."""
-    from kinject.report.evaluation import read_report
+def read_result(path: Path) -> None:
+    """Read a report.json."""
+    from kinject.report import read_report
 
     read_report(path)
 
@@ -232,10 +225,10 @@ WEIGHTED: list[Any] = [
 def read_row_weights(path: Path) -> None:
     """Weigh rows by a column, and by a date."""
     from kinject.recipe import RowWeightsSection
-    from kinject.train.row_weights import row_weights
+    from kinject.train.data import RowWeights
 
-    assert np.isfinite(row_weights(RowWeightsSection("weight"), path)).all()
-    assert np.isfinite(row_weights(RowWeightsSection("date", half_life=30), path)).all()
+    assert np.isfinite(RowWeights(RowWeightsSection("weight"), path).result()).all()
+    assert np.isfinite(RowWeights(RowWeightsSection("date", half_life=30), path).result()).all()
 
 
 def as_csv(rows: Any) -> bytes:

@@ -18,7 +18,7 @@ from kinject.disk import write_jsonl
 from kinject.models import new_model, train_tokenizer
 from kinject.recipe import read_recipe
 from kinject.recipe.yaml_lines import read_yaml
-from kinject.results import StudyResult
+from kinject.results import Report
 from kinject.sandbox.build import create_documents
 from kinject.sandbox.people import create_country
 from kinject.sandbox.questions import create_questions
@@ -37,7 +37,7 @@ FOR_A_CPU = {
     "trainer.per_device_train_batch_size": 16, "trainer.gradient_accumulation_steps": 1, "trainer.num_train_epochs": 1,
 }  # fmt: skip
 
-Go = Callable[..., tuple[StudyResult, InProcess]]
+Go = Callable[..., tuple[Report, InProcess]]
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,15 @@ from country import write_study
 from in_process import InProcess
 
 from kinject.recipe import read_recipe
-from kinject.report.summary import render_summary
-from kinject.results import StudyResult
+from kinject.report import render_summary
+from kinject.results import Report
 from kinject.study import run as run_module
 from kinject.study.arms import expand_arms
 from kinject.study.run import render_plan, run_study
 from kinject.study.stages import Planner
 
 
-def go(path: Path, executor: InProcess | None = None, *overrides: str) -> tuple[StudyResult, InProcess]:
+def go(path: Path, executor: InProcess | None = None, *overrides: str) -> tuple[Report, InProcess]:
     executor = executor or InProcess()
     result, page, _ = run_study(read_recipe(path, overrides, "study"), lambda: executor)
     assert page.is_file()

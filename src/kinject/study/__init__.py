@@ -12,12 +12,12 @@ from kinject import VerbPackage
 
 if TYPE_CHECKING:
     from kinject.recipe import StudyRecipe
-    from kinject.results import StudyResult
+    from kinject.results import Report
 
 __all__ = ["study"]
 
 
-def study(recipe: StudyRecipe, *, jobs: int | None = None, executor: str = "local") -> StudyResult:
+def study(recipe: StudyRecipe, *, jobs: int | None = None, executor: str = "local") -> Report:
     """Run what is missing of the study and write its report; see `kinject.study.run.run_study` and `workers.executor_factory`."""
     from kinject.study.executors import executor_factory
     from kinject.study.run import run_study

@@ -19,7 +19,7 @@ from kinject.study.analysis import Run
 from kinject.study.arms import Arm, eval_overrides, expand_arms, override_arguments, tuning_grids
 from kinject.study.check import check_names
 from kinject.study.executors import LOG, Executor
-from kinject.study.records import Records
+from kinject.study.records import AskSetting, Records
 from kinject.study.scheduler import StageStatus, schedule_stages
 from kinject.study.stages import ArmStages, Planner, Stage
 from kinject.types import Question
@@ -264,5 +264,5 @@ def _accuracy(study: Study, runs: Sequence[Run], question_set: str, k: int) -> t
     for run in runs:
         arm = run.stages.arm
         records.read(arm.model, arm.name, run.stages.seed, run.asked[0].folder)
-    sheet = records.sheet(arm.model, arm.name, (question_set, *study.head, k))
-    return round(sheet.mean(), 6), len(sheet.question_ids)
+    matrix = records.matrix(arm.model, arm.name, AskSetting(question_set, *study.head, k))
+    return round(matrix.mean(), 6), len(matrix.question_ids)

@@ -13,20 +13,28 @@ from typing import Any
 
 from kinject.augment.plan import preview
 from kinject.corpus.questions import read_questions
-from kinject.disk import content_id, lock_dir, read_manifest, read_sealed, write_json, write_manifest
-from kinject.eval.table import aligned
+from kinject.disk import (
+    FORMAT_VERSION,
+    content_id,
+    lock_dir,
+    read_manifest,
+    read_sealed,
+    write_json,
+    write_manifest,
+    write_sealed,
+)
 from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.study_section import StudySection
-from kinject.report.study_report import read_study, write_study_report
-from kinject.results import Choice, Claim, Curve, Score, StudyResult
+from kinject.report import read_report, write_report
+from kinject.results import ArmResult, Choice, Claim, Report, Sweep, to_json
 from kinject.study.analysis import (
     arm_infos,
     make_costs,
-    make_curves,
     make_exposures,
     make_failures,
-    make_scores,
-    question_lines,
+    make_sweeps,
+    question_results,
+    summarize_arms,
     training_log_paths,
     versions_of,
 )
@@ -46,16 +54,16 @@ from kinject.study.claims import Evidence, judge_claims
 from kinject.study.records import Records
 from kinject.study.scaling import Measures, count_parameters, make_scaling
 from kinject.study.stages import DONE, Stage
-from kinject.terminal import duration
+from kinject.terminal import aligned, duration
 from kinject.types import Question
 
 PAGE = "report.html"
 
 
-def run_study(recipe: StudyRecipe, make_executor: ExecutorFactory) -> tuple[StudyResult, Path, bool]:
+def run_study(recipe: StudyRecipe, make_executor: ExecutorFactory) -> tuple[Report, Path, bool]:
     """Run what is missing of the study, write its report; return (result, page, whether all was there already).
 
-    Stages that fail are told in `StudyResult.failures`; the others finish. Raises `RecipeError`, `InputError` or
+    Stages that fail are told in `Report.failures`; the others finish. Raises `RecipeError`, `InputError` or
     `DiskError` for what makes the whole study impossible, `KeyboardInterrupt` after Ctrl-C: finished stages are kept.
     """
     with lock_dir(recipe.run_dir):
@@ -69,7 +77,8 @@ def run_study(recipe: StudyRecipe, make_executor: ExecutorFactory) -> tuple[Stud
             found = open_study(recipe, make_executor, stack)
             run_phases(found, _write_choices)
         result = analyse(found, time.monotonic() - started)
-        page = write_study_report(recipe.run_dir, result)
+        write_sealed(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
+        page = write_report(recipe.run_dir, result)
         counts = {"arms": len(result.arms), "failures": len(result.failures), "stages": len(found.status.stages)}
         write_manifest(
             recipe.run_dir / "manifest.json", stage="study", inputs={"fingerprint": _fingerprint(found)},
@@ -78,7 +87,7 @@ def run_study(recipe: StudyRecipe, make_executor: ExecutorFactory) -> tuple[Stud
         return result, page, False
 
 
-def _finished(recipe: StudyRecipe) -> StudyResult | None:
+def _finished(recipe: StudyRecipe) -> Report | None:
     """Return the result of this very study where it is whole on disk."""
     manifest = read_manifest(recipe.run_dir / "manifest.json")
     if manifest is None or not (recipe.run_dir / PAGE).is_file():
@@ -88,7 +97,7 @@ def _finished(recipe: StudyRecipe) -> StudyResult | None:
         run_phases(found, lambda _: None)
     whole = all(identity in found.status.done for identity in found.status.stages)  # what failed is tried again
     same = whole and manifest["inputs"].get("fingerprint") == _fingerprint(found)
-    return read_study(recipe.run_dir / "report.json") if same else None
+    return read_report(recipe.run_dir / "report.json") if same else None
 
 
 def _write_choices(found: Study) -> None:
@@ -102,26 +111,26 @@ def _fingerprint(found: Study) -> str:
     return content_id("study 1", found.recipe.raw, states)
 
 
-def analyse(found: Study, seconds: float) -> StudyResult:
+def analyse(found: Study, seconds: float) -> Report:
     """Return the result of a study whose stages have run; needs one arm that was asked."""
     section, recipe = found.recipe.study, found.recipe
     records = read_records(found)
     arms = [arm for arm in found.arms if records.seeds(arm.model, arm.name)]
     roles = {item.name: item.role for item in found.sets}
-    scores = make_scores(records, arms, roles, found.chosen_k)
-    curves = make_curves(section, found.arms)
+    results = summarize_arms(records, arms, roles, found.chosen_k)
+    sweeps = make_sweeps(section, found.arms)
     questions = {item.name: _questions(item.test) for item in found.sets}
     scaling = None
     if section.scaling is not None:
         sizes = {name: count_parameters(Path(found.planner.model_dir(name))) for name in section.models}
-        scaling = make_scaling(section.scaling, roles, Measures(records, found.runs, curves, found.head, sizes))
-    return StudyResult(
-        title=section.title, card=section.description, seeds=section.seeds, models=tuple(section.models),
+        scaling = make_scaling(section.scaling, roles, Measures(records, found.runs, sweeps, found.head, sizes))
+    return Report(
+        kind="study", title=section.title, description=section.description, seeds=section.seeds, models=tuple(section.models),
         model_sources=_sources(section),
-        arms=arm_infos(found.arms), scores=tuple(scores), curves=tuple(curves),
-        choices=tuple(_with_best_on_test(choice, scores, found.head) for choice in found.choices),
-        claims=tuple(_claims(found, records, curves)), costs=tuple(make_costs(found.runs, found.status)),
-        questions=tuple(question_lines(records, arms, questions, found.chosen_k)) if arms else (),
+        arms=arm_infos(found.arms), results=tuple(results), sweeps=tuple(sweeps),
+        choices=tuple(_with_best_on_test(choice, results, found.head) for choice in found.choices),
+        claims=tuple(_claims(found, records, sweeps)), costs=tuple(make_costs(found.runs, found.status)),
+        questions=tuple(question_results(records, arms, questions, found.chosen_k)) if arms else (),
         exposures=tuple(make_exposures(records, found.runs)), failures=tuple(make_failures(found.runs, found.status)),
         logs=tuple(training_log_paths(found.runs, recipe.run_dir)), notes=tuple(_notes(found)),
         scaling=scaling, commands=(f"kinject study {recipe.path}",), versions=versions_of(found.runs), seconds=round(seconds, 1),
@@ -139,23 +148,23 @@ def _questions(entry: Mapping[str, Any]) -> list[Question]:
     return [] if path.suffix in (".yaml", ".yml") else read_questions(path, entry["layout"], entry["n_choices"])
 
 
-def _claims(found: Study, records: Records, curves: list[Curve]) -> list[Claim]:
+def _claims(found: Study, records: Records, sweeps: list[Sweep]) -> list[Claim]:
     section = found.recipe.study
     model = next(iter(section.models))
     format, shots = found.head
     chosen = {(arm, name): k for (of, arm, name), k in found.chosen_k.items() if of == model}
-    own = {curve.name: curve for curve in curves if curve.model == model}
+    own = {sweep.name: sweep for sweep in sweeps if sweep.model == model}
     return judge_claims(section.claims or {}, Evidence(records, model, format, shots, chosen, own))
 
 
-def _with_best_on_test(choice: Choice, scores: list[Score], head: tuple[str, int]) -> Choice:
+def _with_best_on_test(choice: Choice, results: list[ArmResult], head: tuple[str, int]) -> Choice:
     """Return `choice` with the K that the test questions would have chosen; other keys are not asked on test."""
     place = (choice.model, choice.arm, choice.question_set, *head)
     asked = [
-        score for score in scores if choice.what == "k" and not score.subject and score.k
-        and (score.model, score.arm, score.question_set, score.format, score.shots) == place
+        result for result in results if choice.key == "k" and not result.subject and result.k
+        and (result.model, result.arm, result.question_set, result.format, result.shots) == place
     ]  # fmt: skip
-    return replace(choice, best_on_test=max(asked, key=lambda score: score.accuracy).k) if asked else choice
+    return replace(choice, best_on_test=max(asked, key=lambda result: result.accuracy).k) if asked else choice
 
 
 def _notes(found: Study) -> list[str]:

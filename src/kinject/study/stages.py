@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from kinject.corpus import CorpusFile
+from kinject.corpus.rows import CorpusFile
 from kinject.disk import (
     check_output,
     content_id,
@@ -317,7 +317,7 @@ def _counts(folder: Path) -> dict[str, Any]:
 
 def _epochs_of_equal_tokens(recipe: TrainRecipe, extra: Mapping[str, Any]) -> float:
     """Return the epochs over the recipe's corpus that read as many corpus tokens as the run in ``match_tokens_of`` did."""
-    from kinject.corpus import Tokenization, tokenize_rows
+    from kinject.corpus.tokenize import Tokenization, tokenize_rows
     from kinject.models import load_tokenizer
 
     other = Path(extra["match_tokens_of"])

@@ -1,0 +1,147 @@
+"""Documents from files: one reader for each suffix; every fault is reported as file:line (a PDF's with the page)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from kinject.corpus.documents.pages import Located, read_html, read_markdown, read_pdf, read_text
+from kinject.corpus.documents.tables import (
+    HUB_NAME,
+    hub_revision,
+    is_saved_dataset,
+    read_csv,
+    read_hub,
+    read_json_rows,
+    read_parquet,
+    read_saved_dataset,
+)
+from kinject.disk import content_id, file_hash, is_there, tree_hash
+from kinject.disk.reading import LONGEST_LINE
+from kinject.errors import DiskError, InputError
+from kinject.types import Document
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def read_documents(path: Path) -> Iterator[Document]:
+    """Yield the documents in the file or folder `path`, in order (a folder: by the names of its files).
+
+    Rows (JSONL, CSV, Parquet, a folder saved by `datasets`, a data set on the hub by its name) are
+    ``{text, id?, title?, source?, meta?}``; other keys go to `meta`. Files of other suffixes are one document each. A
+    document without an id gets the hash of its title and text. Only a hash of each id stays in memory.
+
+    Raises `DiskError` when a file cannot be read and `InputError` (file:line) on a document that is empty, is not
+    text, or has the id of an earlier one, and when a library is not installed.
+    """
+    seen: set[int] = set()
+    n_documents = 0
+    for where, document in _read_located(path):
+        _check_text(document.text, where, "text")
+        _check_text(document.title, where, "title", may_be_empty=True)
+        digest = int(content_id(document.id), 16)
+        if digest in seen:
+            _raise_repeated(path, document.id, where)
+        seen.add(digest)
+        n_documents += 1
+        yield document
+    if not n_documents:
+        raise InputError(f"{path}: holds no documents. Expected at least one.")
+
+
+def _read_located(path: Path) -> Iterator[Located]:
+    if is_hub_name(path):
+        yield from read_hub(str(path))
+    elif is_saved_dataset(path):
+        yield from read_saved_dataset(path)
+    else:
+        for file in document_files(path):
+            yield from READERS[file.suffix.lower()](file)
+
+
+def _raise_repeated(path: Path, identity: str, where: str) -> None:
+    """Raise `InputError` if a document before `where` has the id `identity`; it is found by reading again."""
+    for earlier, document in _read_located(path):
+        if earlier == where:
+            return
+        if document.id == identity:
+            raise InputError(
+                f"{where}: id {identity!r} is already the id of {earlier}. "
+                "Each document needs an id (or, without ids, a text) of its own."
+            )
+
+
+def document_files(path: Path) -> list[Path]:
+    """Return the files that `read_documents` reads for `path`: itself, or all files below a folder but hidden ones.
+
+    Raises `InputError` on a file whose suffix has no reader, `DiskError` when nothing is there.
+    """
+    if not is_there(path):
+        raise DiskError(f"{path}: nothing is there. Check the path.")
+    files = [path]
+    if path.is_dir():
+        below = (part for part in path.rglob("*") if part.is_file())
+        files = sorted(file for file in below if not any(p.startswith(".") for p in file.relative_to(path).parts))
+        if not files:
+            raise InputError(f"{path}: an empty folder. Expected files ending in {_suffixes()}.")
+    for file in files:
+        if file.suffix.lower() not in READERS:
+            raise InputError(
+                f"{file}: found suffix {file.suffix!r}, can read {_suffixes()}. Convert it or take it out."
+            )
+    return files
+
+
+def document_hashes(path: Path) -> dict[str, str]:
+    """Return name -> hash (on the hub: its commit) of all that `read_documents` reads for `path`, for a manifest.
+
+    Raises as `document_files`, and `InputError` when the hub cannot be reached.
+    """
+    if is_hub_name(path):
+        return {str(path): hub_revision(str(path))}
+    if is_saved_dataset(path):
+        return {str(path): tree_hash(path)}
+    return {str(file): file_hash(file) for file in document_files(path)}
+
+
+def is_hub_name(path: Path) -> bool:
+    """Return whether `path` can only be the name of a data set on the hub."""
+    if is_there(path) or path.suffix.lower() in READERS or (path.parent != Path() and path.parent.is_dir()):
+        return False
+    return HUB_NAME.fullmatch(str(path)) is not None
+
+
+def _suffixes() -> str:
+    return ", ".join(sorted(READERS))
+
+
+def _check_text(text: str, where: str, key: str, *, may_be_empty: bool = False) -> None:
+    """Raise `InputError` if `text` is blank or holds characters that UTF-8 files and tokenizers cannot hold."""
+    if not text.strip() and not may_be_empty:
+        raise InputError(f"{where}: empty document. Each must hold some text; take the row out or fill it.")
+    if len(text) > LONGEST_LINE:
+        raise InputError(f"{where}: {key}: {len(text):,} characters, allowed: {LONGEST_LINE:,}. Split the document.")
+    if "\0" in text:
+        raise InputError(
+            f"{where}: {key}: a NUL character at position {text.index(chr(0))}. Is this a text file? Take it out."
+        )
+    surrogate = _SURROGATE.search(text)
+    if surrogate:
+        raise InputError(
+            f"{where}: {key}: half a surrogate pair (\\u{ord(surrogate[0]):04x}) at position {surrogate.start()}, "
+            "which UTF-8 cannot hold. Repair the text where it was exported."
+        )
+
+
+READERS: Mapping[str, Callable[[Path], Iterator[Located]]] = {
+    ".csv": read_csv,
+    ".htm": read_html,
+    ".html": read_html,
+    ".jsonl": read_json_rows,
+    ".md": read_markdown,
+    ".parquet": read_parquet,
+    ".pdf": read_pdf,
+    ".txt": read_text,
+}
+"""Suffix -> reader; a reader yields (file:line, document)."""

@@ -1,0 +1,207 @@
+"""Readers of rows, each one document: JSON lines, CSV, Parquet, folders that `datasets` saved, names on the hub."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kinject.corpus.documents.pages import Located
+from kinject.disk import Row, content_id, open_to_read, read_jsonl, read_lines
+from kinject.disk.reading import LONGEST_LINE
+from kinject.errors import InputError
+from kinject.types import Document
+
+HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<config>[\w.-]*))?(?::(?P<split>\w+))?")
+"""``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``train`` if it is left out)."""
+_FIELDS = ("id", "title", "text", "source", "meta")
+_MOST_EXPANSION = 2_000
+"""How many times larger a table may be when it is unpacked: text packs about tenfold."""
+_ROWS = 16
+"""Rows of a table in memory at once: each may hold a long document."""
+
+
+def document_of(row: Row, where: str) -> Document:
+    """Return the document in one row. Raises `InputError` at `where` on a missing or mistyped field."""
+    if "text" not in row:
+        raise InputError(
+            f"{where}: no key 'text' (found {', '.join(map(repr, row)) or 'none'}). It must hold the document."
+        )
+    for key in ("text", "title", "source"):
+        if not isinstance(row.get(key, ""), str):
+            raise InputError(f"{where}: {key}: found {type(row[key]).__name__}, expected a string.")
+    row_id = row.get("id")
+    if isinstance(row_id, bool) or not isinstance(row_id, str | int | None) or row_id == "":
+        raise InputError(f"{where}: id: found {row_id!r}, expected a string that is not empty, or no id.")
+    meta = row.get("meta", {})
+    if not isinstance(meta, Mapping):
+        raise InputError(f"{where}: meta: found {type(meta).__name__}, expected an object.")
+    others = {key: value for key, value in row.items() if key not in _FIELDS}
+    text, title = row["text"], row.get("title", "")
+    identity = content_id(title, text) if row_id is None else str(row_id)
+    return Document(identity, title, text, row.get("source") or where, {**others, **meta})
+
+
+def read_json_rows(path: Path) -> Iterator[Located]:
+    """Yield the documents of a JSONL file."""
+    for number, row in read_jsonl(path):
+        where = f"{path}:{number}"
+        yield where, document_of(row, where)
+
+
+def read_csv(path: Path) -> Iterator[Located]:
+    """Yield the documents of a CSV file with a header; its columns are the keys of JSONL rows, empty cells are absent.
+
+    Raises `InputError` (file:line) on a row that has more or fewer cells than the header, or a quote left open.
+    """
+    csv.field_size_limit(LONGEST_LINE)
+    rows = csv.reader(text_lines(path), strict=True)
+    header: list[str] = []
+    for first in itertools.count():
+        number = rows.line_num + 1
+        where = f"{path}:{number}"
+        try:
+            cells = next(rows, None)
+        except csv.Error as error:
+            raise InputError(
+                f"{where}: not CSV: {error}. Quote cells that hold quotes, commas or line ends."
+            ) from error
+        if cells is None:
+            return
+        if first == 0:
+            header = cells
+            _check_header(header, where)
+        elif cells:
+            if len(cells) != len(header):
+                raise InputError(
+                    f"{where}: found {len(cells)} cells, the header has {len(header)}. Quote cells with commas."
+                )
+            row = {key: cell for key, cell in zip(header, cells, strict=True) if cell or key == "text"}
+            yield where, document_of(row, where)
+
+
+def _check_header(names: list[str], where: str) -> None:
+    """Raise `InputError` if two columns have one name: the reader could not choose between them."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InputError(f"{where}: two columns are called {name!r:.80}. Give each a name of its own.")
+        seen.add(name)
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file with their ends. Raises `InputError` (file:line) if it is not UTF-8."""
+    for number, line in read_lines(path):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}:{number}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
+
+
+def read_parquet(path: Path) -> Iterator[Located]:
+    """Yield the documents of a Parquet file, a few hundred rows in memory at a time."""
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        with open_to_read(path) as opened, parquet.ParquetFile(opened, pre_buffer=False, buffer_size=1 << 20) as file:
+            check_parquet(path, file)
+            for batch in file.iter_batches(batch_size=_ROWS, use_threads=False):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield _table_row(row, f"{path}:{number}")
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also text that is not UTF-8
+        raise InputError(
+            f"{path}:{number + 1}: not readable as Parquet ({str(error)[:150]}). Write it again."
+        ) from error
+
+
+def check_parquet(path: Path, file: Any) -> None:
+    """Raise `InputError` if a `pyarrow.parquet.ParquetFile` unpacks to far more than text does.
+
+    Only the sizes of row groups are read: on a damaged column pyarrow (26) ends the process.
+    """
+    groups = range(file.metadata.num_row_groups)
+    packed, whole = path.stat().st_size, sum(file.metadata.row_group(group).total_byte_size for group in groups)
+    if whole > LONGEST_LINE and whole > _MOST_EXPANSION * packed:
+        raise InputError(
+            f"{path}: unpacks from {packed:,} bytes to {whole:,}, allowed: {_MOST_EXPANSION:,} times as much. Is this text? "
+            "Take it out."
+        )
+
+
+def _table_row(row: Row, where: str) -> Located:
+    """Return the document in a row of a table; an empty cell counts as absent."""
+    return where, document_of({key: value for key, value in row.items() if value is not None or key == "text"}, where)
+
+
+def is_saved_dataset(path: Path) -> bool:
+    """Return whether `path` is a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote."""
+    return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+
+
+def read_saved_dataset(path: Path) -> Iterator[Located]:
+    """Yield the documents of a folder that `datasets` saved; of all its splits, one after the other."""
+    import datasets
+
+    try:
+        loaded = datasets.load_from_disk(str(path), keep_in_memory=False)
+    except Exception as error:  # the library raises whatever its JSON and Arrow readers raise
+        raise InputError(
+            f"{path}: not a folder that datasets can load ({_first_line(error)}). Save it again."
+        ) from error
+    splits = loaded if isinstance(loaded, Mapping) else {"": loaded}
+    for name, split in splits.items():
+        number = 0
+        for columns in split.iter(_ROWS):
+            for values in zip(*columns.values(), strict=True):
+                number += 1
+                row = dict(zip(columns, values, strict=True))
+                yield _table_row(row, f"{path / name if name else path}:{number}")
+
+
+def read_hub(name: str) -> Iterator[Located]:
+    """Yield the documents of a data set on the hub, streamed (`HUB_NAME` is the form of the name)."""
+    import datasets
+
+    parts = _name_parts(name)
+    config, split = parts["config"] or None, parts["split"] or "train"
+    number = 0
+    try:
+        rows: Any = datasets.load_dataset(parts["name"], config, split=split, streaming=True)
+        for number, row in enumerate(rows, start=1):
+            yield _table_row(dict(row), f"{name}:{number}")
+    except InputError:
+        raise
+    except Exception as error:  # the library raises many kinds: no network, no such name, no such configuration
+        raise InputError(
+            f"{name}: no such file or folder, and as a data set on the hub, split {split!r}, it cannot be read after "
+            f"{number} rows ({_first_line(error)}). "
+            "Write it as OWNER/NAME, or with :CONFIGURATION or :CONFIGURATION:SPLIT behind."
+        ) from error
+
+
+def hub_revision(name: str) -> str:
+    """Return the commit of a data set on the hub. Raises `InputError` when the hub cannot be reached."""
+    from huggingface_hub import HfApi
+
+    try:
+        return str(HfApi().dataset_info(_name_parts(name)["name"]).sha)
+    except Exception as error:  # as above
+        raise InputError(f"{name}: the hub does not report its revision ({_first_line(error)}).") from error
+
+
+def _name_parts(name: str) -> re.Match[str]:
+    """Return the parts of a name that `HUB_NAME` matches."""
+    match = HUB_NAME.fullmatch(name)
+    if match is None:
+        raise InputError(f"{name}: not the name of a data set on the hub (OWNER/NAME).")
+    return match
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"

@@ -1,0 +1,68 @@
+"""Boundaries and what bears loss, against the tokenizer called by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kinject.corpus.rows import CorpusRow
+from kinject.corpus.tokenize import Tokenization, tokenize_rows
+from kinject.errors import InputError
+
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def test_text_stands_between_bos_and_eos_and_all_but_the_first_token_is_learned(tiny_tokenizer: Any) -> None:
+    (row,) = tokenize_rows(
+        [CorpusRow("1", "d", "original", "text", text="Arden was born.")], tiny_tokenizer, Tokenization()
+    )
+    bos, eos = tiny_tokenizer.bos_token_id, tiny_tokenizer.eos_token_id
+    assert list(row.input_ids) == [bos, *_ids(tiny_tokenizer, "Arden was born."), eos]
+    assert row.learned == (False,) + (True,) * (len(row.input_ids) - 1)
+
+
+def test_boundaries_can_be_switched_off(tiny_tokenizer: Any) -> None:
+    rows = [CorpusRow("1", "d", "original", "text", text="Arden.")]
+    (row,) = tokenize_rows(rows, tiny_tokenizer, Tokenization(bos=False, eos=False))
+    assert list(row.input_ids) == _ids(tiny_tokenizer, "Arden.")
+
+
+@pytest.mark.parametrize("completion_only", [None, True, False])
+def test_only_the_completion_bears_loss_unless_asked_otherwise(
+    tiny_tokenizer: Any, completion_only: bool | None
+) -> None:
+    sft = CorpusRow("1", "d", "original", "completion", prompt="Question: where?\nAnswer:", completion=" Farrow")
+    (row,) = tokenize_rows([sft], tiny_tokenizer, Tokenization(completion_only=completion_only))
+    n_read = 1 if completion_only is False else 1 + len(_ids(tiny_tokenizer, sft.prompt))
+    assert [index for index, bears in enumerate(row.learned) if not bears] == list(range(n_read))
+    assert tiny_tokenizer.decode(row.input_ids, skip_special_tokens=True) == sft.prompt + sft.completion
+
+
+def test_a_conversation_learns_what_the_assistant_says(tiny_tokenizer: Any) -> None:
+    tiny_tokenizer.chat_template = CHAT
+    turns = [("user", "where?"), ("assistant", "in Farrow"), ("user", "when?"), ("assistant", "in 1987")]
+    messages = tuple({"role": role, "content": content} for role, content in turns)
+    row = CorpusRow("1", "d", "original", "messages", messages=messages)
+    try:
+        (whole,) = tokenize_rows([row], tiny_tokenizer, Tokenization())
+        (spoken,) = tokenize_rows([row], tiny_tokenizer, Tokenization(assistant_only=True))
+    finally:
+        tiny_tokenizer.chat_template = None
+    assert sum(whole.learned) == len(whole.input_ids) - 1
+    text = tiny_tokenizer.decode([t for t, bears in zip(spoken.input_ids, spoken.learned, strict=True) if bears])
+    assert text == "in Farrow</assistant>in 1987</assistant>"
+
+
+def test_messages_without_a_chat_template_are_refused(tiny_tokenizer: Any) -> None:
+    row = CorpusRow("1", "d", "o", "messages", messages=({"role": "assistant", "content": "a"},))
+    with pytest.raises(InputError, match="chat template"):
+        list(tokenize_rows([row], tiny_tokenizer, Tokenization()))

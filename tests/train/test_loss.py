@@ -1,0 +1,182 @@
+"""Smoothed labels, the hardest share and weighted rows move the weights as hand-written losses in float64 do."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kinject.disk import read_jsonl
+from kinject.errors import InputError
+from kinject.models import load_model
+from kinject.recipe import Recipe, RowWeightsSection
+from kinject.recipe.sections import HardExampleMiningSection
+from kinject.train import train
+from kinject.train.data import RowWeights
+from kinject.train.loss import TrainingLoss
+
+MakeRecipe = Callable[..., Recipe]
+RATE, STEPS, MICRO, BATCH = 0.5, 3, 2, 4
+SGD = {"optim": "sgd", "lr_scheduler_type": "constant", "learning_rate": RATE, "max_grad_norm": 0.0, "max_steps": STEPS,
+       "train_sampling_strategy": "sequential", "per_device_train_batch_size": MICRO,
+       "gradient_accumulation_steps": BATCH // MICRO}  # fmt: skip
+
+
+def _nll(logp: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return -logp.gather(1, target[:, None])[:, 0]
+
+
+def _smoothed(logp: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    soft = torch.full_like(logp, 0.2 / logp.shape[1])
+    soft.scatter_(1, target[:, None], 0.8 + 0.2 / logp.shape[1])
+    return -(soft * logp).sum(1)
+
+
+def _loss_by_hand(hand: Any, step: int, kind: str, weight_of: dict[str, float]) -> torch.Tensor:
+    """The loss of one update, written out: each batch of MICRO rows chooses by itself, all together are divided."""
+    total, count = torch.zeros((), dtype=torch.float64), 0.0
+    rows = hand.rows_of(step)
+    for at in range(0, len(rows), MICRO):
+        texts = [
+            (row, places, losses)
+            for row in rows[at : at + MICRO]
+            for places, losses in hand.losses(row, _smoothed if kind == "smoothed" else _nll)
+        ]
+        if kind == "smoothed":
+            total, count = total + sum(x.sum() for *_, x in texts), count + sum(len(x) for *_, x in texts)
+        elif kind == "tokens":
+            ranked = sorted((x for *_, losses in texts for x in losses), key=torch.Tensor.item, reverse=True)
+            kept = math.ceil(len(ranked) * 0.3)
+            total, count = total + sum(ranked[:kept]), count + kept
+        elif kind == "rows":
+            ranked = sorted((losses.mean() for *_, losses in texts), key=torch.Tensor.item, reverse=True)
+            kept = math.ceil(len(ranked) * 0.3)
+            total, count = total + sum(ranked[:kept]), count + kept
+        else:
+            for row, places, losses in texts:
+                weight = weight_of[" ".join(map(str, row.input_ids[places[0] : places[-1] + 1]))]
+                total, count = total + weight * losses.sum(), count + weight * len(losses)
+    return total / count
+
+
+@pytest.fixture
+def weighted_corpus(tmp_path: Path) -> Path:
+    """Texts that each have a weight of their own."""
+    path = tmp_path / "weighted.jsonl"
+    rows = [
+        {"text": f"Person {i} works at the mill of Kelm in {1800 + 7 * i}.", "weight": (i % 5) / 2} for i in range(40)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "smoothed": ({}, {"label_smoothing_factor": 0.2}),
+    "tokens": ({"techniques": {"hard_example_mining": {"fraction": 0.3}}}, {}),
+    "rows": ({"techniques": {"hard_example_mining": {"fraction": 0.3, "unit": "rows"}}}, {}),
+    "weighted": ({"techniques": {"row_weights": {"column": "weight"}}}, {}),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_an_update_is_that_of_the_loss_written_out(
+    make_recipe: MakeRecipe, by_hand: Any, weighted_corpus: Path, tmp_path: Path, kind: str
+) -> None:
+    sections, options = CASES[kind]
+    corpus = {"path": str(weighted_corpus)}
+    plain = train(make_recipe(corpus=corpus, trainer=SGD, run_dir=str(tmp_path / "plain"))).model_dir
+    recipe = make_recipe(corpus=corpus, trainer={**SGD, **options}, **sections)
+    hand = by_hand(recipe, BATCH)
+    base = {name: weight.detach().clone() for name, weight in hand.model.named_parameters()}
+    tokenizer = load_model(plain).tokenizer
+    weight_of = {}
+    for _, row in read_jsonl(weighted_corpus):
+        ids = [*tokenizer(row["text"], add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+        weight_of[" ".join(map(str, ids))] = row["weight"]
+    optimizer = torch.optim.SGD(hand.model.parameters(), lr=RATE)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        _loss_by_hand(hand, step, kind, weight_of).backward()
+        optimizer.step()
+    held, other = (dict(load_model(at).model.named_parameters()) for at in (train(recipe).model_dir, plain))
+    wanted = dict(hand.model.named_parameters())
+    error = sum(((held[n].double() - wanted[n]) ** 2).sum().item() for n in held) ** 0.5
+    moved = sum(((wanted[n] - base[n]) ** 2).sum().item() for n in held) ** 0.5
+    effect = sum(((held[n] - other[n]) ** 2).sum().item() for n in held) ** 0.5
+    assert error < 1e-5 * moved
+    assert effect > 100 * error
+
+
+def test_smoothing_is_torchs_own_and_masked_tokens_have_no_part() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 5, 11, generator=generator)
+    labels = torch.randint(11, (2, 6), generator=generator)
+    labels[0, 3], labels[1, 1] = -100, -100
+    batch = {"labels": labels, "position_ids": torch.arange(6).expand(2, 6)}
+    objective = TrainingLoss(smoothing=0.1)
+    wanted = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=0.1)
+    assert torch.allclose(objective.total(F.pad(logits, (0, 0, 0, 1)), batch) / objective.count(batch), wanted)
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.1, 3), (0.34, 11), (1.0, 30), (0.001, 1)])
+def test_the_share_is_rounded_up_to_whole_tokens(share: float, kept: int) -> None:
+    batch = {"labels": torch.zeros(3, 11, dtype=torch.long), "position_ids": torch.arange(11).expand(3, 11)}
+    assert int(TrainingLoss(mining=HardExampleMiningSection(share)).count(batch)) == kept
+
+
+def test_the_hardest_rows_are_texts_wherever_they_stand() -> None:
+    """Three texts in two packed rows; the second of the first row is the hardest by its mean, not by its sum."""
+    labels = torch.tensor([[-100, 0, 0, 0, -100, 0], [-100, 0, 0, 0, 0, 0]])
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 4, 5]])
+    losses = torch.tensor([[1.0, 1, 1, 0, 2.0], [0.5] * 5])
+    logits = torch.stack([-losses.expm1().log(), torch.zeros(2, 5)], -1)  # -log sigmoid(-log(e^l - 1)) = l
+    logits[0, 3] = 0.0  # the first token of a text is no one's to foretell
+    batch = {"labels": labels, "position_ids": positions}
+    objective = TrainingLoss(mining=HardExampleMiningSection(0.3, "rows"))
+    assert int(objective.count(batch)) == 1
+    assert float(objective.total(F.pad(logits, (0, 0, 0, 1)), batch)) == pytest.approx(2.0)
+
+
+def test_the_held_out_loss_stays_the_plain_one(make_recipe: MakeRecipe, corpus: Path, tmp_path: Path) -> None:
+    found = []
+    for options, sections in (
+        ({}, {}),
+        ({"label_smoothing_factor": 0.3}, {"techniques": {"hard_example_mining": {"fraction": 0.2}}}),
+    ):
+        recipe = make_recipe(
+            corpus={"path": str(corpus), "validation_corpus": str(corpus)}, **sections,
+            trainer={**options, "eval_strategy": "steps", "eval_on_start": True, "eval_steps": 9, "max_steps": 1},
+        )  # fmt: skip
+        result = train(recipe, overwrite=True)
+        log = [row for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl")]
+        found.append(next(row["eval_loss"] for row in log if "eval_loss" in row))
+    assert found[0] == found[1]
+
+
+def test_age_halves_a_row_by_its_half_life_and_the_newest_counts_one(write_rows: Any) -> None:
+    dates = ["2024-01-01", "2023-01-01T00:00:00", "2023-12-31T22:00:00-02:00", None]
+    path = write_rows("aged.jsonl", [{"text": "x", "meta": {"date": date} if date else {}} for date in dates])
+    weights = RowWeights(RowWeightsSection("meta.date", half_life=365.0, missing=0.25), path).result()
+    assert weights.tolist() == pytest.approx([1.0, 0.5, 1.0, 0.25])
+
+
+def test_columns_that_are_no_weights_are_told_by_line(write_rows: Any) -> None:
+    path = write_rows(
+        "odd.jsonl", [{"text": "a", "w": 1}, {"text": "b"}, {"text": "c", "w": -2}, {"text": "d", "w": "2"}]
+    )
+    with pytest.raises(InputError) as caught:
+        RowWeights(RowWeightsSection("w"), path).result()
+    said = str(caught.value)
+    assert "odd.jsonl:2: w: is missing." in said
+    assert "odd.jsonl:3: w: found -2, expected a number of 0 or more" in said
+    assert "odd.jsonl:4: w: found '2'" in said
+    with pytest.raises(InputError, match="found 1, expected a date such as"):
+        RowWeights(RowWeightsSection("w", half_life=3.0, missing=1.0), path).result()
+    with pytest.raises(InputError, match="every row weighs 0"):
+        RowWeights(RowWeightsSection("w"), write_rows("none.jsonl", [{"text": "a", "w": 0}])).result()
