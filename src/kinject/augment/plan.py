@@ -16,11 +16,10 @@ from kinject.augment.prompts import ask
 from kinject.augment.requests import generator_identity
 from kinject.augment.requests.limits import Limits
 from kinject.augment.styles import STYLES, Style
-from kinject.augment.validation import limits_of, section_of
+from kinject.augment.validation import augment_section, limits_of
 from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import sentences, split_passages, token_spans, word_spans
-from kinject.disk import Places, content_id, read_jsonl
-from kinject.disk.faults import unwritable
+from kinject.disk import OffsetIndex, content_id, read_jsonl, unwritable
 from kinject.errors import InputError
 from kinject.recipe import AugmentRecipe
 from kinject.types import Document, Message, Passage
@@ -178,8 +177,8 @@ class Plan:
 
 
 def make_plan(recipe: AugmentRecipe) -> Plan:
-    """Return the plan of a recipe. Raises `RecipeError` as `section_of`, and as `read_precomputed`."""
-    section = section_of(recipe)
+    """Return the plan of a recipe. Raises `RecipeError` as `augment_section`, and as `read_precomputed`."""
+    section = augment_section(recipe)
     generator = section.generator
     precomputed = read_precomputed(Path(generator.path)) if generator.kind == "file" and generator.path else None
     return Plan(
@@ -262,11 +261,11 @@ def preview(recipe: AugmentRecipe) -> Preview:
     Raises as `augment` does for documents and recipes.
     """
     plan = make_plan(recipe)
-    section = section_of(recipe)
+    section = augment_section(recipe)
     limits = limits_of(section)
     counts = Counter[str]()
     longest, first = 0, list[str]()
-    with Places() as stored:
+    with OffsetIndex() as stored:
         _index_stored(recipe.run_dir / "variants.jsonl", stored)
         for document, passages in plan.read_passages():
             counts["documents"] += 1
@@ -293,7 +292,7 @@ def preview(recipe: AugmentRecipe) -> Preview:
     )  # fmt: skip
 
 
-def _index_stored(path: Path, stored: Places) -> None:
+def _index_stored(path: Path, stored: OffsetIndex) -> None:
     """Add the ids of stored variants to an index on disk, for there may be millions."""
     if path.exists():
         # A run cuts off a torn last line and reports other damage; a preview counts the rows before it.
@@ -302,10 +301,10 @@ def _index_stored(path: Path, stored: Places) -> None:
                 stored.add(str(row.get("id")), number)
 
 
-def _count_group(plan: Plan, group: Group, stored: Places, counts: Counter[str]) -> None:
+def _count_group(plan: Plan, group: Group, stored: OffsetIndex, counts: Counter[str]) -> None:
     # The number of facts is unknown before the preparation: about one a sentence.
     requests = plan.requests(group, tuple(sentences(group.passage.text)) if group.style.per_note else None)
-    offsets = stored.of_all([request.id for request in requests])
+    offsets = stored.offsets_of_all([request.id for request in requests])
     missing = [request for request, known in zip(requests, offsets, strict=True) if not known]
     counts["asked"] += len(requests)
     counts["stored"] += len(requests) - len(missing)

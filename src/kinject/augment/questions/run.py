@@ -19,10 +19,10 @@ from kinject.augment.questions.prompts import LETTERS, closed_book, propose, ver
 from kinject.augment.questions.writer import Outcome, QuestionWriter
 from kinject.augment.requests import generator_identity
 from kinject.augment.requests.sender import Sender, Traffic, open_sender, run_workers
-from kinject.augment.validation import limits_of, questions_of_recipe
+from kinject.augment.validation import limits_of, questions_section
 from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.passages import split_passages, token_spans
-from kinject.disk import Journal, Places, Row, content_id, lock_dir, open_jsonl, write_manifest
+from kinject.disk import Journal, OffsetIndex, Row, content_id, lock_dir, open_jsonl, write_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.terminal import Progress
@@ -74,7 +74,7 @@ def make_questions(recipe: QuestionsRecipe) -> QuestionsResult:
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
     """
-    section = questions_of_recipe(recipe)
+    section = questions_section(recipe)
     with lock_dir(recipe.run_dir):
         return asyncio.run(_make_questions(recipe, section))
 
@@ -177,8 +177,8 @@ class _OutcomeFile:
 
     def __init__(self, run_dir: Path) -> None:
         with contextlib.ExitStack() as stack:
-            self._places = stack.enter_context(Places())
-            self._journal = stack.enter_context(Journal(run_dir / "outcomes.jsonl", sync=False, each=self._index))
+            self._places = stack.enter_context(OffsetIndex())
+            self._journal = stack.enter_context(Journal(run_dir / "outcomes.jsonl", sync=False, on_row=self._index))
             self._open = stack.pop_all()
 
     def _index(self, offset: int, row: Row) -> None:
@@ -189,7 +189,7 @@ class _OutcomeFile:
 
     def get(self, outcome_id: str) -> Row | None:
         """Return the row of a passage, None if it is not done."""
-        offsets = self._places.of(outcome_id)
+        offsets = self._places.offsets_of(outcome_id)
         return self._journal.row_at(offsets[-1]) if offsets else None
 
     def add(self, row: Row) -> None:
