@@ -59,7 +59,8 @@ def recipes(tmp_path: Path, tiny_model: Path, write_rows: Callable[..., Path]) -
             "model": {"path": str(tiny_model), "attention": "eager"},
             "corpus": {"path": str(tmp_path / "augment/corpus.jsonl"), "cache_dir": str(tmp_path / "tokens")},
             "trainer": {
-                "max_steps": 1, "packing": True, "packing_strategy": "bfd_split", "max_length": 64, "save_strategy": "no", "bf16": False,
+                "max_steps": 1, "packing": True, "packing_strategy": "bfd_split", "max_length": 64,
+                "save_strategy": "no", "bf16": False,
                 "per_device_train_batch_size": 1, "gradient_checkpointing": False,
             },
         },
