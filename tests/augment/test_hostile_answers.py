@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_faults import PAGE, table
+from test_endpoint_faults import PAGE, table
 from test_outages import Start
 
 from kinject.augment import augment
