@@ -34,8 +34,8 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 def train_folder(path: Path, name: str, seed: int) -> Path:
     recipe = read_recipe(path, (), "study")
-    arms = {arm.name: arm for arm in expand_arms(recipe, {})}
-    train = Planner(recipe).arm_stages(arms[name], seed, arms).train
+    arms = {arm.name: arm for arm in expand_arms(recipe).arms}
+    train = Planner(recipe).arm_run(arms[name], seed, arms).train
     assert train is not None
     return train.folder
 
@@ -96,7 +96,7 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
     asked = {part: {json.loads(line)["document_id"] for line in text.splitlines()} for part, text in splits.items()}
     assert not asked["validation"] & asked["test"]
     assert len(asked["validation"] | asked["test"]) == 8
-    order = [stage.extra["split"] for stage in executor.given if stage.kind == "eval"]
+    order = [stage.parameters["split"] for stage in executor.given if stage.kind == "eval"]
     assert order.index("test") == order.count("validation"), "a test question was asked before the last choice"
     rate = next(choice for choice in result.choices if choice.what == "trainer.learning_rate")
     best = max(rate.candidates, key=lambda candidate: candidate[1])
@@ -143,7 +143,7 @@ def test_a_finished_study_does_nothing_when_it_is_run_again(whole, monkeypatch):
         raise AssertionError("nothing was to be run")
 
     monkeypatch.setattr(
-        run_module, "check_shared_recipes", lambda recipe: pytest.fail("the shared recipes were read again")
+        run_module, "check_shared_recipes", lambda *_: pytest.fail("the shared recipes were read again")
     )
     again, _, was_there = run_study(read_recipe(whole, (), "study"), never)  # type: ignore[arg-type]
     assert was_there

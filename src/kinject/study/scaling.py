@@ -12,10 +12,10 @@ from kinject.disk import read_sealed
 from kinject.errors import InputError
 from kinject.recipe.study_section import ScalingSection
 from kinject.results import Curve, Scaling, ScalingFit, ScalingPoint
-from kinject.study.analysis import Run
 from kinject.study.arms import BASE
 from kinject.study.inference import Sheet, interval
 from kinject.study.records import Records, Way
+from kinject.study.stages import ArmRun
 
 _FEWEST = 3
 """Different values of what is doubled that a line needs: through two it always goes."""
@@ -70,7 +70,7 @@ class Measures:
     """What the points are made from: answers, runs, the curve on each base model, the first way of asking, parameters."""
 
     records: Records
-    runs: Sequence[Run]
+    runs: Sequence[ArmRun]
     curves: Sequence[Curve]
     head: tuple[str, int]
     parameters: Mapping[str, int]
@@ -127,9 +127,9 @@ def _exposures(measures: Measures, model: str, arm: str, documents: set[str | No
     """Return how often the runs of an arm read each of `documents`, on average; None where none was counted."""
     counts: list[float] = []
     for run in measures.runs:
-        train = run.stages.train
+        train = run.train
         path = train.folder / "exposures.json" if train is not None else None
-        if (run.stages.arm.model, run.stages.arm.name) == (model, arm) and path is not None and path.is_file():
+        if (run.arm.model, run.arm.name) == (model, arm) and path is not None and path.is_file():
             read: dict[str, float] = read_sealed(path, "Delete its folder to train again.")
             counts += [count for document, count in read.items() if document in documents]
     return sum(counts) / len(counts) if counts else None
