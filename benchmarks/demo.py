@@ -1,7 +1,7 @@
 """`make demo` on a fresh clone, cold and warm, against the figures it must reach.
 
 python benchmarks/demo.py            clone, install, run cold, run again from the cached base; prints one table
-python benchmarks/demo.py --report   only read runs/eval/report.json of this checkout
+python benchmarks/demo.py --report FOLDER   only read FOLDER/runs/eval/report.json
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ def figures(found: dict[tuple[str, str, int], dict[str, Any]]) -> list[tuple[str
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", action="store_true", help="only read this checkout's runs/eval")
+    parser.add_argument("--report", type=Path, metavar="FOLDER", help="only read the evaluation in FOLDER/runs/eval")
     parser.add_argument("--test", action="store_true", help="also time make test in the clone")
     arguments = parser.parse_args()
     rows = []
     if arguments.report:
-        rows += figures(cells(ROOT))
+        rows += figures(cells(arguments.report))
     else:
         with tempfile.TemporaryDirectory() as scratch:
             clone = Path(scratch) / "kinject"

@@ -129,7 +129,7 @@ def evaluation(n: int, folder: Path, style: str) -> Work:
     """`n` questions and two arms' stored answers to them: read, counted, compared (bootstrap, McNemar), by subject."""
     from kinject.corpus.questions import read_questions
     from kinject.eval.compare import compare_runs, read_run
-    from kinject.eval.scoring.answers import AnswerBook
+    from kinject.eval.scoring.answers import AnswerStore
 
     _questions(folder / "questions.jsonl", n)
     for arm, share in (("base", 0.4), ("tuned", 0.5)):
@@ -137,7 +137,7 @@ def evaluation(n: int, folder: Path, style: str) -> Work:
 
     def work() -> int:
         questions = read_questions(folder / "questions.jsonl")
-        with AnswerBook(folder / "answers.jsonl") as book:
+        with AnswerStore(folder / "answers.jsonl") as book:
             assert book.find("base-0") is not None
         (pair,) = compare_runs([read_run(folder / "answers.jsonl")])
         assert pair.cell.n == len(questions) == n

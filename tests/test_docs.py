@@ -152,6 +152,18 @@ def test_every_file_that_a_page_links_to_exists() -> None:
     assert {name: targets for name, targets in broken.items() if targets} == {}
 
 
+def test_lines_of_markdown_end_at_120_characters() -> None:
+    """Tables and lines with a link may be longer."""
+    names = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    too_long = [
+        f"{name}:{number}"
+        for name in names.split()
+        for number, line in enumerate((ROOT / name).read_text("utf-8").splitlines(), 1)
+        if len(line) > 120 and not line.lstrip().startswith("|") and "](" not in line and "://" not in line
+    ]
+    assert too_long == []
+
+
 def test_the_readme_stays_short() -> None:
     assert (ROOT / "README.md").read_text("utf-8").count("\n") <= 160
 

@@ -1,6 +1,6 @@
 """The request engine against a loopback server with 100 ms latency: throughput, faults, capacity, a revoked key, rerun.
 
-    python benchmarks/augment/requests.py [WORD_OF_A_CASE] [--times 1] [--curator PYTHON]
+    python benchmarks/augment/requests.py [WORD_OF_A_CASE] [--times 1] [--passages N] [--curator PYTHON]
 
 Every run is a process of its own, its start and imports included. A line gives its seconds, as many times the ideal
 (requests x latency / in flight), the same of the request phase alone, the CPU seconds of the process, and the cores that
@@ -248,6 +248,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("word", nargs="?", default="")
     parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--passages", type=int, help="instead of the case's own number; 10 requests each")
     parser.add_argument("--curator", metavar="PYTHON")
     arguments = parser.parse_args()
     for _ in range(arguments.times):
@@ -256,10 +257,11 @@ def main() -> None:
                 continue
             with tempfile.TemporaryDirectory() as name, serving(case.options) as server:
                 folder = Path(name)
-                write_documents(folder, case.n_passages)
+                n_passages = arguments.passages or case.n_passages
+                write_documents(folder, n_passages)
                 run_case(case, folder, server)
                 if case.again:
-                    run_others(folder, server, case.n_passages, arguments.curator)
+                    run_others(folder, server, n_passages, arguments.curator)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 A Llama of 51 million parameters with random weights and GPT-2's tokenizer is made on the spot and answers the first
 questions of five MMLU subjects, in float32. `--harness` is a Python that has lm_eval (default: this one); without it
 kinject's own times stand alone. Then K = 0..5 passages in one run against six runs, and the memory of the head.
-`--questions 0` asks all; the default asks 40 of each subject, since the harness takes minutes for all.
+`--questions 0` requests all; the default requests 40 of each subject, since the harness takes minutes for all.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kinject.corpus.questions import read_questions
-from kinject.eval.prompts import Ask, Format, pick_shots
+from kinject.eval.prompts import Format, PromptRequest, pick_shots
 from kinject.eval.retrieval import read_passages
-from kinject.eval.retrieval.retrievers import Retriever
-from kinject.eval.scoring.encode import Encoder, encode_asks
+from kinject.eval.retrieval.retrievers import Bm25Retriever
+from kinject.eval.scoring.encode import Encoder, encode_requests
 from kinject.eval.scoring.scorer import Scorer
 from kinject.models import load_tokenizer
 from kinject.types import Question
@@ -47,17 +47,17 @@ class Times(NamedTuple):
     cpu: float
 
 
-def make_model(folder: Path, tokenizer: Path) -> int:
+def make_model(folder: Path, tokenizer: Path, n_layers: int) -> int:
     """Save a Llama with random weights, and its tokenizer, to `folder`; return its parameters."""
+    own: Any = load_tokenizer(str(tokenizer))
+    own.eos_token = "<|endoftext|>"  # noqa: S105 (a token of text; the harness decodes it for every request)
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=50257, hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8,
-        max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=50256, eos_token_id=50256,
+        vocab_size=len(own), hidden_size=512, intermediate_size=1376, num_hidden_layers=n_layers, num_attention_heads=8,
+        max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=len(own) - 1, eos_token_id=len(own) - 1,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
-    own: Any = load_tokenizer(str(tokenizer))
-    own.eos_token = "<|endoftext|>"  # noqa: S105 (a token of text; the harness decodes it for every request)
     own.save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -96,13 +96,19 @@ def task_config(name: str, subject: str, format: Format, test: Path, dev: Path) 
     }
 
 
-def ask_harness(python: str, folder: Path, tasks: list[dict[str, Any]], threads: int, batch: int) -> dict[str, Any]:
+def ask_harness(python: str, folder: Path, trequests: list[dict[str, Any]], threads: int, batch: int) -> dict[str, Any]:
     """Return what the harness found, or {} where `python` has no lm_eval."""
     probe = subprocess.run([python, "-c", "import lm_eval"], capture_output=True, check=False)
     if probe.returncode:
         return {}
     job, out = folder / "job.json", folder / "harness.json"
-    values = {"model": str(folder / "model"), "batch_size": batch, "threads": threads, "out": str(out), "tasks": tasks}
+    values = {
+        "model": str(folder / "model"),
+        "batch_size": batch,
+        "threads": threads,
+        "out": str(out),
+        "trequests": trequests,
+    }
     job.write_text(json.dumps(values))
     script = Path(__file__).with_name("harness_side.py")
     with (folder / "harness.log").open("w") as log:
@@ -115,44 +121,44 @@ def ask_harness(python: str, folder: Path, tasks: list[dict[str, Any]], threads:
     return result
 
 
-def score(scorer: Scorer, encoder: Encoder, asks: Sequence[Ask]) -> tuple[Times, list[tuple[float, ...]]]:
-    """Return the time for tokenising and scoring, and the log-probs in the order of `asks`."""
+def score(scorer: Scorer, encoder: Encoder, requests: Sequence[PromptRequest]) -> tuple[Times, list[tuple[float, ...]]]:
+    """Return the time for tokenising and scoring, and the log-probs in the order of `requests`."""
     began, cpu = time.perf_counter(), time.process_time()
-    found = dict(scorer.score(encode_asks(encoder, asks, scorer.passes.window())))
+    found = dict(scorer.score(encode_requests(encoder, requests, scorer.forward.window())))
     times = Times(time.perf_counter() - began, time.process_time() - cpu)
-    return times, [found[index] for index in range(len(asks))]
+    return times, [found[index].log_probs for index in range(len(requests))]
 
 
-def rag_asks(shared: Path, n: int, most: int) -> list[list[Ask]]:
+def rag_requests(shared: Path, n: int, most: int) -> list[list[PromptRequest]]:
     """Return for K = 0..most the same `n` SQuAD questions, in the form option texts, with their passages by BM25."""
     folder = shared / "data" / "squad"
     passages = read_passages([folder / "squad2_dev_half_paragraphs.jsonl"], 256)
-    retriever = Retriever(passages)
+    retriever = Bm25Retriever(passages)
     rows = [json.loads(line) for line in (folder / "squad2_dev_half_qa.jsonl").read_text().splitlines()]
-    by_k: list[list[Ask]] = [[] for _ in range(most + 1)]
+    by_k: list[list[PromptRequest]] = [[] for _ in range(most + 1)]
     for at in range(0, len(rows) - 4, len(rows) // n)[:n]:  # wrong options: the answers to the questions after it
         choices = tuple(dict.fromkeys(row["answers"][0] for row in rows[at : at + 4]))
         question = Question(rows[at]["id"], rows[at]["question"], choices, 0)
         texts = tuple(passage.text for passage in retriever.best(question.question, most))
         for k in range(most + 1):
-            by_k[k].append(Ask(question, "texts", (), texts[:k]))
+            by_k[k].append(PromptRequest(question, "texts", (), texts[:k]))
     return by_k
 
 
-def compare_rag(model: Any, encoder: Encoder, by_k: list[list[Ask]]) -> Iterator[str]:
+def compare_rag(model: Any, encoder: Encoder, by_k: list[list[PromptRequest]]) -> Iterator[str]:
     """Yield the line about K = 0..5 in one run against a run for each K; the model is loaded once for all of them."""
     apart: list[Times] = []
     gap, n_apart = 0.0, 0
     scorer = Scorer(model, 16_384)
     score(scorer, encoder, by_k[1][:2])
     scorer.n_pushed = scorer.n_least = 0
-    together, all_found = score(scorer, encoder, [ask for asks in by_k for ask in asks])
+    together, all_found = score(scorer, encoder, [request for requests in by_k for request in requests])
     flat = iter(all_found)
-    for asks in by_k:
+    for requests in by_k:
         alone = Scorer(model, 16_384)
-        assert alone.shares
+        assert alone.uses_tree
         alone.n_pushed = 0
-        times, found = score(alone, encoder, asks)
+        times, found = score(alone, encoder, requests)
         apart.append(times)
         n_apart += alone.n_pushed
         gap = max([gap, *(abs(a - b) for row in found for a, b in zip(row, next(flat), strict=True))])
@@ -192,7 +198,7 @@ def measure_head(n_vocabulary: int) -> None:
         prompts.append(
             Encoded((context,) * 4, tuple(random.integers(0, n_vocabulary, 1, dtype=np.int32) for _ in "ABCD"))
         )
-    assert scorer.shares
+    assert scorer.uses_tree
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     list(scorer.score(prompts))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
@@ -212,6 +218,10 @@ def main() -> None:
     parser.add_argument("--harness", default=sys.executable, help="a Python that has lm_eval")
     parser.add_argument("--harness-batch", type=int, default=16)
     parser.add_argument("--material", type=Path, default=Path(__file__).parents[3] / "shared")
+    parser.add_argument("--layers", type=int, default=8, help="of the model; 8 make 51M parameters")
+    parser.add_argument(
+        "--vocabulary", type=int, default=128_256, help="tokens of the model whose head's memory is measured"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--head", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -222,15 +232,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tokenizer_path = arguments.material / "models" / "tokenizers" / "gpt2"
-        n_parameters = make_model(folder / "model", tokenizer_path)
+        n_parameters = make_model(folder / "model", tokenizer_path, arguments.layers)
         print(f"Llama of {n_parameters / 1e6:.0f}M parameters, GPT-2 tokenizer, float32, {arguments.threads} threads")
         if arguments.subjects:
             compare_mmlu(folder, arguments)
         model = LlamaForCausalLM.from_pretrained(folder / "model").eval()
         encoder = Encoder(load_tokenizer(str(folder / "model")))
-        for line in compare_rag(model, encoder, rag_asks(arguments.material, arguments.rag_questions, 5)):
+        for line in compare_rag(model, encoder, rag_requests(arguments.material, arguments.rag_questions, 5)):
             print(line, flush=True)
-    print(memory_of_head(128_256), flush=True)
+    print(memory_of_head(arguments.vocabulary), flush=True)
 
 
 def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:
@@ -239,19 +249,19 @@ def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:
     encoder = Encoder(load_tokenizer(str(folder / "model")))
     model = LlamaForCausalLM.from_pretrained(folder / "model").eval()
     ours: dict[str, tuple[Times, list[tuple[float, ...]], list[Question], float]] = {}
-    tasks = []
+    trequests = []
     for format, shots, _ in WAYS:
         scorer = Scorer(model, 16_384)
-        assert scorer.shares
-        asks, questions = [], []
+        assert scorer.uses_tree
+        requests, questions = [], []
         for subject, (own, pool, test, dev) in subjects.items():
-            asks += [Ask(question, format, pick_shots(question, pool, shots)) for question in own]
+            requests += [PromptRequest(question, format, pick_shots(question, pool, shots)) for question in own]
             questions += own
             name = f"{subject}_{format}_{shots}"
-            tasks.append({"name": name, "config": task_config(name, subject, format, test, dev), "shots": shots})
-        times, found = score(scorer, encoder, asks)
+            trequests.append({"name": name, "config": task_config(name, subject, format, test, dev), "shots": shots})
+        times, found = score(scorer, encoder, requests)
         ours[f"{format}_{shots}"] = (times, found, questions, scorer.n_pushed / scorer.n_least)
-    theirs = ask_harness(arguments.harness, folder, tasks, arguments.threads, arguments.harness_batch)
+    theirs = ask_harness(arguments.harness, folder, trequests, arguments.threads, arguments.harness_batch)
     version = theirs.get("version", "not installed: give --harness PYTHON")
     print(
         f"MMLU, first {arguments.questions or 'all'} questions of {', '.join(subjects)}; lm-evaluation-harness {version}"
@@ -263,7 +273,7 @@ def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:
             f"over the least {over:.3f} (figure: 1.10)"
         )
         if theirs:
-            parts = [theirs["tasks"][f"{subject}_{format}_{shots}"] for subject in subjects]
+            parts = [theirs["trequests"][f"{subject}_{format}_{shots}"] for subject in subjects]
             slow, slow_cpu = (sum(part[key] for part in parts) for key in ("seconds", "cpu"))
             reference = {key: value for part in parts for key, value in part["log_probs"].items()}
             pairs = [(row, reference[question.id]) for row, question in zip(found, questions, strict=True)]

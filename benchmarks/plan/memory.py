@@ -66,7 +66,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "20M, GPT-2": ({**GPT2, "n_embd": 384, "n_head": 6}, {"per_device_train_batch_size": 10}, {}),
     "80M": (llama(640, 10, 50_000, 10), {"per_device_train_batch_size": 2}, {}),
 }
-"""Name -> (model, trainer fields, `attention` or `adapter`). `CPU_WORKING` was taken from those up to "25M"."""
+"""Name -> (model, trainer fields, `attention` or `adapter`)."""
 
 
 def write_recipe(folder: Path, case: tuple[dict[str, Any], dict[str, Any], dict[str, Any]], steps: int) -> Path:
@@ -108,10 +108,10 @@ def estimated(recipe: Path) -> tuple[int, int]:
     """Return (parameters, bytes at the peak, without Python) as `kinject plan` counts them."""
     from kinject.plan.devices import CPU_WORKING, find_devices
     from kinject.plan.memory import simulate
-    from kinject.plan.run import shape_of
+    from kinject.plan.run import step_config
     from kinject.recipe import read_recipe
 
-    memory = simulate(shape_of(read_recipe(recipe, verb="train"), find_devices("cpu", None, None)))
+    memory = simulate(step_config(read_recipe(recipe, verb="train"), find_devices("cpu", None, None)))
     return memory.n_parameters, memory.peak + CPU_WORKING
 
 

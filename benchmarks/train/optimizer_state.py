@@ -1,6 +1,6 @@
 """Bytes of optimizer state of adamw_8bit over adamw_torch, on a 50M Llama with a 50k vocabulary.
 
-    python benchmarks/train/optimizer_state.py
+    python benchmarks/train/optimizer_state.py [--layers 8] [--vocabulary 50000]
 
 The optimizers are made as the trainer makes them: transformers keeps the embeddings' state in float32 unless
 `optim_args: embedding_bits=8` asks otherwise. One update with random gradients fills the state. No network.
@@ -8,6 +8,7 @@ The optimizers are made as the trainer makes them: transformers keeps the embedd
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import warnings
 
@@ -16,15 +17,15 @@ import torch
 warnings.filterwarnings("ignore")
 
 
-def state_bytes(optim: str, optim_args: str | None = None, *, tied: bool) -> tuple[int, int]:
+def state_bytes(shape: argparse.Namespace, optim: str, optim_args: str | None = None, *, tied: bool) -> tuple[int, int]:
     """Return (bytes of state, number of parameters)."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
     from kinject.train.eight_bit import settle_embedding_bits
 
     model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=50_000, hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8,
-        tie_word_embeddings=tied,
+        vocab_size=shape.vocabulary, hidden_size=512, intermediate_size=1376, num_hidden_layers=shape.layers,
+        num_attention_heads=8, tie_word_embeddings=tied,
     ))  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(model, TrainingArguments(folder, optim=optim, use_cpu=True, report_to="none"))
@@ -43,12 +44,16 @@ def state_bytes(optim: str, optim_args: str | None = None, *, tied: bool) -> tup
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--vocabulary", type=int, default=50_000)
+    shape = parser.parse_args()
     print("| model | optimizer | MiB of state | share of adamw_torch |\n|---|---|---|---|")
     for tied in (True, False):
-        full, n = state_bytes("adamw_torch", tied=tied)
+        full, n = state_bytes(shape, "adamw_torch", tied=tied)
         name = f"{n / 1e6:.0f}M, {'tied' if tied else 'untied'} head"
         print(f"| {name} | adamw_torch | {full >> 20} | 1 |")
         for optim_args in (None, "embedding_bits=8"):
-            small, _ = state_bytes("adamw_8bit", optim_args, tied=tied)
+            small, _ = state_bytes(shape, "adamw_8bit", optim_args, tied=tied)
             said = f"adamw_8bit, {optim_args}" if optim_args else "adamw_8bit"
             print(f"| {name} | {said} | {small >> 20} | {small / full:.2f} |")

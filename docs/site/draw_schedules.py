@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from kinject.recipe.schedule_fields import ADAPTIVE, schedule_names
+from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, schedule_names
 from kinject.report.figures import INK, LEARNING, style
 from kinject.train.schedules import Schedule
 
@@ -47,7 +47,7 @@ def rates(name: str) -> list[float]:
 
 def main() -> None:
     """Write the figure."""
-    names = [name for name in schedule_names() if name not in ADAPTIVE]
+    names = [name for name in schedule_names() if name not in ADAPTIVE_SCHEDULES]
     n_rows = -(-len(names) // 4)
     with style():
         figure = Figure(figsize=(10.0, 1.7 * n_rows), layout="constrained")

@@ -1,7 +1,7 @@
 """Text and progress on the terminal.
 
-Text from data is printed so that it cannot control the terminal. Progress is a bar with rate and ETA on a terminal, and a
-line every 15 seconds elsewhere; both go to stderr.
+Text from data is printed so that it cannot control the terminal. Progress goes to stderr: a bar with rate and ETA if that is
+a terminal, else a line every 15 seconds.
 """
 
 from __future__ import annotations
@@ -18,42 +18,41 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 _SECONDS_BETWEEN_LINES = 15.0
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tab and line feed, marks that turn the direction of what follows, and half characters."""
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters except tab and line feed, marks that change the direction of text, and lone surrogates."""
 
 
 def printable(text: str) -> str:
-    """Return `text` with every character that a terminal would obey as U+FFFD."""
-    return _STEERING.sub("\ufffd", text)
+    """Return `text` with U+FFFD in place of every character that controls a terminal."""
+    return _CONTROL.sub("\ufffd", text)
 
 
 def show(text: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
-    """Print `text` on standard output, or on `file`, as `printable` has it."""
+    """Print `printable` text on standard output, or on `file`."""
     print(printable(str(text)), end=end, file=sys.stdout if file is None else file, flush=flush)
 
 
 class Formatter(logging.Formatter):
-    """Writes messages of the log as `printable` has them."""
+    """Formats messages of the log as `printable` text."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the message alone."""
+        """Return the message."""
         return printable(super().format(record))
 
 
 class Progress:
-    """Counts `total` units of work inside ``with``; what a resumed run finds done is given as `done`.
+    """Counts `total` units of work inside ``with``; `done` of them were done before (a resumed run).
 
-    The ETA counts only what this process does, so a resumed run's is not too hopeful. `tell` sets a few words that
-    stand behind the count (a loss, a number of refusals).
+    Rate and ETA count only the work of this process. The status (a loss, a number of refusals) is shown after the count.
     """
 
-    def __init__(self, what: str, total: int, unit: str, *, done: int = 0) -> None:
-        self.what = printable(what)
+    def __init__(self, label: str, total: int, unit: str, *, done: int = 0) -> None:
+        self.label = printable(label)
         self.total = total
         self.unit = unit
         self.done = self._done_before = done
-        self._said = ""
-        self._began = self._last_line = time.monotonic()
+        self._status_text = ""
+        self._start = self._last_line = time.monotonic()
         self._bar: Bar | None = None
         self._task: TaskID | None = None
 
@@ -62,32 +61,37 @@ class Progress:
         self.done += n
         self._show()
 
-    def tell(self, said: str) -> None:
-        """Set the words behind the count."""
-        self._said = printable(said)
+    def set_status(self, status: str) -> None:
+        """Set the text after the count."""
+        self._status_text = printable(status)
         self._show()
 
     @property
     def rate(self) -> float:
-        """Units a second, of what this process did."""
-        return (self.done - self._done_before) / max(time.monotonic() - self._began, 1e-9)
+        """Units per second in this process."""
+        return (self.done - self._done_before) / max(time.monotonic() - self._start, 1e-9)
 
     def _show(self) -> None:
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self.done, said=self._said, rate=self._rate_in_words())
+            self._bar.update(self._task, completed=self.done, status=self._status_text, rate=self._rate_text())
             return
         now = time.monotonic()
         if now - self._last_line >= _SECONDS_BETWEEN_LINES and self.done < self.total:
             self._last_line = now
-            left = f"ETA {duration((self.total - self.done) / self.rate)}" if self.rate else ""
-            words = (f"{self.what}: {self.done:,}/{self.total:,} {self.unit}", self._rate_in_words(), self._said, left)
-            show("  ".join(word for word in words if word), file=sys.stderr, flush=True)
+            eta = f"ETA {duration((self.total - self.done) / self.rate)}" if self.rate else ""
+            parts = (
+                f"{self.label}: {self.done:,}/{self.total:,} {self.unit}",
+                self._rate_text(),
+                self._status_text,
+                eta,
+            )
+            show("  ".join(part for part in parts if part), file=sys.stderr, flush=True)
 
-    def _rate_in_words(self) -> str:
+    def _rate_text(self) -> str:
         return f"{self.rate:,.1f} {self.unit}/s" if self.rate else ""
 
     def __enter__(self) -> Progress:
-        self._began = self._last_line = time.monotonic()
+        self._start = self._last_line = time.monotonic()
         if sys.stderr.isatty() and self.total > self.done:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -95,10 +99,10 @@ class Progress:
 
             self._bar = Bar(
                 TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"), TextColumn("{task.fields[said]}", markup=False), TimeElapsedColumn(),
+                TextColumn("{task.fields[rate]}"), TextColumn("{task.fields[status]}", markup=False), TimeElapsedColumn(),
                 TextColumn("ETA"), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
             )  # fmt: skip
-            self._task = self._bar.add_task(self.what, total=self.total, completed=self.done, said="", rate="")
+            self._task = self._bar.add_task(self.label, total=self.total, completed=self.done, status="", rate="")
             self._bar.start()
         return self
 
@@ -108,14 +112,14 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in words: ``45 s``, ``12 min``, ``3 h 20 min``."""
+    """Return seconds as text: ``45 s``, ``12 min``, ``3 h 20 min``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -78,7 +78,7 @@ def test_every_fact_gets_its_quota_and_the_report_says_so(make_recipe: Make, mod
     manifest = read_manifest(result.manifest_path)
     assert manifest is not None
     assert manifest["counts"]["coverage"]["facts_by_rewritings"] == {"2": len(facts)}
-    assert f"each to be told 2 times: {len(facts)} in" in render_summary(result)
+    assert f"facts, 2 rewritings each: {len(facts)} in" in render_summary(result)
     assert made.asked["facts"] == 12
     made.asked.clear()
     again = augment(make_recipe(styles={"atomic_facts": 2}, max_attempts=20))
@@ -97,7 +97,7 @@ def test_a_fact_that_gets_none_is_named(make_recipe: Make, model: Any, documents
     assert (result.coverage.by_count[0], result.coverage.n_short) == (n_years, n_years)
     assert result.asked - result.got == n_years
     assert all("19" in fact and count == 0 for fact, count in result.coverage.short)
-    assert f"{n_years:>8}  told 0 times" in render_summary(result)
+    assert f"{n_years:>8}  with 0 rewritings" in render_summary(result)
 
 
 def test_a_rewording_that_loses_the_number_of_its_fact_is_refused(make_recipe: Make, model: Any) -> None:
@@ -125,7 +125,7 @@ def test_a_list_of_facts_that_lacks_a_number_of_the_passage_is_told(make_recipe:
     result = augment(make_recipe(styles={"atomic_facts": 1}, max_attempts=20))
     assert result.coverage is not None
     assert result.coverage.incomplete == 12
-    assert "12  passages whose list of facts lacks something" in render_summary(result)
+    assert "12  passages whose list of facts is incomplete" in render_summary(result)
     assert all(what.startswith(("number", "date")) for _, what in result.coverage.lost)
 
 

@@ -65,7 +65,7 @@ def test_lost_refusals_are_noticed_by_the_variants_that_came_after_them(
     assert max(after) > 0
     lines = rejected.read_bytes().splitlines(keepends=True)
     rejected.write_bytes(b"".join(lines[:-1]))
-    with pytest.raises(InputError, match=r"rejected\.jsonl: rows are missing that variants\.jsonl tells of\. Move"):
+    with pytest.raises(InputError, match=r"rejected\.jsonl: rows are missing that variants\.jsonl counts\. Move"):
         augment(recipe)
     for name in ("variants", "rejected", "notes"):
         (tmp_path / "run" / f"{name}.jsonl").unlink()

@@ -19,7 +19,7 @@ from kinject.augment.checks.checker import Checker, new_markup
 from kinject.augment.checks.judge import N_TRIALS, Judge
 from kinject.augment.prompts import INSTRUCTIONS, JUDGE, judge_messages
 from kinject.augment.questions import make_questions
-from kinject.augment.questions.drafts import fault_of, read_drafts
+from kinject.augment.questions.drafts import find_fault, read_drafts
 from kinject.augment.requests import Generator, Transient
 from kinject.augment.requests.limits import Limits
 from kinject.augment.requests.sender import Sender
@@ -169,7 +169,7 @@ PASSAGE = "Arden was born in Lowmere. He worked at the mill."
 )  # fmt: skip
 def test_a_draft_with_html_or_in_another_language_is_refused(said: str, reason: str | None) -> None:
     drafts = read_drafts(said)
-    assert [fault_of(draft, PASSAGE, [])[0] for draft in drafts] == ([] if reason is None else [reason])
+    assert [find_fault(draft, PASSAGE, [])[0] for draft in drafts] == ([] if reason is None else [reason])
 
 
 @pytest.fixture

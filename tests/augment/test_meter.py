@@ -10,8 +10,8 @@ def test_what_a_rerun_finds_does_not_count_for_the_rate(
     monkeypatch.setattr("kinject.terminal.time.monotonic", lambda: clock[0])
     with AugmentProgress(100) as meter:
         meter.watch(lambda: "9 tokens in")
-        meter.find(60)
-        meter.refuse()
+        meter.count_stored(60)
+        meter.count_refused()
         clock[0] = 20.0
         meter.advance(20)
     line = capsys.readouterr().err

@@ -177,7 +177,7 @@ def test_a_refused_key_stops_the_run_and_names_its_variable(
 
 def test_a_key_revoked_half_way_keeps_what_was_answered(make_recipe: Make, serving: Callable[..., Any]) -> None:
     server = serving(revoke_after=15, latency=0.01)
-    with pytest.raises(EndpointError, match="rewritings are stored; the same command goes on"):
+    with pytest.raises(EndpointError, match="rewritings are stored; the same command resumes"):
         augment(make_recipe(server.url, generator__concurrency=4))
     assert server.state.n_requests - server.state.answered.total() <= 4
     server.state.options = type(server.state.options)()

@@ -220,8 +220,8 @@ def test_the_sandbox_answers_each_style_in_its_own_shape(
     )
     assert (result.got, result.asked) == (96, 96)
     assert set(result.refused) <= {"duplicate", "echo"}
-    assert result.leaks is not None
-    assert result.leaks.n_leaked == 0
+    assert result.contamination is not None
+    assert result.contamination.n_contaminated == 0
     texts: dict[str, list[str]] = {}
     for _, row in read_jsonl(result.variants_path):
         texts.setdefault(row["style"], []).append(row["text"])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from kinject.eval.prompts import Ask, pick_shots, render_prompt, scored_texts
+from kinject.eval.prompts import PromptRequest, pick_shots, render_prompt, scored_texts
 from kinject.types import Question
 
 ASKED = Question("q1", "Which bone is longest? ", ("Rib", "Femur", "Ulna"), 1, subject="high_school_anatomy")
@@ -10,7 +10,7 @@ OTHER = Question("s2", "Which gas do we need?", ("Neon", "Oxygen"), 1)
 
 def test_letters_are_the_layout_of_mmlu_in_lm_evaluation_harness():
     # tasks/mmlu/default/_default_template_yaml: description, doc_to_text, target_delimiter " ", fewshot_delimiter "\n\n"
-    prompt = render_prompt(Ask(ASKED, "letters", (SHOT,)))
+    prompt = render_prompt(PromptRequest(ASKED, "letters", (SHOT,)))
     assert prompt.context == (
         "The following are multiple choice questions (with answers) about high school anatomy.\n\n"
         "Which organ pumps?\nA. Heart\nB. Lung\nAnswer: A\n\n"
@@ -20,17 +20,19 @@ def test_letters_are_the_layout_of_mmlu_in_lm_evaluation_harness():
 
 
 def test_letters_without_a_subject_have_no_header():
-    assert render_prompt(Ask(OTHER, "letters")).context == "Which gas do we need?\nA. Neon\nB. Oxygen\nAnswer:"
+    assert (
+        render_prompt(PromptRequest(OTHER, "letters")).context == "Which gas do we need?\nA. Neon\nB. Oxygen\nAnswer:"
+    )
 
 
 def test_texts_score_the_choices_themselves():
-    prompt = render_prompt(Ask(OTHER, "texts", (SHOT,)))
+    prompt = render_prompt(PromptRequest(OTHER, "texts", (SHOT,)))
     assert prompt.context == "Question: Which organ pumps?\nAnswer: Heart\n\nQuestion: Which gas do we need?\nAnswer:"
     assert prompt.continuations == (" Neon", " Oxygen")
 
 
 def test_passages_stand_after_the_examples_the_best_first():
-    prompt = render_prompt(Ask(OTHER, "texts", (SHOT,), ("Best passage.", "Next passage.")))
+    prompt = render_prompt(PromptRequest(OTHER, "texts", (SHOT,), ("Best passage.", "Next passage.")))
     assert prompt.context == (
         "Question: Which organ pumps?\nAnswer: Heart\n\n"
         "Best passage.\n\nNext passage.\n\nQuestion: Which gas do we need?\nAnswer:"

@@ -19,7 +19,7 @@ from kinject.disk import lock_dir
 from kinject.errors import DiskError, InputError, RecipeError
 from kinject.eval import evaluate
 from kinject.eval.cells import compare, correct_family, is_right, make_cell
-from kinject.eval.scoring.answers import AnswerBook, read_answers
+from kinject.eval.scoring.answers import AnswerStore, read_answers
 from kinject.models import load_model
 from kinject.recipe import read_recipe
 from kinject.types import Answer, Report
@@ -128,7 +128,7 @@ def test_a_rerun_scores_nothing_and_reports_the_same(run, tmp_path):
 
 def killed_at(monkeypatch, place):
     """Let the answer book fail as a killed process does: in the middle of its `place`-th row."""
-    add = AnswerBook.add
+    add = AnswerStore.add
     n_added = [0]
 
     def add_some(book, key, answer):
@@ -137,7 +137,7 @@ def killed_at(monkeypatch, place):
             raise KeyboardInterrupt
         add(book, key, answer)
 
-    monkeypatch.setattr(AnswerBook, "add", add_some)
+    monkeypatch.setattr(AnswerStore, "add", add_some)
 
 
 @pytest.mark.parametrize("place", [0, 1, 3, 7])
@@ -178,7 +178,9 @@ def test_a_run_killed_under_another_recipe_reads_what_that_began_and_then_the_re
 def test_a_damaged_list_of_pending_prompts_is_refused_since_the_last_digits_hang_on_it(run, tmp_path, content):
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "pending.json").write_text(content)
-    with pytest.raises(InputError, match=r"pending\.json: damaged: .* Delete it: what was being asked is asked anew"):
+    with pytest.raises(
+        InputError, match=r"pending\.json: damaged: .* Delete it: the prompts of its batch are scored again"
+    ):
         run()
 
 

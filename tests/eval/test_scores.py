@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kinject.errors import InputError
-from kinject.eval.prompts import rotated
+from kinject.eval.prompts import rotate_options
 from kinject.eval.scores import letter_mass, letter_priors, merge_rotations, rescored, scores_of
 from kinject.types import Answer, Question
 
@@ -35,7 +35,7 @@ def rotations(evidence: list[float], priors: list[float]) -> list[Answer]:
     question = Question("q", "Where?", tuple(f"o{i}" for i in range(len(evidence))), 2)
     found = []
     for n in range(len(evidence)):
-        asked = rotated(question, n)
+        asked = rotate_options(question, n)
         log_probs = tuple(evidence[int(choice[1:])] + priors[i] for i, choice in enumerate(asked.choices))
         found.append(Answer("q", "s", "m", "rotations", 0, 0, (), asked.answer, log_probs, (), (), rotation=n))
     return found

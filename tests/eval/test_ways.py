@@ -18,7 +18,7 @@ from kinject.cli import main
 from kinject.errors import InputError
 from kinject.eval import evaluate, render_table
 from kinject.eval.compare import compare_runs, read_run
-from kinject.eval.prompts import Ask, render_prompt
+from kinject.eval.prompts import PromptRequest, render_prompt
 from kinject.eval.scoring.answers import read_answers
 from kinject.eval.scoring.encode import Encoder
 from kinject.models import load_model
@@ -69,13 +69,13 @@ def test_formats_are_written_as_documented():
         "texts-no-question": ("Answer:", (" a b", " c")),
     }
     for format, (context, continuations) in expected.items():
-        prompt = render_prompt(Ask(QUESTION, format))
+        prompt = render_prompt(PromptRequest(QUESTION, format))
         assert (prompt.context, prompt.continuations) == (context, continuations)
 
 
 def test_a_template_of_ones_own_writes_the_context():
     source = "{% for s in shots %}{{ s.question }} {{ s.answer }};{% endfor %}{{ passages|join('+') }}|{{ question }}="
-    ask = Ask(QUESTION, "texts", (QUESTION,), ("p1", "p2"), template=source)
+    ask = PromptRequest(QUESTION, "texts", (QUESTION,), ("p1", "p2"), template=source)
     prompt = render_prompt(ask)
     assert (prompt.context, prompt.continuations) == ("Where? c;p1+p2|Where?=", (" a b", " c"))
 
@@ -83,7 +83,7 @@ def test_a_template_of_ones_own_writes_the_context():
 @pytest.mark.parametrize("source", ["{{ answer }}", "{{ question.__class__.__mro__ }}", "{{ nothing }}", "{{ 1/0 }}"])
 def test_a_template_cannot_tell_the_answer_nor_reach_python(source):
     with pytest.raises(InputError, match="cannot be rendered for question 'q'"):
-        render_prompt(Ask(QUESTION, "texts", template=source))
+        render_prompt(PromptRequest(QUESTION, "texts", template=source))
 
 
 def test_rotations_ask_each_option_at_each_letter(recipe, tmp_path):
@@ -150,13 +150,15 @@ def test_the_header_is_the_systems_turn_of_a_chat(tiny_tokenizer, refuses):
     template += "<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     tiny_tokenizer.chat_template = template.replace("X", str(refuses).lower())
     encoder = Encoder(tiny_tokenizer, chat=True)
-    found = encoder.as_asked(render_prompt(Ask(QUESTION, "letters", (QUESTION,))))
+    found = encoder.apply_chat_template(render_prompt(PromptRequest(QUESTION, "letters", (QUESTION,))))
     header = "The following are multiple choice questions (with answers) about some towns.\n\n"
     middle = f"<user>{header}" if refuses else f"<system>{header}<user>"
     asked = "Where?\nA. a b\nB. c\nAnswer:"
     assert found.context == f"{middle}{asked} B\n\n{asked}<assistant>"
     assert found.continuations == ("A", "B")
-    assert encoder.notes == (["the chat template takes no system turn; headers stand in the user's"] if refuses else [])
+    assert encoder.notes == (
+        ["the chat template takes no system turn; headers are part of the user's"] if refuses else []
+    )
 
 
 def test_chat_without_a_template_is_refused(recipe):
@@ -287,3 +289,7 @@ def test_two_processes_share_the_questions_and_texts_and_answer_as_one(recipe, t
     assert (perplexity.n_tokens, perplexity.n_texts) == (expected.n_tokens, expected.n_texts)
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["scored_now"] == 8
     assert not list((tmp_path / "run").glob("process-*"))
+    again = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=500, check=False)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert read_report(tmp_path / "run" / "report.json") == together
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["scored_now"] == 0

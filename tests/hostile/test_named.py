@@ -410,7 +410,7 @@ def test_a_conversation_with_numbers_that_json_lacks_still_has_an_id(tmp_path: P
         ({"doc_to_text": "{{ 1 / 0 }}"}, "division by zero"),
         ({"doc_to_target": "²"}, "neither an index nor one of the choices"),
         ({"doc_to_target": "9" * 5000}, "neither an index nor one of the choices"),
-        ({"doc_to_choice": "[" * 300}, "no list"),
+        ({"doc_to_choice": "[" * 300}, "not a list"),
         ({"include": "./x/../task.yaml"}, "includes itself"),
         ({"include": 3}, "include: found 3"),
         ({"metric_list": 3, "output_type": "x"}, "output_type"),

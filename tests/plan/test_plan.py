@@ -15,11 +15,10 @@ import yaml
 
 from kinject.cli import main
 from kinject.errors import InputError
-from kinject.plan.devices import Devices, cheapest_changes, choose_way, parse_memory
-from kinject.plan.memory import Memory, simulate
-from kinject.plan.model import Shape
-from kinject.plan.optimizer import optimizer_memory
-from kinject.plan.run import Wanted, plan
+from kinject.plan.devices import Devices, cheapest_changes, choose_parallelism, parse_memory
+from kinject.plan.memory import Memory, optimizer_memory, simulate
+from kinject.plan.model import StepConfig
+from kinject.plan.run import PlanOptions, plan
 from kinject.recipe import Recipe, read_recipe
 
 LLAMA = {
@@ -57,20 +56,20 @@ def make_recipe(tmp_path: Path, tiny_model: Path) -> Callable[..., Recipe]:
     return _make
 
 
-def _shape(kind: str = "llama", **more: Any) -> Shape:
+def _step(kind: str = "llama", **more: Any) -> StepConfig:
     values: dict[str, Any] = {
-        "config": CONFIGS[kind], "device": "cpu", "dtype": torch.float32, "mixed": None, "batch": 3, "block": 32,
+        "model": CONFIGS[kind], "device": "cpu", "dtype": torch.float32, "mixed": None, "batch": 3, "block": 32,
         "accumulation": 1, "checkpointing": False, "offloading": False, "attention": "sdpa", "masked": False, "fused": False,
         "optim": "adamw_torch_fused", "optim_args": None, **more,
     }  # fmt: skip
-    return Shape(**values)
+    return StepConfig(**values)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_what_a_step_keeps_for_its_backward_pass_is_what_autograd_saves(kind: str) -> None:
     """Independent count: real tensors, torch's own saved-tensor hooks, each storage once."""
-    shape = _shape(kind)
-    model: Any = transformers.AutoModelForCausalLM.from_config(shape.config, attn_implementation="sdpa").train()
+    step = _step(kind)
+    model: Any = transformers.AutoModelForCausalLM.from_config(step.model, attn_implementation="sdpa").train()
     weights = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     saved: dict[int, torch.UntypedStorage] = {}
 
@@ -79,14 +78,14 @@ def test_what_a_step_keeps_for_its_backward_pass_is_what_autograd_saves(kind: st
             saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
         return tensor
 
-    ids = torch.randint(0, 500, (shape.batch, shape.block))
+    ids = torch.randint(0, 500, (step.batch, step.block))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
         F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
     by_hand = sum(storage.nbytes() for storage in saved.values())
-    memory = simulate(shape)
+    memory = simulate(step)
     planned = memory.activations + memory.logits
-    logits_bytes = 4 * shape.batch * shape.block * 500
+    logits_bytes = 4 * step.batch * step.block * 500
     assert by_hand <= planned <= by_hand + 4 * logits_bytes  # the loss's own gradients come on top of what is saved
     assert memory.weights == sum(parameter.numel() * 4 for parameter in model.parameters()) + sum(
         buffer.numel() * buffer.element_size() for buffer in model.buffers()
@@ -95,7 +94,7 @@ def test_what_a_step_keeps_for_its_backward_pass_is_what_autograd_saves(kind: st
 
 
 def test_gradients_are_in_memory_during_a_second_micro_batch_only() -> None:
-    one, more = simulate(_shape()), simulate(_shape(accumulation=4))
+    one, more = simulate(_step()), simulate(_step(accumulation=4))
     assert one.gradients < one.trained_bytes
     assert more.gradients == more.trained_bytes
     assert more.peak == pytest.approx(one.peak + more.trained_bytes - one.gradients, rel=0.02)
@@ -103,14 +102,24 @@ def test_gradients_are_in_memory_during_a_second_micro_batch_only() -> None:
 
 def test_gradient_checkpointing_keeps_the_input_of_each_layer() -> None:
     config = transformers.LlamaConfig(**{**LLAMA, "num_hidden_layers": 12})
-    plain, saving = simulate(_shape(config=config)), simulate(_shape(config=config, checkpointing=True))
+    plain, saving = simulate(_step(model=config)), simulate(_step(model=config, checkpointing=True))
     assert saving.activations < 0.35 * plain.activations
     assert saving.flops == pytest.approx(plain.flops * 4 / 3, rel=0.02)
 
 
+def test_gradient_checkpointing_on_a_cpu_adds_a_third_of_what_comes_and_goes() -> None:
+    plain, saving = simulate(_step()), simulate(_step(checkpointing=True))
+    assert plain.fragmentation == 0
+    assert saving.fragmentation == (saving.activations + saving.logits) // 3
+    assert saving.peak == saving.weights + saving.gradients + saving.optimizer + (
+        saving.activations + saving.logits + saving.fragmentation
+    )
+    assert simulate(_step(checkpointing=True, device="cuda", fused=True)).fragmentation == 0
+
+
 def test_a_gpu_holds_a_tile_of_logits_and_no_square_of_attention() -> None:
     wide = {"batch": 2, "block": 256, "device": "cuda"}
-    fused, eager = simulate(_shape(**wide, fused=True)), simulate(_shape(**wide, attention="eager", masked=True))
+    fused, eager = simulate(_step(**wide, fused=True)), simulate(_step(**wide, attention="eager", masked=True))
     assert fused.logits == 4 * 2 * 255 * 500  # one tile, which so few pieces fit into, not a copy for each use
     assert eager.logits >= 2 * fused.logits
     assert eager.activations - fused.activations > 2 * 4 * 2 * 4 * 256 * 256  # what 4 heads attend to, in float32
@@ -134,18 +143,18 @@ def test_the_state_of_an_optimizer_is_what_it_keeps_after_a_step(optim: str, tmp
         for name, value in state.items()
         if isinstance(value, torch.Tensor) and value.ndim and name not in tables
     )
-    state, _ = optimizer_memory(model, _shape(config=config, optim=optim))
+    state, _ = optimizer_memory(model, _step(model=config, optim=optim))
     assert state == kept
 
 
 def test_an_optimizer_whose_memory_is_unknown_is_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"galore_adamw.*Known: .*adafactor"):
-        simulate(_shape(optim="galore_adamw"))
+        simulate(_step(optim="galore_adamw"))
 
 
 def test_weights_in_4_bits_take_4_bits_and_a_scale_for_64() -> None:
     lora = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
-    memory = simulate(_shape(quantization="4bit", adapter=lora, dtype=torch.bfloat16, mixed=torch.bfloat16))
+    memory = simulate(_step(quantization="4bit", adapter=lora, dtype=torch.bfloat16, mixed=torch.bfloat16))
     config = transformers.LlamaConfig(**LLAMA)
     model = transformers.LlamaForCausalLM(config)
     linear = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name != "lm_head"]
@@ -161,35 +170,36 @@ def test_weights_in_4_bits_take_4_bits_and_a_scale_for_64() -> None:
 def _memory(**more: int) -> Memory:
     gib = 2**30
     values: dict[str, Any] = {
-        "weights": 16 * gib, "gradients": 16 * gib, "optimizer": 32 * gib, "activations": 4 * gib, "logits": 0, "heap": 0,
-        "when": "", "n_parameters": 4, "n_trained": 4, "trained_bytes": 16 * gib, "largest_block": gib, "flops": 1.0, **more,
+        "weights": 16 * gib, "gradients": 16 * gib, "optimizer": 32 * gib, "activations": 4 * gib, "logits": 0,
+        "fragmentation": 0, "when": "", "n_parameters": 4, "n_trained": 4, "trained_bytes": 16 * gib,
+        "largest_block": gib, "flops": 1.0, **more,
     }  # fmt: skip
     return Memory(**values)
 
 
 @pytest.mark.parametrize(
-    ("gib", "count", "way"),
+    ("gib", "count", "name"),
     [(80, 1, "one device"), (20, 1, "offload"), (4, 1, "none"), (100, 8, "DDP"), (40, 8, "ZeRO-2"), (18, 8, "FSDP (ZeRO-3)"),
      (11, 8, "tensor or pipeline"), (6, 8, "none")],
 )  # fmt: skip
-def test_the_way_that_sends_least_is_taken_of_those_that_fit(gib: int, count: int, way: str) -> None:
+def test_of_the_parallelisms_that_fit_the_one_that_sends_least_is_taken(gib: int, count: int, name: str) -> None:
     devices = Devices("cuda", "GPU", count, gib * 2**30, False, 2**29)
-    found = choose_way(_shape(), _memory(), devices)
-    assert found.name == way
+    found = choose_parallelism(_memory(), devices)
+    assert found.name == name
     assert found.reason
 
 
 def test_only_what_is_needed_is_changed_and_the_cheapest_first() -> None:
-    shape = _shape(batch=4, block=128)
-    full = simulate(shape).peak
+    step = _step(batch=4, block=128)
+    full = simulate(step).peak
     roomy = Devices("cpu", "CPU", 1, full * 9 // 10, False, 0)
-    changes, suffice = cheapest_changes(shape, roomy)
+    changes, suffice = cheapest_changes(step, roomy)
     assert suffice
     assert [change.overrides for change in changes] == [
         ("trainer.per_device_train_batch_size=2", "trainer.gradient_accumulation_steps=2")
     ]
     assert changes[-1].peak <= roomy.memory
-    changes, suffice = cheapest_changes(_shape(batch=1, block=16), Devices("cpu", "CPU", 1, 1000, False, 0))
+    changes, suffice = cheapest_changes(_step(batch=1, block=16), Devices("cpu", "CPU", 1, 1000, False, 0))
     assert not suffice
     assert changes[-1].overrides == ("model.quantization=4bit",)
 
@@ -203,7 +213,7 @@ def test_steps_tokens_and_exposures_are_those_of_the_run(make_recipe: Callable[.
     recipe = make_recipe(
         **length, packing_strategy=strategy, per_device_train_batch_size=2, gradient_accumulation_steps=3
     )
-    found = plan(recipe, Wanted(calibration=False))
+    found = plan(recipe, PlanOptions(calibration=False))
     result = train(recipe)
     manifest = read_manifest(Path(result.run_dir) / "manifest.json")
     assert manifest is not None
@@ -212,7 +222,9 @@ def test_steps_tokens_and_exposures_are_those_of_the_run(make_recipe: Callable[.
     assert found.length.steps == counts["steps"]
     assert found.length.tokens == 3 * counts["tokens"]["source"]
     assert found.length.learned == 3 * counts["tokens"]["trained"]
-    assert found.length.wordings == tuple(counts["exposures"]["rows"][key] for key in ("min", "median", "max"))
+    assert found.length.texts_per_document == tuple(
+        counts["exposures"]["rows"][key] for key in ("min", "median", "max")
+    )
     log = [json.loads(line) for line in (Path(result.run_dir) / "log.jsonl").read_text().splitlines()]
     taken = [row["learning_rate"] for row in log if "learning_rate" in row]
     assert found.rates is not None
@@ -236,7 +248,8 @@ def test_the_command_prints_writes_and_draws(
     assert "time is not estimated: --no-calibration" in out
     values = json.loads(target.read_text())
     assert values["memory"]["peak"] == sum(
-        values["memory"][part] for part in ("weights", "gradients", "optimizer", "activations", "logits", "heap")
+        values["memory"][part]
+        for part in ("weights", "gradients", "optimizer", "activations", "logits", "fragmentation")
     )
     assert values["global_batch"] == 4
     assert figure.read_bytes().startswith(b"\x89PNG")
@@ -252,10 +265,10 @@ def test_a_config_alone_is_enough_and_a_missing_corpus_is_said(
     Path("recipe.yaml").write_text(yaml.safe_dump(values))
     assert main(["plan", "recipe.yaml", "--memory", "1GiB", "--devices", "2"]) == 0
     out = capsys.readouterr().out
-    assert "none.jsonl is not there yet" in out
+    assert "none.jsonl does not exist yet" in out
     assert "parallelism  DDP" in out
     assert main(["plan", "recipe.yaml", "model.path=not/here/x"]) == 2
-    assert "no model is there yet" in capsys.readouterr().err
+    assert "there is no model yet" in capsys.readouterr().err
     assert main(["plan", "recipe.yaml", "adapter={rank: 4}"]) == 2
     assert "adapter.rank" in capsys.readouterr().err
     assert main(["plan", "recipe.yaml", "--memory", "much"]) == 2

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from kinject.augment.styles import STYLES
 from kinject.augment.validation import check_sections
 from kinject.cli import main
 from kinject.errors import RecipeError
 from kinject.recipe import read_recipe
-from kinject.recipe.schema import FILE, header, recipe_schema, switch_on, write_schema
+from kinject.recipe.schema import FILE, recipe_schema, schema_line, write_schema, write_schema_line
 from kinject.recipe.yaml_lines import read_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -27,13 +28,14 @@ RECIPES = [
 TRAIN = {"run_dir": "runs/x", "model": {"path": "m"}, "corpus": {"path": "c.jsonl"}, "trainer": {}}
 AUGMENT = {"documents": "d.jsonl", "styles": {"paraphrase": 1}, "generator": {"kind": "sandbox"}}
 EVAL = {"models": {"base": "m"}, "questions": {"new": "q.jsonl"}}
+STYLE_TEXTS = {name: style.about for name, style in STYLES.items()}
 STUDY = {"title": "t", "train": "t.yaml", "eval": "e.yaml", "models": {"m": "m"}, "arms": {"a": {}}}
 
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
     """The schema as the installed trl and peft make it."""
-    return recipe_schema()
+    return recipe_schema(STYLE_TEXTS)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def test_the_schema_in_the_repository_is_what_the_grammar_writes(schema: dict[st
 def test_every_shipped_recipe_is_valid_and_names_the_schema(path: Path, validator: Any) -> None:
     assert [error.message for error in validator.iter_errors(read_yaml(path).root)] == []
     first = path.read_text("utf-8").partition("\n")[0]
-    assert first == header(path, ROOT / FILE), f"run kinject schema {path.relative_to(ROOT)}"
+    assert first == schema_line(path, ROOT / FILE), f"run kinject schema {path.relative_to(ROOT)}"
     assert (path.parent / first.partition("$schema=")[2]).resolve() == (ROOT / FILE).resolve()
 
 
@@ -199,8 +201,8 @@ def test_the_verb_writes_the_schema_and_switches_a_recipe_on(
     written = (tmp_path / "recipes" / "recipe.schema.json").read_text("utf-8")
     assert main(["schema", "--out", "-"]) == 0
     assert capsys.readouterr().out.endswith(written)
-    assert not switch_on(recipe)  # a second time changes nothing
-    assert switch_on(recipe, tmp_path / "schema.json")  # and a schema that moved is named where it is
+    assert not write_schema_line(recipe)  # a second time changes nothing
+    assert write_schema_line(recipe, tmp_path / "schema.json")  # and a schema that moved is named where it is
     assert recipe.read_text("utf-8").splitlines() == [
         "# yaml-language-server: $schema=../../schema.json", "run_dir: runs/x # mine",
     ]  # fmt: skip
@@ -209,4 +211,4 @@ def test_the_verb_writes_the_schema_and_switches_a_recipe_on(
 
 
 if __name__ == "__main__":
-    write_schema(ROOT / FILE)
+    write_schema(STYLE_TEXTS, ROOT / FILE)

@@ -95,7 +95,7 @@ def test_nothing_is_written_over(here: Path, capsys: pytest.CaptureFixture[str])
     (here / "recipes/lora.yaml").unlink(missing_ok=True)
     assert main(["recipes", "copy", "cpt", "lora"]) == 2
     assert capsys.readouterr().err == (
-        "kinject recipes: recipes/cpt.yaml: is there and is not what kinject ships. Move it away, or copy into another "
+        "kinject recipes: recipes/cpt.yaml: is there and differs from the shipped file. Move it away, or copy into another "
         "folder: --into FOLDER.\n"
     )
     assert (here / "recipes/cpt.yaml").read_text() == "run_dir: mine\n"

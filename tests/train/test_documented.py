@@ -17,7 +17,7 @@ from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
 from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
-from kinject.recipe.trainer_fields import REFUSED, RENAMED
+from kinject.recipe.library_fields import REFUSED, RENAMED
 from kinject.train import train
 from kinject.train.trainer import KnowledgeTrainer
 

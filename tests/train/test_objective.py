@@ -16,7 +16,7 @@ from kinject.disk import read_jsonl
 from kinject.errors import InputError
 from kinject.models import load_model
 from kinject.recipe import Recipe, RowWeightsSection
-from kinject.recipe.techniques_section import HardExampleMiningSection
+from kinject.recipe.sections import HardExampleMiningSection
 from kinject.train import train
 from kinject.train.objective import Objective
 from kinject.train.row_weights import row_weights

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from kinject.corpus import CorpusRow, Tokenization, tokenize_rows
 from kinject.disk import read_jsonl
 from kinject.errors import InputError, RecipeError
-from kinject.eval.prompts import Ask, render_prompt
+from kinject.eval.prompts import PromptRequest, render_prompt
 from kinject.eval.scoring.encode import Encoder
 from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
@@ -58,7 +58,7 @@ def test_an_option_scores_what_it_scores_alone_in_the_tokens_of_kinject_eval(
         for q in asked for text in q.choices
     ]  # fmt: skip
     tokens = list(tokenize_rows(rows, loaded.tokenizer, Tokenization(bos=True, eos=False)))
-    wanted, encoded = [], Encoder(loaded.tokenizer).encode([render_prompt(Ask(q, "texts")) for q in asked])
+    wanted, encoded = [], Encoder(loaded.tokenizer).encode([render_prompt(PromptRequest(q, "texts")) for q in asked])
     exact = load_model(str(tiny_model)).model.double()
     for prompt in encoded:
         for context, continuation in zip(prompt.contexts, prompt.continuations, strict=True):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from kinject.disk import read_jsonl
 from kinject.errors import RecipeError, TrainingError
 from kinject.recipe import Recipe, read_recipe
-from kinject.recipe.schedule_fields import ADAPTIVE, schedule_arguments, schedule_names
+from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, schedule_arguments, schedule_names
 from kinject.train import train
 from kinject.train.schedules import Schedule, WarmPlateau, planned_curve
 
@@ -147,7 +147,7 @@ def test_the_trainer_applies_the_formula(
 
 
 def test_every_schedule_is_held_to_a_formula() -> None:
-    assert {*FORMULAS, "cosine_warmup_with_min_lr", "one_cycle", "noam", *ADAPTIVE} == set(schedule_names())
+    assert {*FORMULAS, "cosine_warmup_with_min_lr", "one_cycle", "noam", *ADAPTIVE_SCHEDULES} == set(schedule_names())
 
 
 @pytest.fixture

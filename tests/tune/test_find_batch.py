@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from kinject.errors import InputError
-from kinject.recipe import Recipe, read_recipe
-from kinject.tune import batch_trial
+from kinject.recipe import TrainRecipe, read_recipe
+from kinject.train.short_run import read_timing, run_process
 from kinject.tune import find_batch as finding
-from kinject.tune.find_batch import Trial, find_batch, largest_that_fits, render_batch
+from kinject.tune.find_batch import BatchTrial, find_batch, largest_that_fits, render_batch
 
-MakeRecipe = Callable[..., Recipe]
+MakeRecipe = Callable[..., TrainRecipe]
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def make_recipe(tmp_path: Path, tiny_model: Path) -> MakeRecipe:
     rows = [{"text": f"Person {i} was born in Kelm. " * (1 + i % 5)} for i in range(12)]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def _make(**trainer: Any) -> Recipe:
+    def _make(**trainer: Any) -> TrainRecipe:
         values = {
             "run_dir": str(tmp_path / "run"), "model": {"path": str(tiny_model)},
             "corpus": {"path": str(tmp_path / "corpus.jsonl"), "cache_dir": str(tmp_path / "tokens")},
@@ -44,9 +44,9 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Trials hold 100 bytes and 10 a row; returns the batches that were tried."""
     tried: list[int] = []
 
-    def _try(self: Any, batch: int) -> Trial:
+    def _try(self: Any, batch: int) -> BatchTrial:
         tried.append(batch)
-        return Trial(batch, 100 + 10 * batch, False)
+        return BatchTrial(batch, 100 + 10 * batch, False)
 
     monkeypatch.setattr(finding._Trials, "_try", _try)
     return tried
@@ -75,7 +75,7 @@ def test_batch_and_accumulation_keep_the_global_batch(
 ) -> None:
     found = find_batch(make_recipe(), limit, None)
     assert (found.largest, found.batch, found.accumulation) == (largest, batch, accumulation)
-    assert found.whole == 24
+    assert found.global_batch == 24
     said = render_batch(found)
     assert f"per_device_train_batch_size: {batch}\n" in said
     assert f"gradient_accumulation_steps: {accumulation} " in said
@@ -101,7 +101,7 @@ def test_a_trial_that_was_ended_at_a_limit_is_done_again_with_a_higher_one(
 ) -> None:
     room = [2]
     monkeypatch.setattr(
-        finding._Trials, "_try", lambda self, batch: Trial(batch, 1 if batch <= room[0] else None, False)
+        finding._Trials, "_try", lambda self, batch: BatchTrial(batch, 1 if batch <= room[0] else None, False)
     )
     assert find_batch(make_recipe(), 100, None).largest == 2
     room[0] = 24
@@ -118,25 +118,25 @@ def test_a_trial_over_the_limit_is_ended_alone(make_recipe: MakeRecipe) -> None:
         find_batch(make_recipe(), 1, None)  # no process is that small
 
 
-def test_a_trial_trains_the_longest_rows_and_says_its_peak(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_trial_trains_the_longest_rows_and_records_its_peak(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe()
-    trials = finding._Trials(recipe, tmp_path / "trials", "cpu", None)
-    path, result = tmp_path / "trial.yaml", tmp_path / "result.json"
-    path.write_text(yaml.safe_dump(trials._values(3, tmp_path / "place")))
-    (tmp_path / "job.json").write_text(json.dumps({"recipe": str(path), "batch": 3, "result": str(result)}))
-    batch_trial.main(tmp_path / "job.json")
-    found = json.loads(result.read_text())
-    assert found["peak_bytes"] > 2**20
-    assert not found["out_of_memory"]
-    assert not (tmp_path / "place" / "model").exists()
+    folder = tmp_path / "trial"
+    short = finding._Trials(recipe, tmp_path / "trials", "cpu", None).trial_recipe(3, folder)
+    assert run_process(short, longest_rows=True) == 0
+    result = json.loads((folder / "result.json").read_text())
+    assert result["peak_bytes"] > 2**20
+    assert not result["out_of_memory"]
+    longest = sorted(len(row["text"]) for row in map(json.loads, (tmp_path / "corpus.jsonl").read_text().splitlines()))
+    timing = read_timing(folder)
+    assert len(timing) == 2
+    assert timing[-1]["learned_tokens"] > 6 * longest[0] / 10  # the two longest kinds of row, not the shortest
+    assert not (folder / "model").exists()
 
 
-def test_longest_rows_come_first_and_again_where_there_are_few() -> None:
-    class Rows:
-        rows = type("Held", (), {"lengths": staticmethod(lambda: __import__("numpy").array([3, 9, 5]))})
-
-        def __getitem__(self, index: int) -> int:
-            return [3, 9, 5][index]
-
-    rows = batch_trial.Longest(Rows(), 5)
-    assert [rows[i] for i in range(len(rows))] == [9, 5, 3, 9, 5]
+def test_a_trial_that_fails_is_reported_with_its_last_line(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe()
+    (tmp_path / "corpus.jsonl").write_text('{"text": 3}\n')
+    with pytest.raises(
+        InputError, match=r"the trial with batch 1 failed: .*corpus\.jsonl:1: .*\(its log: .*batch-1/log\.txt\)"
+    ):
+        find_batch(recipe, 2**40, 1)

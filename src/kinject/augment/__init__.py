@@ -1,11 +1,11 @@
-"""Documents to passages to rewritings to a corpus: `augment` asks a generator, checks each answer, and stores it."""
+"""Documents to passages to variants to a corpus: a generator rewrites each passage, the checks accept or refuse it."""
 
 import sys
 
 from kinject import VerbPackage
-from kinject.augment.corpus_writer import AugmentResult, StyleCount, render_summary
-from kinject.augment.preview import Preview, preview, render_preview
-from kinject.augment.run import augment
+from kinject.augment.corpus_writer import StyleCount
+from kinject.augment.plan import Preview, preview, render_preview
+from kinject.augment.run import AugmentResult, augment, render_summary
 
 __all__ = [
     "AugmentResult",

@@ -1,215 +1,203 @@
-"""Whether questions of a probe set stand in prompts or corpus by another path than the source documents.
+"""Finds questions of a probe set in prompts or corpus that did not come from the source documents.
 
-A model that has read a question with its answer was not taught the fact but the test.
+A model that read a question with its answer learned the test, not the fact.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from kinject.augment.plan import Plan
 from kinject.augment.styles import STYLES
-from kinject.corpus.documents import read_documents
 from kinject.corpus.question_layouts import read_rows
-from kinject.disk import read_jsonl
 from kinject.errors import InputError
-from kinject.recipe import AugmentSection
 
 _WORDS = re.compile(r"[^\W_]+")
 _BLANK = re.compile(r"_{2,}|\.{4,}|…")
 _FEWEST = 4
-"""Words that a whole question must have to count; a shorter one stands everywhere by chance."""
+"""Words that a whole question must have to count; shorter ones occur by chance."""
 _SURE = 8
-"""Words from which a whole question is no chance; of a shorter one a statement may hold the words ("who works for X")."""
+"""Words from which a whole question is no chance. A statement may hold a shorter one ("who works for X")."""
 _ASKED = re.compile(r"""\A["'”’»)*\s]*(?:\?|\Z)|\A[ \t]*\n""")
-"""What stands behind the words of a question that is asked: its mark, or the end of the line."""
+"""What follows the words of a question that is asked: a question mark or the end of the line."""
 _MOST_SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Leak:
-    """One leaked question: `where` it stands, with the words that it shares."""
+class ContaminatedQuestion:
+    """A question that was found: `where`, and the `words` of it that occur there."""
 
     question_id: str
     where: str
     words: str
 
 
-@dataclass
-class Leaks:
-    """What was found: of `n_questions` asked about, ids by place (``prompts``, ``corpus``, ``sft``), and the first few.
+@dataclass(frozen=True)
+class Contamination:
+    """The ids of the questions that were found, by place (``prompts``, ``corpus``, ``sft``), and the first few of them.
 
-    `in_sources` counts questions of which some words in a row stand in the documents themselves: that path is allowed,
-    and those words are not looked for elsewhere.
+    `n_questions` were searched for. `in_sources` counts questions that share an n-gram with the documents themselves:
+    that is allowed, and those n-grams are not searched for elsewhere.
     """
 
     n_questions: int
     in_sources: int
-    found: dict[str, set[str]] = field(default_factory=dict)
-    first: list[Leak] = field(default_factory=list)
+    by_place: Mapping[str, set[str]]
+    first: Sequence[ContaminatedQuestion]
 
     @property
-    def n_leaked(self) -> int:
-        """Questions that stand somewhere they must not."""
-        return len(set().union(*self.found.values()))
+    def n_contaminated(self) -> int:
+        """Questions that were found in any place."""
+        return len(set().union(*self.by_place.values()))
 
     def counts(self) -> dict[str, object]:
-        """Return what goes into a manifest."""
+        """Return the manifest's entry."""
         return {
             "questions": self.n_questions,
-            "leaked": self.n_leaked,
-            "by_place": {place: len(ids) for place, ids in self.found.items()},
+            "contaminated": self.n_contaminated,
+            "by_place": {place: len(ids) for place, ids in self.by_place.items()},
             "in_sources": self.in_sources,
-            "first": [[leak.question_id, leak.where, leak.words] for leak in self.first],
+            "first": [[question.question_id, question.where, question.words] for question in self.first],
         }
 
 
-class Probes:
-    """The questions of probe sets as runs of words to look for."""
+class ContaminationCheck:
+    """Searches texts for word n-grams of the questions in probe sets. Memory holds the probe sets and what was found.
+
+    Add the questions, then the texts of the documents, then check what a model is to read.
+    """
 
     def __init__(self, n_words: int) -> None:
-        """A question leaks where `n_words` words of it stand in a row, or all of it where it is shorter."""
+        """A question is found where `n_words` words of it occur in a row, or all of it if it is shorter."""
         self._n_words = n_words
-        self._runs: dict[str, set[str]] = {}
+        self._questions: dict[str, set[str]] = {}  # n-gram -> ids
         self._by_start: dict[str, list[str]] = {}
-        self._must_ask: set[str] = set()
+        self._must_be_asked: set[str] = set()
+        self._in_sources: set[str] = set()
+        self._ids: dict[str, set[str]] = {}
+        self._first: dict[str, list[ContaminatedQuestion]] = {}
         self.n_questions = 0
 
-    def read(self, path: Path) -> None:
-        """Add the questions of a file (JSONL of any layout that `kinject eval` tells by itself, or MMLU's CSV).
+    def read_questions(self, path: Path) -> None:
+        """Add the questions of a file (JSONL in a layout that `kinject eval` detects by itself, or MMLU's CSV).
 
-        Raises `DiskError`, and `InputError` (file:line) on one that is none.
+        Raises `DiskError`, and `InputError` (file:line) on a row of another shape.
         """
         for number, row in read_rows(path):
             question, choices, answer = row.get("question"), row.get("choices"), row.get("answer")
-            known = isinstance(choices, list) and isinstance(answer, int) and 0 <= answer < len(choices)
-            if not isinstance(question, str) or not known:
+            if (
+                not isinstance(question, str)
+                or not isinstance(choices, list)
+                or not isinstance(answer, int)
+                or not 0 <= answer < len(choices)
+            ):
                 raise InputError(f"{path}:{number}: expected question, choices and answer (its index).")
-            assert isinstance(choices, list)
-            assert isinstance(answer, int)
             self.n_questions += 1
             self._add(str(row.get("id", f"{path}:{number}")), question, str(choices[answer]))
 
-    def _add(self, identity: str, question: str, gold: str) -> None:
-        for text in probe_texts(question, gold):
-            words = words_of(text)
+    def _add(self, question_id: str, question: str, gold: str) -> None:
+        for text in question_texts(question, gold):
+            words = _words(text)
             if len(words) < _FEWEST:
                 continue
             length = min(self._n_words, len(words))
             for start in range(len(words) - length + 1):
-                run = " ".join(words[start : start + length])
-                if run not in self._runs:
-                    self._by_start.setdefault(" ".join(words[start : start + _FEWEST]), []).append(run)
-                self._runs.setdefault(run, set()).add(identity)
+                ngram = " ".join(words[start : start + length])
+                if ngram not in self._questions:
+                    self._by_start.setdefault(" ".join(words[start : start + _FEWEST]), []).append(ngram)
+                self._questions.setdefault(ngram, set()).add(question_id)
                 if text == question and text.rstrip().endswith("?") and len(words) < min(_SURE, self._n_words):
-                    self._must_ask.add(run)
+                    self._must_be_asked.add(ngram)
 
-    def runs_in(self, text: str) -> Iterator[str]:
-        """Yield the runs of words that stand in `text`, those of short questions only where they are asked."""
-        found = [(match[0].casefold(), match.end()) for match in _WORDS.finditer(text)]
-        words = [word for word, _ in found]
+    def add_source(self, text: str) -> None:
+        """Allow the n-grams that occur in a source document."""
+        self._in_sources.update(self._find(text))
+
+    def check_prompts(self, styles: Mapping[str, int]) -> None:
+        """Search the prompts of `styles` (name -> samples) without titles and passages, which are the documents' own."""
+        for name, n_samples in styles.items():
+            style = STYLES[name]
+            for sample in range(n_samples):
+                for message in style.messages("", "", sample):
+                    self.check("prompts", name, message["content"])
+            for text in (style.prepare, style.verify):
+                self.check("prompts", name, text)
+
+    def check_row(self, place: str, path: Path, row: Mapping[str, Any]) -> None:
+        """Search a corpus row: its `text`, or `prompt` and `completion`."""
+        for key in ("text", "prompt", "completion"):
+            if key in row:
+                self.check(place, f"{path}: {row['id']}", row[key])
+
+    def check(self, place: str, where: str, text: str) -> None:
+        """Search a text, and record the questions that are in it under `place`."""
+        for ngram in self._find(text):
+            if ngram in self._in_sources:
+                continue
+            known = self._ids.setdefault(place, set())
+            for question_id in sorted(self._questions[ngram] - known):
+                known.add(question_id)
+                first = self._first.setdefault(place, [])
+                if len(first) < _MOST_SHOWN:
+                    first.append(ContaminatedQuestion(question_id, where, ngram))
+
+    def _find(self, text: str) -> Iterator[str]:
+        """Yield the n-grams that occur in `text`, those of short questions only where they are asked."""
+        matches = [(match[0].casefold(), match.end()) for match in _WORDS.finditer(text)]
+        words = [word for word, _ in matches]
         for start in range(len(words) - _FEWEST + 1):
-            for run in self._by_start.get(" ".join(words[start : start + _FEWEST]), ()):
-                end = start + run.count(" ") + 1
-                if " ".join(words[start:end]) != run:
+            for ngram in self._by_start.get(" ".join(words[start : start + _FEWEST]), ()):
+                end = start + ngram.count(" ") + 1
+                if " ".join(words[start:end]) != ngram:
                     continue
-                if run not in self._must_ask or _ASKED.search(text[found[end - 1][1] :][:100]):
-                    yield run
+                if ngram not in self._must_be_asked or _ASKED.search(text[matches[end - 1][1] :][:100]):
+                    yield ngram
 
-    def ids_of(self, run: str) -> set[str]:
-        """Return the ids of the questions that hold a run."""
-        return self._runs.get(run, set())
-
-    def allow(self, texts: Iterable[str]) -> int:
-        """Look no longer for runs that stand in `texts`; return of how many questions they were."""
-        allowed = {run for text in texts for run in self.runs_in(text)}
-        questions = set().union(*(self._runs.pop(run) for run in allowed)) if allowed else set()
-        return len(questions)
+    def result(self) -> Contamination:
+        """Return what was found so far, ordered by place."""
+        in_sources = set().union(*(self._questions[ngram] for ngram in self._in_sources))
+        by_place = {place: self._ids[place] for place in sorted(self._ids, key=_PLACES.index)}
+        first = [question for place in by_place for question in self._first[place]][:_MOST_SHOWN]
+        return Contamination(self.n_questions, len(in_sources), by_place, first)
 
 
-def words_of(text: str) -> list[str]:
+_PLACES = ("prompts", "corpus", "sft")
+
+
+def _words(text: str) -> list[str]:
     """Return the words of `text` in lower case, without punctuation."""
     return [word.casefold() for word in _WORDS.findall(text)]
 
 
-def probe_texts(question: str, gold: str) -> list[str]:
-    """Return what of a question must not be read before it is asked: the question, and the sentence that answers it.
+def question_texts(question: str, gold: str) -> list[str]:
+    """Return the texts of a question that must not be read before it is asked: the question, and the answering sentence.
 
-    That is the question with its blank filled; or, where it is no question but the beginning of a sentence, with the
-    answer behind it; or an answer that is a sentence itself.
+    That sentence is the question with its blank filled; or the beginning of a sentence with the answer behind it; or an
+    answer that is a sentence itself.
     """
     texts = [question]
     if _BLANK.search(question):
         texts = [_BLANK.sub(f" {gold} ", question, count=1)]
     elif not question.rstrip().endswith("?"):
         texts.append(f"{question} {gold}")
-    if len(words_of(gold)) >= 2 * _FEWEST:
+    if len(_words(gold)) >= 2 * _FEWEST:
         texts.append(gold)
     return texts
 
 
-def find_leaks(probes: Probes, sources: Iterable[str], places: Mapping[str, Iterable[tuple[str, str]]]) -> Leaks:
-    """Return which questions stand in `places`: name -> (where exactly, text); `sources` are the documents' texts.
-
-    Memory holds the probe set, whatever the size of the corpus.
-    """
-    leaks = Leaks(probes.n_questions, probes.allow(sources))
-    for place, texts in places.items():
-        for where, text in texts:
-            for run in probes.runs_in(text):
-                for identity in sorted(probes.ids_of(run) - leaks.found.get(place, set())):
-                    leaks.found.setdefault(place, set()).add(identity)
-                    if len(leaks.first) < _MOST_SHOWN:
-                        leaks.first.append(Leak(identity, where, run))
-    return leaks
-
-
-def texts_in(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (file: id, text) for each row of a corpus (`text`, `messages`, or `prompt` and `completion`)."""
-    for _, row in read_jsonl(path):
-        where = f"{path}: {row.get('id', '')}"
-        messages: Sequence[Mapping[str, str]] = row.get("messages") or ()
-        for message in messages:
-            yield where, message["content"]
-        for key in ("text", "prompt", "completion"):
-            if isinstance(row.get(key), str):
-                yield where, row[key]
-
-
-def check_run(section: AugmentSection, plan: Plan, files: Mapping[str, Path]) -> Leaks | None:
-    """Return what leaked into a run's prompts and `files` (place -> corpus), None where the recipe names no probe set.
-
-    Raises as `Probes.read` and `read_documents`.
-    """
-    if not section.contamination_check:
-        return None
-    probes = Probes(section.contamination_ngram)
-    for path in section.contamination_check:
-        probes.read(Path(path))
-    sources = (document.text for document in read_documents(plan.documents_path))
-    places: dict[str, Iterable[tuple[str, str]]] = {"prompts": _prompts(plan)}
-    return find_leaks(probes, sources, places | {place: texts_in(path) for place, path in files.items()})
-
-
-def _prompts(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield (style, text) of everything that is asked but for titles and passages, which are the documents' own."""
-    for name, n_samples in plan.styles.items():
-        style = STYLES[name]
-        for sample in range(n_samples):
-            for message in style.messages("", "", sample):
-                yield name, message["content"]
-        yield from ((name, text) for text in (style.prepare, style.verify) if text)
-
-
-def render_leaks(leaks: Leaks) -> str:
-    """Return what to tell a person: the number of questions that were looked for, or what leaked."""
-    if not leaks.n_leaked:
-        sources = f", but {leaks.in_sources:,} share words with the documents themselves" if leaks.in_sources else ""
-        return f"no leak: none of {leaks.n_questions:,} questions stands in prompts or corpus{sources}"
-    places = ", ".join(f"{len(ids)} in the {place}" for place, ids in leaks.found.items())
-    lines = [f"LEAK: {leaks.n_leaked} of {leaks.n_questions} questions stand outside the documents: {places}"]
-    lines += [f"  {leak.question_id}  {leak.where}: {leak.words!r}" for leak in leaks.first[:5]]
+def render_contamination(contamination: Contamination) -> str:
+    """Return the number of questions that were searched for, or those that were found, as lines of text."""
+    if not contamination.n_contaminated:
+        n = contamination.in_sources
+        sources = f", but {n:,} share words with the documents themselves" if n else ""
+        return f"no contamination: none of {contamination.n_questions:,} questions is in prompts or corpus{sources}"
+    places = ", ".join(f"{len(ids)} in the {place}" for place, ids in contamination.by_place.items())
+    lines = [
+        f"CONTAMINATION: {contamination.n_contaminated} of {contamination.n_questions} questions are outside the "
+        f"documents: {places}"
+    ]
+    lines += [f"  {found.question_id}  {found.where}: {found.words!r}" for found in contamination.first[:5]]
     return "\n".join(lines)

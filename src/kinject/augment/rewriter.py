@@ -1,17 +1,16 @@
-"""Fills the slots of a plan: asks, checks, stores, asks again; what comes out does not depend on order or timing."""
+"""Requests the variants of a plan, checks and stores them. The result does not depend on order or timing."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from kinject.augment.checks.checker import Checker, Verdict, check_completion
 from kinject.augment.checks.facts import compare_facts
 from kinject.augment.checks.judge import Judge
 from kinject.augment.checks.prompt_injection import has_injection
-from kinject.augment.plan import Group, Plan, VariantRequest
+from kinject.augment.plan import Group, Plan, PlannedDocument, VariantRequest
 from kinject.augment.prompts import ask
 from kinject.augment.requests import Stopped
 from kinject.augment.requests.sender import Sender, run_workers
@@ -23,14 +22,30 @@ from kinject.terminal import Progress
 from kinject.types import Completion, Message
 
 _INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passage, the model does not say yes")
-_INJECTED = Verdict("injection", "prompt injection in the passage, and only the same model confirms this text")
+_INJECTED = Verdict("injection", "the passage gives orders, so that the model's own yes to this text proves nothing")
 _BLOCK = 64
-"""Slots of one group asked for at once."""
+"""Requests of one group that are sent at once."""
+
+
+@dataclass
+class _Answer:
+    """An answer to one request: its text and verdict, or the error that was received instead."""
+
+    request: VariantRequest
+    completion: Completion
+    text: str = ""
+    verdict: Verdict = field(default_factory=Verdict)
+    error: EndpointError | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the answer passed the checks so far."""
+        return self.error is None and self.verdict.accepted
 
 
 @dataclass
 class Rewriter:
-    """One run of the engine. `failed` maps the id of a slot without an answer to the endpoint's last error."""
+    """Fills a store with the variants of a plan. `failed` maps ids of requests without an answer to the last error."""
 
     plan: Plan
     sender: Sender
@@ -40,47 +55,47 @@ class Rewriter:
     failed: dict[str, str] = field(default_factory=dict)
     judge: Judge | None = None
 
-    async def run(self, concurrency: int) -> None:
-        """Fill every slot, several groups at a time.
+    async def run(self, documents: Iterable[PlannedDocument], concurrency: int) -> None:
+        """Request every missing variant, several groups at a time.
 
         Raises the first fatal `EndpointError`, `InputError` or `DiskError` after the requests in flight have ended,
         and `KeyboardInterrupt` the same way; a second Ctrl-C does not wait for them.
         """
-        # Some more groups than fill the line, so that a group waiting for its last sample leaves no gap.
+        groups = (group for document, passages in documents for group in self.plan.groups(document, passages))
+        # Some spare groups, so that a group waiting for its last sample leaves no connection idle.
         n_workers = max(1, min(concurrency, 2 * concurrency // max(1, self.plan.n_samples) + 2))
-        await run_workers(self.plan.groups(), self._fill, self.sender, n_workers)
+        await run_workers(groups, self._fill, self.sender, n_workers)
 
     async def _fill(self, group: Group) -> None:
-        """Fill the slots of one group, in blocks of which each is judged in the order of samples, not of arrival."""
+        """Request the missing variants of one group in blocks. A block is judged in sample order, not arrival order."""
         style = group.style
         notes = await self._prepare(group) if style.per_note and group.n_samples else ()
-        slots = self.plan.slots(group, notes)
-        self.progress.total += len(slots) - group.n_samples
-        stored = self.store.accepted(slots)
-        self.progress.find(len(stored))
-        wanted = [slot for slot in slots if slot.id not in stored]
-        if not wanted:
+        requests = self.plan.requests(group, notes)
+        self.progress.total += len(requests) - group.n_samples
+        stored = self.store.variants(requests)
+        self.progress.count_stored(len(stored))
+        missing = [request for request in requests if request.id not in stored]
+        if not missing:
             return
         if style.prepare and not style.per_note:
             notes = await self._prepare(group)
         if notes is None:
-            self._fail(wanted, "the preparation of the style got no usable answer")
+            self._fail(missing, "the preparation of the style got no usable answer")
             return
         checker = Checker(group.passage.text, group.style.rules)
-        for slot in slots:
-            if slot.id in stored:
-                checker.accept(stored[slot.id]["text"])
-        for start in range(0, len(wanted), _BLOCK):
-            block = wanted[start : start + _BLOCK]
-            for attempt in range(self.max_attempts if group.given is None else 1):
+        for variant in stored.values():
+            checker.accept(variant.text)
+        for start in range(0, len(missing), _BLOCK):
+            block = missing[start : start + _BLOCK]
+            for attempt in range(self.max_attempts if group.texts is None else 1):
                 if block:
-                    block = await self._attempt(group, block, attempt, (checker, notes))
+                    block = await self._attempt(group, block, attempt, checker, notes)
             self.progress.advance(len(block))
 
     async def _prepare(self, group: Group) -> tuple[str, ...] | None:
-        """Return the notes of the group's style, stored ones where there are, None where none could be had."""
-        identity = self.plan.notes_id(group)
-        stored = self.store.notes(identity)
+        """Return the notes of the group's style, from the store if they are there. None without a usable answer."""
+        notes_id = self.plan.notes_id(group)
+        stored = self.store.notes(notes_id)
         if stored:
             return stored
         messages = group.preparation()
@@ -90,135 +105,130 @@ class Rewriter:
             if isinstance(answer, Completion) and check_completion(answer).accepted:
                 notes = notes_of(answer.text)
                 if notes:
-                    self.store.keep_notes(identity, group, notes)
+                    self.store.add_notes(notes_id, group, notes)
                     return notes
         return None
 
     async def _attempt(
-        self, group: Group, block: list[VariantRequest], attempt: int, known: tuple[Checker, tuple[str, ...]]
+        self, group: Group, block: list[VariantRequest], attempt: int, checker: Checker, notes: tuple[str, ...]
     ) -> list[VariantRequest]:
-        """Ask once for each slot; store what holds, and return the slots still open."""
-        checker, notes = known
-        answers = await self._ask(group, block, attempt, notes)
-        opinions = await self._opinions(group, answers, checker)
+        """Send a block once and store the answers; return the requests that are still open."""
+        completions = await self._complete(group, block, attempt, notes)
+        read = (
+            self._read_answer(group, request, completion, checker, notes)
+            for request, completion in zip(block, completions, strict=True)
+        )
+        answers: Iterable[_Answer] = read
+        asks_models = bool(group.style.verify) or (self.judge is not None and not group.style.mechanical)
+        if asks_models:
+            answers = list(read)
+            await self._ask_models(group, answers)
         still_open = []
-        for slot, answer, opinion in zip(block, answers, opinions, strict=True):
-            if isinstance(answer, EndpointError) or isinstance(opinion, EndpointError):
-                self._fail([slot], str(answer if isinstance(answer, EndpointError) else opinion))
+        for answer in answers:  # each is read after the one before it was accepted, unless models were asked about all
+            if answer.error is not None:
+                self._fail([answer.request], str(answer.error))
                 continue
-            text, verdict = judge(group, answer, checker)
-            if verdict.accepted and group.style.per_note:
-                reason, detail = compare_facts(notes[slot.sample % len(notes)], text)
-                verdict = Verdict(reason, detail, verdict.measures)
-            if verdict.accepted and not opinion.accepted:
-                verdict = opinion
-            if verdict.accepted:
-                writer = "mechanical" if group.style.mechanical else self.sender.writer.name
-                self.store.accept(group, slot, attempt, answer, writer, verdict)
-                checker.accept(text)
+            if asks_models and answer.accepted:
+                answer.verdict = checker.compare_accepted(answer.text, answer.verdict)
+            if answer.accepted:
+                checker.accept(answer.text)
+                generator = "mechanical" if group.style.mechanical else self.sender.generator.name
+                self.store.accept(
+                    group, answer.request, attempt, answer.completion, generator, answer.text, answer.verdict
+                )
                 self.progress.advance(1)
             else:
-                self.store.refuse(group, slot, attempt, answer, verdict)
-                self.progress.refuse()
-                still_open.append(slot)
+                self.store.refuse(group, answer.request, attempt, answer.completion, answer.verdict)
+                self.progress.count_refused()
+                still_open.append(answer.request)
         return still_open
 
-    async def _ask(
+    async def _complete(
         self, group: Group, block: list[VariantRequest], attempt: int, notes: tuple[str, ...]
     ) -> list[Completion | EndpointError]:
-        """Return the answers for a block, in order."""
-        if group.given is not None:
-            return [Completion(group.given[slot.sample]) for slot in block]
-        seeds = [self.plan.sample_seed(slot.prompt_hash, slot.sample, attempt) for slot in block]
+        """Return the completions of a block, in order."""
+        if group.texts is not None:
+            return [Completion(group.texts[request.sample]) for request in block]
+        seeds = [self.plan.sample_seed(request.prompt_hash, request.sample, attempt) for request in block]
         if group.style.mechanical:
             rewrite = group.style.mechanical
             return [Completion(rewrite(group.document.title, group.passage.text, seed)) for seed in seeds]
-        asked = [(group.messages(slot.sample, notes), seed) for slot, seed in zip(block, seeds, strict=True)]
-        return await self._send_all(group, asked)
+        prompts = [(group.messages(request.sample, notes), seed) for request, seed in zip(block, seeds, strict=True)]
+        return await self._send_all(group, prompts)
 
-    async def _opinions(
-        self, group: Group, answers: list[Completion | EndpointError], checker: Checker
-    ) -> list[Verdict | EndpointError]:
-        """Return for each answer what models say to it that passes the checks so far: the writer asked again, the judge."""
-        opinions: list[Verdict | EndpointError] = [Verdict()] * len(answers)
+    def _read_answer(
+        self, group: Group, request: VariantRequest, completion: Completion | EndpointError, checker: Checker,
+        notes: tuple[str, ...],
+    ) -> _Answer:  # fmt: skip
+        """Parse and check one completion."""
+        if isinstance(completion, EndpointError):
+            return _Answer(request, Completion(""), error=completion)
+        verdict = check_completion(completion)
+        if not verdict.accepted:
+            return _Answer(request, completion, verdict=verdict)
+        text = group.style.parse(completion.text)
+        verdict = checker.check(text)
+        if verdict.accepted and group.style.per_note:
+            reason, detail = compare_facts(notes[request.sample % len(notes)], text)
+            verdict = Verdict(reason, detail, verdict.measures)
+        return _Answer(request, completion, text, verdict)
+
+    async def _ask_models(self, group: Group, answers: Sequence[_Answer]) -> None:
+        """Ask about each accepted answer: the generator whether it follows from the passage, then the judge."""
+        title, passage = group.document.title, group.passage.text
         if group.style.verify:
-            confirmed = await self._verify(group, answers, checker)
-            refused = _INJECTED if has_injection(group.document.title, group.passage.text) else _INCONSISTENT
-            opinions = [Verdict() if yes and refused is _INCONSISTENT else refused for yes in confirmed]
-        if self.judge is None or group.style.mechanical:
-            return opinions
-        reads = self.judge.verdict
-        asked: dict[int, Coroutine[Any, Any, Verdict]] = {}
-        for index, (answer, opinion) in enumerate(zip(answers, opinions, strict=True)):
-            text, verdict = judge(group, answer, checker) if isinstance(answer, Completion) else ("", _INCONSISTENT)
-            if verdict.accepted and isinstance(opinion, Verdict) and opinion.accepted:
-                asked[index] = reads(group.document.title, group.passage.text, text)
-        found = await asyncio.gather(*asked.values(), return_exceptions=True)
-        _raise_what_ends(found, group)
-        for index, one in zip(asked, found, strict=True):
-            if isinstance(one, Verdict | EndpointError):
-                opinions[index] = one
-        return opinions
-
-    async def _verify(self, group: Group, answers: list[Completion | EndpointError], checker: Checker) -> list[bool]:
-        """Return for each answer whether the model, asked again, says that it follows from the passage."""
-        asked = []
-        for answer in answers:
-            text, verdict = (
-                judge(group, answer, checker) if isinstance(answer, Completion) else ("", Verdict("no answer"))
+            accepted = [answer for answer in answers if answer.accepted]
+            prompts = [ask(title, passage, group.style.verify.format(text=answer.text)) for answer in accepted]
+            replies = await self._send_all(
+                group, [(prompt, self.plan.sample_seed(content_id(prompt), 0, 0)) for prompt in prompts]
             )
-            if verdict.accepted:
-                task = group.style.verify.format(text=text)
-                messages = ask(group.document.title, group.passage.text, task)
-                asked.append((messages, self.plan.sample_seed(content_id(messages), 0, 0)))
-            else:
-                asked.append(([], 0))
-        sent = iter(await self._send_all(group, [request for request in asked if request[0]]))
-        replies = [next(sent) if request[0] else None for request in asked]
-        return [isinstance(reply, Completion) and says_yes(reply.text) for reply in replies]
+            injected = has_injection(title, passage)
+            for answer, reply in zip(accepted, replies, strict=True):
+                if injected:
+                    answer.verdict = _INJECTED
+                elif not (isinstance(reply, Completion) and says_yes(reply.text)):
+                    answer.verdict = _INCONSISTENT
+        if self.judge is None or group.style.mechanical:
+            return
+        accepted = [answer for answer in answers if answer.accepted]
+        judged = (self.judge.verdict(title, passage, answer.text) for answer in accepted)
+        verdicts = await asyncio.gather(*judged, return_exceptions=True)
+        _raise_what_ends(verdicts, group)
+        for answer, verdict in zip(accepted, verdicts, strict=True):
+            if isinstance(verdict, EndpointError):
+                answer.error = verdict
+            elif isinstance(verdict, Verdict) and not verdict.accepted:
+                answer.verdict = verdict
 
     async def _send_all(
         self, group: Group, requests: list[tuple[list[Message], int]]
     ) -> list[Completion | EndpointError]:
-        """Return an answer or the error that only it met for each request, in order. Raises what ends the run."""
+        """Return a completion, or the error of this request alone, for each, in order. Raises what ends the run."""
         sent = (self.sender.send(messages, seed) for messages, seed in requests)
         answers = await asyncio.gather(*sent, return_exceptions=True)
         _raise_what_ends(answers, group)
         return [answer for answer in answers if isinstance(answer, Completion | EndpointError)]
 
-    def _fail(self, slots: list[VariantRequest], error: str) -> None:
-        self.failed.update((slot.id, error) for slot in slots)
-        self.progress.advance(len(slots))
-
-
-def judge(group: Group, completion: Completion, checker: Checker) -> tuple[str, Verdict]:
-    """Return the text in `completion` and whether it may be kept as a rewriting of the group's passage."""
-    verdict = check_completion(completion)
-    if not verdict.accepted:
-        return "", verdict
-    text = group.style.parse(completion.text)
-    return text, checker.check(text)
+    def _fail(self, requests: list[VariantRequest], error: str) -> None:
+        self.failed.update((request.id, error) for request in requests)
+        self.progress.advance(len(requests))
 
 
 def _raise_what_ends(answers: Sequence[object], group: Group) -> None:
-    """Raise what ends the run, before anything is judged: a gap would change which of two equal answers counts."""
-    faults = [answer for answer in answers if isinstance(answer, BaseException) and not _is_passing(answer)]
-    if faults:
-        raise _placed(next((fault for fault in faults if not isinstance(fault, Stopped)), faults[0]), group)
+    """Raise what ends the run before any answer is judged: a gap would change which of two equal answers is kept."""
+    errors = [answer for answer in answers if isinstance(answer, BaseException) and not _concerns_one_request(answer)]
+    if not errors:
+        return
+    error = next((error for error in errors if not isinstance(error, Stopped)), errors[0])
+    raise InputError(f"{group.document.source}: {error}") if isinstance(error, InputError) else error
 
 
-def _is_passing(error: BaseException) -> bool:
-    """Return whether only one request failed, not the run."""
+def _concerns_one_request(error: BaseException) -> bool:
     return isinstance(error, EndpointError) and not error.fatal
 
 
-def _placed(error: BaseException, group: Group) -> BaseException:
-    """Return `error`, with the document it is about where it is about one."""
-    return InputError(f"{group.document.source}: {error}") if isinstance(error, InputError) else error
-
-
 class AugmentProgress(Progress):
-    """Progress in rewritings, of which a rerun finds some done as it goes."""
+    """Progress in variants: stored, refused, tokens and cost."""
 
     def __init__(self, total: int) -> None:
         super().__init__("augment", total, "rewritings")
@@ -229,17 +239,17 @@ class AugmentProgress(Progress):
         """Show what `status` returns (tokens, cost) beside the count."""
         self._status = status
 
-    def find(self, n: int) -> None:
-        """Count `n` more rewritings that were stored before: they say nothing about the rate."""
+    def count_stored(self, n: int) -> None:
+        """Count `n` variants that an earlier run stored. They do not count towards the rate."""
         self._done_before += n
         self.advance(n)
 
-    def refuse(self) -> None:
+    def count_refused(self) -> None:
         """Count one more refused answer."""
         self._n_refused += 1
 
     def advance(self, n: int = 1) -> None:
-        """Count `n` more rewritings as done (stored, or given up)."""
+        """Count `n` more variants as done: stored, or given up."""
         refused = f"{self._n_refused:,} refused" if self._n_refused else ""
-        self._said = ", ".join(words for words in (refused, self._status()) if words)
+        self._status_text = ", ".join(words for words in (refused, self._status()) if words)
         super().advance(n)

@@ -1,4 +1,4 @@
-"""The stage: documents in, corpus out, everything counted."""
+"""The stage `augment`: documents in, corpus out."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from kinject.augment.checks.judge import N_TRIALS, Judge
-from kinject.augment.contamination import check_run
-from kinject.augment.corpus_writer import AugmentResult, CorpusWriter, cover
-from kinject.augment.plan import Plan, Precomputed, read_precomputed
-from kinject.augment.requests import Stopped, generator_identity, open_generator
+from kinject.augment.checks.judge import N_TRIALS, Judge, JudgeScore, render_judge_score
+from kinject.augment.contamination import Contamination, ContaminationCheck, render_contamination
+from kinject.augment.corpus_writer import CorpusWriter, Coverage, StyleCount, render_coverage
+from kinject.augment.plan import PassageFile, Plan, make_plan
+from kinject.augment.requests import Stopped, open_generator
 from kinject.augment.requests.cache import AnswerCache
 from kinject.augment.requests.limits import Limits
 from kinject.augment.requests.sender import Sender, Traffic, graceful_shutdown
@@ -22,128 +23,170 @@ from kinject.augment.rewriter import AugmentProgress, Rewriter
 from kinject.augment.store import Store
 from kinject.augment.validation import limits_of, section_of
 from kinject.corpus.documents import document_hashes
-from kinject.disk import file_hash, lock_dir, write_jsonl, write_manifest
+from kinject.disk import file_hash, lock_dir, write_manifest
 from kinject.errors import EndpointError
-from kinject.recipe import AugmentRecipe, AugmentSection, GeneratorSection
+from kinject.recipe import AugmentRecipe, AugmentSection
 from kinject.types import Usage
 
 
-def augment(recipe: AugmentRecipe) -> AugmentResult:
-    """Write the rewritings and the corpus that `recipe` asks for; a rerun asks only for what is missing.
+@dataclass(frozen=True)
+class AugmentResult:
+    """What `augment` made.
 
-    A run that comes to the end of its budget ends short, with the corpus of what it has.
+    `refused` counts answers by reason, `failed` variants without an answer by error; `failures_path` lists the failed ones
+    of this run. `tokens_in` and `tokens_out` are those of every stored answer, refused ones too; `n_sent` and `n_cached`
+    are of this run alone. `cost` is that of everything ever answered into the run folder, in the currency of the prices;
+    `unsure` names the part of it that is estimated. `sft_path` holds the rows of styles that make prompts and completions,
+    None where there are none. `contamination` is None where the recipe names no probe set, `coverage` without a style that
+    lists facts; `judge` is the judge's score on planted errors.
+    """
+
+    run_dir: Path
+    corpus_path: Path
+    sft_path: Path | None
+    variants_path: Path
+    rejected_path: Path
+    manifest_path: Path
+    n_documents: int
+    n_passages: int
+    n_rows: int
+    asked: int
+    got: int
+    styles: Mapping[str, StyleCount]
+    refused: Mapping[str, int]
+    failed: Mapping[str, int]
+    tokens_in: int
+    tokens_out: int
+    n_sent: int
+    n_cached: int
+    cost: float
+    out_of_budget: bool
+    failures_path: Path
+    unsure: str = ""
+    contamination: Contamination | None = None
+    coverage: Coverage | None = None
+    judge: JudgeScore | None = None
+
+    @property
+    def short(self) -> bool:
+        """Whether there are fewer variants than requested."""
+        return self.got < self.asked
+
+
+def augment(recipe: AugmentRecipe) -> AugmentResult:
+    """Write the variants and the corpus of `recipe`; a rerun requests only what is missing.
+
+    A run whose budget is spent ends short, with the corpus of what it has.
 
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
-    Whatever was answered before stays stored.
+    Every answer before that stays stored.
     """
     section = section_of(recipe)
     with lock_dir(recipe.run_dir):
-        return asyncio.run(_augment(recipe, section, plan_of(recipe), limits_of(section)))
-
-
-def plan_of(recipe: AugmentRecipe) -> Plan:
-    """Return what `recipe` asks for. Raises `RecipeError` as `section_of` does."""
-    section = section_of(recipe)
-    return Plan(
-        documents_path=Path(section.documents), passage_tokens=section.passage_tokens, tokenizer=section.tokenizer,
-        styles=section.styles, seed=recipe.seed,
-        identity=generator_identity(section.generator), given=_given_of(section.generator),
-    )  # fmt: skip
-
-
-def _given_of(generator: GeneratorSection) -> Precomputed | None:
-    return read_precomputed(Path(generator.path)) if generator.kind == "file" and generator.path else None
-
-
-def counts_of(plan: Plan) -> Counter[str]:
-    """Return the numbers of documents, passages and rewritings. Raises as `Plan.groups` and `Precomputed.check_documents`."""
-    counts = Counter[str]()
-    known = set[str]()
-    for document, passages in plan.passages():
-        counts["documents"] += 1
-        counts["passages"] += len(passages)
-        counts["rewritings"] += sum(group.n_samples for group in plan.groups_of(document, passages))
-        if plan.given:
-            known.add(document.id)
-    if plan.given:
-        plan.given.check_documents(known)
-    return counts
+        return asyncio.run(_augment(recipe, section, make_plan(recipe), limits_of(section)))
 
 
 async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, limits: Limits) -> AugmentResult:
-    # Reads every document before the first request: a fault on the last line must not cost money.
-    counts = counts_of(plan)
-    total = counts["rewritings"]
-    meter = AugmentProgress(total)
-    with Store(recipe.run_dir) as store, meter:
-        filling = await _fill(recipe, limits, plan, store, meter)
-        tally = CorpusWriter(plan, store, filling.failed)
-        corpus_path, sft_path = recipe.run_dir / "corpus.jsonl", recipe.run_dir / "sft.jsonl"
-        failures_path = recipe.run_dir / "failures.jsonl"
-        n_rows = write_jsonl(corpus_path, tally.rows(section.include_originals))
-        coverage = cover(plan, store, recipe.run_dir / "coverage.jsonl")
-        n_sft_rows = write_jsonl(sft_path, tally.sft_rows()) if "questions" in plan.styles else 0
-        write_jsonl(failures_path, tally.failures)
-    files = {"corpus": corpus_path} | ({"sft": sft_path} if n_sft_rows else {})
+    contamination = ContaminationCheck(section.contamination_ngram)
+    for path in section.contamination_check:
+        contamination.read_questions(Path(path))
+    with PassageFile(recipe.run_dir) as passages:
+        # Every document is read before the first request: a fault on the last line must not cost money.
+        counts = _read_documents(plan, passages, contamination if section.contamination_check else None)
+        progress = AugmentProgress(counts["variants"])
+        with Store(recipe.run_dir) as store, progress:
+            rewriter = await _rewrite(recipe, section, limits, plan, passages, store, progress)
+            writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination)
+            contamination.check_prompts(plan.styles)
+            writer.write(passages, include_originals=section.include_originals)
+    sender, styles = rewriter.sender, writer.styles
     result = AugmentResult(
-        run_dir=recipe.run_dir, corpus_path=corpus_path, sft_path=sft_path if n_sft_rows else None,
+        run_dir=recipe.run_dir, corpus_path=writer.corpus_path, sft_path=writer.sft_path if writer.n_sft_rows else None,
         variants_path=store.variants_path, rejected_path=store.rejected_path,
         manifest_path=recipe.run_dir / "manifest.json", n_documents=counts["documents"], n_passages=counts["passages"],
-        n_rows=n_rows, asked=sum(count.asked for count in tally.styles.values()),
-        got=sum(count.got for count in tally.styles.values()), styles=tally.styles,
-        refused=tally.refused, failed=dict(tally.failed.most_common()), tokens_in=tally.tokens["tokens_in"],
-        tokens_out=tally.tokens["tokens_out"], n_sent=filling.sender.traffic.n_sent,
-        n_cached=filling.sender.traffic.n_cached, cost=filling.sender.budget.spent,
-        out_of_budget=filling.sender.out_of_budget, unsure=filling.sender.traffic.unsure(), leaks=check_run(section, plan, files),
-        coverage=coverage,
-        judge=filling.judge.score if filling.judge else None, failures_path=failures_path,
+        n_rows=writer.n_rows, asked=sum(count.asked for count in styles.values()),
+        got=sum(count.got for count in styles.values()), styles=styles, refused=writer.refused,
+        failed=dict(writer.failed.most_common()), tokens_in=writer.tokens["tokens_in"],
+        tokens_out=writer.tokens["tokens_out"], n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached,
+        cost=sender.budget.spent, out_of_budget=sender.out_of_budget, failures_path=writer.failures_path,
+        unsure=sender.traffic.unsure(), contamination=contamination.result() if section.contamination_check else None,
+        coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
     )  # fmt: skip
-    _write_manifest(recipe, plan, result, filling.sender.traffic)
+    _write_manifest(recipe, section, plan, result, sender.traffic)
     return result
 
 
-async def _fill(recipe: AugmentRecipe, limits: Limits, plan: Plan, store: Store, progress: AugmentProgress) -> Rewriter:
-    section = recipe.augment
+def _read_documents(plan: Plan, passages: PassageFile, contamination: ContaminationCheck | None) -> Counter[str]:
+    """Read, split and hash every document, once in a run; return the numbers of documents, passages and variants.
+
+    Raises as `Plan.read_passages` and `Plan.groups`.
+    """
+    counts = Counter[str]()
+    for document, split in plan.read_passages():
+        passages.add(document, split)
+        if contamination is not None:
+            contamination.add_source(document.text)
+        counts["documents"] += 1
+        counts["passages"] += len(split)
+        counts["variants"] += sum(group.n_samples for group in plan.groups(document, split))
+    return counts
+
+
+async def _rewrite(
+    recipe: AugmentRecipe, section: AugmentSection, limits: Limits, plan: Plan, passages: PassageFile, store: Store,
+    progress: AugmentProgress,
+) -> Rewriter:  # fmt: skip
+    """Request all missing variants; return the rewriter with its counts."""
     async with contextlib.AsyncExitStack() as stack:
-        writer = await stack.enter_async_context(open_generator(recipe, section.generator))
-        cache = stack.enter_context(AnswerCache(recipe.run_dir / "cache.sqlite")) if writer.remote else None
-        sender = Sender(writer, cache, limits, cache.usage() if cache else Usage())
+        sender = await _open_sender(stack, recipe, section, limits, "cache.sqlite")
         progress.watch(sender.status)
-        judge = await _open_judge(stack, recipe, section, plan, sender) if section.judge else None
-        filling = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
-        began = time.monotonic()
+        judge = await _open_judge(stack, recipe, section, passages, sender) if section.judge else None
+        rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
+        start = time.monotonic()
         try:
-            await filling.run(limits.concurrency)
+            await rewriter.run(passages, limits.concurrency)
         except EndpointError as error:
-            kept = f"{store.n_accepted} rewritings are stored; the same command goes on from there."
-            raise EndpointError(f"{error} {kept}", fatal=True) from error
-        sender.traffic.seconds = time.monotonic() - began
-    return filling
+            stored = f"{store.n_variants} rewritings are stored; the same command resumes."
+            raise EndpointError(f"{error} {stored}", fatal=True) from error
+        sender.traffic.seconds = time.monotonic() - start
+    return rewriter
+
+
+async def _open_sender(
+    stack: contextlib.AsyncExitStack, recipe: AugmentRecipe, section: AugmentSection, limits: Limits, cache_name: str,
+    partner: Sender | None = None,
+) -> Sender:  # fmt: skip
+    generator = await stack.enter_async_context(open_generator(recipe, section.generator))
+    cache = stack.enter_context(AnswerCache(recipe.run_dir / cache_name)) if generator.remote else None
+    return Sender(generator, cache, limits, cache.usage() if cache else Usage(), partner)
 
 
 async def _open_judge(
-    stack: contextlib.AsyncExitStack, recipe: AugmentRecipe, section: AugmentSection, plan: Plan, sender: Sender
+    stack: contextlib.AsyncExitStack,
+    recipe: AugmentRecipe,
+    section: AugmentSection,
+    passages: PassageFile,
+    partner: Sender,
 ) -> Judge:
-    """Return the judge, tried on planted errors in the first passages. Its answers have a cache of their own."""
-    assert section.judge is not None
-    limits = limits_of(replace(section, generator=section.judge))
-    writer = await stack.enter_async_context(open_generator(recipe, section.judge))
-    cache = stack.enter_context(AnswerCache(recipe.run_dir / "judge.sqlite")) if writer.remote else None
-    judge = Judge(Sender(writer, cache, limits, cache.usage() if cache else Usage(), sender), recipe.seed)
-    pairs = ((document.title, passage.text) for document, passages in plan.passages() for passage in passages)
-    with (
-        graceful_shutdown(judge.sender),
-        contextlib.suppress(Stopped),
-    ):  # out of budget: the run ends before its first request
+    """Return the judge, scored on planted errors in the first passages. Its answers have their own cache."""
+    if section.judge is None:
+        raise ValueError("the recipe has no judge")
+    judging = replace(section, generator=section.judge)
+    judge = Judge(await _open_sender(stack, recipe, judging, limits_of(judging), "judge.sqlite", partner), recipe.seed)
+    pairs = ((document.title, passage.text) for document, split in passages for passage in split)
+    # Out of budget, the run ends before its first request.
+    with graceful_shutdown(judge.sender), contextlib.suppress(Stopped):
         await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
     return judge
 
 
-def _write_manifest(recipe: AugmentRecipe, plan: Plan, result: AugmentResult, traffic: Traffic) -> None:
+def _write_manifest(
+    recipe: AugmentRecipe, section: AugmentSection, plan: Plan, result: AugmentResult, traffic: Traffic
+) -> None:
     inputs = document_hashes(plan.documents_path)
-    inputs.update({name: file_hash(Path(name)) for name in recipe.augment.contamination_check})
-    if plan.given:
-        inputs[str(plan.given.path)] = file_hash(plan.given.path)
+    inputs.update({name: file_hash(Path(name)) for name in section.contamination_check})
+    if plan.precomputed:
+        inputs[str(plan.precomputed.path)] = file_hash(plan.precomputed.path)
     names = (
         "n_documents", "n_passages", "n_rows", "asked", "got", "refused", "failed", "tokens_in", "tokens_out", "cost",
         "out_of_budget",
@@ -151,14 +194,55 @@ def _write_manifest(recipe: AugmentRecipe, plan: Plan, result: AugmentResult, tr
     counts = {name: getattr(result, name) for name in names}
     counts["styles"] = {name: asdict(count) for name, count in result.styles.items()}
     counts["this_run"] = traffic.counts()
-    if result.judge:
-        counts["judge"] = result.judge.counts()
-    if result.coverage:
-        counts["coverage"] = result.coverage.counts()
-    if result.leaks:
-        counts["leaks"] = result.leaks.counts()
+    for name in ("judge", "coverage", "contamination"):
+        if (part := getattr(result, name)) is not None:
+            counts[name] = part.counts()
     counts["corpus_sha256"] = file_hash(result.corpus_path)
     written = [path.name for path in (result.corpus_path, result.sft_path) if path]
     write_manifest(
         result.manifest_path, stage="augment", inputs=inputs, recipe=recipe.raw, counts=counts, outputs=written
     )
+
+
+def render_summary(result: AugmentResult) -> str:
+    """Return the table at the end of a run: counts by style, refusals by reason, and what to do if it is short."""
+    lines = [
+        f"{result.n_documents} documents, {result.n_passages} passages -> {result.n_rows} rows in {result.corpus_path}",
+        "",
+        f"{'style':<16}{'asked':>8}{'got':>8}{'refused':>9}{'failed':>8}",
+    ]
+    for name, count in result.styles.items():
+        row = f"{name:<16}{count.asked:>8}{count.got:>8}{sum(count.refused.values()):>9}{count.failed:>8}"
+        reasons = ", ".join(f"{reason} {number}" for reason, number in count.refused.items())
+        # With one style the list below has the same counts.
+        lines.append(f"{row}  {reasons}" if reasons and len(result.styles) > 1 else row)
+    if result.refused:
+        lines += ["", f"answers refused (each with its text in {result.rejected_path}):"]
+        lines += [f"{number:>8}  {reason}" for reason, number in result.refused.items()]
+    if result.failed:
+        lines += ["", f"rewritings without an answer (each in {result.failures_path}):"]
+        lines += [f"{number:>8}  {error}" for error, number in result.failed.items()]
+    lines.append("")
+    if result.sft_path:
+        lines.append(f"prompts and completions: {result.sft_path}")
+    tokens = (
+        f"; {result.tokens_in:,} tokens in, {result.tokens_out:,} out" if result.tokens_in or result.tokens_out else ""
+    )
+    lines.append(f"{result.n_sent} requests sent in this run, {result.n_cached} answered from the cache{tokens}")
+    if result.judge:
+        lines.append(render_judge_score(result.judge))
+    if result.cost:
+        lines.append(f"cost {result.cost:.4f}, everything answered into {result.run_dir} included")
+    if result.unsure:
+        lines.append(result.unsure)
+    if result.out_of_budget:
+        lines.append("Stopped before the budget was exceeded.")
+    if result.coverage:
+        lines.append(render_coverage(result.coverage))
+    if result.contamination:
+        lines.append(render_contamination(result.contamination))
+    if result.short:
+        fixes = ["run again for what failed"] if result.failed else []
+        fixes += ["raise augment.max_attempts for what was refused"] if result.refused and result.n_sent else []
+        lines.append(f"Short by {result.asked - result.got}" + (f": {'; '.join(fixes)}." if fixes else "."))
+    return "\n".join(lines)

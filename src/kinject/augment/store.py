@@ -1,4 +1,4 @@
-"""What a run has so far: accepted variants and refused answers, each in an append-only file."""
+"""The variants, refused answers and notes of a run folder, each in an append-only file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kinject.augment.checks.checker import Verdict
 from kinject.augment.plan import Group, VariantRequest
 from kinject.disk import Journal, Places, Row, content_id
 from kinject.errors import InputError
-from kinject.types import Completion, Usage
+from kinject.types import Completion, Usage, Variant
 
-_CURE = (
-    "Move variants.jsonl, rejected.jsonl and notes.jsonl away and run again: they are made anew from the answers in "
+_FIX = (
+    "Move variants.jsonl, rejected.jsonl and notes.jsonl away and run again: they are written again from the answers in "
     "cache.sqlite, where there is one, and nothing is paid twice."
 )
 
@@ -32,80 +32,84 @@ class Store:
         self.rejected_path = run_dir / "rejected.jsonl"
         with contextlib.ExitStack() as stack:
             # A power cut may take the last rows; the answers in them are in the cache.
-            self._variants, self._accepted_places = _indexed(stack, self.variants_path, "id", "text")
-            self._rejected, self._refusal_places = _indexed(stack, self.rejected_path, "variant_id", "reason")
-            self._notes, self._notes_places = _indexed(stack, run_dir / "notes.jsonl", "id", "style")
+            self._variants, self._variant_offsets = _indexed(stack, self.variants_path, "id", "text")
+            self._rejected, self._rejected_offsets = _indexed(stack, self.rejected_path, "variant_id", "reason")
+            self._notes, self._notes_offsets = _indexed(stack, run_dir / "notes.jsonl", "id", "style")
             self._open = stack.pop_all()
 
     @property
-    def n_accepted(self) -> int:
+    def n_variants(self) -> int:
         """How many variants are stored."""
-        return len(self._accepted_places)
+        return len(self._variant_offsets)
 
-    def accepted(self, slots: Sequence[VariantRequest]) -> dict[str, Row]:
-        """Return the accepted variants of `slots` by id, read from the file; of several with one id the last."""
-        found = zip(slots, self._accepted_places.of_all([slot.id for slot in slots]), strict=True)
-        return {slot.id: self._variants.row_at(places[-1]) for slot, places in found if places}
+    def variants(self, requests: Sequence[VariantRequest]) -> dict[str, Variant]:
+        """Return the stored variants of `requests` by id, read from the file; of several with one id the last."""
+        matching = zip(requests, self._variant_offsets.of_all([request.id for request in requests]), strict=True)
+        return {
+            request.id: self._variant(self._variants.row_at(offsets[-1])) for request, offsets in matching if offsets
+        }
 
-    def are_accepted(self, slots: Sequence[VariantRequest]) -> list[bool]:
-        """Return of each slot whether it is filled."""
-        return [bool(places) for places in self._accepted_places.of_all([slot.id for slot in slots])]
+    def _variant(self, row: Row) -> Variant:
+        try:
+            return Variant(**{**row, "usage": Usage(**row["usage"])})
+        except (TypeError, KeyError) as error:
+            raise InputError(f"{self.variants_path}: a row is no variant ({error}). {_FIX}") from error
 
-    def refusals(self, slots: Sequence[VariantRequest]) -> list[Row]:
-        """Return the refused answers of `slots`, each once."""
-        found = self._refusal_places.of_all([slot.id for slot in slots])
-        rows = (self._rejected.row_at(place) for places in found for place in places)
+    def refusals(self, requests: Sequence[VariantRequest]) -> list[Row]:
+        """Return the refused answers of `requests`, each once."""
+        matching = self._rejected_offsets.of_all([request.id for request in requests])
+        rows = (self._rejected.row_at(offset) for offsets in matching for offset in offsets)
         return list({row["id"]: row for row in rows}.values())
 
-    def check_refusals(self, variants: Mapping[str, Row], refusals: Sequence[Row]) -> None:
-        """Raise `InputError` where `variants` (by id) tell of more refused answers than there are.
+    def check_refusals(self, variants: Mapping[str, Variant], refusals: Sequence[Row]) -> None:
+        """Raise `InputError` where `variants` count more refused answers than there are.
 
-        rejected.jsonl has then lost rows: a power cut, a hand. An older kinject's variants do not tell.
+        Then rejected.jsonl has lost rows, to a power cut or to an editor.
         """
         counts = Counter(row["variant_id"] for row in refusals)
-        if any(counts[identity] < variant.get("attempt", 0) for identity, variant in variants.items()):
-            raise InputError(f"{self.rejected_path}: rows are missing that {self.variants_path.name} tells of. {_CURE}")
+        if any(counts[variant_id] < variant.attempt for variant_id, variant in variants.items()):
+            raise InputError(f"{self.rejected_path}: rows are missing that {self.variants_path.name} counts. {_FIX}")
 
     def accept(
-        self, group: Group, slot: VariantRequest, attempt: int, completion: Completion, writer: str, verdict: Verdict
-    ) -> None:
-        """Store the text in an answer that holds; `attempt` answers were refused before it."""
-        usage = _usage(completion.usage)
-        row: Row = {  # the fields of types.Variant
-            "id": slot.id, "passage_id": group.passage.id, "document_id": group.passage.document_id,
-            "style": group.style.name, "sample": slot.sample, "text": group.style.parse(completion.text),
-            "generator": writer, "prompt_hash": slot.prompt_hash, "usage": usage, "checks": dict(verdict.measures),
-            "attempt": attempt,
-        }  # fmt: skip
-        self._accepted_places.add(slot.id, self._variants.append(row))
+        self, group: Group, request: VariantRequest, attempt: int, completion: Completion, generator: str, text: str,
+        verdict: Verdict,
+    ) -> None:  # fmt: skip
+        """Store an accepted `text`; `attempt` answers were refused before it."""
+        variant = Variant(
+            id=request.id, passage_id=group.passage.id, document_id=group.passage.document_id, style=group.style.name,
+            sample=request.sample, text=text, generator=generator, prompt_hash=request.prompt_hash, usage=completion.usage,
+            checks=dict(verdict.measures), attempt=attempt,
+        )  # fmt: skip
+        self._variant_offsets.add(variant.id, self._variants.append(variant))
 
     def refuse(
-        self, group: Group, slot: VariantRequest, attempt: int, completion: Completion, verdict: Verdict
+        self, group: Group, request: VariantRequest, attempt: int, completion: Completion, verdict: Verdict
     ) -> None:
         """Store a refused answer with its reason, once."""
-        identity = content_id("refused", slot.id, attempt)
-        if any(row["id"] == identity for row in self.refusals([slot])):
+        identity = content_id("refused", request.id, attempt)
+        if any(row["id"] == identity for row in self.refusals([request])):
             return
+        usage = completion.usage
         row: Row = {
-            "id": identity, "variant_id": slot.id, "passage_id": group.passage.id,
-            "document_id": group.passage.document_id, "style": group.style.name, "sample": slot.sample,
+            "id": identity, "variant_id": request.id, "passage_id": group.passage.id,
+            "document_id": group.passage.document_id, "style": group.style.name, "sample": request.sample,
             "attempt": attempt, "reason": verdict.reason, "detail": verdict.detail, "text": completion.text,
-            "usage": _usage(completion.usage),
+            "usage": {"tokens_in": usage.tokens_in, "tokens_out": usage.tokens_out},
         }  # fmt: skip
-        self._refusal_places.add(slot.id, self._rejected.append(row))
+        self._rejected_offsets.add(request.id, self._rejected.append(row))
 
-    def notes(self, identity: str) -> tuple[str, ...]:
+    def notes(self, notes_id: str) -> tuple[str, ...]:
         """Return the notes stored under an id of `Plan.notes_id`, () where there are none."""
-        places = self._notes_places.of(identity)
-        return tuple(self._notes.row_at(places[-1])["notes"]) if places else ()
+        offsets = self._notes_offsets.of(notes_id)
+        return tuple(self._notes.row_at(offsets[-1])["notes"]) if offsets else ()
 
-    def keep_notes(self, identity: str, group: Group, notes: tuple[str, ...]) -> None:
+    def add_notes(self, notes_id: str, group: Group, notes: tuple[str, ...]) -> None:
         """Store the notes of a preparation."""
         row: Row = {
-            "id": identity, "passage_id": group.passage.id, "document_id": group.passage.document_id,
+            "id": notes_id, "passage_id": group.passage.id, "document_id": group.passage.document_id,
             "style": group.style.name, "notes": list(notes),
         }  # fmt: skip
-        self._notes_places.add(identity, self._notes.append(row))
+        self._notes_offsets.add(notes_id, self._notes.append(row))
 
     def __enter__(self) -> Store:
         return self
@@ -116,22 +120,18 @@ class Store:
         self._open.close()
 
 
-def _indexed(stack: contextlib.ExitStack, path: Path, key: str, needed: str) -> tuple[Journal, Places]:
-    """Return a journal and where its rows stand by their `key`; each must hold `needed`, too."""
-    places = stack.enter_context(Places())
+def _indexed(stack: contextlib.ExitStack, path: Path, key: str, required: str) -> tuple[Journal, Places]:
+    """Return a journal and the offsets of its rows by their `key`. Each row must have the field `required`, too."""
+    offsets = stack.enter_context(Places())
 
-    def note(place: int, row: Row) -> None:
-        _field(row, needed, path)
+    def index(offset: int, row: Row) -> None:
+        _field(row, required, path)
         try:
-            places.add(_field(row, key, path), place)
+            offsets.add(_field(row, key, path), offset)
         except InputError as error:
             raise InputError(f"{path}: {key}: {error}. The file was changed by hand; move it away.") from error
 
-    return stack.enter_context(Journal(path, sync=False, each=note, cure=_CURE)), places
-
-
-def _usage(usage: Usage) -> dict[str, int]:
-    return {"tokens_in": usage.tokens_in, "tokens_out": usage.tokens_out}
+    return stack.enter_context(Journal(path, sync=False, each=index, cure=_FIX)), offsets
 
 
 def _field(row: Row, key: str, path: Path) -> str:

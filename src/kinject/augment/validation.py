@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from kinject.augment.requests.limits import Limits
@@ -10,15 +10,9 @@ from kinject.augment.styles import STYLES
 from kinject.errors import RecipeError
 from kinject.recipe import AugmentRecipe, AugmentSection, GeneratorSection, QuestionsRecipe, QuestionsSection, Recipe
 from kinject.recipe.check import suggestion
+from kinject.recipe.sections import GENERATOR_REQUIRES
 
-MOST_SAMPLES = 10_000
 _BATCH_IN_FLIGHT = 20_000
-REQUIRED: Mapping[str, tuple[str, str]] = {
-    "openai": ("model", "the name of a model at the endpoint"),
-    "transformers": ("model", "a model folder or a name on the hub"),
-    "file": ("path", "a file of rewritings (JSONL with document_id and text)"),
-}
-"""Kind of generator -> (the field that it cannot do without, what that is)."""
 
 
 def section_of(recipe: AugmentRecipe) -> AugmentSection:
@@ -57,15 +51,13 @@ def _augment_faults(section: AugmentSection) -> list[tuple[str, str]]:
 
 
 def _style_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
-    for name, n_samples in section.styles.items():
+    for name in section.styles:
         if name not in STYLES:
             yield f"augment.styles.{name}", f"unknown style.{suggestion(name, STYLES)}"
-        elif not 0 <= n_samples <= MOST_SAMPLES:
-            yield f"augment.styles.{name}", f"found {n_samples}, allowed: 0 to {MOST_SAMPLES:,}."
 
 
 def _generator_faults(place: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
-    name, what = REQUIRED.get(generator.kind, ("kind", ""))
+    name, what = GENERATOR_REQUIRES.get(generator.kind, ("kind", ""))
     if not getattr(generator, name):
         yield place, f"{name} is missing. kind: {generator.kind} needs {what}."
     if generator.base_url is not None and not _is_url(generator.base_url):

@@ -76,7 +76,7 @@ def bench(recipe: TrainRecipe, wanted: Wanted) -> tuple[Bench, Path]:
         plan = [(number, *item) for number in range(wanted.repeats) for item in order_of(running, number)]
         with Progress("measuring", len(plan), "runs") as progress:
             for number, strategy, copy in plan:
-                progress.tell(strategy.label)
+                progress.set_status(strategy.label)
                 _measure(run, strategy, number, copy)
                 progress.advance()
         found = _table(run, chosen, wanted)

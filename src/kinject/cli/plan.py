@@ -10,9 +10,10 @@ from kinject.cli.recipe_arguments import add_verb, recipe_of
 from kinject.terminal import show
 
 _DETAIL = """\
-What a training recipe will need, before it runs: parameters, memory by part, steps, tokens, exposures, time, disk; whether
-it fits, what to change first if it does not, and how to spread it over several devices. The model's config is enough
-(no weights are read), the corpus is read as training reads it, and a few real steps are timed in a process of their own.
+Print what a training recipe will need before it runs: parameters, memory by part, steps, tokens, exposures, time and disk;
+whether it fits, the cheapest changes if it does not, and how to spread it over several devices. The model's config is enough
+(no weights are read). The corpus is read as training reads it, and a few real steps are timed in a process of their own.
+Exit code 0: it fits, or a way to run it fits; 1: none does.
 
 examples:
   kinject plan recipes/cpt.yaml
@@ -23,14 +24,14 @@ examples:
 
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
-    parser = add_verb(verbs, "plan", "what a training run will need, and whether it fits", _DETAIL, None)
-    parser.add_argument("--memory", metavar="SIZE", help="memory of a device, as 24GiB (default: what is here)")
-    parser.add_argument("--devices", metavar="N", type=int, help="number of devices (default: what is here)")
+    parser = add_verb(verbs, "plan", "memory, time and disk of a training run, and whether it fits", _DETAIL, None)
+    parser.add_argument("--memory", metavar="SIZE", help="memory of a device, as 24GiB (default: this machine's)")
+    parser.add_argument("--devices", metavar="N", type=int, help="number of devices (default: this machine's)")
     parser.add_argument("--no-calibration", action="store_true", help="time no real steps")
     parser.add_argument(
-        "--seconds", metavar="S", type=float, default=120.0, help="most that these may take (default: 120)"
+        "--seconds", metavar="S", type=float, default=120.0, help="time limit for these steps (default: 120)"
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the plan as JSON, too")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the plan as JSON")
     parser.add_argument("--figure", metavar="FILE", type=Path, help="draw the learning rate by step (PNG, SVG or PDF)")
     parser.set_defaults(run=_run)
 
@@ -44,14 +45,15 @@ def _run(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments, "plan")
     from kinject.disk import write_json
     from kinject.plan.devices import parse_memory
-    from kinject.plan.pages import as_json, draw_rates, render
-    from kinject.plan.run import Wanted, plan
+    from kinject.plan.pages import draw_rates, plan_values, render_plan
+    from kinject.plan.run import PlanOptions, plan
 
     memory = parse_memory(arguments.memory) if arguments.memory is not None else None
-    found = plan(recipe, Wanted(memory, arguments.devices, not arguments.no_calibration, arguments.seconds))
-    show(render(found))
+    options = PlanOptions(memory, arguments.devices, not arguments.no_calibration, arguments.seconds)
+    result = plan(recipe, options)
+    show(render_plan(result))
     if arguments.json is not None:
-        write_json(arguments.json, dict(as_json(found)))
+        write_json(arguments.json, dict(plan_values(result)))
     if arguments.figure is not None:
-        draw_rates(found, arguments.figure)
-    return 0 if found.fits or found.way.command else 1
+        draw_rates(result, arguments.figure)
+    return 0 if result.fits or result.parallelism.command else 1

@@ -46,10 +46,10 @@ def add_parser(verbs: Any) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from kinject.recipe.shipped import find, read_shipped
+    from kinject.recipe.shipped import find_recipes, read_shipped
 
     shipped = read_shipped()
-    recipes = find(arguments.names, shipped) if arguments.names else list(shipped.values())
+    recipes = find_recipes(arguments.names, shipped) if arguments.names else list(shipped.values())
     if arguments.json:
         keys = ("name", "verb", "purpose", "needs", "run", "expect")
         show(json.dumps([{key: getattr(recipe, key) for key in keys} for recipe in recipes], indent=1))
@@ -75,19 +75,20 @@ def _lines(recipe: ShippedRecipe, width: int) -> list[str]:
 
 
 def _copy(arguments: argparse.Namespace) -> int:
-    from kinject.recipe.shipped import copy, find, read_shipped
+    from kinject.recipe.shipped import copy_recipes, find_recipes, read_shipped
+    from kinject.sandbox import write_sandbox
 
-    recipes = find(arguments.names, read_shipped())
-    done = copy(recipes, arguments.into)
+    recipes = find_recipes(arguments.names, read_shipped())
+    done = copy_recipes(recipes, arguments.into, write_sandbox)
     for path in done.written:
         show(arguments.into / path)
-    if done.there:
-        show(f"{len(done.there)} more {'was' if len(done.there) == 1 else 'were'} there already, the same")
+    if done.unchanged:
+        show(f"{len(done.unchanged)} more {'was' if len(done.unchanged) == 1 else 'were'} there already, the same")
     for recipe in recipes:
         show(f"\n{recipe.path}: {recipe.purpose}")
         for label, text in (("needs", recipe.needs), ("run", recipe.run)):
             if text:
                 show(f"  {label}: {text}")
-    if done.to_bring:
-        show(f"\nyours to bring (or name others in the recipe): {', '.join(done.to_bring)}")
+    if done.missing_inputs:
+        show(f"\nyours to bring (or name others in the recipe): {', '.join(done.missing_inputs)}")
     return 0

@@ -35,22 +35,24 @@ def add_parser(verbs: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     import json
 
+    from kinject.augment.styles import STYLES
     from kinject.errors import InputError
-    from kinject.recipe.schema import header, recipe_schema, switch_on, write_schema
+    from kinject.recipe.schema import recipe_schema, schema_line, write_schema, write_schema_line
     from kinject.recipe.yaml_lines import read_yaml
 
+    styles = {name: style.about for name, style in STYLES.items()}
     if arguments.out == "-":
         if arguments.recipes:
             raise InputError("--out -: a recipe's line must name a file. Give --out a path, or no recipes.")
-        show(json.dumps(recipe_schema(), indent=1, ensure_ascii=False))
+        show(json.dumps(recipe_schema(styles), indent=1, ensure_ascii=False))
         return 0
     for recipe in arguments.recipes:
         read_yaml(recipe)  # a file that is not there or no YAML is told before anything is written
     out = Path(arguments.out)
-    write_schema(out)
+    write_schema(styles, out)
     show(out)
     for recipe in arguments.recipes:
-        show(f"{recipe}: {'names it now' if switch_on(recipe, out) else 'names it already'}")
+        show(f"{recipe}: {'names it now' if write_schema_line(recipe, out) else 'names it already'}")
     if not arguments.recipes:
-        show(f"first line of a recipe beside it: {header(out.parent / 'recipe.yaml', out)}")
+        show(f"first line of a recipe beside it: {schema_line(out.parent / 'recipe.yaml', out)}")
     return 0

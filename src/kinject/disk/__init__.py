@@ -5,7 +5,7 @@ from kinject.disk.format import FORMAT_VERSION, check_folder, check_version, set
 from kinject.disk.ids import content_id
 from kinject.disk.inside import file_name, refuse_links_out
 from kinject.disk.journal import Journal, read_journal
-from kinject.disk.jsonl import Row, read_jsonl, write_jsonl
+from kinject.disk.jsonl import Row, open_jsonl, read_jsonl, write_jsonl
 from kinject.disk.lock import lock_dir
 from kinject.disk.manifest import check_output, manifest_beside, read_manifest, write_manifest
 from kinject.disk.places import Places
@@ -28,6 +28,7 @@ __all__ = [
     "is_there",
     "lock_dir",
     "manifest_beside",
+    "open_jsonl",
     "open_to_read",
     "read_bytes",
     "read_journal",

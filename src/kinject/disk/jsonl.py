@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from kinject.disk.atomic import atomic_file
+from kinject.disk.faults import unwritable
 from kinject.disk.reading import read_lines
 from kinject.errors import InputError
 
@@ -82,6 +84,23 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if line.strip():
             yield number, parse_row(line, f"{path}:{number}")
+
+
+@contextlib.contextmanager
+def open_jsonl(path: Path) -> Iterator[Callable[[Mapping[str, Any] | object], None]]:
+    """Yield a function that writes one row (a mapping or a dataclass) to a file, which replaces `path` as in `atomic_file`.
+
+    Raises `DiskError` when a row cannot be written.
+    """
+    with atomic_file(path) as file:
+
+        def write(row: Mapping[str, Any] | object) -> None:
+            try:
+                file.write(encode_row(row) + "\n")
+            except OSError as error:  # several files may be open: the error must name this one
+                raise unwritable(path, error) from error
+
+        yield write
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any] | object]) -> int:

@@ -24,7 +24,6 @@ _OPTIONAL = {
     "flash_attn": ("flash-attn", "faster attention on NVIDIA GPUs; torch's own does as well"),
     "bitsandbytes": ("bitsandbytes", "8-bit optimizers, 4-bit and 8-bit weights"),
     "sentence_transformers": ("sentence-transformers", "dense retrieval"),
-    "faiss": ("faiss", "dense retrieval"),
     "ray": ("ray", "studies on a cluster"),
     "pypdf": ("pypdf", "PDF documents"),
     "selectolax": ("selectolax", "HTML documents"),
@@ -348,9 +347,8 @@ def _check_cached(recipe: Recipe, name: str) -> Iterator[Problem]:
 def _check_retrieval(recipe: Recipe, retrieval: RetrievalSection | None) -> Iterator[Problem]:
     if retrieval is None or retrieval.kind == "bm25":
         return
-    missing = [name for name in ("sentence_transformers", "faiss") if importlib.util.find_spec(name) is None]
-    if missing:
-        what = f"eval.retrieval.kind: {retrieval.kind} needs {' and '.join(missing)}"
+    if importlib.util.find_spec("sentence_transformers") is None:
+        what = f"eval.retrieval.kind: {retrieval.kind} needs sentence_transformers"
         yield Problem(str(recipe.path), what, "pip install 'kinject[rag]', or set kind: bm25.")
 
 

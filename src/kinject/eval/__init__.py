@@ -1,4 +1,4 @@
-"""Multiple-choice questions asked by log-likelihood. Importing this package imports no torch; `evaluate` does."""
+"""Multiple-choice questions scored by log-likelihood. Importing this package imports no torch; `evaluate` does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["evaluate", "read_questions", "render_table"]
 
 
 def evaluate(recipe: EvalRecipe) -> Report:
-    """Ask every model of the recipe's `eval` section every question set; see `kinject.eval.run.evaluate`."""
+    """Score every question set of the recipe's `eval` section with every model; see `kinject.eval.run.evaluate`."""
     from kinject.eval.run import evaluate as run
 
     return run(recipe)

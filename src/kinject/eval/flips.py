@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from kinject.disk import Row
 from kinject.eval.cells import is_right, is_scored
-from kinject.eval.plan import Arm, Plan, QuestionSet, arms_of
+from kinject.eval.plan import Arm, Plan, QuestionSet
 from kinject.eval.results import Results
 from kinject.eval.scores import rescored
+from kinject.eval.scoring.answers import finite_or_none
 from kinject.recipe.sections import EvalSection
 from kinject.types import Answer, Passage, Question
 
@@ -26,7 +26,7 @@ def find_flips(plan: Plan, section: EvalSection, results: Results) -> Iterator[R
     for question_set in plan.sets:
         if question_set.chooses_k_for:
             continue
-        for arm in arms_of(section, question_set.task):
+        for arm in question_set.arms:
             base = replace(arm, model=next(iter(section.models)), k=0)
             if arm != base:
                 yield from _flips_of(question_set, arm, base, results)
@@ -58,8 +58,8 @@ def _row(arm: Arm, question: Question, passages: tuple[Passage, ...], was: Answe
         "gold": question.answer,
         "chosen": _chosen(now),
         "base_chosen": _chosen(was),
-        "log_probs": [value if math.isfinite(value) else None for value in now.log_probs],
-        "base_log_probs": [value if math.isfinite(value) else None for value in was.log_probs],
+        "log_probs": finite_or_none(now.log_probs),
+        "base_log_probs": finite_or_none(was.log_probs),
         "truncated": now.truncated,
         "passages": [{"id": item.id, "document_id": item.document_id, "text": item.text} for item in passages],
     }

@@ -1,4 +1,4 @@
-"""Prompts as data: how a question, its examples and its passages become a text and its continuations."""
+"""Prompts: a question, its examples and its passages become a text and its continuations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWS_OPTIONS = LETTERED | {"hybrid"}
 
 @dataclass(frozen=True, slots=True)
 class TaskStyle:
-    """What a task of lm-evaluation-harness writes around its questions, which come rendered."""
+    """The text that a task of lm-evaluation-harness puts around its questions, which are already rendered."""
 
     description: str = ""
     target_delimiter: str = " "
@@ -28,11 +28,12 @@ class TaskStyle:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One question as one arm asks it: format, few-shot examples in order, retrieved passages, the best first.
+class PromptRequest:
+    """One question in the form that one arm uses: format, few-shot examples in order, retrieved passages, best first.
 
-    `rotation` is how far the question's options were moved round. `template` is the source of a Jinja template that
-    writes the context instead of the format's own layout; "" for none. `style` belongs to the format ``task``.
+    `rotation` is the number of positions by which the question's options were rotated. `template` is the source of a
+    Jinja template that writes the context instead of the format's own layout; "" for none. `style` belongs to the
+    format ``task``.
     """
 
     question: Question
@@ -46,9 +47,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The text before the answer, and for each choice the text whose probability is asked.
+    """The text before the answer, and for each choice the text whose probability is computed.
 
-    `header` is the beginning of `context` that a chat template gets as the system's turn.
+    `header` is the start of `context` that a chat template puts into the system's turn.
     """
 
     context: str
@@ -66,52 +67,52 @@ def pick_shots(question: Question, pool: Sequence[Question], n_shots: int) -> tu
     return tuple(shot for shot, _ in zip(others, range(n_shots), strict=False))
 
 
-def rotated(question: Question, n: int) -> Question:
-    """Return `question` with its options moved round by `n` places: place i holds the option i + n."""
+def rotate_options(question: Question, n: int) -> Question:
+    """Return `question` with its options rotated by `n` positions: position i holds option i + n."""
     size = len(question.choices)
-    choices = tuple(question.choices[(place + n) % size] for place in range(size))
+    choices = tuple(question.choices[(position + n) % size] for position in range(size))
     return replace(question, choices=choices, answer=(question.answer - n) % size)
 
 
-def render_prompt(ask: Ask) -> Prompt:
-    """Return `ask` as text.
+def render_prompt(request: PromptRequest) -> Prompt:
+    """Return `request` as text.
 
     ``texts``: "Question: ...\\nAnswer:" with the choices as continuations. ``letters``: the layout of MMLU in
     lm-evaluation-harness 0.4 (tasks/mmlu/default): a header that names the subject, the options as "A. ...", "Answer:",
     with the letters as continuations; ``rotations`` is the same. ``hybrid``: that layout with the choices as
-    continuations. ``...-no-question``: the question left out. ``task``: the question's text as it is, within `style`.
-    Each example ends in its gold continuation and a blank line. Passages stand after the examples, directly before the
-    question, each followed by a blank line. Raises `InputError` when the template cannot be rendered.
+    continuations. ``...-no-question``: without the question. ``task``: the question's text unchanged, within `style`.
+    Each example ends in its gold continuation and a blank line. Passages follow the examples, directly before the
+    question, each followed by a blank line. Raises `InputError` if the template cannot be rendered.
     """
-    if ask.template:
-        return Prompt(_from_template(ask), _continuations(ask.question, ask))
-    between = ask.style.fewshot_delimiter
-    examples = "".join(f"{_solved(shot, ask)}{between}" for shot in ask.shots)
-    passages = "".join(f"{passage}\n\n" for passage in ask.passages)
-    header = _header(ask)
-    context = f"{header}{examples}{passages}{_stem(ask.question, ask.format)}"
-    return Prompt(context, _continuations(ask.question, ask), header)
+    if request.template:
+        return Prompt(_render_template(request), _continuations(request.question, request))
+    delimiter = request.style.fewshot_delimiter
+    examples = "".join(f"{_with_answer(shot, request)}{delimiter}" for shot in request.shots)
+    passages = "".join(f"{passage}\n\n" for passage in request.passages)
+    header = _subject_header(request)
+    context = f"{header}{examples}{passages}{_unanswered(request.question, request.format)}"
+    return Prompt(context, _continuations(request.question, request), header)
 
 
 def scored_texts(question: Question, format: str) -> tuple[str, ...]:
-    """Return what each continuation says without its leading space: the letters, or the choices themselves."""
+    """Return the text of each continuation without its leading space: the letters, or the choices themselves."""
     return tuple(ascii_uppercase[: len(question.choices)]) if format in LETTERED else question.choices
 
 
-def _header(ask: Ask) -> str:
-    if ask.format == "task":
-        return ask.style.description
-    if ask.format not in SHOWS_OPTIONS or not ask.question.subject:
+def _subject_header(request: PromptRequest) -> str:
+    if request.format == "task":
+        return request.style.description
+    if request.format not in SHOWS_OPTIONS or not request.question.subject:
         return ""
-    subject = ask.question.subject.replace("_", " ")
+    subject = request.question.subject.replace("_", " ")
     return f"The following are multiple choice questions (with answers) about {subject}.\n\n"
 
 
-def _solved(shot: Question, ask: Ask) -> str:
-    return f"{_stem(shot, ask.format)}{_continuations(shot, ask)[shot.answer]}"
+def _with_answer(shot: Question, request: PromptRequest) -> str:
+    return f"{_unanswered(shot, request.format)}{_continuations(shot, request)[shot.answer]}"
 
 
-def _stem(question: Question, format: str) -> str:
+def _unanswered(question: Question, format: str) -> str:
     if format == "task":
         return question.question
     if format == "texts-no-question":
@@ -120,29 +121,36 @@ def _stem(question: Question, format: str) -> str:
         return f"Question: {question.question}\nAnswer:"
     lettered = zip(ascii_uppercase, question.choices, strict=False)
     options = "".join(f"\n{letter}. {choice}" for letter, choice in lettered)
-    asked = f"{question.question.strip()}{options}" if format not in WITHOUT_QUESTION else options.removeprefix("\n")
-    return f"{asked}\nAnswer:"
+    text = f"{question.question.strip()}{options}" if format not in WITHOUT_QUESTION else options.removeprefix("\n")
+    return f"{text}\nAnswer:"
 
 
-def _continuations(question: Question, ask: Ask) -> tuple[str, ...]:
-    between = ask.style.target_delimiter if ask.format == "task" else " "
-    return tuple(f"{between}{text}" for text in scored_texts(question, ask.format))
+def _continuations(question: Question, request: PromptRequest) -> tuple[str, ...]:
+    delimiter = request.style.target_delimiter if request.format == "task" else " "
+    return tuple(f"{delimiter}{text}" for text in scored_texts(question, request.format))
 
 
-def _from_template(ask: Ask) -> str:
-    """Return the context by `ask.template`: it sees question, choices, letters, subject, shots, passages, format."""
+def _render_template(request: PromptRequest) -> str:
+    """Return the context that `request.template` writes.
 
-    def seen(question: Question) -> dict[str, Any]:
-        texts = scored_texts(question, ask.format)
+    Its variables: question, choices, letters, subject, shots (with answer), passages, format.
+    """
+
+    def variables(question: Question) -> dict[str, Any]:
+        texts = scored_texts(question, request.format)
         return {
             "question": question.question, "choices": list(question.choices), "subject": question.subject,
             "letters": list(ascii_uppercase[: len(question.choices)]), "answer": texts[question.answer],
         }  # fmt: skip
 
-    own = seen(ask.question)
-    del own["answer"]  # the prompt must not hold it
-    values = {**own, "shots": [seen(shot) for shot in ask.shots], "passages": list(ask.passages), "format": ask.format}
+    values = variables(request.question)
+    del values["answer"]  # the prompt must not contain it
+    values |= {
+        "shots": [variables(shot) for shot in request.shots],
+        "passages": list(request.passages),
+        "format": request.format,
+    }
     try:
-        return render(compile_template(ask.template), values)
+        return render(compile_template(request.template), values)
     except InputError as error:
-        raise InputError(f"eval.template: cannot be rendered for question {ask.question.id!r}: {error}") from error
+        raise InputError(f"eval.template: cannot be rendered for question {request.question.id!r}: {error}") from error

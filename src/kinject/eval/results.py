@@ -6,7 +6,7 @@ from dataclasses import replace
 from string import ascii_uppercase
 
 from kinject.eval.cells import correct_family, is_right, make_cell
-from kinject.eval.plan import Arm, Plan, QuestionSet, arms_of
+from kinject.eval.plan import Arm, Plan, QuestionSet
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.scores import LETTERED, Score, letter_mass, letter_priors, rescored
 from kinject.recipe.sections import EvalSection
@@ -26,7 +26,7 @@ def make_cells(plan: Plan, section: EvalSection, results: Results) -> tuple[Cell
         _cell(question_set, arm, score, section, results)
         for question_set in plan.sets
         if not question_set.chooses_k_for
-        for arm in arms_of(section, question_set.task)
+        for arm in question_set.arms
         for score in _scores_for(arm, section)
     ]
     return correct_family(cells)
@@ -85,7 +85,7 @@ def note_chosen_k(plan: Plan, section: EvalSection, results: Results, notes: lis
     for question_set in plan.sets:
         if question_set.chooses_k_for:
             continue
-        ways = dict.fromkeys(replace(arm, k=0) for arm in arms_of(section, question_set.task) if arm.k)
+        ways = dict.fromkeys(replace(arm, k=0) for arm in question_set.arms if arm.k)
         for way in ways:
             ks = (0, *dict.fromkeys(section.retrieval.k))
             test = {k: _accuracy(results[question_set.name, replace(way, k=k)]) for k in ks}

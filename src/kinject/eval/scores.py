@@ -1,4 +1,4 @@
-"""From log-probs to choices: what a format's numbers are divided by, and rotations taken together. Needs no model."""
+"""From log-probs to comparable scores of choices: lengths, pmi, merged rotations. Needs no model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LETTERED = frozenset({"letters", "rotations", "letters-no-question"})
 
 
 def scores_of(answer: Answer, score: Score, without: Answer | None = None) -> tuple[float, ...]:
-    """Return the number of each choice that is compared.
+    """Return the score of each choice; the highest is the model's answer.
 
     ``sum``: the log-prob (lm-evaluation-harness's acc). ``chars``, ``bytes``, ``tokens``: divided by the choice's
-    length (acc_norm, acc_bytes). ``pmi``: less the log-prob of the same choice in `without`, the answer to the prompt
-    without the question (Holtzman et al. 2021). Raises `InputError` where `answer` lacks what the score needs.
+    length (acc_norm, acc_bytes). ``pmi``: minus the log-prob of the same choice in `without`, the answer to the prompt
+    without the question (Holtzman et al. 2021). Raises `InputError` if `answer` lacks a value that the score needs.
     """
     if score == "sum":
         return answer.log_probs
@@ -43,42 +43,43 @@ def scores_of(answer: Answer, score: Score, without: Answer | None = None) -> tu
 
 
 def rescored(answers: Sequence[Answer], score: Score, without: Sequence[Answer] = ()) -> list[Answer]:
-    """Return one answer a question whose `log_probs` are the numbers to compare; see `scores_of`."""
-    bare = {answer.question_id: answer for answer in without}
+    """Return one answer per question whose `log_probs` are the scores to compare; see `scores_of`."""
+    unprompted = {answer.question_id: answer for answer in without}
     merged = merge_rotations(answers)
     if score == "sum":
         return merged
-    return [replace(item, log_probs=scores_of(item, score, bare.get(item.question_id))) for item in merged]
+    return [replace(item, log_probs=scores_of(item, score, unprompted.get(item.question_id))) for item in merged]
 
 
 def merge_rotations(answers: Sequence[Answer]) -> list[Answer]:
-    """Return one answer a question: its rotations taken together, letter priors removed.
+    """Return one answer per question: its rotations are averaged, which removes letter priors.
 
-    Each rotation's letters are normalised among themselves, then averaged by option. Since each option stood at each
-    letter exactly once, what a letter gets whatever stands there adds the same to every option and drops out of the
-    comparison (the full cyclic debiasing of Zheng et al. 2309.03882).
+    Each rotation's letters are normalised among themselves, then averaged by option. Each option had each letter
+    exactly once, so a letter's prior adds the same to every option and drops out of the comparison (the full cyclic
+    debiasing of Zheng et al. 2309.03882).
     """
     by_question: dict[str, list[Answer]] = {}
     for answer in answers:
         by_question.setdefault(answer.question_id, []).append(answer)
-    return [_merged(own) if own[0].format == "rotations" else own[0] for own in by_question.values()]
+    return [_merge(same) if same[0].format == "rotations" else same[0] for same in by_question.values()]
 
 
-def _merged(own: Sequence[Answer]) -> Answer:
-    n = len(own[0].log_probs)
+def _merge(rotations: Sequence[Answer]) -> Answer:
+    first = rotations[0]
+    n = len(first.log_probs)
     sums = [0.0] * n
-    for answer in own:
+    for answer in rotations:
         total = _log_sum(answer.log_probs)
-        for place, value in enumerate(answer.log_probs):
-            sums[(place + answer.rotation) % n] += (value - total) / len(own)
-    first = own[0]
+        for index, value in enumerate(answer.log_probs):
+            sums[(index + answer.rotation) % n] += (value - total) / len(rotations)
     return replace(first, log_probs=tuple(sums), gold=(first.gold + first.rotation) % n, rotation=0)
 
 
 def letter_priors(answers: Sequence[Answer]) -> list[float]:
-    """Return the share of the probability that each letter gets whatever stands there, from all rotations of questions.
+    """Return the fraction of the probability that each letter gets regardless of its option, from all rotations.
 
-    The geometric mean over options and rotations, normalised; questions with the most common number of options count.
+    The geometric mean over options and rotations, normalised. Questions with another than the most common number of
+    options do not count.
     """
     counts = [len(answer.log_probs) for answer in answers]
     n = max(set(counts), key=counts.count)
@@ -94,9 +95,9 @@ def letter_priors(answers: Sequence[Answer]) -> list[float]:
 
 
 def letter_mass(answers: Sequence[Answer]) -> float | None:
-    """Return the mean probability that lay on the letters together; None for other formats or no finite answer.
+    """Return the mean total probability of the letters; None for other formats or without finite answers.
 
-    Low mass means that the format, not the knowledge, failed: the model wanted to say something else.
+    Low mass means that the format failed, not the knowledge: the model would have continued with something else.
     """
     if not answers or answers[0].format not in LETTERED:
         return None

@@ -1,45 +1,57 @@
-"""The memory of one training step, part by part, without the memory: the model's own forward and backward pass on fake tensors.
+"""The memory of one training step, part by part: the model's own forward and backward pass on fake tensors.
 
-Torch's FakeTensorMode runs every operation on shapes alone. What each creates is counted while something holds it, so that
-the peak, gradient checkpointing, autocast's copies and the loss's own tensors come from the code that will run.
+Torch's FakeTensorMode runs every operation on shapes alone, without the memory. A tensor is counted for as long as something
+refers to it, so the peak, gradient checkpointing, autocast's copies and the tensors of the loss come from the code that will
+run. The optimizer's state follows by arithmetic on shapes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import ModuleList
+from torch.nn import Embedding, ModuleList
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kinject.plan.heap import Heap
-from kinject.plan.model import GPU_ATTENTION, Shape, build, count
-from kinject.plan.optimizer import optimizer_memory
+from kinject.errors import InputError
+from kinject.plan.model import GPU_ATTENTION, StepConfig, build_model, count_parameters
+from kinject.train.eight_bit import embedding_bits
 
 _TILE = (4096, 32_768)
-"""Tokens and pieces of the vocabulary that TRL's fused head projects at once, at most."""
-_STEPS = 2
-"""Steps after the first in which a heap settles."""
-_LEAST_OFFLOADED = 1024
-"""Bytes; TRL keeps smaller tensors where they are."""
+"""Tokens and vocabulary entries that TRL's fused head projects at once, at most."""
+_MIN_OFFLOADED = 1024
+"""Bytes; TRL does not move smaller tensors."""
+_CPU_FRAGMENTATION = 1 / 3
+"""Fraction of activations and logits that a CPU's heap adds under gradient checkpointing: the layers' blocks that come and go
+leave holes that stay resident. Fitted on runs of 8M to 33M parameters (docs/plan.md)."""
+_STATES = {
+    "sgd": 0, "adagrad": 1, "rmsprop": 1, "adamw": 2, "lion": 1, "ademamix": 3, "stable_adamw": 2,
+    "schedule_free_adamw": 2, "schedule_free_radam": 2, "schedule_free_sgd": 1, "adamw_anyprecision": 2,
+}  # fmt: skip
+"""Optimizer family -> numbers in its state for each trained number."""
+_BNB_BLOCK = 256
+"""States of bitsandbytes' 8-bit optimizers that share a scale of float32."""
+_BNB_MIN_NUMBERS = 4096
+"""Parameters with fewer numbers keep their state in float32."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes at the fullest moment of a step: `peak` is their sum, `when` that moment.
+    """Bytes at the fullest moment of a step, by part; `peak` is their sum, `when` that moment.
 
-    `activations` are what the backward pass needs and what is being worked on, `logits` all tensors over the vocabulary,
-    `heap` what a CPU's heap keeps beyond the tensors (`kinject.plan.heap`; 0 on a GPU).
-    `n_parameters` and `n_trained` are counts, `flops` the operations of an optimizer step on one device,
-    `largest_block` the bytes of weights of the largest layer (what sharding gathers at a time).
+    `activations` are the tensors that the backward pass needs or that are being computed, `logits` all tensors over the
+    vocabulary, `fragmentation` the estimated holes in a CPU's heap (0 on a GPU). `n_parameters` and `n_trained` are counts.
+    `flops` are the operations of an optimizer step on one device, `largest_block` the bytes of weights of the largest layer
+    (gathered at a time when weights are sharded).
     """
 
     weights: int
@@ -47,7 +59,7 @@ class Memory:
     optimizer: int
     activations: int
     logits: int
-    heap: int
+    fragmentation: int
     when: str
     n_parameters: int
     n_trained: int
@@ -58,14 +70,14 @@ class Memory:
     @property
     def peak(self) -> int:
         """The sum of the parts."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.heap
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.fragmentation
 
 
-class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of every storage that an operation creates, until nothing holds it any more.
+class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of every storage that an operation creates, until nothing refers to it any more.
 
     `parts` are the bytes now, `fullest` the same at the fullest moment so far. Tensors whose last axis is `vocabulary`
-    long count as logits. `heap` is asked for each storage as a CPU's would be.
+    long count as logits.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -73,54 +85,54 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.vocabulary = vocabulary
         self.parts = {"weights": 0, "gradients": 0, "activations": 0, "logits": 0}
         self.fullest = dict(self.parts)
-        self.heap = Heap()
-        self._held: dict[int, str] = {}
+        self._part_of: dict[int, str] = {}
 
-    def hold(self, tensor: torch.Tensor, part: str) -> None:
-        """Count the storage of `tensor` as `part`, from now on also where it was counted as another."""
+    def track(self, tensor: torch.Tensor, part: str) -> None:
+        """Count the storage of `tensor` as `part` from now on, even if it counted as another part so far."""
         storage = tensor.untyped_storage()
         key, n_bytes = storage._cdata, storage.nbytes()
-        before = self._held.get(key)
+        before = self._part_of.get(key)
         if before is None:
             weakref.finalize(storage, self._forget, key, n_bytes)
-            self.heap.take(key, n_bytes)
         else:
             self.parts[before] -= n_bytes
-        self._held[key] = part
+        self._part_of[key] = part
         self.parts[part] += n_bytes
         if sum(self.parts.values()) > sum(self.fullest.values()):
             self.fullest = dict(self.parts)
 
     def _forget(self, key: int, n_bytes: int) -> None:
-        self.parts[self._held.pop(key)] -= n_bytes
-        self.heap.give_back(key)
+        self.parts[self._part_of.pop(key)] -= n_bytes
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and count what it made."""
-        found = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self._held:
-                over_pieces = tensor.ndim > 1 and tensor.shape[-1] == self.vocabulary and tensor.is_floating_point()
-                self.hold(tensor, "logits" if over_pieces else "activations")
-        return found
+        """Run the operation and count the tensors that it made."""
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self._part_of:
+                is_logits = tensor.ndim > 1 and tensor.shape[-1] == self.vocabulary and tensor.is_floating_point()
+                self.track(tensor, "logits" if is_logits else "activations")
+        return result
 
 
 def _gpu_attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **options: Any
 ) -> tuple[Any, None]:
-    """Attention [batch, length, heads, dimension] as a GPU's kernels keep it; query is [batch, heads, length, dimension].
+    """Return attention [batch, length, heads, dimension] with the memory of a GPU's kernels.
 
-    What stays for the backward pass: query, key, value, output, a log-sum for each row, and the mask where there is one.
+    `query` is [batch, heads, length, dimension]. Kept for the backward pass: query, key, value, output, a log-sum for each
+    row, and the mask if there is one.
     """
     if torch.is_autocast_enabled("cpu"):
         query, key, value = (tensor.to(torch.get_autocast_dtype("cpu")) for tensor in (query, key, value))
-    if mask is not None:  # kernels that take a mask want as many keys as queries
+    if mask is not None:  # kernels with a mask need as many keys as queries
         key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value))
         mask = mask.to(query.dtype)
-    return _Kept.apply(query, key, value, mask), None  # type: ignore[no-untyped-call]
+    return _GpuAttention.apply(query, key, value, mask), None  # type: ignore[no-untyped-call]
 
 
-class _Kept(torch.autograd.Function):
+class _GpuAttention(torch.autograd.Function):
+    """Allocates what the forward and backward pass of a GPU's attention allocate."""
+
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any) -> Any:
         rows, heads, length, _ = query.shape
@@ -135,7 +147,7 @@ class _Kept(torch.autograd.Function):
 
 
 class _FusedHead(torch.autograd.Function):
-    """The loss of TRL's fused head as it allocates: a tile of logits at a time, gradients gathered in float32."""
+    """Allocates what TRL's fused head allocates: a tile of logits at a time, gradients summed in float32."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -157,10 +169,10 @@ def _tile(hidden: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> tor
     return hidden.new_empty(min(hidden.shape[0], _TILE[0]), min(weight.shape[0], _TILE[1]), dtype=dtype)
 
 
-def simulate(shape: Shape) -> Memory:
-    """Return the memory of an optimizer step of `shape` once the optimizer has its state. Raises `InputError` as `build` does.
+def simulate(config: StepConfig) -> Memory:
+    """Return the memory of an optimizer step once the optimizer has its state. Raises `InputError` as `build_model` does.
 
-    A second micro-batch is run where gradients are accumulated: its forward pass finds gradients in memory.
+    If gradients are accumulated, a second micro-batch is run: its forward pass starts with gradients in memory.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -169,35 +181,25 @@ def simulate(shape: Shape) -> Memory:
     AttentionMaskInterface.register(GPU_ATTENTION, sdpa_mask)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = build(shape)
-        counts = count(model)
+        model = build_model(config)
+        counts = count_parameters(model)
         with FakeTensorMode(allow_non_fake_inputs=True):
-            _make_room(model)
-            meter = Meter(int(shape.config.get_text_config().vocab_size))
+            _allocate_fake_storages(model)
+            tracker = MemoryTracker(int(config.model.get_text_config().vocab_size))
             for tensor in (*model.parameters(), *model.buffers()):
-                meter.hold(tensor, "weights")
+                tracker.track(tensor, "weights")
             for parameter in model.parameters():
                 if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(lambda held: meter.hold(held.grad, "gradients"))
-            _accumulate(model, shape, meter)
-            found = _fullest(model, shape, meter, counts)
-            return replace(found, heap=_kept_by_heap(model, shape, meter, found)) if shape.device == "cpu" else found
+                    parameter.register_post_accumulate_grad_hook(
+                        lambda trained: tracker.track(trained.grad, "gradients")
+                    )
+            for _ in range(min(config.accumulation, 2)):  # a third one adds nothing new
+                _run_micro_batch(model, config, tracker)
+            return _fullest_moment(model, config, tracker, counts)
 
 
-def _kept_by_heap(model: Any, shape: Shape, meter: Meter, found: Memory) -> int:
-    """Return the bytes beyond the tensors of `found` that the heap spans once a few more steps have gone through it."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for number, parameter in enumerate(trained):  # the first step makes the optimizer's state: two numbers for most
-        for half in range(2):
-            meter.heap.take((number, half), found.optimizer * parameter.numel() // (2 * found.n_trained))
-    for _ in range(_STEPS):
-        model.zero_grad(set_to_none=True)
-        _accumulate(model, shape, meter)
-    return max(meter.heap.peak - found.peak, 0)
-
-
-def _make_room(model: Any) -> None:
-    """Give the tensors of a model on the meta device fake storages; what was shared (tied embeddings) stays shared."""
+def _allocate_fake_storages(model: Any) -> None:
+    """Give the tensors of a model on the meta device fake storages. Shared ones (tied embeddings) stay shared."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -208,52 +210,46 @@ def _make_room(model: Any) -> None:
             setattr(model.get_submodule(folder), leaf, model.get_parameter(first))
 
 
-def _accumulate(model: Any, shape: Shape, meter: Meter) -> None:
-    """Run the micro-batches of a step; from the second on each finds what the second finds."""
-    for _ in range(min(shape.accumulation, 2)):
-        _pass(model, shape, meter)
-
-
-def _pass(model: Any, shape: Shape, meter: Meter) -> None:
-    """Run a micro-batch forwards and backwards."""
-    with meter:
-        ids = torch.zeros(shape.batch, shape.block, dtype=torch.long)
+def _run_micro_batch(model: Any, config: StepConfig, tracker: MemoryTracker) -> None:
+    """Run the forward and backward pass of a micro-batch."""
+    with tracker:
+        ids = torch.zeros(config.batch, config.block, dtype=torch.long)
         inputs: dict[str, Any] = {"input_ids": ids, "use_cache": False}
-        if shape.masked:
-            mask = torch.ones(shape.batch, 1, shape.block, shape.block, dtype=torch.bool)
-            eager = shape.attention == "eager"
-            inputs["attention_mask"] = torch.zeros_like(mask, dtype=shape.mixed or shape.dtype) if eager else mask
+        if config.masked:
+            mask = torch.ones(config.batch, 1, config.block, config.block, dtype=torch.bool)
+            eager = config.attention == "eager"
+            inputs["attention_mask"] = torch.zeros_like(mask, dtype=config.mixed or config.dtype) if eager else mask
             inputs["position_ids"] = ids
-        with _offload(model) if shape.offloading and shape.device != "cpu" else contextlib.nullcontext():
-            loss = _loss(model, shape, inputs)
+        with _offload(model) if config.offloading and config.device != "cpu" else contextlib.nullcontext():
+            loss = _loss(model, config, inputs)
         loss.backward()  # type: ignore[no-untyped-call]
 
 
-def _loss(model: Any, shape: Shape, inputs: dict[str, Any]) -> torch.Tensor:
-    """Return the loss as the trainer computes it on the device of `shape`."""
-    autocast = torch.autocast("cpu", shape.mixed) if shape.mixed is not None else contextlib.nullcontext()
-    if not shape.fused:
+def _loss(model: Any, config: StepConfig, inputs: dict[str, Any]) -> torch.Tensor:
+    """Return the loss as the trainer computes it on the device of `config`."""
+    autocast = torch.autocast("cpu", config.mixed) if config.mixed is not None else contextlib.nullcontext()
+    if not config.fused:
         with autocast:
             logits = model(**inputs).logits
         logits = logits.float()[:, :-1].float()
         labels = inputs["input_ids"][:, 1:].flatten()
         return F.cross_entropy(logits.flatten(0, 1), labels, reduction="sum")
-    whole = model.get_base_model() if shape.adapter is not None else model
+    whole = model.get_base_model() if config.adapter is not None else model
     with autocast:
         hidden = whole.base_model(**inputs).last_hidden_state[:, :-1].reshape(-1, whole.config.hidden_size)
         weight = whole.get_output_embeddings().weight
-        found = _FusedHead.apply(hidden, weight, shape.mixed or hidden.dtype)  # type: ignore[no-untyped-call]
-    assert isinstance(found, torch.Tensor)
-    return found.sum()
+        losses = _FusedHead.apply(hidden, weight, config.mixed or hidden.dtype)  # type: ignore[no-untyped-call]
+    assert isinstance(losses, torch.Tensor)
+    return losses.sum()
 
 
 @contextlib.contextmanager
 def _offload(model: Any) -> Iterator[None]:
-    """Keep what the backward pass needs off the device, as trainer.activation_offloading does, but for weights."""
+    """Keep the tensors saved for the backward pass off the device, except weights, as trainer.activation_offloading does."""
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
 
     def pack(tensor: torch.Tensor) -> Any:
-        small = tensor.numel() * tensor.element_size() < _LEAST_OFFLOADED
+        small = tensor.numel() * tensor.element_size() < _MIN_OFFLOADED
         if small or tensor.untyped_storage()._cdata in weights:
             return tensor
         return tensor.shape, tensor.dtype
@@ -265,42 +261,107 @@ def _offload(model: Any) -> Iterator[None]:
         yield
 
 
-def _fullest(model: Any, shape: Shape, meter: Meter, counts: tuple[int, int]) -> Memory:
-    """Return the fuller of two moments: within forward and backward pass, or while the optimizer steps."""
-    state, working = optimizer_memory(model, shape)
-    parts, when = dict(meter.fullest), "forward and backward pass"
-    now = dict(meter.parts)
+def _fullest_moment(model: Any, config: StepConfig, tracker: MemoryTracker, counts: tuple[int, int]) -> Memory:
+    """Return the fuller of two moments: within forward and backward pass, or during the optimizer's step."""
+    state, working = optimizer_memory(model, config)
+    parts, when = dict(tracker.fullest), "forward and backward pass"
+    now = dict(tracker.parts)
     if sum(now.values()) + working > sum(parts.values()):
         parts, when = {**now, "activations": now["activations"] + working}, "the optimizer's step"
+    fragmented = config.device == "cpu" and config.checkpointing
+    fragmentation = int(_CPU_FRAGMENTATION * (parts["activations"] + parts["logits"])) if fragmented else 0
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Memory(
         weights=parts["weights"], gradients=parts["gradients"], optimizer=state, activations=parts["activations"],
-        logits=parts["logits"], heap=0, when=when, n_parameters=counts[0], n_trained=counts[1],
-        trained_bytes=_bytes(trained),
-        largest_block=_largest_block(model), flops=_flops(counts, shape),
+        logits=parts["logits"], fragmentation=fragmentation, when=when, n_parameters=counts[0], n_trained=counts[1],
+        trained_bytes=_bytes(trained), largest_block=_largest_block(model), flops=_count_flops(counts, config),
     )  # fmt: skip
 
 
-def _flops(counts: tuple[int, int], shape: Shape) -> float:
-    """Return the operations of an optimizer step: 2 a weight and token forwards, again for each gradient and recomputation.
+def _count_flops(counts: tuple[int, int], config: StepConfig) -> float:
+    """Return the operations of an optimizer step.
 
-    The embeddings' look-up counts as a product, which it is not; the square of attention is added.
+    Forward: 2 for each weight and token; as many again for each gradient and for recomputation. The embedding look-up is
+    counted as a product, which it is not. Attention adds its causal half of the square.
     """
     n_all, n_trained = counts
-    passes = 2 + shape.checkpointing
-    config = shape.config.get_text_config()
-    attention = (
-        2 * (passes + 1) * config.num_hidden_layers * shape.block * config.hidden_size
-    )  # causal: half the square
-    tokens = shape.batch * shape.block * shape.accumulation
+    passes = 2 + config.checkpointing
+    text = config.model.get_text_config()
+    attention = 2 * (passes + 1) * text.num_hidden_layers * config.block * text.hidden_size
+    tokens = config.batch * config.block * config.accumulation
     return float(tokens * (2 * (passes * n_all + n_trained) + attention))
 
 
 def _largest_block(model: Any) -> int:
-    """Return the bytes of the largest layer of the stack, or of the embeddings where they are larger."""
-    sizes = [_bytes(module.parameters()) for held in model.modules() if isinstance(held, ModuleList) for module in held]
+    """Return the bytes of the largest layer of the stack, or of the embeddings if they are larger."""
+    stacks = [module for module in model.modules() if isinstance(module, ModuleList)]
+    sizes = [_bytes(layer.parameters()) for stack in stacks for layer in stack]
     return max([*sizes, _bytes(model.get_input_embeddings().parameters())])
 
 
 def _bytes(parameters: Iterable[torch.Tensor]) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+
+
+def known_optimizers() -> tuple[str, ...]:
+    """Return the optimizer families whose memory is known."""
+    return (*_STATES, "adafactor")
+
+
+def optimizer_memory(model: Any, config: StepConfig) -> tuple[int, int]:
+    """Return (bytes of state, bytes of working memory of a step) of the optimizer for the trained parameters of `model`.
+
+    Raises `InputError` for an optimizer whose memory is unknown.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise InputError("no parameter trains. Look at model.freeze and at the adapter section.")
+    optim = config.optim
+    if optim == "adafactor":
+        return sum(map(_adafactor_state, trained)), 2 * max(4 * parameter.numel() for parameter in trained)
+    family = _family(optim)
+    n_states = _STATES[family] + (family in ("sgd", "rmsprop") and _has_option(config.optim_args, "momentum"))
+    if _is_bitsandbytes(optim):
+        in_8_bits = _parameters_in_8_bits(model, config) if "8bit" in optim else set()
+        return sum(n_states * (_state_in_8_bits(p) if id(p) in in_8_bits else 4 * p.numel()) for p in trained), 0
+    sizes = [parameter.numel() * parameter.element_size() for parameter in trained]
+    state = n_states * sum(sizes)
+    if optim in ("adamw_torch_fused", "sgd") or family == "lion":
+        return state, 0
+    return state, sum(sizes) if config.device == "cuda" else 2 * max(sizes)  # all at once on a GPU, else one by one
+
+
+def _family(optim: str) -> str:
+    family = re.sub(r"^paged_|_(?:torch|fused|bnb|8bit|32bit)(?![a-z])", "", optim)
+    if family not in _STATES:
+        raise InputError(
+            f"trainer.optim: the memory of {optim} is not known to kinject plan. Known: {', '.join(known_optimizers())}, "
+            "also with _8bit and paged_. Plan with the nearest of them."
+        )
+    return family
+
+
+def _is_bitsandbytes(optim: str) -> bool:
+    return bool(re.search(r"8bit|32bit|bnb|paged|^lion|^ademamix", optim)) and "torch" not in optim
+
+
+def _has_option(optim_args: str | None, key: str) -> bool:
+    return any(pair.strip().startswith(f"{key}=") for pair in (optim_args or "").split(","))
+
+
+def _parameters_in_8_bits(model: Any, config: StepConfig) -> set[int]:
+    """Return the ids of the parameters with a state in 8 bits: large ones, embeddings only if the recipe asks for it."""
+    tables: Iterable[Any] = (module for module in model.modules() if isinstance(module, Embedding))
+    excluded = set() if embedding_bits(config.optim_args) == "8" else {id(t.weight) for t in tables}
+    return {id(p) for p in model.parameters() if p.numel() >= _BNB_MIN_NUMBERS and id(p) not in excluded}
+
+
+def _state_in_8_bits(parameter: torch.Tensor) -> int:
+    return parameter.numel() + 4 * -(-parameter.numel() // _BNB_BLOCK)
+
+
+def _adafactor_state(parameter: torch.Tensor) -> int:
+    """Return the bytes of Adafactor's state: a row and a column for each matrix, all numbers of a vector."""
+    if parameter.ndim < 2:
+        return 4 * parameter.numel()
+    return 4 * (parameter.numel() // parameter.shape[-1] + parameter.numel() // parameter.shape[-2])

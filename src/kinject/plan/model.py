@@ -1,4 +1,4 @@
-"""The model of a recipe without its weights: made on torch's meta device from its config alone, adapter and 4 bits included."""
+"""The model of a recipe without its weights: built on torch's meta device from its config, adapter and 4 bits included."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 _BLOCK_4BIT = 64
-"""Weights that share a scale of float32 in bitsandbytes' NF4."""
+"""Weights of bitsandbytes' NF4 that share a scale of float32."""
 GPU_ATTENTION = "kinject_plan"
-"""The name under which transformers finds attention as a GPU's kernels keep it (`kinject.plan.memory`)."""
+"""Name in transformers of an attention with the memory of a GPU's kernels (`kinject.plan.memory` registers it)."""
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What decides the memory of a training step, and nothing else.
+class StepConfig:
+    """Everything that decides the memory of a training step.
 
-    `mixed` is the dtype that autocast multiplies in (None: that of the weights), `masked` whether attention gets a mask
-    because documents share a row, `fused` whether the loss never holds all logits (TRL's head on a GPU) or does (kinject's
-    on a CPU).
+    `mixed` is the dtype of autocast (None: off). `masked`: attention gets a mask, because documents share a row. `fused`: the
+    loss never holds all logits (TRL's head on a GPU); kinject's loss on a CPU does.
     """
 
-    config: PretrainedConfig
+    model: PretrainedConfig
     device: str
     dtype: torch.dtype
     mixed: torch.dtype | None
@@ -53,9 +52,9 @@ class Shape:
 
 
 def read_config(path: str, revision: str | None) -> PretrainedConfig:
-    """Return the config of the model in a folder (that needs to hold config.json only) or on the hub.
+    """Return the config of the model in a folder (config.json is enough) or on the hub.
 
-    A folder with a peft adapter stands for its base. Raises `InputError` when there is none, or the hub is out of reach.
+    For a folder with a peft adapter it is that of its base. Raises `InputError` if there is none or the hub does not answer.
     """
     from transformers import AutoConfig
 
@@ -65,7 +64,7 @@ def read_config(path: str, revision: str | None) -> PretrainedConfig:
     if adapter.is_file():
         return read_config(base_of_adapter(adapter), None)
     if not is_model(path):
-        raise InputError(f"{path}: no model is there yet. Run the recipe that makes it first, or check the path.")
+        raise InputError(f"{path}: there is no model yet. Run the recipe that makes it first, or check the path.")
     try:
         with _quiet_hub():
             return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
@@ -73,13 +72,13 @@ def read_config(path: str, revision: str | None) -> PretrainedConfig:
         if Path(path).is_dir():
             raise InputError(f"{path}: no usable config.json in this folder ({_first_line(error)}).") from error
         raise InputError(
-            f"{path}: its config is neither here nor to be had from the hub ({_first_line(error)}). With a network, log in "
-            "where the model is gated (HF_TOKEN); without one, give a folder that holds its config.json: model.path=FOLDER"
+            f"{path}: its config is neither here nor available from the hub ({_first_line(error)}). With a network, log in if "
+            "the model is gated (HF_TOKEN); without one, give a folder that holds its config.json: model.path=FOLDER"
         ) from error
 
 
 class _quiet_hub:
-    """Keeps huggingface_hub from telling every retry on the screen."""
+    """Keeps huggingface_hub from logging every retry."""
 
     def __enter__(self) -> None:
         self.log = logging.getLogger("huggingface_hub")
@@ -91,60 +90,60 @@ class _quiet_hub:
 
 
 def new_config(values: Mapping[str, Any], vocab_size: int) -> PretrainedConfig:
-    """Return the config of `model.new`, for a tokenizer of `vocab_size` pieces."""
+    """Return the config of `model.new`, for a tokenizer with `vocab_size` entries."""
     from transformers import CONFIG_MAPPING
 
     options = {key: value for key, value in values.items() if key != "model_type"}
     return CONFIG_MAPPING[values["model_type"]](**{"vocab_size": vocab_size, **options})
 
 
-def build(shape: Shape) -> PreTrainedModel:
-    """Return the model that would train, on the meta device: frozen, quantised and with its adapter as the recipe asks.
+def build_model(config: StepConfig) -> PreTrainedModel:
+    """Return the model on the meta device: frozen, quantised and with an adapter as in the recipe.
 
-    Raises `InputError` when transformers or peft refuse the config.
+    Raises `InputError` if transformers or peft refuse the config.
     """
     from transformers import AutoModelForCausalLM
 
-    attention = "eager" if shape.attention == "eager" else "sdpa" if shape.device == "cpu" else GPU_ATTENTION
+    attention = "eager" if config.attention == "eager" else "sdpa" if config.device == "cpu" else GPU_ATTENTION
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
-                shape.config, dtype=shape.dtype, attn_implementation=attention, trust_remote_code=False
+                config.model, dtype=config.dtype, attn_implementation=attention, trust_remote_code=False
             )
-            if shape.quantization != "none":
-                _quantise(model, shape)
-            if shape.adapter is not None:
-                model = _with_adapter(model, shape)
+            if config.quantization != "none":
+                _quantise(model, config)
+            if config.adapter is not None:
+                model = _with_adapter(model, config)
     except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"the model cannot be laid out from its config: {_first_line(error)}.") from error
+        raise InputError(f"no model can be built from this config: {_first_line(error)}.") from error
     for name, parameter in model.named_parameters():
-        if any(fnmatchcase(name, pattern) for pattern in shape.freeze):
+        if any(fnmatchcase(name, pattern) for pattern in config.freeze):
             parameter.requires_grad_(False)
     model.train()
-    if shape.checkpointing:
+    if config.checkpointing:
         old_name = "gradient_checkpointing_enable"  # before transformers 5.23
         enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old_name)
         enable({"use_reentrant": False, "preserve_rng_state": False})
-        if shape.adapter is not None:
+        if config.adapter is not None:
             model.enable_input_require_grads()
     return model
 
 
-def _with_adapter(model: Any, shape: Shape) -> Any:
+def _with_adapter(model: Any, config: StepConfig) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    assert shape.adapter is not None
-    asked = {key: value for key, value in shape.adapter.items() if key != "merge"}
-    model = get_peft_model(model, LoraConfig(**{"task_type": "CAUSAL_LM", **asked}))
-    if shape.quantization != "none":  # as TRL does for QLoRA
+    assert config.adapter is not None
+    fields = {key: value for key, value in config.adapter.items() if key != "merge"}
+    model = get_peft_model(model, LoraConfig(**{"task_type": "CAUSAL_LM", **fields}))
+    if config.quantization != "none":  # as TRL does for QLoRA
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
     return model
 
 
-def _quantise(model: Any, shape: Shape) -> None:
-    """Put `Quantised` in the place of every linear layer but the head, as transformers does for bitsandbytes."""
+def _quantise(model: Any, config: StepConfig) -> None:
+    """Replace every linear layer except the head by `Quantised`, as transformers does for bitsandbytes."""
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
@@ -153,20 +152,22 @@ def _quantise(model: Any, shape: Shape) -> None:
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear | Conv1D) and module is not head:
             parent = model.get_submodule(name.rpartition(".")[0])
-            turned = isinstance(module, Conv1D)
-            n_in, n_out = module.weight.shape if turned else reversed(module.weight.shape)
+            transposed = isinstance(module, Conv1D)
+            n_in, n_out = module.weight.shape if transposed else reversed(module.weight.shape)
             setattr(
-                parent, name.rpartition(".")[2], Quantised((n_in, n_out), module.bias, shape.quantization, shape.dtype)
+                parent,
+                name.rpartition(".")[2],
+                Quantised((n_in, n_out), module.bias, config.quantization, config.dtype),
             )
 
 
 class Quantised(nn.Linear):
-    """A linear layer whose weights lie in 4 or 8 bits and are unfolded for each product, forwards and backwards."""
+    """A linear layer with weights in 4 or 8 bits that are dequantised for each product, forwards and backwards."""
 
     def __init__(self, size: tuple[int, int], bias: Any, kind: str, dtype: torch.dtype) -> None:
         super().__init__(1, 1, bias=False)
         self.in_features, self.out_features = size
-        self.unfolded = dtype
+        self.product_dtype = dtype
         n = size[0] * size[1]
         small = torch.empty(n // 2, 1, dtype=torch.uint8) if kind == "4bit" else torch.empty(n, 1, dtype=torch.int8)
         scales = torch.empty(-(-n // _BLOCK_4BIT) if kind == "4bit" else size[1])
@@ -176,13 +177,13 @@ class Quantised(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product [..., out_features]."""
-        found = _Unfold.apply(x.to(self.unfolded), self.out_features)  # type: ignore[no-untyped-call]
-        assert isinstance(found, torch.Tensor)
-        return found if self.bias is None else found + self.bias
+        product = _QuantisedProduct.apply(x.to(self.product_dtype), self.out_features)  # type: ignore[no-untyped-call]
+        assert isinstance(product, torch.Tensor)
+        return product if self.bias is None else product + self.bias
 
 
-class _Unfold(torch.autograd.Function):
-    """``x @ weight`` with a weight that is made for the product and kept for nothing."""
+class _QuantisedProduct(torch.autograd.Function):
+    """``x @ weight`` with a weight that is dequantised for the product and not kept."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, n_out: int) -> torch.Tensor:
@@ -195,15 +196,15 @@ class _Unfold(torch.autograd.Function):
         return grad @ grad.new_empty(grad.shape[-1], ctx.n_in), None
 
 
-def count(model: Any) -> tuple[int, int]:
-    """Return (parameters, those that train). Weights in 4 bits count once each."""
-    halves = sum(
+def count_parameters(model: Any) -> tuple[int, int]:
+    """Return (parameters, trained parameters). Each weight in 4 bits counts as one."""
+    packed = sum(
         module.weight.numel()
         for module in model.modules()
         if isinstance(module, Quantised) and module.weight.dtype == torch.uint8
     )
     scales = sum(module.scales.numel() for module in model.modules() if isinstance(module, Quantised))
-    n_all = sum(parameter.numel() for parameter in model.parameters()) + halves - scales
+    n_all = sum(parameter.numel() for parameter in model.parameters()) + packed - scales
     return n_all, sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 

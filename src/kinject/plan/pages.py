@@ -1,4 +1,4 @@
-"""A plan as text for a terminal, and its learning rate as a picture."""
+"""A plan as text, as JSON values, and its learning rate as a figure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kinject.plan.devices import render_size
 from kinject.plan.run import Plan
 from kinject.report.figures import INK, LEARNING, style
 from kinject.terminal import duration
@@ -17,91 +18,84 @@ _PARTS = ("weights", "gradients", "optimizer", "activations", "logits")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def size(n_bytes: float) -> str:
-    """Return bytes in words: ``3.2 GiB``, ``120 MiB``."""
-    for unit, least in (("TiB", 2**40), ("GiB", 2**30)):
-        if n_bytes >= least:
-            return f"{n_bytes / least:.1f} {unit}"
-    return f"{n_bytes / 2**20:.1f} MiB" if n_bytes < 10 * 2**20 else f"{n_bytes / 2**20:.0f} MiB"
-
-
-def render(found: Plan) -> str:
-    """Return the plan as lines for a terminal."""
-    blocks = [_head(found), _memory(found), _changes(found), _run(found), _rates(found)]
-    blocks.append([f"note: {note}" for note in found.notes])
+def render_plan(plan: Plan) -> str:
+    """Return the plan as text."""
+    blocks = [_head(plan), _memory(plan), _changes(plan), _run(plan), _rates(plan)]
+    blocks.append([f"note: {note}" for note in plan.notes])
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _head(found: Plan) -> list[str]:
-    memory, shape, devices = found.memory, found.shape, found.devices
-    share = memory.n_trained / memory.n_parameters
-    kind = (
-        "full" if shape.adapter is None else "LoRA" if shape.quantization == "none" else f"QLoRA, {shape.quantization}"
-    )
-    mixed = f", multiplied in {str(shape.mixed).removeprefix('torch.')}" if shape.mixed is not None else ""
-    where = "here" if devices.here else "as named; this machine was not asked"
+def _head(plan: Plan) -> list[str]:
+    memory, step, devices = plan.memory, plan.step, plan.devices
+    fraction = memory.n_trained / memory.n_parameters
+    kind = "full" if step.adapter is None else "LoRA" if step.quantization == "none" else f"QLoRA, {step.quantization}"
+    mixed = f", multiplied in {str(step.mixed).removeprefix('torch.')}" if step.mixed is not None else ""
+    where = "this machine" if devices.here else "as given, not this machine"
     count = f"{devices.count} x " if devices.count > 1 else ""
-    trains = "all train" if share == 1 else f"{memory.n_trained:,} train ({share:.2%})"
+    trains = "all train" if fraction == 1 else f"{memory.n_trained:,} train ({fraction:.2%})"
     return [
-        f"recipe       {found.recipe}",
-        f"model        {found.model}: {memory.n_parameters:,} parameters, {trains} ({kind})",
-        f"weights      {str(shape.dtype).removeprefix('torch.')}{mixed}, {_attention(found)}, optimizer {shape.optim}, "
-        f"gradient checkpointing {'on' if shape.checkpointing else 'off'}",
-        f"step         {shape.batch} rows x {shape.accumulation} accumulated x {devices.count} device"
-        f"{'s' if devices.count > 1 else ''} = {found.global_batch} rows of {shape.block} tokens",
-        f"devices      {count}{devices.name}, {size(devices.memory)} ({where})",
+        f"recipe       {plan.recipe}",
+        f"model        {plan.model}: {memory.n_parameters:,} parameters, {trains} ({kind})",
+        f"weights      {str(step.dtype).removeprefix('torch.')}{mixed}, {_attention(plan)}, optimizer {step.optim}, "
+        f"gradient checkpointing {'on' if step.checkpointing else 'off'}",
+        f"step         {step.batch} rows x {step.accumulation} accumulated x {devices.count} device"
+        f"{'s' if devices.count > 1 else ''} = {plan.global_batch} rows of {step.block} tokens",
+        f"devices      {count}{devices.name}, {render_size(devices.memory)} ({where})",
     ]
 
 
-def _attention(found: Plan) -> str:
+def _attention(plan: Plan) -> str:
     words = {"flash": "attention without a mask (flash-attn or torch's varlen)", "eager": "eager attention"}
     return words.get(
-        found.shape.attention, "sdpa attention" + (" with documents kept apart by a mask" if found.shape.masked else "")
+        plan.step.attention, "sdpa attention" + (" with a mask that separates documents" if plan.step.masked else "")
     )
 
 
-def _memory(found: Plan) -> list[str]:
-    memory = found.memory
-    lines = [f"memory of a device at its fullest ({memory.when})"]
+def _memory(plan: Plan) -> list[str]:
+    memory = plan.memory
+    lines = [f"peak memory of a device ({memory.when})"]
     for part in _PARTS:
-        held = getattr(memory, part)
-        lines.append(f"  {part:<12} {size(held):>10}  {held / memory.peak:>4.0%}")
-    if memory.heap:
-        lines.append(
-            f"  {'heap':<12} {size(memory.heap):>10}  {memory.heap / memory.peak:>4.0%}  kept in holes between tensors"
-        )
-    lines.append(f"  {'the step':<12} {size(memory.peak):>10}")
+        n_bytes = getattr(memory, part)
+        lines.append(f"  {part:<12} {render_size(n_bytes):>10}  {n_bytes / memory.peak:>4.0%}")
+    if memory.fragmentation:
+        fraction = f"{memory.fragmentation / memory.peak:>4.0%}"
+        lines.append(f"  {'heap holes':<12} {render_size(memory.fragmentation):>10}  {fraction}  estimated")
+    lines.append(f"  {'the step':<12} {render_size(memory.peak):>10}")
     other = (
-        "Python, its libraries and what they work in"
-        if found.devices.kind != "cuda"
-        else "CUDA's context and the allocator's gaps, assumed"
+        "Python, libraries and their working memory"
+        if plan.devices.kind != "cuda"
+        else "CUDA's context and unused blocks of the allocator, assumed"
     )
-    lines.append(f"  {'beside them':<12} {size(found.need - memory.peak):>10}  {other}")
-    verdict = "fits" if found.fits else "does NOT fit"
-    lines.append(f"  {'in all':<12} {size(found.need):>10}  {verdict} one device of {size(found.devices.memory)}")
-    if found.trial is not None:
-        lines.append(f"  {'measured':<12} {size(found.trial.peak_bytes):>10}  in {found.trial.n_steps} real steps")
+    lines.append(f"  {'other':<12} {render_size(plan.need - memory.peak):>10}  {other}")
+    verdict = "fits" if plan.fits else "does NOT fit"
+    lines.append(
+        f"  {'total':<12} {render_size(plan.need):>10}  {verdict} one device of {render_size(plan.devices.memory)}"
+    )
+    if plan.timing is not None:
+        lines.append(
+            f"  {'measured':<12} {render_size(plan.timing.peak_bytes):>10}  in {plan.timing.n_steps} real steps"
+        )
     return lines
 
 
-def _changes(found: Plan) -> list[str]:
-    way = found.way
+def _changes(plan: Plan) -> list[str]:
+    parallelism = plan.parallelism
     lines = []
-    if not found.fits:
+    if not plan.fits:
         lines.append(
-            f"to fit on one device, in the order of least cost{'' if found.changes_suffice else ' (all together do not suffice)'}"
+            f"to fit on one device, in the order of least cost{'' if plan.changes_suffice else ' (all together are not enough)'}"
         )
-        for number, change in enumerate(found.changes, 1):
+        for number, change in enumerate(plan.changes, 1):
             lines.append(f"  {number}. {' '.join(_quoted(text) for text in change.overrides)}")
-            lines.append(f"     down to {size(found.devices.need(change.peak))}; {change.cost}")
-        if not found.changes_suffice:
+            lines.append(f"     down to {render_size(plan.devices.need(change.peak))}; {change.cost}")
+        if not plan.changes_suffice:
             lines.append("  Take a smaller model, or more memory.")
         lines.append("")
-    lines.append(f"parallelism  {way.name}: {way.reason}")
-    if found.devices.count > 1 and way.name != "none":
-        lines.append(f"             about {size(found.devices.need(way.peak))} on each device")
-    if way.command:
-        lines.append(f"             {way.command.replace('RECIPE', found.recipe)}")
+    lines.append(f"parallelism  {parallelism.name}: {parallelism.reason}")
+    if plan.devices.count > 1 and parallelism.name != "none":
+        lines.append(f"             about {render_size(plan.devices.need(parallelism.peak))} on each device")
+    if parallelism.command:
+        lines.append(f"             {parallelism.command.replace('RECIPE', plan.recipe)}")
     return lines
 
 
@@ -109,78 +103,78 @@ def _quoted(text: str) -> str:
     return f"'{text}'" if "{" in text else text
 
 
-def _run(found: Plan) -> list[str]:
+def _run(plan: Plan) -> list[str]:
     lines = []
-    length = found.length
+    length = plan.length
     if length is not None:
         lines.append(
             f"run          {length.steps:,} steps, {length.epochs:.3g} epochs of {length.n_rows:,} rows, {length.fill:.0%} full"
         )
         lines.append(f"tokens       {length.tokens:,} read, {length.learned:,} of them learned")
-        if length.shares:
-            shares = ", ".join(f"{name} {share:.1%}" for name, share in length.shares.items())
-            lines.append(f"             of them {shares}")
-        if length.wordings is not None:
-            least, median, most = length.wordings
-            lines.append(
-                f"exposures    {length.documents:,} documents, each read in {median:g} texts (least {least:g}, most {most:g})"
-            )
-    operations = found.memory.flops / 1e12
-    few = f"{operations:,.0f}" if operations >= 100 else f"{operations:.3g}"
-    lines.append(f"operations   {few} TFLOP a step on each device")
-    if found.seconds is not None and found.trial is not None:
+        if length.fractions:
+            fractions = ", ".join(f"{name} {fraction:.1%}" for name, fraction in length.fractions.items())
+            lines.append(f"             of them {fractions}")
+        if length.texts_per_document is not None:
+            low, median, high = length.texts_per_document
+            lines.append(f"exposures    {length.documents:,} documents, each in {median:g} texts ({low:g} to {high:g})")
+    operations = plan.memory.flops / 1e12
+    text = f"{operations:,.0f}" if operations >= 100 else f"{operations:.3g}"
+    lines.append(f"operations   {text} TFLOP a step on each device")
+    if plan.seconds is not None and plan.timing is not None:
         lines.append(
-            f"time         {duration(found.seconds)} ({found.trial.step_seconds:.2f} s a step, measured here; evaluation, probes "
-            "and saving not counted)"
+            f"time         {duration(plan.seconds)} ({plan.timing.step_seconds:.2f} s a step, measured here; evaluation, probes "
+            "and saving are not counted)"
         )
-    elif length is not None and found.devices.kind == "cuda":
-        total = found.memory.flops * length.steps
-        lines.append(f"time         {duration(total / 1e14)} for each 100 TFLOP/s that a device really does")
-    disk = found.disk
+    elif length is not None and plan.devices.kind == "cuda":
+        total = plan.memory.flops * length.steps
+        lines.append(f"time         {duration(total / 1e14)} at 100 TFLOP/s on each device")
+    disk = plan.disk
     short = (
         ""
         if disk.total <= disk.free
-        else f"; only {size(disk.free)} are FREE there (trainer.save_total_limit, save_only_model)"
+        else f"; only {render_size(disk.free)} are FREE there (trainer.save_total_limit, save_only_model)"
     )
-    kept = f"{disk.n_checkpoints} checkpoints of {size(disk.checkpoint)} at once + " if disk.n_checkpoints else ""
-    lines.append(f"disk         {size(disk.total)}: {kept}model {size(disk.model)}{short}")
+    kept = (
+        f"{disk.n_checkpoints} checkpoints of {render_size(disk.checkpoint)} at once + " if disk.n_checkpoints else ""
+    )
+    lines.append(f"disk         {render_size(disk.total)}: {kept}model {render_size(disk.model)}{short}")
     return lines
 
 
-def _rates(found: Plan) -> list[str]:
-    if found.rates is None:
+def _rates(plan: Plan) -> list[str]:
+    if plan.rates is None:
         return []
     return [
-        f"learning rate {sparkline(list(found.rates))}",
-        f"             first {found.rates[0]:.3g}, highest {max(found.rates):.3g}, last {found.rates[-1]:.3g} "
-        f"over {len(found.rates):,} steps",
+        f"learning rate {sparkline(list(plan.rates))}",
+        f"             first {plan.rates[0]:.3g}, highest {max(plan.rates):.3g}, last {plan.rates[-1]:.3g} "
+        f"over {len(plan.rates):,} steps",
     ]
 
 
 def sparkline(rates: list[float], width: int = 48) -> str:
-    """Return `rates` as a line of at most `width` bars, each the mean of its share of the steps."""
+    """Return `rates` as a line of at most `width` bars, each the mean over its part of the steps."""
     top = max(rates)
     n_bars = min(width, len(rates))
     line = ""
     for bar in range(n_bars):
-        held = rates[bar * len(rates) // n_bars : (bar + 1) * len(rates) // n_bars]
-        level = sum(held) / len(held) / top if top else 0.0
+        part = rates[bar * len(rates) // n_bars : (bar + 1) * len(rates) // n_bars]
+        level = sum(part) / len(part) / top if top else 0.0
         line += _BARS[min(int(level * len(_BARS)), len(_BARS) - 1)]
     return line
 
 
-def draw_rates(found: Plan, path: Path) -> None:
-    """Write the learning rate by step as a PNG (or what the ending of `path` says). Raises `InputError` without steps."""
+def draw_rates(plan: Plan, path: Path) -> None:
+    """Write the learning rate by step in the format of `path`'s suffix. Raises `InputError` if the steps are unknown."""
     from kinject.errors import InputError
 
-    if found.rates is None:
+    if plan.rates is None:
         raise InputError("--figure: the number of steps is unknown, so there is no curve. Set trainer.max_steps.")
     from matplotlib.figure import Figure
 
     with style():
         figure = Figure(figsize=(7.0, 3.0), layout="constrained")
         axes = figure.subplots()
-        axes.plot(range(1, len(found.rates) + 1), found.rates, color=LEARNING, linewidth=1.6)
+        axes.plot(range(1, len(plan.rates) + 1), plan.rates, color=LEARNING, linewidth=1.6)
         axes.set_xlabel("optimizer step", color=INK)
         axes.set_title("Learning rate")
         axes.set_ylim(bottom=0)
@@ -189,18 +183,18 @@ def draw_rates(found: Plan, path: Path) -> None:
         figure.savefig(path, dpi=150)
 
 
-def as_json(found: Plan) -> Mapping[str, Any]:
+def plan_values(plan: Plan) -> Mapping[str, Any]:
     """Return the plan as plain values; bytes, seconds and counts as numbers."""
     values = {
-        field.name: _plain(getattr(found, field.name)) for field in dataclasses.fields(found) if field.name != "shape"
+        field.name: _plain(getattr(plan, field.name)) for field in dataclasses.fields(plan) if field.name != "step"
     }
-    shape = {
-        field.name: _plain(getattr(found.shape, field.name))
-        for field in dataclasses.fields(found.shape)
-        if field.name != "config"
+    step = {
+        field.name: _plain(getattr(plan.step, field.name))
+        for field in dataclasses.fields(plan.step)
+        if field.name != "model"
     }
-    values["memory"]["peak"] = found.memory.peak
-    return {**values, "shape": shape, "global_batch": found.global_batch}
+    values["memory"]["peak"] = plan.memory.peak
+    return {**values, "step": step, "global_batch": plan.global_batch}
 
 
 def _plain(value: Any) -> Any:

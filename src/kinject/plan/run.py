@@ -1,10 +1,18 @@
-"""`kinject plan`: what a training run will need, before an hour of a GPU is spent on it."""
+"""`kinject plan`: the memory, time, disk and steps of a training run, before it starts.
+
+Memory comes from a simulated step, the length of the run from its corpus, and the time from a few real steps in a process of
+their own.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import math
 import shutil
+import statistics
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,19 +21,23 @@ import torch
 
 from kinject.errors import KinjectError, RecipeError
 from kinject.models import choose_device, has_fast_bf16, load_tokenizer
-from kinject.plan.corpus import Length, measure
-from kinject.plan.devices import Change, Devices, Way, cheapest_changes, choose_way, find_devices
+from kinject.plan.devices import Change, Devices, Parallelism, cheapest_changes, choose_parallelism, find_devices
 from kinject.plan.memory import Memory, simulate
-from kinject.plan.model import Shape, new_config, read_config
-from kinject.plan.trial import Trial, try_steps
+from kinject.plan.model import StepConfig, new_config, read_config
 from kinject.recipe import TokenizerSection, TrainRecipe
 from kinject.terminal import show
 from kinject.train.config import build_config, trainer_field
+from kinject.train.short_run import LOG, last_log_line, read_timing, run_process, short_recipe
+
+_WARM_UP_STEPS = 2
+_TIMED_STEPS = 6
+_MAX_ACCUMULATION = 4
+"""Micro-batches of a timed step; the time of a step with more is scaled."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the command line asks for: memory of a device in bytes and their number (None: this machine's), a calibration."""
+class PlanOptions:
+    """Options of the command line: bytes of a device and number of devices (None: this machine's), time for real steps."""
 
     memory: int | None = None
     devices: int | None = None
@@ -34,8 +46,36 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class RunLength:
+    """The steps and tokens of a run. `tokens` are read in all `steps` together; `learned` of them are in the loss.
+
+    Padding does not count, and a token that is repeated where a document is cut counts once. `texts_per_document` is the
+    (minimum, median, maximum) number of texts of a document in the run, `fill` the fraction of a row that holds tokens.
+    """
+
+    n_rows: int
+    steps: int
+    epochs: float
+    tokens: int
+    learned: int
+    documents: int
+    texts_per_document: tuple[float, float, float] | None
+    fill: float
+    fractions: dict[str, float]
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """The median seconds of `n_steps` real steps after a warm-up, and the peak memory of their process."""
+
+    step_seconds: float
+    n_steps: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
 class Disk:
-    """Bytes that the run's folder needs: `n_checkpoints` kept at once (one more while the newest is written) and the model."""
+    """Bytes for the run's folder: `n_checkpoints` at once (one more while the newest is written) and the final model."""
 
     checkpoint: int
     n_checkpoints: int
@@ -46,24 +86,24 @@ class Disk:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole plan; `recipe` is its file and overrides as a shell takes them.
+    """The whole plan; `recipe` is its file and overrides, quoted for a shell.
 
-    Where something could not be counted it is None, and `notes` say why.
+    A field is None if it could not be counted; `notes` hold the reason.
     """
 
     recipe: str
     model: str
-    shape: Shape
+    step: StepConfig
     memory: Memory
     devices: Devices
     need: int
     fits: bool
     changes: tuple[Change, ...]
     changes_suffice: bool
-    way: Way
-    length: Length | None
+    parallelism: Parallelism
+    length: RunLength | None
     disk: Disk
-    trial: Trial | None
+    timing: StepTiming | None
     seconds: float | None
     rates: tuple[float, ...] | None
     notes: tuple[str, ...]
@@ -71,65 +111,62 @@ class Plan:
     @property
     def global_batch(self) -> int:
         """Rows of an optimizer step over all devices."""
-        return self.shape.batch * self.shape.accumulation * self.devices.count
+        return self.step.batch * self.step.accumulation * self.devices.count
 
 
-def plan(recipe: TrainRecipe, wanted: Wanted) -> Plan:
-    """Return the plan of `recipe`. What is missing on disk (corpus, weights) is said in its notes and counted around.
+def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
+    """Return the plan of `recipe`. A missing corpus or missing weights become notes; the rest is counted.
 
-    Raises `RecipeError` for what training would refuse before it starts, `InputError` when the model's config is not to be had.
+    Raises `RecipeError` for faults that training would refuse before it starts, `InputError` if there is no model config.
     """
     from kinject.train.schedules import planned_curve
 
-    kind = _kind(recipe, wanted)
-    devices = find_devices(kind, wanted.memory, wanted.devices)
+    kind = _choose_device_kind(recipe, options)
+    devices = find_devices(kind, options.memory, options.devices)
     if devices.here:
         build_config(recipe)
     notes = [*recipe.notes, *_uncounted(recipe)]
-    shape = shape_of(recipe, devices)
-    memory = simulate(shape)
-    length = _length(recipe, devices.count, notes)
+    step = step_config(recipe, devices)
+    memory = simulate(step)
+    length = _count_length(recipe, devices.count, notes)
     fits = devices.fits(memory.peak)
-    changes, suffice = ([], True) if fits else cheapest_changes(shape, devices)
-    way = choose_way(shape, memory, devices)
-    trial = _trial(recipe, wanted, devices, fits, length, notes)
-    steps = length.steps if length is not None else max(trainer_field(recipe, "max_steps"), 0)
+    changes, suffice = ([], True) if fits else cheapest_changes(step, devices)
+    timing = _calibrate(recipe, options, devices, fits, length, notes)
+    n_steps = length.steps if length is not None else max(trainer_field(recipe, "max_steps"), 0)
     return Plan(
-        recipe=recipe.words, model=recipe.model.path or f"new {shape.config.model_type}", shape=shape, memory=memory,
-        devices=devices, need=devices.need(memory.peak), fits=fits, changes=tuple(changes), changes_suffice=suffice, way=way,
-        length=length, disk=disk_of(recipe, memory, length), trial=trial,
-        seconds=trial.step_seconds * steps if trial is not None and steps else None,
-        rates=tuple(planned_curve(recipe, steps)) if steps else None, notes=tuple(notes),
+        recipe=recipe.command_line, model=recipe.model.path or f"new {step.model.model_type}", step=step, memory=memory,
+        devices=devices, need=devices.need(memory.peak), fits=fits, changes=tuple(changes), changes_suffice=suffice,
+        parallelism=choose_parallelism(memory, devices), length=length, disk=estimate_disk(recipe, memory, length),
+        timing=timing, seconds=timing.step_seconds * n_steps if timing is not None and n_steps else None,
+        rates=tuple(planned_curve(recipe, n_steps)) if n_steps else None, notes=tuple(notes),
     )  # fmt: skip
 
 
 def _uncounted(recipe: TrainRecipe) -> list[str]:
-    """Return a note for each thing of the recipe that holds memory beside what is simulated."""
-    held = {
+    """Return a note on the parts of the recipe whose memory is not simulated."""
+    parts = {
         "regularization (its copies of weights)": recipe.regularization is not None,
         "techniques.sam (a copy of the weights that train)": recipe.techniques.sam > 0,
         "trainer.torch_compile": bool(recipe.trainer.get("torch_compile")),
         "evaluation and probes, which have batches of their own": str(trainer_field(recipe, "eval_strategy")) != "no",
     }
-    names = [name for name, there in held.items() if there]
+    names = [name for name, used in parts.items() if used]
     return [f"memory not counted: {'; '.join(names)}."] if names else []
 
 
-def _kind(recipe: TrainRecipe, wanted: Wanted) -> str:
-    """Return cuda, mps or cpu: what the recipe would take here, or a GPU where one is named that is not here."""
-    asked = "cpu" if recipe.trainer.get("use_cpu") else recipe.model.device
-    named = wanted.memory is not None or wanted.devices is not None
-    if asked == "auto" and named and not torch.cuda.is_available():
+def _choose_device_kind(recipe: TrainRecipe, options: PlanOptions) -> str:
+    """Return cuda, mps or cpu: the recipe's device here, or cuda if the options describe a GPU that is not here."""
+    device = "cpu" if recipe.trainer.get("use_cpu") else recipe.model.device
+    described = options.memory is not None or options.devices is not None
+    if described and (device == "cuda" or (device == "auto" and not torch.cuda.is_available())):
         return "cuda"
-    if asked == "cuda" and named:
-        return "cuda"
-    return choose_device(asked)
+    return choose_device(device)
 
 
-def shape_of(recipe: TrainRecipe, devices: Devices) -> Shape:
-    """Return what decides the memory of a step of `recipe` on `devices`. Raises `InputError` as `read_config` does."""
+def step_config(recipe: TrainRecipe, devices: Devices) -> StepConfig:
+    """Return everything that decides the memory of a step on `devices`. Raises `InputError` as `read_config` does."""
     model, trainer = recipe.model, recipe.trainer
-    config = _config(recipe)
+    config = _model_config(recipe)
     block = trainer_field(recipe, "max_length")
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if block is None or (not trainer.get("packing") and limit is not None):
@@ -140,8 +177,8 @@ def shape_of(recipe: TrainRecipe, devices: Devices) -> Shape:
     attention = _attention(model.attention, devices)
     mixed = _mixed(recipe, devices)
     checkpointing = bool(trainer_field(recipe, "gradient_checkpointing"))
-    return Shape(
-        config=config, device="cpu" if devices.kind == "cpu" else devices.kind,
+    return StepConfig(
+        model=config, device="cpu" if devices.kind == "cpu" else devices.kind,
         dtype=torch.float32 if model.dtype == "auto" else getattr(torch, model.dtype), mixed=mixed,
         batch=int(trainer_field(recipe, "per_device_train_batch_size")), block=int(block),
         accumulation=int(trainer_field(recipe, "gradient_accumulation_steps")), checkpointing=checkpointing,
@@ -152,7 +189,7 @@ def shape_of(recipe: TrainRecipe, devices: Devices) -> Shape:
     )  # fmt: skip
 
 
-def _config(recipe: TrainRecipe) -> Any:
+def _model_config(recipe: TrainRecipe) -> Any:
     model = recipe.model
     if model.new is None:
         if model.path is None:
@@ -169,12 +206,12 @@ def _config(recipe: TrainRecipe) -> Any:
     return new_config(model.new, len(load_tokenizer(model.tokenizer, revision=model.revision)))
 
 
-def _attention(asked: str, devices: Devices) -> str:
-    """Return eager, sdpa, or flash: an attention that keeps documents apart without a mask."""
-    if asked in ("flash_attention_2", "varlen"):
+def _attention(attention: str, devices: Devices) -> str:
+    """Return eager, sdpa, or flash: an attention that separates documents without a mask."""
+    if attention in ("flash_attention_2", "varlen"):
         return "flash"
-    if asked != "auto":
-        return asked
+    if attention != "auto":
+        return attention
     installed = importlib.util.find_spec("flash_attn") is not None
     return "flash" if devices.kind == "cuda" and (installed or not devices.here or has_fast_bf16("cuda")) else "sdpa"
 
@@ -188,16 +225,15 @@ def _mixed(recipe: TrainRecipe, devices: Devices) -> torch.dtype | None:
     return torch.bfloat16 if bf16 else None
 
 
-def _length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> Length | None:
-    """Return how long the run is; None, with a note, where corpus or tokenizer are not there."""
-    corpus = recipe.corpus
-    parts = [corpus.path, *(part.path for part in corpus.parts().values())]
-    missing = [path for path in parts if not Path(path).is_file()]
+def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunLength | None:
+    """Return the length of the run; None, with a note, if corpus or tokenizer are missing."""
+    paths = [recipe.corpus.path, *(part.path for part in recipe.corpus.parts().values())]
+    missing = [path for path in paths if not Path(path).is_file()]
     if missing:
-        notes.append(f"steps, tokens and exposures are not counted: {', '.join(missing)} is not there yet.")
+        notes.append(f"steps, tokens and exposures are not counted: {', '.join(missing)} does not exist yet.")
         return None
     try:
-        return measure(recipe, _tokenizer(recipe), n_devices)
+        return measure_length(recipe, _load_tokenizer(recipe), n_devices)
     except RecipeError:
         raise
     except KinjectError as error:
@@ -205,7 +241,43 @@ def _length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> Length | N
         return None
 
 
-def _tokenizer(recipe: TrainRecipe) -> Any:
+def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLength:
+    """Read, tokenize and pack the corpus as training will (corpus.cache_dir keeps it for the run), and count.
+
+    Raises `InputError` and `TrainingError` for a corpus that training would refuse.
+    """
+    from kinject.train.data import summarise_exposures
+    from kinject.train.prepare import prepare, read_corpora
+
+    data = prepare(recipe, tokenizer, read_corpora(recipe)).data
+    n_rows = len(data.rows)
+    steps, epochs = count_steps(recipe, n_rows, n_devices)
+    lengths = data.rows.lengths()
+    exposures: dict[str, Any] = summarise_exposures(data.exposures, epochs)
+    texts = exposures.get("rows")
+    block = trainer_field(recipe, "max_length") if recipe.trainer.get("packing") else int(lengths.max())
+    return RunLength(
+        n_rows=n_rows, steps=steps, epochs=epochs, tokens=round((data.account.source - data.account.lost) * epochs),
+        learned=round(data.account.trained * epochs), documents=exposures["documents"],
+        texts_per_document=(texts["min"], texts["median"], texts["max"]) if texts else None,
+        fill=float(lengths.mean()) / block, fractions=dict(data.shares),
+    )  # fmt: skip
+
+
+def count_steps(recipe: TrainRecipe, n_rows: int, n_devices: int) -> tuple[int, float]:
+    """Return (optimizer steps, epochs) of a run over `n_rows`, as transformers' Trainer counts them."""
+    rows_per_batch = trainer_field(recipe, "per_device_train_batch_size") * n_devices
+    drop_last = trainer_field(recipe, "dataloader_drop_last")
+    n_batches = n_rows // rows_per_batch if drop_last else -(-n_rows // rows_per_batch)
+    steps_per_epoch = max(-(-n_batches // trainer_field(recipe, "gradient_accumulation_steps")), 1)
+    max_steps = trainer_field(recipe, "max_steps")
+    if max_steps > 0:
+        return max_steps, max_steps / steps_per_epoch
+    epochs = float(trainer_field(recipe, "num_train_epochs"))
+    return math.ceil(epochs * steps_per_epoch), epochs
+
+
+def _load_tokenizer(recipe: TrainRecipe) -> Any:
     from kinject.corpus import CorpusFile
     from kinject.train.load import tokenizer_of
 
@@ -217,13 +289,18 @@ def _tokenizer(recipe: TrainRecipe) -> Any:
     return load_tokenizer(path, revision=model.revision)
 
 
-def _trial(
-    recipe: TrainRecipe, wanted: Wanted, devices: Devices, fits: bool, length: Length | None, notes: list[str]
-) -> Trial | None:
-    """Return what a few real steps took; None, with a note, where they were not asked for or cannot be."""
+def _calibrate(
+    recipe: TrainRecipe,
+    options: PlanOptions,
+    devices: Devices,
+    fits: bool,
+    length: RunLength | None,
+    notes: list[str],
+) -> StepTiming | None:
+    """Return the timing of a few real steps; None, with a note, if they are switched off or impossible."""
     path = recipe.model.path
     reason = ""
-    if not wanted.calibration:
+    if not options.calibration:
         reason = "--no-calibration"
     elif not devices.here:
         reason = "the devices are not this machine's"
@@ -236,28 +313,50 @@ def _trial(
     if reason:
         notes.append(f"time is not estimated: {reason}.")
         return None
-    show(f"plan: timing a few steps, at most {wanted.seconds:g} s (--no-calibration leaves it out)", file=sys.stderr)
-    trial = try_steps(recipe, wanted.seconds)
-    if isinstance(trial, str):
-        notes.append(f"time is not estimated: {trial}")
+    show(f"plan: timing a few steps, at most {options.seconds:g} s (--no-calibration skips it)", file=sys.stderr)
+    timing = time_steps(recipe, options.seconds)
+    if isinstance(timing, str):
+        notes.append(f"time is not estimated: {timing}")
         return None
-    return trial
+    return timing
 
 
-def disk_of(recipe: TrainRecipe, memory: Memory, length: Length | None) -> Disk:
-    """Return what checkpoints and the model take: an adapter alone where there is one, the optimizer unless save_only_model."""
+def time_steps(recipe: TrainRecipe, seconds: float) -> StepTiming | str:
+    """Return the timing of real steps, or the reason why there is none: they failed, or took longer than `seconds`."""
+    accumulation = int(trainer_field(recipe, "gradient_accumulation_steps"))
+    timed_accumulation = min(accumulation, _MAX_ACCUMULATION)
+    with tempfile.TemporaryDirectory(prefix="kinject-plan-") as name:
+        folder = Path(name) / "run"
+        trainer = {"gradient_accumulation_steps": timed_accumulation}
+        code = run_process(short_recipe(recipe, folder, _WARM_UP_STEPS + _TIMED_STEPS, trainer), seconds=seconds)
+        rows = read_timing(folder)
+        if code:
+            reason = last_log_line(folder) if (folder / LOG).is_file() else ""
+            return f"the steps failed: {reason or f'exit code {code}'}"
+    if len(rows) < _WARM_UP_STEPS + 1:
+        return f"{_WARM_UP_STEPS + 1} steps take more than {seconds:g} s here (--seconds)."
+    ends = [row["seconds"] for row in rows[_WARM_UP_STEPS - 1 :]]
+    steps = [later - earlier for earlier, later in itertools.pairwise(ends)]
+    step_seconds = statistics.median(steps) * accumulation / timed_accumulation
+    return StepTiming(step_seconds, len(steps), max(row["peak_bytes"] for row in rows))
+
+
+def estimate_disk(recipe: TrainRecipe, memory: Memory, length: RunLength | None) -> Disk:
+    """Return the size of checkpoints (with the optimizer unless save_only_model) and model; of an adapter, only the adapter."""
     model = memory.trained_bytes if recipe.adapter is not None else memory.weights
     checkpoint = model + (0 if trainer_field(recipe, "save_only_model") else memory.optimizer)
     merged = recipe.adapter is not None and recipe.adapter.get("merge")
     final = memory.weights if merged else model
-    made = _checkpoints_made(recipe, length)
+    n_written = _count_checkpoints(recipe, length)
     limit = trainer_field(recipe, "save_total_limit")
-    kept = made if limit is None else min(made, limit + 1)  # an older one goes when the newer is whole
+    kept = (
+        n_written if limit is None else min(n_written, limit + 1)
+    )  # the old one is deleted once the new one is complete
     folder = next(path for path in (recipe.run_dir, *recipe.run_dir.absolute().parents) if path.is_dir())
     return Disk(checkpoint, kept, final, kept * checkpoint + final, shutil.disk_usage(folder).free)
 
 
-def _checkpoints_made(recipe: TrainRecipe, length: Length | None) -> int:
+def _count_checkpoints(recipe: TrainRecipe, length: RunLength | None) -> int:
     strategy = str(trainer_field(recipe, "save_strategy"))
     limit = trainer_field(recipe, "save_total_limit") or 1
     if strategy == "no":

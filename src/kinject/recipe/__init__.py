@@ -1,4 +1,4 @@
-"""Recipes: one YAML grammar for every verb, checked whole, with every fault told at once."""
+"""Recipes: one YAML grammar for every verb, checked as a whole, with every fault reported at once."""
 
 from kinject.recipe.read import (
     AugmentRecipe,
@@ -23,9 +23,10 @@ from kinject.recipe.sections import (
     RegularizationSection,
     ReplaySection,
     RetrievalSection,
+    RowWeightsSection,
+    TechniquesSection,
     TokenizerSection,
 )
-from kinject.recipe.techniques_section import RowWeightsSection, TechniquesSection
 
 __all__ = [
     "AugmentRecipe",

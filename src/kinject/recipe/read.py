@@ -1,23 +1,23 @@
-"""A recipe file plus overrides to a checked `Recipe`; every fault at once, each with its line."""
+"""Reads a recipe file with overrides into a checked `Recipe`; reports every fault at once, each with its line."""
 
 from __future__ import annotations
 
 import copy
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, overload
 
 from kinject.disk import is_there
 from kinject.errors import Fault, RecipeError
-from kinject.recipe.adapter_fields import check_adapter
-from kinject.recipe.bench_section import BenchSection
-from kinject.recipe.check import Checker, Place, suggestion
-from kinject.recipe.secrets import TRAINER_SECRETS, secrets_in
+from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
+from kinject.recipe.library_fields import REFUSED, check_adapter, check_trainer
+from kinject.recipe.secrets import TRAINER_SECRETS, known_secrets
 from kinject.recipe.sections import (
     AugmentSection,
+    BenchSection,
     CorpusSection,
     EvalSection,
     GuardsSection,
@@ -25,11 +25,10 @@ from kinject.recipe.sections import (
     ProbesSection,
     QuestionsSection,
     RegularizationSection,
+    TechniquesSection,
     option,
 )
 from kinject.recipe.study_section import StudySection
-from kinject.recipe.techniques_section import TechniquesSection
-from kinject.recipe.trainer_fields import REFUSED, check_trainer
 from kinject.recipe.yaml_lines import YamlFile, parse_scalar, read_yaml
 
 Verb = Literal["augment", "questions", "train", "eval", "study", "bench", "plan"]
@@ -50,7 +49,7 @@ class Sections:
     seed: int = option(42, help="Seed of everything that is drawn.", min=0, max=2**32 - 1)
     method: Literal["cpt", "sft"] | None = option(
         None,
-        help="cpt (continued pretraining) or sft (instructions): the corpus must hold such rows; absent: whatever it holds.",
+        help="cpt (continued pretraining) or sft (instructions): the corpus must hold such rows; absent: any rows.",
     )
     model: ModelSection | None = None
     adapter: Mapping[str, Any] | None = option(None, help="peft's LoraConfig: train an adapter, not all weights.")
@@ -82,22 +81,22 @@ class Recipe(Sections):
     raw: Mapping[str, Any]
     notes: tuple[str, ...]
     _file: YamlFile
-    _overridden: frozenset[Place]
+    _overridden: frozenset[KeyPath]
 
     @property
-    def words(self) -> str:
-        """The recipe as a shell's command line names it: its file, then its overrides, quoted."""
+    def command_line(self) -> str:
+        """The recipe as shell words: its file, then its overrides, quoted."""
         return shlex.join((str(self.path), *self.overrides))
 
-    def where(self, key: str | Place) -> str:
-        """Return ``file:line`` of a key (dotted, or part by part), or ``command line`` when an override set it."""
+    def where(self, key: str | KeyPath) -> str:
+        """Return ``file:line`` of a key (dotted, or part by part), or ``command line`` if an override set it."""
         return _where(self._file, self._overridden, tuple(key.split(".")) if isinstance(key, str) else key)
 
-    def fault(self, key: str | Place, what: str) -> Fault:
+    def fault(self, key: str | KeyPath, what: str) -> Fault:
         """Return the fault `what` at `key`."""
         return Fault(self.where(key), key if isinstance(key, str) else ".".join(map(str, key)), what)
 
-    def error(self, key: str | Place, what: str) -> RecipeError:
+    def error(self, key: str | KeyPath, what: str) -> RecipeError:
         """Return a `RecipeError` with one fault at `key`."""
         return RecipeError([self.fault(key, what)])
 
@@ -188,24 +187,24 @@ def read_recipe(
     file = read_yaml(path)
     raw = copy.deepcopy(file.root)
     faults: list[Fault] = []
-    overridden: set[Place] = set()
+    overridden: set[KeyPath] = set()
     for override in overrides:
-        fault = _apply(override, raw, overridden)
+        fault = _apply_override(override, raw, overridden)
         if fault is not None:
             faults.append(fault)
     kind = _RECIPES[verb] if verb is not None else Recipe
     required = tuple(kind.__annotations__) if verb is not None else ()
     checked = (*required, *_OPTIONAL.get(verb or "", ())) if check_inputs and verb != "plan" else ()
 
-    def report(place: Place, what: str) -> None:
-        faults.append(Fault(_where(file, frozenset(overridden), place), ".".join(map(str, place)), what))
+    def report(key: KeyPath, what: str) -> None:
+        faults.append(Fault(_where(file, frozenset(overridden), key), ".".join(map(str, key)), what))
 
-    def check_input(place: Place, kind: str, value: str) -> None:
-        if place[0] in checked and not _is_there(value, kind):
-            report(place, f"found {value!r}, but nothing is there.{_near(value)}")
+    def check_input(key: KeyPath, kind: str, value: str) -> None:
+        if key[0] in checked and not _is_input(value, kind):
+            report(key, f"found {value!r}, but nothing is there.{_hint_at_path(value)}")
 
-    for place, what in secrets_in(raw):
-        report(place, what)
+    for key, what in _find_secrets(raw):
+        report(key, what)
     checker = Checker(report, check_input)
     sections = checker.fields(Sections, raw, ())
     notes: list[str] = []
@@ -213,8 +212,8 @@ def read_recipe(
         if verb is None or kind is TrainRecipe:
             sections["trainer"], notes = check_trainer(raw["trainer"], checker)
         else:  # the section is not used, but written into the manifest
-            for key in raw["trainer"].keys() & set(TRAINER_SECRETS):
-                report(("trainer", key), REFUSED[key])
+            for name in raw["trainer"].keys() & set(TRAINER_SECRETS):
+                report(("trainer", name), REFUSED[name])
     if isinstance(raw.get("adapter"), Mapping) and verb in (None, "train", "plan"):
         check_adapter(raw["adapter"], checker)
     for section in required:
@@ -229,24 +228,34 @@ def read_recipe(
 
 
 def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the plain values of the recipe at `path` after `overrides`, unchecked: what a hash of it is made from.
+    """Return the plain values of the recipe at `path` after `overrides`, unchecked.
 
     Raises `RecipeError` for bad YAML or an override that cannot be put in.
     """
     raw = copy.deepcopy(read_yaml(path).root)
-    faults = [fault for override in overrides if (fault := _apply(override, raw, set())) is not None]
+    faults = [fault for override in overrides if (fault := _apply_override(override, raw, set())) is not None]
     if faults:
         raise RecipeError(faults)
     return raw
 
 
-def _where(file: YamlFile, overridden: frozenset[Place], path: Place) -> str:
-    if any(path[: len(done)] == done for done in overridden):
+def _where(file: YamlFile, overridden: frozenset[KeyPath], key: KeyPath) -> str:
+    if any(key[: len(done)] == done for done in overridden):
         return "command line"
-    return file.where(path)
+    return file.where(key)
 
 
-def _apply(override: str, raw: dict[str, Any], overridden: set[Place]) -> Fault | None:
+def _find_secrets(raw: Mapping[str, object]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield (key, fault) for each secret of the environment in the values of a recipe."""
+    texts = list(texts_in(raw))
+    known = known_secrets(text for key, text in texts if key[-1:] == ("api_key_env",))
+    for key, text in texts:
+        for name, value in known.items():
+            if value in text:
+                yield key, f"the value of the environment variable {name} stands here. Take it out of the recipe."
+
+
+def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]) -> Fault | None:
     """Put one ``section.key=value`` into `raw`; return the fault if it cannot be."""
     key, equals, text = override.partition("=")
     if not equals or not key:
@@ -261,24 +270,24 @@ def _apply(override: str, raw: dict[str, Any], overridden: set[Place]) -> Fault 
     sections = [section.name for section in fields(Sections)]
     if parts[0] not in sections:
         return Fault("command line", key, f"unknown key.{suggestion(parts[0], sections)}")
-    place: Any = raw
+    mapping: Any = raw
     for part in parts[:-1]:
-        place = place.setdefault(part, {})
-        if not isinstance(place, dict):
+        mapping = mapping.setdefault(part, {})
+        if not isinstance(mapping, dict):
             return Fault("command line", key, f"{part} is no mapping in this recipe.")
-    place[parts[-1]] = value
+    mapping[parts[-1]] = value
     overridden.add(parts)
     return None
 
 
-def _is_there(value: str, kind: str) -> bool:
-    """Return whether an input exists; a name on the hub counts, since only loading it can tell."""
+def _is_input(value: str, kind: str) -> bool:
+    """Return whether an input exists. A name on the hub counts: only loading it shows whether it exists."""
     path = Path(value)
     if is_there(path):
         return True
-    if kind == "documents":  # not a misspelt file, nor one in a folder that is there
-        meant_here = path.suffix[1:].isalpha() or (path.parent != Path() and _is_folder(path.parent))
-        return not meant_here and _HUB_DATA.match(value) is not None
+    if kind == "documents":  # a misspelt file, or one in an existing folder, is no name on the hub
+        is_local = path.suffix[1:].isalpha() or (path.parent != Path() and _is_folder(path.parent))
+        return not is_local and _HUB_DATA.match(value) is not None
     return kind == "model" and _HUB_NAME.match(value) is not None
 
 
@@ -288,17 +297,17 @@ def _is_folder(path: Path) -> bool:
 
 def is_model(value: str) -> bool:
     """Return whether `value` is a folder that exists, or could be a model's name on the hub."""
-    return _is_there(value, "model")
+    return _is_input(value, "model")
 
 
-def _near(entry: str) -> str:
-    """Return a hint at what a missing path may have meant."""
+def _hint_at_path(entry: str) -> str:
+    """Return a hint for a path at which nothing is."""
     parent = Path(entry).parent
     if not _is_folder(parent):
         first = next((folder for folder in Path(entry).parents if _is_folder(folder)), Path())
         hint = f" The folder {parent} does not exist" + (f" ({first} does)." if str(first) != "." else ".")
     else:
         near = suggestion(Path(entry).name, (child.name for child in parent.glob("*")))
-        hint = near if "mean" in near else ""
-    made_by = " Run the recipe that makes it first." if entry.startswith("runs/") else " Check the path."
-    return hint + made_by
+        hint = near if "Did you mean" in near else ""
+    fix = " Run the recipe that makes it first." if entry.startswith("runs/") else " Check the path."
+    return hint + fix

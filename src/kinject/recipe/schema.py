@@ -1,4 +1,4 @@
-"""The JSON schema of recipes, written from the recipe grammar itself: what editors complete and check by.
+"""Writes the JSON schema of recipes, by which editors complete and check them, from the sections and the libraries' fields.
 
 Draft 7, which every version of the YAML language server reads. It reads YAML as version 1.2, as kinject does.
 """
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from kinject.disk import write_text
-from kinject.recipe.adapter_fields import MERGE
+from kinject.recipe.check import is_required
+from kinject.recipe.library_fields import MERGE, REFUSED, RENAMED, plain_hint, schedule_names
 from kinject.recipe.read import Sections
-from kinject.recipe.schedule_fields import schedule_names
-from kinject.recipe.trainer_fields import REFUSED, RENAMED, plain_hint
+from kinject.recipe.sections import GENERATOR_REQUIRES
 
 Schema = dict[str, Any]
 
@@ -32,17 +32,20 @@ _SCALARS: Mapping[object, str] = {
     type(None): "null",
 }
 _LONGEST_HELP = 240
-_SWITCH = "# yaml-language-server: $schema="
+_PREFIX = "# yaml-language-server: $schema="
 
 
-def recipe_schema() -> Schema:
-    """Return the schema of a recipe. Imports trl and peft (some seconds), whose fields are part of it."""
+def recipe_schema(styles: Mapping[str, str]) -> Schema:
+    """Return the schema of a recipe; `styles` are the styles of augment with their descriptions.
+
+    Imports trl and peft (some seconds), whose fields are part of it.
+    """
     definitions: dict[str, Schema] = {}
     root = _section(Sections, definitions)
     root["properties"]["trainer"] |= _trainer()
     root["properties"]["adapter"] |= _adapter()
-    _know_styles(definitions["AugmentSection"]["properties"]["styles"])
-    _know_generators(definitions["GeneratorSection"])
+    _add_styles(definitions["AugmentSection"]["properties"]["styles"], styles)
+    _add_requirements(definitions["GeneratorSection"])
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "kinject recipe",
@@ -51,29 +54,29 @@ def recipe_schema() -> Schema:
     }
 
 
-def header(recipe: Path, schema: Path = FILE) -> str:
-    """Return the line that switches the schema on in `recipe`, for editors that run the YAML language server."""
-    return f"{_SWITCH}{Path(os.path.relpath(schema.resolve(), recipe.resolve().parent)).as_posix()}"
+def schema_line(recipe: Path, schema: Path = FILE) -> str:
+    """Return the first line of `recipe` that names `schema`, for editors that run the YAML language server."""
+    return f"{_PREFIX}{Path(os.path.relpath(schema.resolve(), recipe.resolve().parent)).as_posix()}"
 
 
-def switch_on(recipe: Path, schema: Path = FILE) -> bool:
-    """Put the line that names `schema` first in `recipe`, in place of another such line; return whether it was written."""
+def write_schema_line(recipe: Path, schema: Path = FILE) -> bool:
+    """Write the line that names `schema` at the top of `recipe`, replacing another such line; return whether it changed."""
     text = recipe.read_text("utf-8")
-    line = header(recipe, schema)
-    lines = [line, *(other for other in text.splitlines() if not other.startswith(_SWITCH))]
+    line = schema_line(recipe, schema)
+    lines = [line, *(other for other in text.splitlines() if not other.startswith(_PREFIX))]
     changed = "\n".join(lines) + "\n"
     if changed != text:
         write_text(recipe, changed)
     return changed != text
 
 
-def write_schema(path: Path = FILE) -> None:
-    """Write the schema as JSON."""
-    write_text(path, json.dumps(recipe_schema(), indent=1, ensure_ascii=False) + "\n")
+def write_schema(styles: Mapping[str, str], path: Path = FILE) -> None:
+    """Write the schema as JSON; `styles` as for `recipe_schema`."""
+    write_text(path, json.dumps(recipe_schema(styles), indent=1, ensure_ascii=False) + "\n")
 
 
 def _section(cls: type, definitions: dict[str, Schema]) -> Schema:
-    """Return the schema of a section's mapping, putting the sections below it into `definitions`."""
+    """Return the schema of a section, and put the sections below it into `definitions`."""
     hints = typing.get_type_hints(cls)
     properties: dict[str, Schema] = {}
     required = []
@@ -81,10 +84,10 @@ def _section(cls: type, definitions: dict[str, Schema]) -> Schema:
         schema = _bounded(_value(hints[field.name], definitions), field.metadata)
         if text := field.metadata.get("help"):
             schema = {"description": text, **schema}
-        elif "$ref" in schema:  # draft 7 ignores what stands beside a reference
+        elif "$ref" in schema:  # draft 7 ignores the keys beside a reference
             schema = {"description": definitions[schema["$ref"].rpartition("/")[2]]["description"], "allOf": [schema]}
         properties[field.name] = schema | _default(field)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        if is_required(field):
             required.append(field.name)
     return {
         "description": " ".join((cls.__doc__ or "").split("\n\n")[0].split()),
@@ -96,7 +99,7 @@ def _section(cls: type, definitions: dict[str, Schema]) -> Schema:
 
 
 def _value(hint: Any, definitions: dict[str, Schema]) -> Schema:
-    """Return the schema of a value, by the annotations that `kinject.recipe.check` knows."""
+    """Return the schema of a value, for the annotations that `kinject.recipe.check` reads."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return {}
@@ -118,7 +121,7 @@ def _value(hint: Any, definitions: dict[str, Schema]) -> Schema:
 
 
 def _any_of(options: list[Schema]) -> Schema:
-    """Return one schema for several; scalars that are nothing but a type share one list of types."""
+    """Return one schema for several; plain scalars are merged into one list of types."""
     if {} in options:
         return {}
     plain = [option["type"] for option in options if option.keys() == {"type"}]
@@ -134,7 +137,7 @@ def _any_of(options: list[Schema]) -> Schema:
 
 
 def _bounded(schema: Schema, metadata: Mapping[str, Any]) -> Schema:
-    """Return `schema` with the field's bounds on its numbers and its emptiness, wherever in it they apply."""
+    """Return `schema` with the field's bounds and `nonempty` wherever they apply."""
     if "anyOf" in schema:
         return {**schema, "anyOf": [_bounded(option, metadata) for option in schema["anyOf"]]}
     schema = dict(schema)
@@ -144,8 +147,10 @@ def _bounded(schema: Schema, metadata: Mapping[str, Any]) -> Schema:
         for key, keyword in (("min", "minimum"), ("max", "maximum")):
             if key in metadata:
                 schema[keyword] = metadata[key]
-    if "array" in kinds:
-        schema["items"] = _bounded(schema["items"], {key: metadata[key] for key in ("min", "max") if key in metadata})
+    limits = {key: metadata[key] for key in ("min", "max") if key in metadata}
+    for keyword in ("items", "additionalProperties"):
+        if isinstance(schema.get(keyword), dict):
+            schema[keyword] = _bounded(schema[keyword], limits)
     if metadata.get("nonempty"):
         for kind, keyword in (("array", "minItems"), ("object", "minProperties"), ("string", "minLength")):
             if kind in kinds:
@@ -154,7 +159,7 @@ def _bounded(schema: Schema, metadata: Mapping[str, Any]) -> Schema:
 
 
 def _default(field: dataclasses.Field[Any]) -> Schema:
-    """Return ``{"default": ...}`` where the field has one that says something in YAML."""
+    """Return ``{"default": ...}`` if the field has one that can be written in YAML."""
     value = list(field.default) if isinstance(field.default, tuple) else field.default
     if isinstance(value, list | str | int | float):
         return {"default": value}
@@ -162,7 +167,7 @@ def _default(field: dataclasses.Field[Any]) -> Schema:
 
 
 def _trainer() -> Schema:
-    """Return the schema of SFTConfig's fields, the names that older guides use and those that are refused."""
+    """Return the schema of SFTConfig's fields, with their older names and the refused ones."""
     from trl import SFTConfig
 
     properties = _fields_of(SFTConfig, plain_hint)
@@ -187,7 +192,7 @@ def _trainer() -> Schema:
 
 
 def _adapter() -> Schema:
-    """Return the schema of LoraConfig's fields by name; their values are left to peft, as `kinject check` leaves them."""
+    """Return the schema of LoraConfig's fields by name. peft checks their values, as for `kinject check`."""
     from peft import LoraConfig
 
     properties = _fields_of(LoraConfig, lambda hint: Any)
@@ -196,7 +201,7 @@ def _adapter() -> Schema:
 
 
 def _fields_of(cls: type, hint_of: Any) -> dict[str, Schema]:
-    """Return the schemas of a library's configuration fields, with the first sentence of what it says of each."""
+    """Return the schemas of a library's configuration fields, each with the first sentence of the library's help."""
     hints = typing.get_type_hints(cls)
     properties: dict[str, Schema] = {}
     for field in dataclasses.fields(cls):
@@ -209,26 +214,21 @@ def _fields_of(cls: type, hint_of: Any) -> dict[str, Schema]:
     return properties
 
 
-def _know_styles(schema: Schema) -> None:
-    """Name the styles of rewriting, each with what it is."""
-    from kinject.augment.styles import STYLES
-    from kinject.augment.validation import MOST_SAMPLES
-
-    count = {"type": "integer", "minimum": 0, "maximum": MOST_SAMPLES}
-    schema["properties"] = {name: {"description": style.about, **count} for name, style in STYLES.items()}
+def _add_styles(schema: Schema, styles: Mapping[str, str]) -> None:
+    """Name the styles in the schema of `augment.styles`, each with its description."""
+    count = schema.pop("additionalProperties")
+    schema["properties"] = {name: {"description": text, **count} for name, text in styles.items()}
     schema["additionalProperties"] = False
 
 
-def _know_generators(schema: Schema) -> None:
-    """Say what each kind of generator cannot do without."""
-    from kinject.augment.validation import REQUIRED
-
+def _add_requirements(schema: Schema) -> None:
+    """Add the field that each kind of generator requires to the schema of a generator."""
     schema["allOf"] = [
         {
             "if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]},
             "then": {"required": [name], "properties": {name: {"type": "string", "minLength": 1}}},
         }
-        for kind, (name, _) in REQUIRED.items()
+        for kind, (name, _) in GENERATOR_REQUIRES.items()
     ]
     only_openai = {"properties": {"batch": {"const": False}}}
     schema["allOf"].append({"if": {"properties": {"kind": {"const": "openai"}}}, "else": only_openai})

@@ -1,19 +1,19 @@
-"""Secrets stand in the environment alone: where one got into a recipe, it is refused before anything is written."""
+"""Keeps secrets out of recipes: a recipe that holds one is refused before anything is written."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _LONGEST_VARIABLE = 100
-_OF_SECRETS = re.compile(r"(?:API_?KEY|TOKEN|SECRET|PASSWORD)\Z", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"(?:API_?KEY|TOKEN|SECRET|PASSWORD)\Z", re.IGNORECASE)
 _SHORTEST = 16
-"""Characters of a value from which it is a secret that stands nowhere by chance."""
+"""Characters from which a value is taken for a secret: shorter ones could occur in a recipe by chance."""
 TRAINER_SECRETS = ("hub_token", "push_to_hub_token")
-"""Fields of `trainer:` that would hold one."""
+"""Fields of `trainer:` that would hold a secret."""
 
 
 def secret_in(value: str, kind: str) -> str:
@@ -41,30 +41,10 @@ def secret_in(value: str, kind: str) -> str:
     return ""
 
 
-def known_secrets(more: Iterator[str] | tuple[str, ...] = ()) -> dict[str, str]:
-    """Return variable -> value of every secret in the environment: by its name's ending, or named in `more`."""
-    names = {name for name in os.environ if _OF_SECRETS.search(name)} | set(more)
+def known_secrets(more: Iterable[str] = ()) -> dict[str, str]:
+    """Return variable -> value of every secret in the environment: by the ending of its name, or named in `more`."""
+    names = {name for name in os.environ if _SECRET_NAME.search(name)} | {
+        name for name in more if _VARIABLE.match(name)
+    }
     values = {name: os.environ.get(name, "").strip() for name in sorted(names)}
     return {name: value for name, value in values.items() if len(value) >= _SHORTEST}
-
-
-def secrets_in(raw: Mapping[str, object]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield (place, fault) for each secret that stands in the values of a recipe."""
-    texts = list(_texts(raw, ()))
-    named = (text for place, text in texts if place[-1:] == ("api_key_env",) and _VARIABLE.match(text))
-    known = known_secrets(named)
-    for place, text in texts:
-        for name, value in known.items():
-            if value in text:
-                yield place, f"the value of the environment variable {name} stands here. Take it out of the recipe."
-
-
-def _texts(value: object, place: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    if isinstance(value, str):
-        yield place, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(item, (*place, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _texts(item, (*place, index))

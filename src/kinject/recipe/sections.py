@@ -1,7 +1,8 @@
-"""What may stand in a recipe: one frozen dataclass a section. Field metadata: `help`, `min`, `max`, `nonempty`, `path`, `holds`.
+"""The sections of a recipe, one frozen dataclass each. `kinject.recipe.check` reads them and `schema` publishes them.
 
-`path` marks inputs: "file", "model" or "documents" (these two may be names on the hub). They must exist when a verb runs.
-`holds` marks texts that a secret is easily put into: "url" and "variable" (the name of one); it is refused there.
+The metadata of a field: `help`; `min` and `max` of a number (of each number in a list or mapping); `nonempty`;
+`path`, an input ("file", "model" or "documents"; the last two may be names on the hub) that must exist when a verb runs;
+`holds`, a text into which a secret is easily put ("url", or "variable" for the name of one): a secret there is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Literal
 
 
 def option(default: Any = ..., **metadata: Any) -> Any:
-    """Return a dataclass field with what `kinject.recipe.check` reads of it."""
+    """Return a dataclass field with the metadata that `kinject.recipe.check` reads."""
     return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
@@ -20,7 +21,7 @@ def option(default: Any = ..., **metadata: Any) -> Any:
 class TokenizerSection:
     """Train a byte-level BPE tokenizer on the corpus."""
 
-    vocab_size: int = option(help="Pieces in the vocabulary, special tokens included.", min=260)
+    vocab_size: int = option(help="Tokens in the vocabulary, special tokens included.", min=260)
 
 
 @dataclass(frozen=True)
@@ -37,51 +38,51 @@ class ModelSection:
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "varlen"] = option(
         "auto", help="Attention implementation; varlen (training only) is torch's own variable-length attention."
     )
-    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", help="Where the model lives.")
+    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", help="Device of the model.")
     quantization: Literal["none", "8bit", "4bit"] = option("none", help="Load through bitsandbytes (with an adapter).")
     freeze: tuple[str, ...] = option(
-        (), help="Patterns (* and ?) of parameter names that do not train, as in [model.embed_tokens.*]."
+        (), help="Patterns (* and ?) of the names of frozen parameters, as in [model.embed_tokens.*]."
     )
 
 
 @dataclass(frozen=True)
 class ReplaySection:
-    """Rows of a second corpus mixed in, so that what was known stays known."""
+    """Rows of a second corpus, mixed in against forgetting."""
 
     path: str = option(help="Corpus (JSONL) to replay from.", path="file")
-    fraction: float = option(help="Share of the mixture's tokens that are replay.", min=0.0, max=0.95)
+    fraction: float = option(help="Fraction of the mixture's tokens that are replay.", min=0.0, max=0.95)
 
 
 @dataclass(frozen=True)
-class PartSection:
+class MixedCorpusSection:
     """Rows of a further corpus mixed in: instruction rows among documents, or documents among instruction rows."""
 
     path: str = option(help="Corpus (JSONL).", path="file")
-    fraction: float = option(help="Share of the mixture's tokens.", min=0.0, max=0.95)
+    fraction: float = option(help="Fraction of the mixture's tokens.", min=0.0, max=0.95)
 
 
 @dataclass(frozen=True)
 class CorpusSection:
-    """What is trained on: rows with `text`, `messages`, or `prompt` and `completion`."""
+    """The training corpus: rows with `text`, `messages`, or `prompt` and `completion`."""
 
     path: str = option(help="Corpus (JSONL).", path="file")
     replay: ReplaySection | None = option(None, help="Second corpus, mixed in.")
-    mix: Mapping[str, PartSection] | None = option(
-        None, help="name: path and fraction of a further corpus, mixed in by share of tokens."
+    mix: Mapping[str, MixedCorpusSection] | None = option(
+        None, help="name: path and fraction of a further corpus, mixed in by fraction of tokens."
     )
     validation_corpus: str | None = option(
-        None, help="Corpus (JSONL) for the loss that trainer.eval_strategy asks for.", path="file"
+        None, help="Corpus (JSONL) of the validation loss; trainer.eval_strategy sets when it is computed.", path="file"
     )
     bos: bool = option(True, help="Begin each document with the BOS token.")
     eos: bool = option(True, help="End each document with the EOS token.")
-    allow_dropped_tokens: bool = option(False, help="Go on although max_length truncates or drops text.")
+    allow_dropped_tokens: bool = option(False, help="Train although max_length truncates or drops text.")
     separate_paraphrases: bool = option(
         True, help="Spread the rows of a document over the epoch; no packed row holds two of them."
     )
     cache_dir: str = option("runs/tokens", help="Folder for tokenised corpora, by content; may be deleted at any time.")
 
-    def parts(self) -> dict[str, ReplaySection | PartSection]:
-        """Return what is mixed in, by name; replay is called ``replay``."""
+    def parts(self) -> dict[str, ReplaySection | MixedCorpusSection]:
+        """Return the corpora that are mixed in, by name; replay is called ``replay``."""
         return {**({"replay": self.replay} if self.replay is not None else {}), **(self.mix or {})}
 
 
@@ -90,24 +91,24 @@ Reaction = Literal["stop", "warn", "ignore"]
 
 @dataclass(frozen=True)
 class RegularizationSection:
-    """What holds the model to its base while it learns; 0 leaves a term out.
+    """Terms that keep the model near its base; 0 leaves a term out.
 
-    Strengths are in units of the loss a token: the update follows loss + l2/2 |w - w0|^2 + ewc/2 sum F (w - w0)^2 +
+    Strengths are in units of the loss per token: the update follows loss + l2/2 |w - w0|^2 + ewc/2 sum F (w - w0)^2 +
     kl * KL(base || model), the last on replayed tokens.
     """
 
-    l2: float = option(0.0, help="Strength of the pull to the base weights.", min=0.0)
-    ewc: float = option(0.0, help="Strength of the same pull, weighed by the Fisher information of replay.", min=0.0)
-    ewc_rows: int = option(64, help="Replay rows from which the Fisher information is measured.", min=1)
-    kl: float = option(0.0, help="Weight of the divergence from the base's predictions on replay.", min=0.0)
+    l2: float = option(0.0, help="Strength of the L2 pull to the base weights.", min=0.0)
+    ewc: float = option(0.0, help="Strength of the same pull, weighted by the Fisher information of replay.", min=0.0)
+    ewc_rows: int = option(64, help="Replay rows that the Fisher information is measured on.", min=1)
+    kl: float = option(0.0, help="Weight of the KL divergence from the base's predictions on replay.", min=0.0)
 
 
 @dataclass(frozen=True)
 class GuardsSection:
-    """What a run does when training goes wrong: stop, warn, or ignore."""
+    """What a run does if training goes wrong: stop, warn, or ignore."""
 
     skipped_updates: int = option(
-        3, help="Updates whose gradient is not finite that are skipped; one more stops the run.", min=0
+        3, help="Updates with a non-finite gradient that are skipped; one more stops the run.", min=0
     )
     masked_batch: Reaction = option("stop", help="A batch has no token to learn.")
     zero_loss: Reaction = option("stop", help="The loss is exactly 0.")
@@ -119,18 +120,18 @@ class GuardsSection:
 
 @dataclass(frozen=True)
 class ProbeSection:
-    """One question set that is asked while the model trains."""
+    """One question set that is scored while the model trains."""
 
     path: str = option(help="Questions (JSONL, or MMLU's CSV).", path="file")
     role: Literal["learning", "retention"] = option("learning", help="learning or retention.")
     layout: Literal["auto", "native", "mmlu", "arc", "squad"] = option(
-        "auto", help="How the file is laid out; auto tells by its ending and keys."
+        "auto", help="Layout of the file; auto detects it from the ending and the keys."
     )
 
 
 @dataclass(frozen=True)
 class ProbesSection:
-    """Questions asked during training, whenever trainer.eval_strategy evaluates, and once before the first step.
+    """Questions scored during training, whenever trainer.eval_strategy evaluates, and once before the first step.
 
     Each set is logged as eval_NAME_accuracy and their mean as eval_accuracy; trainer.metric_for_best_model takes
     NAME_accuracy, accuracy, or (with corpus.validation_corpus) loss.
@@ -145,7 +146,7 @@ class ProbesSection:
         None, help="Stop after so many evaluations without a better trainer.metric_for_best_model.", min=1
     )
     max_forgetting: float | None = option(
-        None, help="Stop when a retention set is answered worse than before training by more than this share.",
+        None, help="Stop if the accuracy on a retention set falls by more than this below the one before training.",
         min=0.0, max=1.0,
     )  # fmt: skip
 
@@ -156,13 +157,13 @@ class ProbesSection:
 
 @dataclass(frozen=True)
 class GeneratorSection:
-    """Who writes the rewritings, how fast and at what price."""
+    """The model or file that writes the paraphrases, how fast and at what price."""
 
     kind: Literal["sandbox", "openai", "transformers", "file"] = option(
-        help="sandbox (in process), openai (any compatible endpoint), transformers (a local model), file (finished rewritings)."
+        help="sandbox (in process), openai (any compatible endpoint), transformers (a local model), file (finished paraphrases)."
     )
     model: str | None = option(None, help="openai: model name at the endpoint; transformers: folder or hub name.")
-    path: str | None = option(None, help="file: rewritings (JSONL with document_id and text).", path="file")
+    path: str | None = option(None, help="file: paraphrases (JSONL with document_id and text).", path="file")
     base_url: str | None = option(
         None, help="Endpoint, for example http://127.0.0.1:8000/v1. Default: OpenAI's.", holds="url"
     )
@@ -173,9 +174,17 @@ class GeneratorSection:
     concurrency: int = option(8, help="Requests in flight; transformers: rows of one batch.", min=1, max=1024)
     batch: bool = option(False, help="openai: send through the provider's batch API (hours, at about half the price).")
     requests_per_minute: int | None = option(None, help="Most requests in any minute, retries included.", min=1)
-    tokens_per_minute: int | None = option(None, help="Most tokens in any minute, both ways together.", min=1)
-    price_in: float = option(0.0, help="Price of a million tokens read, in any currency.", min=0.0)
-    price_out: float = option(0.0, help="Price of a million tokens written, in the same currency.", min=0.0)
+    tokens_per_minute: int | None = option(None, help="Most tokens in any minute, prompts and answers together.", min=1)
+    price_in: float = option(0.0, help="Price of a million prompt tokens, in any currency.", min=0.0)
+    price_out: float = option(0.0, help="Price of a million answer tokens, in the same currency.", min=0.0)
+
+
+GENERATOR_REQUIRES: Mapping[str, tuple[str, str]] = {
+    "openai": ("model", "the name of a model at the endpoint"),
+    "transformers": ("model", "a model folder or a name on the hub"),
+    "file": ("path", "a file of paraphrases (JSONL with document_id and text)"),
+}
+"""Kind of generator -> (the field that it requires, its content)."""
 
 
 @dataclass(frozen=True)
@@ -185,23 +194,25 @@ class AugmentSection:
     documents: str = option(
         help="File (txt, md, html, pdf, jsonl, csv, parquet), folder, or data set on the hub.", path="documents"
     )
-    styles: Mapping[str, int] = option(help="Style of rewriting: samples of each passage, as in {paraphrase: 16}.")
-    generator: GeneratorSection = option(help="Who writes the rewritings.")
+    styles: Mapping[str, int] = option(
+        help="Style: samples of each passage, as in {paraphrase: 16}.", min=0, max=10_000
+    )
+    generator: GeneratorSection = option(help="What writes the paraphrases.")
     include_originals: bool = option(True, help="Keep the originals in the corpus.")
     passage_tokens: int = option(256, help="Longest passage, in tokens of `tokenizer`.", min=8)
     tokenizer: str | None = option(
         None, help="Tokenizer folder or hub name; default: words and punctuation.", path="model"
     )
-    max_attempts: int = option(4, help="Samples asked for one rewriting before it is given up.", min=1, max=100)
+    max_attempts: int = option(4, help="Attempts at one paraphrase before it is given up.", min=1, max=100)
     budget: float | None = option(
         None, help="Most that the run folder may cost, in the currency of the prices.", min=0.0
     )
-    judge: GeneratorSection | None = option(None, help="A model that reads each rewriting beside its source.")
+    judge: GeneratorSection | None = option(None, help="A model that compares each paraphrase with its source.")
     contamination_check: tuple[str, ...] = option(
-        (), help="Questions (JSONL, or MMLU's CSV) that must not stand in the corpus.", path="file"
+        (), help="Questions (JSONL, or MMLU's CSV) that must not be in the corpus.", path="file"
     )
     contamination_ngram: int = option(
-        13, help="Words in a row that count as a leak; a shorter question counts whole.", min=4
+        13, help="Words in a row that count as contamination; a shorter question counts whole.", min=4
     )
 
 
@@ -210,16 +221,22 @@ class QuestionsSection:
     """Documents to passages to four-choice questions, in a validation and a test set."""
 
     documents: str = option(help="Documents, as for augment.", path="documents")
-    generator: GeneratorSection = option(help="Who writes the questions and is asked to check them.")
+    generator: GeneratorSection = option(help="What writes the questions and checks them.")
     n_questions: int = option(2, help="Questions kept of each passage, the most specific ones.", min=1, max=100)
-    n_proposed: int = option(4, help="Questions asked for at once; those not kept are put aside.", min=1, max=100)
-    closed_book: int = option(2, help="Times that each is asked without the passage; always right: refused.", min=0)
-    validation: float = option(0.2, help="Share of the documents whose questions are validation.", min=0.0, max=1.0)
+    n_proposed: int = option(4, help="Questions written at once; those not kept are stored apart.", min=1, max=100)
+    closed_book: int = option(
+        2, help="Times that each is asked without the passage; if always correct, it is refused.", min=0
+    )
+    validation: float = option(
+        0.2, help="Fraction of the documents whose questions are for validation.", min=0.0, max=1.0
+    )
     passage_tokens: int = option(256, help="Longest passage, in tokens of `tokenizer`.", min=8)
     tokenizer: str | None = option(
         None, help="Tokenizer folder or hub name; default: words and punctuation.", path="model"
     )
-    max_attempts: int = option(3, help="Times that a passage is asked about before it is left short.", min=1, max=100)
+    max_attempts: int = option(
+        3, help="Requests for one passage before it is left with fewer questions.", min=1, max=100
+    )
     budget: float | None = option(
         None, help="Most that the run folder may cost, in the currency of the prices.", min=0.0
     )
@@ -227,18 +244,20 @@ class QuestionsSection:
 
 @dataclass(frozen=True)
 class QuestionSetSection:
-    """A question set; `role: retention` marks what the base model knew, so that a loss is forgetting."""
+    """A question set; `role: retention` marks what the base model knew: a loss there is forgetting."""
 
     path: str = option(help="Questions (JSONL, MMLU's CSV, or a lm-evaluation-harness task YAML).", path="file")
     role: Literal["learning", "retention"] = option("learning", help="learning or retention.")
     shots_from: str | None = option(
-        None, help="Questions (JSONL) from which few-shot examples are taken, in order.", path="file"
+        None, help="Questions (JSONL) for the few-shot examples, taken in order.", path="file"
     )
     layout: Literal["auto", "native", "mmlu", "arc", "squad"] = option(
-        "auto", help="How the file is laid out; auto tells by its ending and keys."
+        "auto", help="Layout of the file; auto detects it from the ending and the keys."
     )
-    n_choices: int = option(4, help="squad: options of a question, the wrong ones drawn from other answers.", min=2)
-    validation: str | None = option(None, help="Questions (JSONL) on which K is chosen, asked as well.", path="file")
+    n_choices: int = option(4, help="squad: choices of a question; the wrong ones are other answers.", min=2)
+    validation: str | None = option(
+        None, help="Questions (JSONL) on which K is chosen; they are scored as well.", path="file"
+    )
     contexts: str | None = option(
         None, help="Prepared contexts (JSONL with question_id and passages) instead of retrieval.", path="file"
     )
@@ -246,11 +265,11 @@ class QuestionSetSection:
 
 @dataclass(frozen=True)
 class RetrievalSection:
-    """Passages of documents, found by words or meaning or both; the K best stand before the question."""
+    """Retrieval of passages by words, meaning or both; the best K precede the question."""
 
     documents: tuple[str, ...] = option((), help="Documents (JSONL) to search.", path="file")
     k: tuple[int, ...] = option(
-        (3,), help="Numbers of passages; each is an arm of its own.", min=1, max=100, nonempty=True
+        (3,), help="Numbers of passages; each is a separate arm.", min=1, max=100, nonempty=True
     )
     passage_tokens: int = option(256, help="Longest passage, in words and punctuation marks.", min=8)
     kind: Literal["bm25", "dense", "both"] = option(
@@ -258,7 +277,7 @@ class RetrievalSection:
     )
     embedder: str = option("BAAI/bge-large-en-v1.5", help="dense: sentence-transformers model, folder or hub name.")
     query_prefix: str | None = option(
-        None, help="dense: text before each question; default: BGE's own for BGE models, else none."
+        None, help="dense: text before each question; default: BGE's prefix for BGE models, else none."
     )
     cache_dir: str = option("runs/indices", help="dense: folder for embedded passages, by content.")
 
@@ -277,15 +296,84 @@ class EvalSection:
         Literal["letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question"], ...
     ] = option(("texts",), help="letters, texts, hybrid, rotations, or a baseline without the question.", nonempty=True)
     scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi"], ...] = option(
-        ("sum",), help="How option texts are compared: log-prob, per length, or pmi.", nonempty=True
+        ("sum",), help="How choices are compared: log-prob, log-prob per length, or pmi.", nonempty=True
     )
     template: str | None = option(None, help="Jinja file that writes the prompt instead.", path="file")
     chat: bool = option(False, help="Put the prompt into the tokenizer's chat template, as the user's turn.")
-    perplexity_corpus: str | None = option(None, help="Texts (JSONL) whose perplexity is told beside.", path="file")
+    perplexity_corpus: str | None = option(None, help="Texts (JSONL) whose perplexity is reported too.", path="file")
     shots: tuple[int, ...] = option((0,), help="Numbers of few-shot examples.", min=0, max=64, nonempty=True)
     retrieval: RetrievalSection | None = option(None, help="Retrieved context; absent: none.")
     retrieval_models: tuple[str, ...] | None = option(
-        None, help="Models that are also asked with context; default: all."
+        None, help="Models that are also scored with context; default: all."
     )
     batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
+
+
+@dataclass(frozen=True)
+class HardExampleMiningSection:
+    """Learn only from the fraction with the highest loss, chosen in each batch of each device."""
+
+    fraction: float = option(help="Fraction that is kept, rounded up to whole tokens or rows.", min=0.001, max=1.0)
+    unit: Literal["tokens", "rows"] = option(
+        "tokens", help="tokens, or rows: texts (parts of them, if packing splits them) by their mean loss."
+    )
+
+
+@dataclass(frozen=True)
+class RowWeightsSection:
+    """How much each row of the corpus counts, by one of its columns. Rows of replay and mix count 1."""
+
+    column: str = option(
+        help="Key of the corpus row, as in weight, or meta.date for one inside another.", nonempty=True
+    )
+    half_life: float | None = option(
+        None, help="The column holds dates; a row counts half as much for every so many days before the newest.",
+        min=0.001,
+    )  # fmt: skip
+    missing: float | None = option(None, help="Weight of a row without the column; default: it is a fault.", min=0.0)
+
+
+@dataclass(frozen=True)
+class TechniquesSection:
+    """Changes to an update beside SFTConfig's own fields; docs/techniques.md compares them."""
+
+    freeze_base_steps: int | None = option(
+        None, help="Updates for which only freeze_base_except trains; then everything does.", min=1
+    )
+    freeze_base_except: tuple[str, ...] = option(
+        (),
+        help="Patterns (* and ?) of parameter names that train while the base is frozen; default: re-initialised layers.",
+    )
+    reinitialize_last_layers: int = option(
+        0, help="Last layers whose weights are re-initialised before training.", min=0
+    )
+    sam: float = option(0.0, help="Sharpness-aware minimisation: its rho; an update takes twice the time.", min=0.0)
+    hard_example_mining: HardExampleMiningSection | None = option(
+        None, help="Learn only from the tokens or rows with the highest loss."
+    )
+    layerwise_lr_decay: float = option(
+        1.0,
+        help="Learning rate of a layer over that of the layer above it; the embeddings are the lowest layer.",
+        min=0.0,
+        max=1.0,
+    )
+    row_weights: RowWeightsSection | None = option(None, help="Weigh corpus rows by a column or by their age.")
+    patience: int | None = option(
+        None, help="Stop after so many evaluations without a better trainer.metric_for_best_model (default: loss).",
+        min=1,
+    )  # fmt: skip
+    histogram_steps: int | None = option(
+        None, help="Updates between two histograms of weights and gradients (tensorboard, wandb).", min=1
+    )
+
+
+@dataclass(frozen=True)
+class BenchSection:
+    """Strategies that `kinject bench` measures beside, or instead of, its own list."""
+
+    strategies: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict,
+        metadata={"help": "name: changes to vanilla, as section.key: value (adapter: the whole section)."},
+    )
+    built_in: bool = option(True, help="Measure the strategies of bench too; vanilla is always measured.")

@@ -1,4 +1,4 @@
-"""What may stand in a recipe's `study` section: arms over shared recipes, what is varied, chosen and claimed."""
+"""The `study` section of a recipe: arms over shared recipes, sweeps, tuning and claims."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kinject.recipe.sections import option
 
 @dataclass(frozen=True)
 class ResourcesSection:
-    """What one stage of an arm needs while it runs, for the executor that places it."""
+    """Resources of one stage, for the executor that places it."""
 
     cpus: float = option(1, help="CPU cores.", min=0.1)
     gpus: float = option(0, help="GPUs.", min=0.0)
@@ -19,104 +19,106 @@ class ResourcesSection:
 
 @dataclass(frozen=True)
 class StudyModelSection:
-    """A base model: `path`, or the train `recipe` that makes it (with `overrides`, another variant)."""
+    """A base model: `path`, or the train `recipe` that makes it, with `overrides`."""
 
     path: str | None = option(None, help="Model folder or hub name.")
-    recipe: str | None = option(None, help="Train recipe that makes it, run first.", path="file")
+    recipe: str | None = option(None, help="Train recipe that makes it; it runs first.", path="file")
     overrides: Mapping[str, Any] | None = option(None, help="Overrides of `recipe`, as in {model.new.hidden_size: 64}.")
 
 
 @dataclass(frozen=True)
 class ArmSection:
-    """One way of injecting knowledge: what differs from the study's shared recipes."""
+    """One way of injecting knowledge: its differences from the study's shared recipes."""
 
-    description: str = option("", help="What the arm is, in words, for the report.")
+    description: str = option("", help="Description of the arm for the report.")
     corpus: str = option(
-        "augmented", help="augmented (what study.augment writes), random (its words, shuffled), or a corpus (JSONL)."
+        "augmented", help="augmented (the corpus of study.augment), random (its words, shuffled), or a corpus (JSONL)."
     )
     overrides: Mapping[str, Any] | None = option(
         None, help="Overrides of the shared recipes, as in {trainer.max_steps: 50}."
     )
-    match_steps_of: str | None = option(None, help="Arm whose number of optimizer steps this one is given.")
-    match_tokens_of: str | None = option(None, help="Arm whose number of corpus tokens this one is given.")
+    match_steps_of: str | None = option(None, help="Arm whose number of optimizer steps this one takes.")
+    match_tokens_of: str | None = option(None, help="Arm whose number of corpus tokens this one reads.")
     alpha: float | None = option(
         None, help="Average the tuned weights with the base's: 0 is the base, 1 the tuned model.", min=0.0, max=1.0
     )
-    rag: bool = option(True, help="Ask it with retrieved passages as well.")
+    rag: bool = option(True, help="Score it with retrieved passages as well.")
     models: tuple[str, ...] | None = option(None, help="Base models to train; default: all.", nonempty=True)
     seeds: tuple[int, ...] | None = option(None, help="Seeds; default: the study's.", min=0, nonempty=True)
-    resources: ResourcesSection | None = option(None, help="What its training needs; default: the study's.")
+    resources: ResourcesSection | None = option(None, help="Resources of its training; default: the study's.")
 
 
 @dataclass(frozen=True)
 class SweepSection:
-    """One key of an arm varied over values, each an arm of its own."""
+    """One key of an arm, varied over values; each value is a separate arm."""
 
     key: str = option(help="Dotted recipe key, or corpus, or alpha.")
     values: tuple[Any, ...] = option(help="Values of the key.", nonempty=True)
     arm: str = option(help="Arm that is varied.")
-    description: str = option("", help="What the curve shows, in words.")
-    control: str | None = option(None, help="Arm drawn beside it.")
+    description: str = option("", help="Description of the curve for the report.")
+    control: str | None = option(None, help="Arm drawn for comparison.")
     log_x: bool = option(False, help="Draw on a logarithmic axis.")
-    frontier: bool = option(False, help="Show its points on the plot of learning against forgetting.")
+    frontier: bool = option(False, help="Draw its points in the plot of learning against forgetting.")
     seeds: tuple[int, ...] | None = option(None, help="Seeds; default: the study's.", min=0, nonempty=True)
 
 
 @dataclass(frozen=True)
 class TuneSection:
-    """A hyperparameter that the study chooses itself on validation questions, before it reads a test question."""
+    """A hyperparameter that the study tunes on validation questions, before it reads a test question."""
 
     key: str = option(help="Dotted recipe key, as trainer.learning_rate.")
     values: tuple[Any, ...] = option(help="The grid.", nonempty=True)
-    arm: str = option(help="Arm that is tried with each value.")
+    arm: str = option(help="Arm that is trained with each value.")
     question_sets: str | tuple[str, ...] = option(
-        help="Question set with validation questions on which the values are compared; several count as one.",
+        help="Question set whose validation questions compare the values; several count as one.",
         nonempty=True,
     )
-    seeds: tuple[int, ...] = option((0,), help="Seeds that are tried.", min=0, nonempty=True)
+    seeds: tuple[int, ...] = option((0,), help="Seeds of the comparison.", min=0, nonempty=True)
     arms: tuple[str, ...] | None = option(
-        None, help="Arms that get the chosen value; default: all that do not set the key."
+        None, help="Arms that take the chosen value; default: all that do not set the key."
     )
 
     def sets(self) -> tuple[str, ...]:
-        """Return the question sets by name."""
+        """Return the names of the question sets."""
         return (self.question_sets,) if isinstance(self.question_sets, str) else self.question_sets
 
 
 @dataclass(frozen=True)
 class ClaimSection:
-    """A statement to be tested, written down before the study runs; all claims are one family for Holm's correction.
+    """A statement to be tested, fixed before the study runs; all claims are one family for Holm's correction.
 
     difference: `arm` is higher (or lower) than `baseline` on `question_set`. trend: accuracy on `question_set` rises
     (falls) along `sweep` (Page's test). above_chance: `arm` is above guessing. near_chance: `arm` is within `margin` of
     guessing (two one-sided tests). An arm's name with ``+rag`` is that arm with its chosen number of passages.
     """
 
-    statement: str = option(help="The claim in words.")
-    test: Literal["difference", "trend", "above_chance", "near_chance"] = option(help="How it is tested.")
+    statement: str = option(help="The claim in words, for the report.")
+    test: Literal["difference", "trend", "above_chance", "near_chance"] = option(help="Statistical test.")
     question_set: str = option(help="Question set.")
-    arm: str | None = option(None, help="The arm of which something is claimed.")
+    arm: str | None = option(None, help="Arm of the claim.")
     baseline: str | None = option(None, help="difference: the arm it is compared with.")
     sweep: str | None = option(None, help="trend: the sweep.")
-    direction: Literal["higher", "lower"] = option("higher", help="Which way.")
-    margin: float = option(0.1, help="near_chance: how far from guessing still counts as near.", min=0.0, max=1.0)
-    source: str = option("", help="The paper that claims it.")
+    direction: Literal["higher", "lower"] = option("higher", help="Direction of the difference or trend.")
+    margin: float = option(
+        0.1, help="near_chance: largest distance from guessing that counts as near.", min=0.0, max=1.0
+    )
+    source: str = option("", help="Paper that makes the claim.")
 
 
 @dataclass(frozen=True)
 class ScalingSection:
-    """What the report needs to draw accuracy and bits per parameter over base models of several sizes.
+    """Accuracy and bits per parameter over base models of several sizes.
 
-    Sets of role retention are read off the untouched base models, the others off the points of `sweep`.
+    Sets with role retention are measured on the untouched base models, the others along `sweep`.
     """
 
     question_sets: tuple[str, ...] = option(help="Question sets.", nonempty=True)
     values: Mapping[str, int] = option(
-        help="Subject of the questions: number of equally likely values that a fact of it is drawn from.", nonempty=True
+        help="Subject of the questions: number of equally likely values of one of its facts.", nonempty=True
     )
-    sweep: str = option(help="Curve along which each fact is read more often (steps or epochs).")
+    sweep: str = option(help="Sweep along which each fact is read more often (steps or epochs).")
     facts: Mapping[str, int] | None = option(
-        None, help="Question set: number of facts that it is a sample of; default: one a question."
+        None, help="Question set: number of facts that it samples; default: one per question."
     )
 
 
@@ -131,10 +133,11 @@ class StudySection:
         help="name: base model folder or hub name, or path/recipe/overrides.", nonempty=True
     )
     arms: Mapping[str, ArmSection] = option(help="Arms by name; base is always there.")
-    description: str = option("", help="What the study shows and how long it takes, in words.")
+    description: str = option("", help="Summary of the study for the report: its subject and how long it takes.")
     augment: str | None = option(None, help="Shared augment recipe, for arms on an augmented corpus.", path="file")
     setup: tuple[str, ...] = option(
-        (), help="Train recipes run first where they are not done; sandbox-corpus writes the sandbox base's corpus."
+        (),
+        help="Train recipes that run first unless they are done; sandbox-corpus writes the corpus of the sandbox's base model.",
     )
     overrides: Mapping[str, Any] | None = option(
         None, help="Overrides of the shared recipes for every arm; eval.* too."
@@ -145,15 +148,17 @@ class StudySection:
     )
     validation: Mapping[str, float] | None = option(
         None,
-        help="Question set: share of its documents whose questions are for choosing only; "
-        "a set of the eval recipe that names a validation file needs no share.",
+        help="Question set: fraction of its documents whose questions are used for tuning only; "
+        "a set of the eval recipe that names a validation file needs none.",
     )
-    sweeps: Mapping[str, SweepSection] | None = option(None, help="What is varied.")
-    tune: Mapping[str, TuneSection] | None = option(None, help="What the study chooses itself.")
-    claims: Mapping[str, ClaimSection] | None = option(None, help="What it tests.")
+    sweeps: Mapping[str, SweepSection] | None = option(None, help="Curves: a key of an arm over values.")
+    tune: Mapping[str, TuneSection] | None = option(
+        None, help="Hyperparameters that the study tunes on validation questions."
+    )
+    claims: Mapping[str, ClaimSection] | None = option(None, help="Claims that it tests.")
     scaling: ScalingSection | None = option(
         None,
-        help="Draw what base models of several sizes hold: accuracy by parameters and exposures, bits per parameter.",
+        help="Draw accuracy by parameters and exposures, and bits per parameter, of base models of several sizes.",
     )
-    resources: ResourcesSection = option(ResourcesSection(), help="What one stage needs.")
+    resources: ResourcesSection = option(ResourcesSection(), help="Resources of one stage.")
     cache_dir: str = option("runs/stages", help="Folder of finished stages, by content; studies share it.")

@@ -1,4 +1,4 @@
-"""YAML to plain values, remembering the line of every key."""
+"""Reads YAML into plain values and keeps the line of every key."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import yaml
 
 from kinject.disk import read_bytes
 from kinject.errors import Fault, RecipeError
-from kinject.recipe.check import Place
+from kinject.recipe.check import KeyPath
 
 MOST_BYTES = 2**18
 """Bytes of a recipe: 256 KiB, thirty times the longest one that is shipped."""
 _MOST_VALUES = 100_000
-"""Values that a file may come to, every alias counted as what it stands for."""
+"""Values that a file may have, each alias counted as the values it repeats."""
 _DEEPEST = 32
 _LONGEST_NUMBER = 64
 _TAG = "tag:yaml.org,2002:"
@@ -50,18 +50,18 @@ class YamlFile:
 
     path: Path
     root: dict[str, Any]
-    lines: Mapping[Place, int]
+    lines: Mapping[KeyPath, int]
 
-    def where(self, path: Place) -> str:
-        """Return ``file:line`` of `path`, or of its nearest ancestor that stands in the file."""
-        while path and path not in self.lines:
-            path = path[:-1]
-        return f"{self.path}:{self.lines.get(path, 1)}"
+    def where(self, key: KeyPath) -> str:
+        """Return ``file:line`` of `key`, or of its nearest ancestor in the file."""
+        while key and key not in self.lines:
+            key = key[:-1]
+        return f"{self.path}:{self.lines.get(key, 1)}"
 
 
 def parse_scalar(text: str) -> Any:
     """Return the value that `text` has in YAML (``1e-5`` a float, ``[0, 5]`` a list). Raises `RecipeError`."""
-    value, _ = _parsed(text, "command line")
+    value, _ = _parse(text, "command line")
     return value
 
 
@@ -76,15 +76,15 @@ def read_yaml(path: Path) -> YamlFile:
         raise RecipeError(
             [Fault(f"{path}:1", "", f"not UTF-8 (byte {error.start}). Save the file as UTF-8.")]
         ) from error
-    root, lines = _parsed(text, str(path))
+    root, lines = _parse(text, str(path))
     root = {} if root is None and () not in lines else root
     if not isinstance(root, dict):
         raise RecipeError([Fault(f"{path}:1", "", f"found {type(root).__name__}, a recipe is a mapping of sections.")])
     return YamlFile(path, root, lines)
 
 
-def _parsed(text: str, where: str) -> tuple[Any, dict[Place, int]]:
-    """Return the value of `text` and the line of every place in it. Raises `RecipeError` at `where` (and the line)."""
+def _parse(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
+    """Return the value of `text` and the line of every key in it. Raises `RecipeError` with `where` (and the line)."""
     in_file = where != "command line"
 
     def fault(line: int, what: str) -> RecipeError:
@@ -117,16 +117,16 @@ class _TooMuchError(Exception):
 
 
 class _Builder:
-    """Builds values from nodes so that lines are known; bounds what aliases can expand to."""
+    """Builds values from nodes, keeps their lines, and bounds the expansion of aliases."""
 
     def __init__(self, where: str, loader: _Loader) -> None:
         self.where = where
         self.loader = loader
-        self.lines: dict[Place, int] = {}
+        self.lines: dict[KeyPath, int] = {}
         self.faults: list[Fault] = []
         self.n_values = 0
 
-    def build(self, node: yaml.Node, path: Place) -> Any:
+    def build(self, node: yaml.Node, path: KeyPath) -> Any:
         line = node.start_mark.line + 1
         self.n_values += 1
         if self.n_values > _MOST_VALUES:
@@ -144,11 +144,11 @@ class _Builder:
             return self._build_mapping(node, path)
         return [self.build(child, (*path, index)) for index, child in enumerate(node.value)]
 
-    def report(self, line: int, path: Place, what: str) -> None:
+    def report(self, line: int, path: KeyPath, what: str) -> None:
         where = self.where if self.where == "command line" else f"{self.where}:{line}"
         self.faults.append(Fault(where, ".".join(map(str, path)), what))
 
-    def _build_scalar(self, node: yaml.ScalarNode, path: Place) -> Any:
+    def _build_scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         line, text, kind = node.start_mark.line + 1, node.value, node.tag.removeprefix(_TAG)
         if kind == "str":
             if "\0" in text or (not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text)):
@@ -169,7 +169,7 @@ class _Builder:
             return self.loader.construct_object(node)
         return None
 
-    def _build_mapping(self, node: yaml.MappingNode, path: Place) -> dict[str, Any]:
+    def _build_mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1

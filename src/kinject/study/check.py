@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from kinject.errors import Fault, RecipeError
 from kinject.recipe import StudyRecipe, read_recipe
-from kinject.recipe.check import Place, suggestion
+from kinject.recipe.check import KeyPath, suggestion
 from kinject.study.arms import (
     AUGMENT_SECTIONS,
     BASE,
@@ -55,7 +55,7 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
     every = [*arms.arms, *(arm for grid in arms.grids.values() for _, arm in grid)]
     faults: list[Fault] = []
     for arm in every:
-        place: Place = ("study", "sweeps", arm.sweep) if arm.sweep else ("study", "arms", arm.name)
+        key_path: KeyPath = ("study", "sweeps", arm.sweep) if arm.sweep else ("study", "arms", arm.name)
         shared = ((recipe.study.augment, arm.augment_overrides), (recipe.study.train, arm.train_overrides))
         for path, overrides in shared:
             try:
@@ -63,7 +63,7 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
                     read_recipe(Path(path), override_arguments(overrides))
             except RecipeError as error:  # a fault of an override is reported at the arm's line
                 faults += [
-                    replace(fault, where=recipe.where(place)) if fault.where == "command line" else fault
+                    replace(fault, where=recipe.where(key_path)) if fault.where == "command line" else fault
                     for fault in error.faults
                 ]
     _raise_faults([*faults, *_question_set_faults(recipe)])
@@ -75,11 +75,11 @@ def _raise_faults(faults: Iterable[Fault]) -> None:
         raise RecipeError(unique)
 
 
-def _unknown(recipe: StudyRecipe, place: Place, name: str | None, allowed: Iterable[str]) -> Iterator[Fault]:
+def _unknown(recipe: StudyRecipe, key_path: KeyPath, name: str | None, allowed: Iterable[str]) -> Iterator[Fault]:
     """Yield a fault if `name` is not among `allowed`, with the nearest of them."""
     allowed = set(allowed)
     if name is not None and name not in allowed:
-        yield recipe.fault(place, f"found {name!r}.{suggestion(name, allowed)}")
+        yield recipe.fault(key_path, f"found {name!r}.{suggestion(name, allowed)}")
 
 
 def _arm_faults(recipe: StudyRecipe) -> Iterator[Fault]:
@@ -87,24 +87,26 @@ def _arm_faults(recipe: StudyRecipe) -> Iterator[Fault]:
     if BASE in section.arms:
         yield recipe.fault(("study", "arms", BASE), "this name is the untouched model's. Choose another.")
     for name, arm in section.arms.items():
-        place: Place = ("study", "arms", name)
+        key_path: KeyPath = ("study", "arms", name)
         if RAG in name or "," in name:
-            yield recipe.fault(place, f"a name with {RAG!r} or a comma would be taken for another arm. Choose another.")
+            yield recipe.fault(
+                key_path, f"a name with {RAG!r} or a comma would be taken for another arm. Choose another."
+            )
         matched = {"match_steps_of": arm.match_steps_of, "match_tokens_of": arm.match_tokens_of}
         for key, other in matched.items():
-            yield from _unknown(recipe, (*place, key), other, section.arms.keys() - {BASE, name})
+            yield from _unknown(recipe, (*key_path, key), other, section.arms.keys() - {BASE, name})
         if all(matched.values()):
-            yield recipe.fault(place, "match_steps_of and match_tokens_of exclude each other. Take one out.")
+            yield recipe.fault(key_path, "match_steps_of and match_tokens_of exclude each other. Take one out.")
         for other in matched.values():
             item = section.arms.get(other or "")
             if item is not None and (item.match_steps_of or item.match_tokens_of):
-                yield recipe.fault(place, f"{other} is itself matched to another arm. Name that one.")
+                yield recipe.fault(key_path, f"{other} is itself matched to another arm. Name that one.")
         for index, model in enumerate(arm.models or ()):
-            yield from _unknown(recipe, (*place, "models", index), model, section.models)
+            yield from _unknown(recipe, (*key_path, "models", index), model, section.models)
         if arm.corpus in ("augmented", "random") and section.augment is None:
-            yield recipe.fault(place, f"corpus {arm.corpus} needs study.augment, the recipe that writes it.")
+            yield recipe.fault(key_path, f"corpus {arm.corpus} needs study.augment, the recipe that writes it.")
         elif arm.corpus not in ("augmented", "random") and not Path(arm.corpus).is_file():
-            yield recipe.fault((*place, "corpus"), f"found {arm.corpus!r}: neither augmented, random, nor a file.")
+            yield recipe.fault((*key_path, "corpus"), f"found {arm.corpus!r}: neither augmented, random, nor a file.")
 
 
 def _tune_faults(recipe: StudyRecipe) -> Iterator[Fault]:
@@ -117,20 +119,20 @@ def _tune_faults(recipe: StudyRecipe) -> Iterator[Fault]:
 
 def _model_faults(recipe: StudyRecipe) -> Iterator[Fault]:
     for name, item in base_models(recipe.study).items():
-        place: Place = ("study", "models", name)
+        key_path: KeyPath = ("study", "models", name)
         if item.path is None and item.recipe is None:
-            yield recipe.fault(place, "has neither path nor recipe. Give one.")
+            yield recipe.fault(key_path, "has neither path nor recipe. Give one.")
         if item.overrides and item.recipe is None:
-            yield recipe.fault(place, "has overrides, but no recipe for them to change. Add the recipe.")
+            yield recipe.fault(key_path, "has overrides, but no recipe for them to change. Add the recipe.")
 
 
 def _sweep_faults(recipe: StudyRecipe) -> Iterator[Fault]:
     arms = recipe.study.arms.keys() - {BASE}
     for name, sweep in (recipe.study.sweeps or {}).items():
-        place: Place = ("study", "sweeps", name)
+        key_path: KeyPath = ("study", "sweeps", name)
         if sweep.arm not in arms:
-            yield recipe.fault(place, f"arm: found {sweep.arm!r}.{suggestion(sweep.arm, arms)}")
-        yield from _unknown(recipe, (*place, "control"), sweep.control, {BASE, *arms})
+            yield recipe.fault(key_path, f"arm: found {sweep.arm!r}.{suggestion(sweep.arm, arms)}")
+        yield from _unknown(recipe, (*key_path, "control"), sweep.control, {BASE, *arms})
 
 
 def _scaling_faults(recipe: StudyRecipe) -> Iterator[Fault]:
@@ -143,17 +145,17 @@ def _scaling_faults(recipe: StudyRecipe) -> Iterator[Fault]:
             what = f"found {n_values}, allowed: 2 or more. A fact with one possible value carries no information."
             yield recipe.fault(("study", "scaling", "values", subject), what)
     for name, n_facts in (scaling.facts or {}).items():
-        place: Place = ("study", "scaling", "facts", name)
+        key_path: KeyPath = ("study", "scaling", "facts", name)
         if name not in scaling.question_sets:
-            yield recipe.fault(place, f"not in question_sets.{suggestion(name, scaling.question_sets)}")
+            yield recipe.fault(key_path, f"not in question_sets.{suggestion(name, scaling.question_sets)}")
         if n_facts < 1:
-            yield recipe.fault(place, f"found {n_facts}, allowed: 1 or more.")
+            yield recipe.fault(key_path, f"found {n_facts}, allowed: 1 or more.")
 
 
-def _unknown_sweep(recipe: StudyRecipe, place: Place, name: str | None) -> Iterator[Fault]:
+def _unknown_sweep(recipe: StudyRecipe, key_path: KeyPath, name: str | None) -> Iterator[Fault]:
     sweeps = recipe.study.sweeps or {}
     if name is not None and name not in sweeps:
-        yield recipe.fault(place, f"found {name!r}.{suggestion(name, sweeps) or _NO_SWEEPS}")
+        yield recipe.fault(key_path, f"found {name!r}.{suggestion(name, sweeps) or _NO_SWEEPS}")
 
 
 def _claim_faults(recipe: StudyRecipe) -> Iterator[Fault]:
@@ -165,21 +167,21 @@ def _claim_faults(recipe: StudyRecipe) -> Iterator[Fault]:
     }
     arms = {BASE, *recipe.study.arms}
     for name, claim in (recipe.study.claims or {}).items():
-        place: Place = ("study", "claims", name)
+        key_path: KeyPath = ("study", "claims", name)
         for key in required[claim.test]:
             if getattr(claim, key) is None:
-                yield recipe.fault(place, f"{key}: missing; test {claim.test} needs it.")
+                yield recipe.fault(key_path, f"{key}: missing; test {claim.test} needs it.")
         for key in ("arm", "baseline"):
             arm = getattr(claim, key)
             if arm is not None and arm.removesuffix(RAG) not in arms:
-                yield recipe.fault((*place, key), f"found {arm!r}.{suggestion(arm, arms)}")
-        yield from _unknown_sweep(recipe, (*place, "sweep"), claim.sweep)
+                yield recipe.fault((*key_path, key), f"found {arm!r}.{suggestion(arm, arms)}")
+        yield from _unknown_sweep(recipe, (*key_path, "sweep"), claim.sweep)
 
 
 def _key_faults(recipe: StudyRecipe) -> Iterator[Fault]:
     """Yield a fault for each override, sweep and tuned key that no stage would read."""
     section = recipe.study
-    keys: list[tuple[Place, str]] = [(("study", "overrides", key), key) for key in section.overrides or {}]
+    keys: list[tuple[KeyPath, str]] = [(("study", "overrides", key), key) for key in section.overrides or {}]
     for name, arm in section.arms.items():
         keys += [(("study", "arms", name, "overrides", key), key) for key in arm.overrides or {}]
     keys += [(("study", "tune", name, "key"), item.key) for name, item in (section.tune or {}).items()]
@@ -188,16 +190,16 @@ def _key_faults(recipe: StudyRecipe) -> Iterator[Fault]:
         for name, item in (section.sweeps or {}).items() if item.key not in ("alpha", "corpus")
     ]  # fmt: skip
     allowed = {*AUGMENT_SECTIONS, *TRAIN_SECTIONS}
-    for place, key in keys:
+    for key_path, key in keys:
         head = key.split(".")[0]
-        if head == "eval" and place[1] == "overrides" and not key.startswith(("eval.models", "eval.questions")):
+        if head == "eval" and key_path[1] == "overrides" and not key.startswith(("eval.models", "eval.questions")):
             continue  # overrides of the shared eval recipe are for all arms
         if head not in allowed or key in ("corpus", "model"):
-            yield recipe.fault(place, f"found {key!r}; it must begin with one of {', '.join(sorted(allowed))}.")
+            yield recipe.fault(key_path, f"found {key!r}; it must begin with one of {', '.join(sorted(allowed))}.")
         elif key.startswith(("corpus.path", "model.path")):
-            yield recipe.fault(place, f"{key} is set by the study. Use the arm's corpus, or study.models.")
+            yield recipe.fault(key_path, f"{key} is set by the study. Use the arm's corpus, or study.models.")
         elif head in AUGMENT_SECTIONS and section.augment is None:
-            yield recipe.fault(place, f"{key} changes study.augment, which is missing.")
+            yield recipe.fault(key_path, f"{key} changes study.augment, which is missing.")
 
 
 def _question_set_faults(recipe: StudyRecipe) -> Iterator[Fault]:
@@ -210,11 +212,11 @@ def _question_set_faults(recipe: StudyRecipe) -> Iterator[Fault]:
     questions = evaluation.questions
     fractions = section.validation or {}
     for name, fraction in fractions.items():
-        place: Place = ("study", "validation", name)
+        key_path: KeyPath = ("study", "validation", name)
         if name not in questions:
-            yield recipe.fault(place, f"no such set.{suggestion(name, questions)}")
+            yield recipe.fault(key_path, f"no such set.{suggestion(name, questions)}")
         if not 0 < fraction < 1:
-            yield recipe.fault(place, f"found {fraction}, allowed: between 0 and 1.")
+            yield recipe.fault(key_path, f"found {fraction}, allowed: between 0 and 1.")
     has_file = {name for name, item in questions.items() if not isinstance(item, str) and item.validation}
     validated = {*fractions, *has_file}
     for name, tune in (section.tune or {}).items():

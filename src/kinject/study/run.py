@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from kinject.augment.preview import preview
+from kinject.augment.plan import preview
 from kinject.corpus.questions import read_questions
 from kinject.disk import content_id, lock_dir, read_manifest, read_sealed, write_json, write_manifest
 from kinject.errors import InputError

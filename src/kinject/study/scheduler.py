@@ -71,7 +71,7 @@ def run_stages(pending: Sequence[Stage], status: StageStatus, executor: Executor
                     break
                 executor.submit(waiting.pop(stage.id))
                 running.add(stage.id)
-                progress.tell(stage.label)
+                progress.set_status(stage.label)
             if not running:
                 break  # the others depend on a failed stage
             for outcome in executor.wait():

@@ -107,7 +107,7 @@ class Screen(TrainerCallback):  # type: ignore[misc]
         if self.progress is not None:
             self.progress.advance()
             rate = f"{self.progress.rate * self.tokens_per_step:,.0f} tokens/s"
-            self.progress.tell("  ".join(word for word in (rate, self.loss, memory_in_use()) if word))
+            self.progress.set_status("  ".join(word for word in (rate, self.loss, memory_in_use()) if word))
 
     def close(self) -> None:
         """Give the terminal back, also after an error."""

@@ -9,7 +9,7 @@ from kinject.errors import Fault, InputError, RecipeError
 from kinject.models import check_config, choose_device, has_fast_bf16
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
-from kinject.recipe.schedule_fields import ADAPTIVE, OWN, TORCH
+from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -42,7 +42,7 @@ def build_config(recipe: TrainRecipe) -> SFTConfig:
     if not values.get("fp16") and values.get("bf16") is None:
         values["bf16"] = has_fast_bf16(device)
     schedule = values.get("lr_scheduler_type")
-    if schedule in (*TORCH, *OWN):
+    if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
         values["lr_scheduler_type"] = "linear"  # SFTConfig knows transformers' names alone; it carries the rest
     try:
         with warnings.catch_warnings():
@@ -50,7 +50,7 @@ def build_config(recipe: TrainRecipe) -> SFTConfig:
             config = SFTConfig(**values)
     except (ValueError, TypeError, ImportError) as error:
         raise recipe.error("trainer", f"SFTConfig refuses it: {' '.join(str(error).split())}") from error
-    if schedule in (*TORCH, *OWN):
+    if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
         config.lr_scheduler_type = schedule
     after = [*check_anchor(recipe, config), *check_techniques(recipe, config), *_tracker_faults(config.report_to)]
     faults = [Fault(recipe.where(key), key, what) for key, what in after]
@@ -137,10 +137,10 @@ def _evaluation_faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
         faults.append(("trainer.eval_strategy", what))
     sets = probes.sets() if probes is not None else {}
     schedule, metric = trainer.get("lr_scheduler_type"), trainer.get("metric_for_best_model")
-    if schedule in ADAPTIVE and not evaluates:
+    if schedule in ADAPTIVE_SCHEDULES and not evaluates:
         what = f"{schedule} follows a metric of the evaluations. Set trainer.eval_strategy with eval_steps, or epoch."
         faults.append(("trainer.lr_scheduler_type", what))
-    elif schedule in ADAPTIVE and metric is None and not held_out and sets:
+    elif schedule in ADAPTIVE_SCHEDULES and metric is None and not held_out and sets:
         what = (
             f"{schedule} follows trainer.metric_for_best_model. Without corpus.validation_corpus there is no loss; name "
             "another."

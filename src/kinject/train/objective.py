@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from kinject.corpus import IGNORED
-from kinject.recipe.techniques_section import HardExampleMiningSection
+from kinject.recipe.sections import HardExampleMiningSection
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from transformers.optimization import get_scheduler, get_wsd_schedule
 
 from kinject.errors import TrainingError
-from kinject.recipe.schedule_fields import ADAPTIVE, TORCH
+from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, TORCH_SCHEDULES
 
 if TYPE_CHECKING:
     from kinject.recipe import TrainRecipe
@@ -52,7 +52,7 @@ class Schedule:
                 f"trainer.warmup_steps: {warmup} steps of warm-up leave none of {n_steps} to lr_scheduler_type: "
                 f"{self.name}. Lower it, or give it as a share (0.1)."
             )
-        if self.name in TORCH:
+        if self.name in TORCH_SCHEDULES:
             return self._of_torch(optimizer, n_steps, warmup)
         if self.name == "noam":
             return LambdaLR(optimizer, Noam(kwargs.get("d_model") or self.width or 0, warmup))
@@ -92,7 +92,7 @@ class Schedule:
 
 
 def _torch_class(name: str) -> Any:
-    return getattr(torch.optim.lr_scheduler, TORCH[name])
+    return getattr(torch.optim.lr_scheduler, TORCH_SCHEDULES[name])
 
 
 @dataclass
@@ -188,7 +188,7 @@ def planned_curve(recipe: TrainRecipe, n_steps: int) -> list[float]:
             scheduler.warm(step)
         rates.append(float(optimizer.param_groups[0]["lr"]))
         optimizer.step()
-        if name not in ADAPTIVE:
+        if name not in ADAPTIVE_SCHEDULES:
             scheduler.step()
     return rates
 

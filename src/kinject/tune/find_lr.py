@@ -1,7 +1,7 @@
 """`kinject find-lr`: a range test of the learning rate (Smith, 2015, arXiv 1506.01186) with the recipe's own trainer.
 
-The rate climbs by the same factor at every update while the loss of each batch is noted. The model is trained in memory
-and put back; nothing but the folder ``run_dir/find-lr`` is written, the token cache aside.
+The rate rises by the same factor at every update, and the loss of each batch is recorded. The model is trained in memory and
+then restored. Only the folder ``run_dir/find-lr`` and the token cache are written.
 """
 
 from __future__ import annotations
@@ -22,20 +22,24 @@ from kinject.disk import content_id, lock_dir, read_sealed, write_sealed, write_
 from kinject.disk.atomic import atomic_file
 from kinject.errors import InputError, TrainingError
 from kinject.recipe import TrainRecipe
+from kinject.train.short_run import short_recipe
 
 if TYPE_CHECKING:
     from kinject.train.trainer import KnowledgeTrainer
 
 _FORMAT = 1
-_MEMORY = 0.9
-"""Of the running mean that tells when to stop: a weight of 0.9 on what was."""
+_DECAY = 0.9
+"""Of the running mean of the loss that decides when to stop."""
 _SETTLED = 8
 """Updates before the running mean may stop the test."""
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """From which rate to which, in how many updates; the multiple of the least loss that stops it; the margin."""
+    """The rates `low` to `high` in `steps` updates.
+
+    A loss of `diverged` times the lowest stops the test. The suggestion is at most the rate of the lowest loss / `margin`.
+    """
 
     low: float = 1e-7
     high: float = 1.0
@@ -45,16 +49,16 @@ class Ramp:
 
     @property
     def factor(self) -> float:
-        """What the rate is multiplied by at each update."""
+        """The ratio of the rates of neighbouring updates."""
         return float((self.high / self.low) ** (1 / (self.steps - 1)))
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a range test saw and what follows.
+class RangeTest:
+    """The result of a range test.
 
-    `smoothed` are means over neighbouring updates; `steepest` is the rate at which the loss falls fastest over the
-    logarithm of the rate, `lowest` that of the least smoothed loss. `suggestion` is None where the loss did not fall.
+    `smoothed` holds means over neighbouring updates. `steepest` is the rate at which the loss falls fastest over the
+    logarithm of the rate, `lowest` that of the lowest smoothed loss. `suggestion` is None if the loss did not fall.
     """
 
     rates: tuple[float, ...]
@@ -66,10 +70,10 @@ class Found:
     ended: str
 
 
-def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[Found, Path]:
-    """Test the range, write find-lr/lr.json, lr.csv and lr.png, and return what was found with that folder.
+def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
+    """Test the rates of `ramp`, write find-lr/lr.json, lr.csv and lr.png, and return the result and that folder.
 
-    A test of the same recipe, inputs and ramp is not run again. Raises `InputError` for a ramp out of range, and what
+    A test of the same recipe, inputs and ramp is not repeated. Raises `InputError` for a ramp out of range, and what
     `kinject.train` raises before a run starts.
     """
     check_ramp(ramp)
@@ -77,40 +81,38 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[Found, Path]:
     from kinject.train.run import inputs_of, trainer_of
 
     folder = recipe.run_dir / "find-lr"
-    ramped = _ramped(recipe, ramp, folder)
+    short = ramp_recipe(recipe, ramp, folder)
     files = {name: content for name, content in inputs_of(recipe).items() if name != "fingerprint"}
-    sections = {
-        key: recipe.raw.get(key)
-        for key in ("seed", "method", "model", "adapter", "regularization", "corpus", "techniques")
-    }
-    identity = content_id(_FORMAT, asdict(ramp), sections, dict(ramped.trainer), files)
+    values = {key: value for key, value in short.raw.items() if key != "run_dir"}
+    identity = content_id(_FORMAT, asdict(ramp), values, files)
     with lock_dir(folder):
-        done = _stored(folder / "lr.json", identity)
-        if done is not None:
-            return done, folder
-        rates, losses, ended = range_test(trainer_of(ramped), ramp)
-        found = suggest(rates, losses, ramp, ended)
-        write_text(folder / "lr.csv", _csv(found))
+        stored = _read_stored(folder / "lr.json", identity)
+        if stored is not None:
+            return stored, folder
+        rates, losses, ended = range_test(trainer_of(short), ramp)
+        result = suggest(rates, losses, ramp, ended)
+        write_text(folder / "lr.csv", _csv(result))
         with atomic_file(folder / "lr.png", "wb") as file:
-            file.write(draw(found))
-        write_sealed(folder / "lr.json", {"id": identity, "ramp": asdict(ramp), "found": asdict(found)})
-    return found, folder
+            file.write(draw(result))
+        write_sealed(folder / "lr.json", {"id": identity, "ramp": asdict(ramp), "result": asdict(result)})
+    return result, folder
 
 
-def _stored(path: Path, identity: str) -> Found | None:
-    """Return what an earlier test of the same found, if there was one. Raises `InputError` for a damaged file."""
+def _read_stored(path: Path, identity: str) -> RangeTest | None:
+    """Return the stored result of the same test, None if there is none. Raises `InputError` for a damaged file."""
     if not path.is_file():
         return None
+    fix = "Delete it to repeat the test."
     try:
-        held = read_sealed(path, "Delete it to test anew.")
-        if held["id"] != identity:
+        stored = read_sealed(path, fix)
+        if stored["id"] != identity:
             return None
-        found: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in held["found"].items()
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in stored["result"].items()
         }
-        return Found(**found)
+        return RangeTest(**fields)
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: damaged ({error}). Delete it to test anew.") from error
+        raise InputError(f"{path}: damaged ({error}). {fix}") from error
 
 
 def check_ramp(ramp: Ramp) -> None:
@@ -127,64 +129,51 @@ def check_ramp(ramp: Ramp) -> None:
 
 
 def _check_optimizer(recipe: TrainRecipe) -> None:
-    """Raise `RecipeError` for an optimizer whose losses do not show the rate of the moment."""
+    """Raise `RecipeError` for an optimizer whose loss does not depend on the current rate alone."""
     optim = str(recipe.trainer.get("optim", ""))
     if optim.startswith("schedule_free"):
         raise recipe.error(
             "trainer.optim",
-            f"{optim} averages over all rates so far, so a range test cannot tell one from another. Test AdamW with "
-            "trainer.optim=adamw_torch and begin there: schedule-free bears that rate or a higher one.",
+            f"{optim} averages over all rates so far, so a range test cannot separate them. Test AdamW with "
+            "trainer.optim=adamw_torch and start from its rate: schedule-free tolerates that rate or a higher one.",
         )
 
 
-def _ramped(recipe: TrainRecipe, ramp: Ramp, folder: Path) -> TrainRecipe:
-    """Return `recipe` with the ramp for its schedule, its whole batch and optimizer, and nothing beside the updates."""
-    changes = {
+def ramp_recipe(recipe: TrainRecipe, ramp: Ramp, folder: Path) -> TrainRecipe:
+    """Return `recipe` with the ramp as its schedule, its own batch and optimizer, and no evaluation or checkpoint."""
+    schedule = {
         "learning_rate": ramp.low, "lr_scheduler_type": "exponential_decay",
-        "lr_scheduler_kwargs": {"gamma": ramp.factor}, "warmup_steps": 0, "max_steps": ramp.steps,
-        "logging_strategy": "steps", "logging_steps": 1, "logging_nan_inf_filter": False, "save_strategy": "no",
-        "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False, "metric_for_best_model": None,
-        "report_to": "none",
+        "lr_scheduler_kwargs": {"gamma": ramp.factor}, "warmup_steps": 0, "logging_nan_inf_filter": False,
     }  # fmt: skip
-    techniques = replace(
-        recipe.techniques, freeze_base_steps=None, freeze_base_except=(), patience=None, histogram_steps=None
-    )
-    guards = replace(
-        recipe.guards, skipped_updates=0, zero_loss="ignore", norm_spike="ignore", vanishing_rate="ignore",
-        unread_corpus="ignore",
-    )  # fmt: skip
-    return replace(
-        recipe, run_dir=folder, trainer={**recipe.trainer, **changes}, probes=None, guards=guards,
-        corpus=replace(recipe.corpus, validation_corpus=None), techniques=techniques,
-    )  # fmt: skip
+    return short_recipe(recipe, folder, ramp.steps, schedule, {"skipped_updates": 0})
 
 
 def range_test(trainer: KnowledgeTrainer, ramp: Ramp) -> tuple[list[float], list[float], str]:
     """Return the rates, the loss of each update before it was made, and how the test ended.
 
-    `trainer` is one whose schedule is the ramp. Its model and the generators of random numbers are put back exactly.
+    The schedule of `trainer` is the ramp. Its model and the random number generators are restored exactly.
     """
-    watch = _watch(ramp)
-    trainer.add_callback(watch)
+    recorder = _make_recorder(ramp)
+    trainer.add_callback(recorder)
     ended = "the whole range was tried"
     with restored(trainer.model):
         try:
             trainer.train()
         except TrainingError as error:  # the guard: a gradient that is not finite
             ended = f"stopped: {error}"
-    if watch.diverged:
-        ended = f"stopped at {watch.rates[-1]:.2g}: the loss went up to {ramp.diverged:g} times its least"
-    return watch.rates, watch.losses, ended
+    if recorder.diverged:
+        ended = f"stopped at {recorder.rates[-1]:.2g}: the loss rose to {ramp.diverged:g} times its lowest value"
+    return recorder.rates, recorder.losses, ended
 
 
 @contextlib.contextmanager
 def restored(model: Any) -> Iterator[None]:
-    """Put back, bit by bit, the parameters, buffers and mode of `model` and the generators of random numbers."""
+    """Restore, bit by bit, the parameters, buffers and mode of `model` and the random number generators."""
     import torch
 
     # state_dict leaves out buffers that are not saved
     tensors = [*model.parameters(), *model.buffers()]
-    kept = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+    copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
     modes = [(module, module.training) for module in model.modules()]
     states = (random.getstate(), np.random.get_state())
     devices = list(range(torch.cuda.device_count()))
@@ -193,8 +182,8 @@ def restored(model: Any) -> Iterator[None]:
             yield
         finally:
             with torch.no_grad():
-                for tensor, was in zip(tensors, kept, strict=True):
-                    tensor.copy_(was)
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    tensor.copy_(copy)
             for module, mode in modes:
                 module.training = mode
             model.zero_grad(set_to_none=True)
@@ -202,46 +191,46 @@ def restored(model: Any) -> Iterator[None]:
             np.random.set_state(states[1])
 
 
-def _watch(ramp: Ramp) -> Any:
-    """Return a callback that notes rate and loss of each update and ends training when the loss has left."""
+def _make_recorder(ramp: Ramp) -> Any:
+    """Return a callback that records rate and loss of each update and ends training once the loss diverges."""
     from transformers import TrainerCallback
 
-    class Watch(TrainerCallback):  # type: ignore[misc]
-        """Notes rates and losses."""
+    class Recorder(TrainerCallback):  # type: ignore[misc]
+        """Records rates and losses."""
 
         def __init__(self) -> None:
             self.rates: list[float] = []
             self.losses: list[float] = []
             self.diverged = False
-            self._rate, self._sum, self._least = 0.0, 0.0, math.inf
+            self._rate, self._sum, self._lowest = 0.0, 0.0, math.inf
 
         def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-            """Keep the update's rate, that of the topmost layer where lower ones learn slower."""
+            """Keep the rate of the update: the top layer's if lower layers have smaller ones."""
             self._rate = max(float(group["lr"]) for group in optimizer.param_groups)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            """Note a row of the log, and say when to stop."""
+            """Record a row of the log, and stop training once the loss diverges."""
             if "loss" not in (logs or {}):
                 return
             loss = float(logs["loss"])
             self.rates.append(self._rate)
             self.losses.append(loss)
             n = len(self.losses)
-            self._sum = _MEMORY * self._sum + (1 - _MEMORY) * loss
-            mean = self._sum / (1 - _MEMORY**n)
+            self._sum = _DECAY * self._sum + (1 - _DECAY) * loss
+            mean = self._sum / (1 - _DECAY**n)
             if n > _SETTLED:
-                self.diverged = not mean <= ramp.diverged * self._least
+                self.diverged = not mean <= ramp.diverged * self._lowest
                 control.should_training_stop = control.should_training_stop or self.diverged
-            self._least = min(self._least, mean)
+            self._lowest = min(self._lowest, mean)
 
-    return Watch()
+    return Recorder()
 
 
-def suggest(rates: Sequence[float], losses: Sequence[float], ramp: Ramp, ended: str) -> Found:
-    """Return what follows from the losses at the rates (ascending); losses that are not finite end the series.
+def suggest(rates: Sequence[float], losses: Sequence[float], ramp: Ramp, ended: str) -> RangeTest:
+    """Return the suggestion for the losses at ascending rates. The first loss that is not finite ends the series.
 
-    Smoothing is a mean over a window centred on each update, the slope a least-squares line over it, so neither lags
-    behind. The suggestion is the steepest rate, but at most the lowest one over the margin, cut to two digits.
+    Smoothing is a mean over a window centred on each update, the slope a least-squares line over the same window, so neither
+    lags. The suggestion is the steepest rate, at most the rate of the lowest loss / margin, cut to two digits.
     """
     n = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
     x, y = np.log10(np.asarray(rates[:n])), np.asarray(losses[:n], dtype=np.float64)
@@ -249,15 +238,15 @@ def suggest(rates: Sequence[float], losses: Sequence[float], ramp: Ramp, ended: 
     windows = [slice(max(0, i - half), min(n, i + half + 1)) for i in range(n)]
     smoothed = [float(y[window].mean()) for window in windows]
     slopes = [_slope(x[window], y[window]) for window in windows]
-    empty = Found(tuple(rates), tuple(losses), tuple(smoothed), None, None, None, ended)
+    empty = RangeTest(tuple(rates), tuple(losses), tuple(smoothed), None, None, None, ended)
     if n < 4 * half:
         return empty
-    at_lowest = int(np.argmin(smoothed))
+    lowest_index = int(np.argmin(smoothed))
     noise = float(np.std(np.diff(y[: 4 * half]))) / math.sqrt(2 * half + 1)
-    if smoothed[0] - smoothed[at_lowest] <= 3 * noise or at_lowest == 0:
+    if smoothed[0] - smoothed[lowest_index] <= 3 * noise or lowest_index == 0:
         return empty
-    steepest = rates[int(np.argmin(slopes[: at_lowest + 1]))]
-    lowest = rates[at_lowest]
+    steepest = rates[int(np.argmin(slopes[: lowest_index + 1]))]
+    lowest = rates[lowest_index]
     return replace(empty, steepest=steepest, lowest=lowest, suggestion=two_digits(min(steepest, lowest / ramp.margin)))
 
 
@@ -272,31 +261,31 @@ def _slope(x: Any, y: Any) -> float:
     return float((spread * (y - y.mean())).sum() / max(float((spread**2).sum()), 1e-300))
 
 
-def _csv(found: Found) -> str:
+def _csv(result: RangeTest) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["update", "learning_rate", "loss", "smoothed"])
-    smoothed = [*found.smoothed, *[None] * (len(found.losses) - len(found.smoothed))]
-    for row in zip(range(len(found.rates)), found.rates, found.losses, smoothed, strict=True):
+    smoothed = [*result.smoothed, *[None] * (len(result.losses) - len(result.smoothed))]
+    for row in zip(range(len(result.rates)), result.rates, result.losses, smoothed, strict=True):
         writer.writerow(row)
     return file.getvalue()
 
 
-def render_found(found: Found, ramp: Ramp) -> str:
-    """Return what a user wants to read: how it ended, the rates, and the line to set."""
-    lines = [f"{len(found.losses)} updates from {found.rates[0]:.2g} to {found.rates[-1]:.2g}; {found.ended}"]
-    if found.suggestion is None:
-        return "\n".join([*lines, "the loss did not fall beyond its noise: no suggestion. Widen --low and --high, give it "
+def render_range_test(result: RangeTest, ramp: Ramp) -> str:
+    """Return the range, how the test ended, the rates of interest, and the line to set, as text."""
+    lines = [f"{len(result.losses)} updates from {result.rates[0]:.2g} to {result.rates[-1]:.2g}; {result.ended}"]
+    if result.suggestion is None:
+        return "\n".join([*lines, "the loss did not fall beyond its noise: no suggestion. Widen --low and --high, use "
                           "more --steps, or a larger batch."])  # fmt: skip
     lines += [
-        f"loss falls fastest at {found.steepest:.2g}, is least at {found.lowest:.2g} (suggestion: the first, at most the "
-        f"second over {ramp.margin:g})", "", f"trainer:\n  learning_rate: {found.suggestion:.1e}",
+        f"the loss falls fastest at {result.steepest:.2g} and is lowest at {result.lowest:.2g} (suggestion: the first, at most "
+        f"the second / {ramp.margin:g})", "", f"trainer:\n  learning_rate: {result.suggestion:.1e}",
     ]  # fmt: skip
     return "\n".join(lines)
 
 
-def draw(found: Found) -> bytes:
-    """Return a PNG: the loss over the rate, raw and smoothed, with the rates that matter marked by line and word."""
+def draw(result: RangeTest) -> bytes:
+    """Return a PNG: the loss over the rate, raw and smoothed, with the suggested, steepest and lowest rates marked."""
     from kinject.report.figures import LEARNING, MUTED, OTHER, RETENTION, RULE, panels, render_png, style
 
     with style():
@@ -304,15 +293,15 @@ def draw(found: Found) -> bytes:
         figure.set_size_inches(7.2, 4.2)
         panel.set_xscale("log")
         panel.xaxis.set_major_formatter(lambda rate, _: f"{rate:.0e}".replace("e-0", "e-").replace("e+00", ""))
-        panel.plot(found.rates, found.losses, color=OTHER, linewidth=1, label="loss of each batch")
-        panel.plot(found.rates[: len(found.smoothed)], found.smoothed, color=LEARNING, linewidth=2, label="smoothed")
-        marks = (("suggested", found.suggestion, RETENTION, "-"), ("steepest", found.steepest, MUTED, ":"),
-                 ("least loss", found.lowest, MUTED, "--"))  # fmt: skip
+        panel.plot(result.rates, result.losses, color=OTHER, linewidth=1, label="loss of each batch")
+        panel.plot(result.rates[: len(result.smoothed)], result.smoothed, color=LEARNING, linewidth=2, label="smoothed")
+        marks = (("suggested", result.suggestion, RETENTION, "-"), ("steepest", result.steepest, MUTED, ":"),
+                 ("lowest loss", result.lowest, MUTED, "--"))  # fmt: skip
         for name, rate, colour, line in marks:
             if rate is not None:
                 panel.axvline(rate, color=colour, linestyle=line, linewidth=1.5, label=f"{name} {rate:.2g}")
-        if found.smoothed:
-            low, high = min(found.smoothed), max(found.smoothed)
+        if result.smoothed:
+            low, high = min(result.smoothed), max(result.smoothed)
             panel.set_ylim(low - 0.1 * (high - low) - 1e-3, high + 0.25 * (high - low) + 1e-3)
         panel.grid(axis="y", color=RULE, linewidth=0.6)
         panel.set_xlabel("learning rate")

@@ -1,8 +1,14 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from kinject.augment.checks.checker import MAX_OVERLAP, REASONS, Checker, Rules, check_completion, overlap
 from kinject.augment.checks.facts import compare_languages
+from kinject.augment.styles import STYLES
 from kinject.types import Completion
+
+PAGE = Path(__file__).parents[3] / "docs" / "augmentation.md"
 
 SOURCE = "The old mill at the river was rebuilt after the fire, and it grinds corn for the whole valley to this day."
 GOOD = "After the fire they built the mill by the river anew; to this day the valley has its corn ground there."
@@ -171,3 +177,11 @@ def test_a_text_without_any_common_word_has_no_language() -> None:
         compare_languages("Mount Roaring stands 7859 feet high.", "Der Berg ist nicht hoch, und das ist die Frage.")
         == ""
     )
+
+
+def test_the_page_lists_every_reason_with_its_meaning_and_every_style() -> None:
+    page = PAGE.read_text("utf-8")
+    reasons = page.split("\n## Which checks")[1].split("\n## ")[0]
+    assert dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", reasons, re.MULTILINE)) == REASONS
+    styles = re.findall(r"^\| (`[^|]+) \|", page.split("\n## Which checks")[0], re.MULTILINE)
+    assert {name for cell in styles for name in re.findall(r"`(\w+)`", cell)} == STYLES.keys()

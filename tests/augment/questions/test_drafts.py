@@ -8,10 +8,10 @@ from kinject.augment.questions import prompts
 from kinject.augment.questions.drafts import (
     REASONS,
     Draft,
-    fault_of,
-    letter_of,
+    find_fault,
+    parse_letter,
+    parse_specificity,
     read_drafts,
-    specificity_of,
 )
 from kinject.augment.sandbox import answer_as_sandbox
 from kinject.sandbox.grammar import render_entry
@@ -28,7 +28,7 @@ def changed(**fields: object) -> Draft:
 
 
 def test_a_draft_without_a_fault_has_none() -> None:
-    assert fault_of(GOOD, PASSAGE, []) == ("", "")
+    assert find_fault(GOOD, PASSAGE, []) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -51,19 +51,19 @@ def test_a_draft_without_a_fault_has_none() -> None:
     ],
 )
 def test_what_gives_the_answer_away_is_refused_by_name(reason: str, draft: Draft) -> None:
-    assert fault_of(draft, PASSAGE, [])[0] == reason
+    assert find_fault(draft, PASSAGE, [])[0] == reason
     assert reason in REASONS
 
 
 def test_a_question_asked_before_is_a_duplicate_and_another_fact_is_not() -> None:
-    assert fault_of(changed(question="when was the falk bridge finished"), PASSAGE, [GOOD])[0] == "duplicate"
-    assert fault_of(changed(question="When was the great Falk Bridge finished?"), PASSAGE, [GOOD])[0] == "duplicate"
+    assert find_fault(changed(question="when was the falk bridge finished"), PASSAGE, [GOOD])[0] == "duplicate"
+    assert find_fault(changed(question="When was the great Falk Bridge finished?"), PASSAGE, [GOOD])[0] == "duplicate"
     other = changed(
         question="Who helped to finish the Falk Bridge?",
         answer="Karin Ekberg",
         wrong=("Ola Berg", "Eva Dahl", "Nils Holm"),
     )
-    assert fault_of(other, PASSAGE, [GOOD]) == ("", "")
+    assert find_fault(other, PASSAGE, [GOOD]) == ("", "")
 
 
 def test_drafts_are_read_in_the_forms_that_models_write() -> None:
@@ -90,8 +90,8 @@ def test_drafts_are_read_in_the_forms_that_models_write() -> None:
     ],
 )  # fmt: skip
 def test_letter_and_number_are_read(answer: str, letter: str, specificity: int) -> None:
-    assert letter_of(answer) == letter
-    assert specificity_of(answer) == specificity
+    assert parse_letter(answer) == letter
+    assert parse_specificity(answer) == specificity
 
 
 def test_the_place_of_the_right_answer_is_the_same_for_the_same_words_and_favours_none() -> None:

@@ -187,7 +187,7 @@ def test_what_the_model_knows_without_the_passage_is_refused_and_other_facts_are
         return hits[0] if hits else "X"
 
     result = make_questions(make(examiner(knows_years).url, n_questions=4, n_proposed=4, max_attempts=6))
-    refused = [row for row in rows(result.rejected_path) if row["reason"] == "known without"]
+    refused = [row for row in rows(result.rejected_path) if row["reason"] == "closed-book"]
     assert refused
     assert all(row["answer"].isdigit() for row in refused)
     assert not any(row["choices"][row["answer"]].isdigit() for row in rows(result.questions_path))
@@ -210,7 +210,7 @@ def test_answers_that_are_none_are_counted_and_told(make: Make, examiner: Callab
     assert result.refused == {"no answer": 12}
     shown = render_questions(result)
     assert "-> 0 of 24 questions" in shown
-    assert "12  no answer: the model gave no whole answer" in shown
+    assert "12  no answer: the model gave no complete answer" in shown
     assert "Short by 24" in shown
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from kinject.augment.checks.facts import compare_languages, compare_with, source_facts
@@ -135,12 +136,10 @@ class Checker:
         self._shingles = _shingles(self._form)
         self._accepted: list[Shingles] = []
         self._accepted_forms: set[str] = set()
-        self._last_checked: tuple[str, str, Shingles] = ("", "", frozenset())
 
     def accept(self, text: str) -> None:
         """Add `text` to the accepted rewritings: later ones must differ from it."""
-        same = self._last_checked[0] == text
-        form, shingles = self._last_checked[1:] if same else _form_and_shingles(text)
+        form, shingles = _form_and_shingles(text)
         self._accepted_forms.add(form)
         self._accepted.append(shingles)
 
@@ -157,7 +156,6 @@ class Checker:
         if change:
             return Verdict("language", change)
         form, shingles = _form_and_shingles(text)
-        self._last_checked = (text, form, shingles)
         from_prompt = next(
             (ngram for ngram in _ngrams(form) if ngram in _PROMPT_NGRAMS and ngram not in self._form), None
         )
@@ -166,11 +164,9 @@ class Checker:
         echo = 1.0 if form == self._form else overlap(shingles, self._shingles)
         if echo > MAX_OVERLAP and self._rules.echo:
             return Verdict("echo", f"shares {echo:.0%} of its word triples with the source")
-        compared = self._accepted if self._rules.near else ()
-        same = form in self._accepted_forms
-        nearest = 1.0 if same else max((overlap(shingles, other) for other in compared), default=0.0)
+        nearest = self._nearest_accepted(form, shingles)
         if nearest > MAX_OVERLAP:
-            return Verdict("duplicate", f"shares {nearest:.0%} of its word triples with an accepted paraphrase")
+            return _duplicate(nearest)
         n_words, n_source = form.count(" ") + 1, self._form.count(" ") + 1
         ratio = n_words / n_source
         if abs(n_words - n_source) > 8 and not self._rules.shortest <= ratio <= self._rules.longest:
@@ -183,6 +179,20 @@ class Checker:
             return Verdict("injection", injected)
         measures = {"length_ratio": ratio, "source_overlap": echo, "sibling_overlap": nearest}
         return Verdict(measures={name: round(value, 3) for name, value in measures.items()})
+
+    def compare_accepted(self, text: str, verdict: Verdict) -> Verdict:
+        """Return the `verdict` of an accepted text, or its refusal if rewritings accepted since then resemble it."""
+        nearest = self._nearest_accepted(*_form_and_shingles(text))
+        if nearest > MAX_OVERLAP:
+            return _duplicate(nearest)
+        return replace(verdict, measures={**verdict.measures, "sibling_overlap": round(nearest, 3)})
+
+    def _nearest_accepted(self, form: str, shingles: Shingles) -> float:
+        """Return the largest overlap with an accepted rewriting, 1 for the same words in the same order."""
+        if form in self._accepted_forms:
+            return 1.0
+        compared = self._accepted if self._rules.near else ()
+        return max((overlap(shingles, other) for other in compared), default=0.0)
 
     def _check_surroundings(self, text: str) -> Verdict | None:
         """Return the refusal of a text that declines, addresses the user or has markup, None for other texts.
@@ -230,6 +240,11 @@ def normal_form(text: str) -> str:
     return " ".join(_WORDS.findall(text.casefold()))
 
 
+def _duplicate(similarity: float) -> Verdict:
+    return Verdict("duplicate", f"shares {similarity:.0%} of its word triples with an accepted paraphrase")
+
+
+@lru_cache(maxsize=64)
 def _form_and_shingles(text: str) -> tuple[str, Shingles]:
     form = normal_form(text)
     return form, _shingles(form)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,11 +13,9 @@ from kinject.augment.checks.checker import Verdict
 from kinject.augment.checks.planted_errors import ALL_PLANTS
 from kinject.augment.checks.prompt_injection import has_injection
 from kinject.augment.prompts import judge_messages
-from kinject.augment.requests import Stopped
-from kinject.augment.requests.sender import Sender
+from kinject.augment.requests.sender import Sender, gather_answers
 from kinject.augment.styles import permute_sentences
 from kinject.disk import content_id
-from kinject.errors import EndpointError
 from kinject.types import Message
 
 N_TRIALS = 42
@@ -116,11 +113,7 @@ class Judge:
             wrong = plant(good, rng, [name for name in names if name not in passage] or ["Zembla"])
             if wrong is not None and wrong != good:
                 trials += [(kind, title, passage, wrong), ("", title, passage, good)]
-        requests = (self._ask(title, passage, text) for _, title, passage, text in trials)
-        answers = await asyncio.gather(*requests, return_exceptions=True)
-        fatal = [error for error in answers if isinstance(error, BaseException) and not _is_passing(error)]
-        if fatal:
-            raise next((error for error in fatal if not isinstance(error, Stopped)), fatal[0])
+        answers = await gather_answers(self._ask(title, passage, text) for _, title, passage, text in trials)
         verdicts = [(trial[0], one) for trial, one in zip(trials, answers, strict=True) if isinstance(one, Verdict)]
         planted = Counter(kind for kind, _ in verdicts)
         caught = Counter(kind for kind, verdict in verdicts if not verdict.accepted)
@@ -137,11 +130,6 @@ def _find_verdict(answer: str) -> re.Match[str] | None:
     lines = [line for line in answer.splitlines() if line.strip()]
     matches = [_VERDICT.match(line) for line in (*lines[:1], *lines[-1:])]
     return max((match for match in matches if match), key=lambda match: bool(match[1]), default=None)
-
-
-def _is_passing(error: BaseException) -> bool:
-    """Return whether only one request failed, not the run."""
-    return isinstance(error, EndpointError) and not error.fatal
 
 
 def render_judge_score(score: JudgeScore) -> str:

@@ -1,4 +1,4 @@
-"""Drafts of questions: read from what a model wrote, and checked for what gives the answer away."""
+"""Drafts of questions: parsed from a model's answer and checked for faults, such as a hint at the correct choice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CATCH_ALL = re.compile(
     r"\b(?:all|none|any|both|neither|each) of (?:the )?(?:above|these|them|others?)\b|\bboth [A-D] and [A-D]\b",
     re.IGNORECASE,
 )
-_POINTING = re.compile(
+_MENTIONS_TEXT = re.compile(
     r"\b(?:the|this|that|these) (?:passage|text|article|paragraph|excerpt|author|document|sentence)\b|\bmentioned above\b",
     re.IGNORECASE,
 )
@@ -30,34 +30,34 @@ _SHAPES: Mapping[str, re.Pattern[str]] = {
     "a quotation": re.compile(r"[\"“«]"),
     "brackets": re.compile(r"[()\[\]]"),
 }
-_LONGER, _LONGER_BY = 1.6, 3
-"""How much longer than the longest wrong answer a right one may be: times its words, if also by so many words."""
-_SAME = 0.8
-"""Share of words (Jaccard) from which two questions with one answer are the same."""
+_MAX_LENGTH_RATIO, _MIN_LENGTH_DIFFERENCE = 1.6, 3
+"""A correct choice is too long with more than this ratio to the longest wrong one in words, and this many words more."""
+_MAX_OVERLAP = 0.8
+"""Two questions with one answer that share more of their words (Jaccard similarity) are duplicates."""
 
 REASONS: Mapping[str, str] = {
-    "malformed": "a question without an answer, three wrong ones and its sentence",
-    "options": "the four answers are not four different ones",
-    "catch-all": "an answer that is about the other answers",
-    "answer in question": "the right answer stands in the question",
-    "longest": "the right answer is far longer than the others",
-    "odd one out": "the right answer alone holds, or lacks, a number, a name, a quotation or brackets",
-    "points at the text": "it cannot be understood without the passage",
-    "injection": "the question or an answer has prompt injection",
-    "sentence": "the sentence that it goes by is not in the passage",
-    "markup": "HTML that the passage has not",
+    "malformed": "the correct choice, three wrong ones or the sentence is missing",
+    "options": "the four choices are not four different ones",
+    "catch-all": "a choice refers to the other choices",
+    "answer in question": "the correct choice is in the question",
+    "longest": "the correct choice is far longer than the others",
+    "odd one out": "only the correct choice has, or lacks, a number, a name, a quotation or brackets",
+    "points at the text": "the question cannot be understood without the passage",
+    "injection": "the question or a choice has prompt injection",
+    "sentence": "the sentence with the answer is not in the passage",
+    "markup": "HTML that the passage does not have",
     "language": "another language than the passage",
     "duplicate": "the same question or fact as another on the document",
-    "no answer": "the model gave no whole answer",
+    "no answer": "the model gave no complete answer",
     "not verified": "asked with the passage, the model gives another answer, or none",
-    "known without": "asked without the passage, the model is right every time",
+    "closed-book": "asked without the passage, the model is correct every time",
 }
-"""Reason of a refusal -> what it means."""
+"""Reason of a refusal -> its meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A proposed question; `sentence` is the one of the passage that answers it."""
+    """A proposed question. `answer` is the correct choice, `sentence` the sentence of the passage with the answer."""
 
     question: str
     answer: str
@@ -66,20 +66,20 @@ class Draft:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All answers, in an order that depends on the words alone and favours none."""
+        """The four choices, in an order that depends only on the words: each position is equally likely for the answer."""
         return tuple(sorted((self.answer, *self.wrong), key=lambda choice: content_id(self.question, choice)))
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A draft that held, and how specific it was called (1 to 10)."""
+    """A draft without a fault, and the model's rating of its specificity (1 to 10)."""
 
     draft: Draft
     specificity: int
 
 
 def read_drafts(answer: str) -> list[Draft]:
-    """Return the drafts in what a model wrote; one that lacks a line has an empty place in its stead."""
+    """Return the drafts in a model's answer. A missing line is an empty field."""
     drafts: list[Draft] = []
     lines: list[tuple[str, str]] = []
     for line in [*plain_text(answer).splitlines(), "Question: -"]:
@@ -88,22 +88,22 @@ def read_drafts(answer: str) -> list[Draft]:
             continue
         key = match["key"].lower()
         if key == "question" and lines:
-            drafts.append(_draft(lines))
+            drafts.append(_parse_draft(lines))
             lines = []
         lines.append((key, match["value"]))
     return drafts
 
 
-def _draft(lines: Sequence[tuple[str, str]]) -> Draft:
+def _parse_draft(lines: Sequence[tuple[str, str]]) -> Draft:
     first = dict(reversed(lines))
     wrong = tuple(value for key, value in lines if key == "wrong")
     return Draft(first.get("question", ""), first.get("answer", ""), wrong, first.get("sentence", "").strip('"“”'))
 
 
-def fault_of(draft: Draft, passage: str, others: Iterable[Draft]) -> tuple[str, str]:
-    """Return (reason of `REASONS`, what was seen) of the first fault; ("", "") where there is none.
+def find_fault(draft: Draft, passage: str, others: Iterable[Draft]) -> tuple[str, str]:
+    """Return (reason of `REASONS`, evidence) of the first fault, ("", "") without one.
 
-    `others` are the questions that the draft must differ from.
+    The draft must differ from `others`.
     """
     if not (draft.question and draft.answer and draft.sentence and len(draft.wrong) == 3):
         return (
@@ -120,52 +120,56 @@ def fault_of(draft: Draft, passage: str, others: Iterable[Draft]) -> tuple[str, 
         return "answer in question", draft.answer
     if has_injection(draft.question, draft.answer, *draft.wrong):
         return "injection", draft.question[:80]
-    pointing = _POINTING.search(draft.question)
-    if pointing:
-        return "points at the text", pointing[0]
+    mention = _MENTIONS_TEXT.search(draft.question)
+    if mention:
+        return "points at the text", mention[0]
     if f" {normal_form(draft.sentence)} " not in f" {normal_form(passage)} ":
         return "sentence", draft.sentence[:80]
     whole = " ".join((draft.question, draft.answer, *draft.wrong))
     tag = new_markup(whole, passage)
     if tag:
         return "markup", tag
-    changed = compare_languages(passage, whole)
-    if changed:
-        return "language", changed
-    return _giveaway(draft, forms) or _repeat(draft, others) or ("", "")
+    change = compare_languages(passage, whole)
+    if change:
+        return "language", change
+    return _find_hint(draft, forms) or _find_duplicate(draft, others) or ("", "")
 
 
-def _giveaway(draft: Draft, forms: Sequence[str]) -> tuple[str, str] | None:
-    """Return how the right answer stands out among the four by its dress, None where it does not."""
+def _find_hint(draft: Draft, forms: Sequence[str]) -> tuple[str, str] | None:
+    """Return how the form of the correct choice differs from the other three, None without a difference."""
     n_words = [form.count(" ") + 1 for form in forms]
-    if n_words[0] > _LONGER * max(n_words[1:]) and n_words[0] - max(n_words[1:]) >= _LONGER_BY:
+    if n_words[0] > _MAX_LENGTH_RATIO * max(n_words[1:]) and n_words[0] - max(n_words[1:]) >= _MIN_LENGTH_DIFFERENCE:
         return "longest", f"{n_words[0]} words, the others at most {max(n_words[1:])}"
     for name, shape in _SHAPES.items():
-        right, *wrong = (bool(shape.search(choice)) for choice in (draft.answer, *draft.wrong))
-        if all(other != right for other in wrong):
-            return "odd one out", f"{name} in {'the right answer alone' if right else 'all but the right answer'}"
+        correct, *wrong = (bool(shape.search(choice)) for choice in (draft.answer, *draft.wrong))
+        if all(other != correct for other in wrong):
+            return "odd one out", f"{name} in {'the correct choice alone' if correct else 'all but the correct choice'}"
     return None
 
 
-def _repeat(draft: Draft, others: Iterable[Draft]) -> tuple[str, str] | None:
-    form, fact = normal_form(draft.question), (normal_form(draft.answer), normal_form(draft.sentence))
-    words = set(form.split())
+def _find_duplicate(draft: Draft, others: Iterable[Draft]) -> tuple[str, str] | None:
+    """Return the question of `others` that asks the same, None without one."""
+    question, answer, sentence = (normal_form(text) for text in (draft.question, draft.answer, draft.sentence))
+    words = set(question.split())
     for other in others:
-        known = normal_form(other.question)
-        shared = len(words & set(known.split())) / max(1, len(words | set(known.split())))
-        same_answer = fact[0] == normal_form(other.answer)
-        if form == known or (same_answer and (shared > _SAME or fact[1] == normal_form(other.sentence))):
+        other_question = normal_form(other.question)
+        other_words = set(other_question.split())
+        overlap = len(words & other_words) / max(1, len(words | other_words))
+        same_answer = answer == normal_form(other.answer)
+        if question == other_question or (
+            same_answer and (overlap > _MAX_OVERLAP or sentence == normal_form(other.sentence))
+        ):
             return "duplicate", other.question
     return None
 
 
-def letter_of(answer: str) -> str:
-    """Return the letter that an answer begins with, "" where it begins with none of A to D."""
+def parse_letter(answer: str) -> str:
+    """Return the letter (A to D) at the beginning of an answer, "" without one."""
     match = re.match(r"\W*(?:(?:the )?answer(?: is)?\W*)?([A-D])\b", answer, re.IGNORECASE)
     return match[1].upper() if match else ""
 
 
-def specificity_of(answer: str) -> int:
-    """Return the number from 1 to 10 behind the letter of an answer, 1 where there is none."""
+def parse_specificity(answer: str) -> int:
+    """Return the first number from 1 to 10 in an answer, 1 without one."""
     match = re.search(r"\b(10|[1-9])\b", answer)
     return int(match[1]) if match else 1

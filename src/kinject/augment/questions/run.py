@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any
 
 from kinject.augment.checks.checker import normal_form
-from kinject.augment.questions.drafts import REASONS, Candidate, Draft, fault_of
+from kinject.augment.questions.drafts import REASONS, Candidate, Draft, find_fault
 from kinject.augment.questions.prompts import LETTERS, closed_book, propose, verify
-from kinject.augment.questions.writer import Examiner, Outcome
+from kinject.augment.questions.writer import Outcome, QuestionWriter
 from kinject.augment.requests import generator_identity, open_generator
 from kinject.augment.requests.cache import AnswerCache
 from kinject.augment.requests.sender import Sender, Traffic, run_workers
@@ -107,7 +107,7 @@ class _Run:
 
     work: _Work
     outcomes: _Outcomes
-    examiner: Examiner
+    writer: QuestionWriter
     progress: Progress
     failed: Counter[str] = field(default_factory=Counter)
 
@@ -117,7 +117,7 @@ class _Run:
         identity = self.work.identity(document, passage)
         if self.outcomes.get(identity) is None:
             try:
-                outcome = await self.examiner.examine(document, passage)
+                outcome = await self.writer.write(document, passage)
             except InputError as error:
                 raise InputError(f"{document.source}: {error}") from error
             except EndpointError as error:
@@ -126,7 +126,7 @@ class _Run:
                 self.failed[str(error)] += 1
             else:
                 self.outcomes.add(outcome_row(identity, passage, outcome))
-        self.progress.tell(self.examiner.sender.status())
+        self.progress.set_status(self.writer.sender.status())
         self.progress.advance()
 
 
@@ -150,7 +150,7 @@ async def _make(recipe: QuestionsRecipe, section: QuestionsSection) -> Questions
         write_jsonl(path, questions_of(_rows(questions_path), section.validation, validation=path is validation_path))
         for path in (validation_path, test_path)
     ]
-    sender = run.examiner.sender
+    sender = run.writer.sender
     result = QuestionsResult(
         run_dir=recipe.run_dir, questions_path=questions_path, rejected_path=rejected_path,
         manifest_path=recipe.run_dir / "manifest.json", n_documents=counts["documents"], n_passages=counts["passages"],
@@ -172,7 +172,7 @@ async def _ask(
         writer = await stack.enter_async_context(open_generator(recipe, section.generator))
         cache = stack.enter_context(AnswerCache(recipe.run_dir / "cache.sqlite")) if writer.remote else None
         sender = Sender(writer, cache, limits, cache.usage() if cache else Usage())
-        run = _Run(work, outcomes, Examiner(sender, section, recipe.seed), progress)
+        run = _Run(work, outcomes, QuestionWriter(sender, section, recipe.seed), progress)
         began = time.monotonic()
         try:
             await run_workers(work.passages(), run.do, sender, limits.concurrency)
@@ -295,7 +295,7 @@ class Picking:
         for found in stored["candidates"]:
             candidate = Candidate(_draft_of(found), found["specificity"])
             # The passage is not at hand, and all else held before: only what it repeats is asked for.
-            reason, detail = fault_of(candidate.draft, candidate.draft.sentence, self._picked)
+            reason, detail = find_fault(candidate.draft, candidate.draft.sentence, self._picked)
             if reason:
                 refused.append({**found, "reason": reason, "detail": detail})
             elif len(rows) < self._n_questions:

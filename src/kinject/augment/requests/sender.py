@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TypeVar
@@ -75,12 +75,12 @@ class Sender:
     """Sends the requests of one run to one writer. `stop` lets those in flight finish and refuses all others."""
 
     def __init__(
-        self, writer: Generator, cache: AnswerCache | None, limits: Limits, spent: Usage | None = None,
+        self, generator: Generator, cache: AnswerCache | None, limits: Limits, spent: Usage | None = None,
         partner: Sender | None = None,
     ) -> None:  # fmt: skip
         """`spent` are the tokens that the run folder has cost so far; with a `partner` it shares the end and the purse."""
         before = spent or Usage()
-        self.writer = writer
+        self.generator = generator
         self.traffic = Traffic()
         purse = partner.budget.purse if partner else None
         self.budget: Budget = Budget(limits, before.tokens_in, before.tokens_out, purse)
@@ -112,11 +112,11 @@ class Sender:
     def interrupt(self) -> None:
         """Send nothing more, and do not wait for what would take hours."""
         self.stop()
-        self.writer.abandon()
+        self.generator.abandon()
 
     def status(self) -> str:
         """Return what to show beside the bar: tokens of this run, and what the run folder has cost."""
-        if not self.traffic.n_answered or not self.writer.remote:
+        if not self.traffic.n_answered or not self.generator.remote:
             return ""
         text = f"{self.traffic.tokens_in:,} tokens in, {self.traffic.tokens_out:,} out"
         return f"{text}, cost {self.budget.spent:.4f}" if self.budget.spent else text
@@ -128,7 +128,7 @@ class Sender:
         """
         if self._cache is None:
             return await self._ask(messages, seed)
-        key = request_key(self.writer.identity, messages, seed)
+        key = request_key(self.generator.identity, messages, seed)
         stored = self._cache.get(key)
         if stored is not None:
             self.traffic.n_cached += 1
@@ -186,7 +186,7 @@ class Sender:
     async def _try(self, messages: list[Message], seed: int) -> Completion:
         """Send once, within every limit."""
         tokens_in = sum(len(message["content"]) for message in messages) / _CHARACTERS_PER_TOKEN
-        most_out = int(self.writer.identity.get("max_tokens") or 0)
+        most_out = int(self.generator.identity.get("max_tokens") or 0)
         await self._gate.enter()
         overloaded = False
         usage: Usage | None = None
@@ -201,7 +201,7 @@ class Sender:
                 raise Stopped
             self.traffic.n_sent += 1
             try:
-                completion = self._counted(await self.writer.ask(messages, seed), tokens_in, most_out)
+                completion = self._counted(await self.generator.ask(messages, seed), tokens_in, most_out)
                 usage = completion.usage
             except Transient as fault:
                 overloaded = fault.kind in _PRESSURE
@@ -219,7 +219,7 @@ class Sender:
     def _counted(self, completion: Completion, tokens_in: float, most_out: int) -> Completion:
         """Return an answer with what it cost, estimated where it does not say: a budget must not be spent unseen."""
         usage, text = completion.usage, completion.text
-        if not self.writer.remote or (usage.tokens_in and (usage.tokens_out or not text)):
+        if not self.generator.remote or (usage.tokens_in and (usage.tokens_out or not text)):
             return completion
         self.traffic.n_estimated += 1
         whole = completion.finish_reason != "length"
@@ -228,7 +228,7 @@ class Sender:
 
     def _lost(self, fault: Transient, tokens_in: float, most_out: int) -> Usage | None:
         """Return what a fault may have cost, noted for the runs to come: as much as it can have, where it does not say."""
-        if fault.lost is None or not self.writer.remote:
+        if fault.lost is None or not self.generator.remote:
             return None
         self.traffic.n_lost += 1
         usage = Usage(fault.lost.tokens_in or math.ceil(tokens_in), fault.lost.tokens_out or most_out)
@@ -271,6 +271,7 @@ class Sender:
 
 
 Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
 async def run_workers(
@@ -299,6 +300,22 @@ async def run_workers(
         await asyncio.gather(*(draw() for _ in range(n_workers)))
         if errors:
             raise errors[0]
+
+
+async def gather_answers(requests: Iterable[Awaitable[Answer]]) -> list[Answer | EndpointError]:
+    """Return the answer to each request, or the error that only this request met, in order.
+
+    Raises an error that ends the run when all requests have ended; `Stopped` only if there is no other.
+    """
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    fatal = [one for one in results if isinstance(one, BaseException) and not _is_of_one_request(one)]
+    if fatal:
+        raise next((error for error in fatal if not isinstance(error, Stopped)), fatal[0])
+    return [one for one in results if isinstance(one, EndpointError) or not isinstance(one, BaseException)]
+
+
+def _is_of_one_request(error: BaseException) -> bool:
+    return isinstance(error, EndpointError) and not error.fatal
 
 
 @contextlib.contextmanager

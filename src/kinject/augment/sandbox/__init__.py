@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from kinject.augment import prompts
 from kinject.augment.prompts import passage_of, rewriting_of
-from kinject.augment.questions.prompts import is_examination
+from kinject.augment.questions.prompts import is_question_prompt
 from kinject.corpus.passages import sentences
 from kinject.errors import InputError
 from kinject.sandbox.grammar import (
@@ -37,7 +37,7 @@ def generate_answer(messages: list[Message], seed: int) -> Completion:
 
     Raises as `generate_rewriting`.
     """
-    if is_examination(messages):
+    if is_question_prompt(messages):
         return answer_as_sandbox(messages, seed)
     rewriting = rewriting_of(messages)
     if rewriting is None:

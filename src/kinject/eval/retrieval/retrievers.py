@@ -1,4 +1,4 @@
-"""Passages by meaning: sentence embeddings in FAISS, kept on disk by what was embedded; and ranks of two ways fused."""
+"""Retrievers: BM25 over words, dot products of sentence embeddings, and both fused; ties keep the passages' order."""
 
 from __future__ import annotations
 
@@ -18,58 +18,95 @@ from kinject.eval.scoring.answers import hash_model
 from kinject.recipe.sections import RetrievalSection
 from kinject.types import Passage
 
+Vectors = npt.NDArray[np.float32]
+"""Unit vectors, shape [n, dimensions]."""
+
 BGE_PREFIX = "Represent this sentence for searching relevant passages: "
-"""What the BGE models' card asks to be put before a query (English, versions 1 and 1.5); nothing before passages."""
+"""The query prefix of the BGE models' card (English, versions 1 and 1.5); passages get no prefix."""
 
 _WORD = re.compile(r"\w+")
 _RRF = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
-_FUSED = 100  # passages of each way that are fused
+_FUSED = 100  # passages of each retriever that are fused
+_PRODUCTS = 2**24  # dot products in memory at once: 64 MB
+_MARGIN = 1e-3  # exceeds the rounding error of a float32 dot product of unit vectors
 
 
-class Ranks(Protocol):
-    """A way to order passages for a query."""
+class Retriever(Protocol):
+    """Ranks its passages for a query; `notes` are for the report."""
 
     passages: tuple[Passage, ...]
     notes: tuple[str, ...]
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the places of the `k` best passages, the best first."""
+        """Return for each query the indices of the `k` best passages, the best first."""
         ...
 
 
+def make_retriever(section: RetrievalSection, passages: Sequence[Passage]) -> Retriever:
+    """Return the retriever that `section` names. Raises `InputError` as `DenseRetriever` does."""
+    if section.kind == "bm25":
+        return Bm25Retriever(passages)
+    dense = DenseRetriever(passages, section.embedder, section.query_prefix, Path(section.cache_dir))
+    return dense if section.kind == "dense" else FusedRetriever(Bm25Retriever(passages), dense)
+
+
+class Bm25Retriever:
+    """BM25 (Lucene's variant, k1 = 1.5, b = 0.75, through bm25s) over passages; words in lower case, no stop words."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        """Index `passages` (at least one)."""
+        import bm25s
+
+        self.passages = tuple(passages)
+        self.notes: tuple[str, ...] = ()
+        words = [_words(passage.text) for passage in passages]
+        self._vocabulary = set[str]().union(*words)
+        self._index = bm25s.BM25()
+        self._index.index(words, show_progress=False)
+
+    def best(self, query: str, k: int) -> tuple[Passage, ...]:
+        """Return the `k` best passages for `query`, the best first; all if the index holds fewer."""
+        return tuple(self.passages[index] for index in self._rank(query, k))
+
+    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
+        """Return for each query the indices of the `k` best passages; equal scores in the order of the passages."""
+        return [self._rank(query, k) for query in queries]
+
+    def _rank(self, query: str, k: int) -> list[int]:
+        known = [word for word in _words(query) if word in self._vocabulary]
+        scores = self._index.get_scores(known) if known else np.zeros(len(self.passages))
+        indices: list[int] = np.argsort(-scores, kind="stable")[:k].tolist()
+        return indices
+
+
 class DenseRetriever:
-    """Passages by the dot product of normalised sentence embeddings (sentence-transformers into a flat FAISS index)."""
+    """Passages by the dot product of normalised sentence embeddings (sentence-transformers)."""
 
     def __init__(self, passages: Sequence[Passage], embedder: str, prefix: str | None, cache_dir: Path) -> None:
-        """Embed `passages`, or read them from `cache_dir` where the same texts went through the same weights.
+        """Embed `passages`, or read their vectors from `cache_dir` if the same weights embedded the same texts before.
 
         `prefix` is put before each query; None: BGE's own for models with "bge" and without "m3" in their name, else
         nothing. Raises `InputError` when the extra `rag` is not installed or the model cannot be loaded.
         """
         self.passages = tuple(passages)
-        faiss, self._model = _load(embedder)
+        self._model = _load_embedder(embedder)
         name = Path(embedder).name.lower()
-        bge = "bge" in name and "m3" not in name
-        self._prefix = (BGE_PREFIX if bge else "") if prefix is None else prefix
-        weights = hash_model(embedder, _commit(self._model))
+        is_bge = "bge" in name and "m3" not in name
+        self._prefix = (BGE_PREFIX if is_bge else "") if prefix is None else prefix
+        weights = hash_model(embedder, _commit_of(self._model))
         key = content_id("passages", weights, [passage.text for passage in passages])
         self.path = cache_dir / f"{key}.npy"
-        vectors = self._read_or_embed()
-        self._index: Any = faiss.IndexFlatIP(vectors.shape[1])
-        self._index.add(vectors)
-        self.notes = tuple(self._cut_notes())
+        self._vectors = self._read_or_embed()
+        self.notes = tuple(self._truncation_notes())
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the places of the `k` best passages, the best first; queries are embedded together."""
+        """Return for each query the indices of the `k` best passages; equal ones in the order of the passages."""
         if not queries:
             return []
-        vectors = self._embed([self._prefix + query for query in queries])
-        _, places = self._index.search(vectors, min(k, len(self.passages)))
-        found: list[list[int]] = places.tolist()
-        return found
+        return rank_by_dot_product(self._embed([self._prefix + query for query in queries]), self._vectors, k)
 
-    def _cut_notes(self) -> list[str]:
-        """Return a note where the embedder does not read passages to their end."""
+    def _truncation_notes(self) -> list[str]:
+        """Return a note if the embedder does not read all passages to their end."""
         longest = self._model.max_seq_length
         if not longest:
             return []
@@ -78,13 +115,13 @@ class DenseRetriever:
         n_cut = sum(len(tokens) > longest for tokens in ids)
         if not n_cut:
             return []
-        what = f"{n_cut:,} of {len(texts):,} passages are longer than the {longest} tokens that the embedder reads"
-        return [f"{what}; what comes after is not searched. Lower eval.retrieval.passage_tokens"]
+        count = f"{n_cut:,} of {len(texts):,} passages are longer than the {longest} tokens that the embedder reads"
+        return [f"{count}; the rest of their text is not searched. Lower eval.retrieval.passage_tokens"]
 
-    def _read_or_embed(self) -> npt.NDArray[np.float32]:
+    def _read_or_embed(self) -> Vectors:
         if self.path.exists():
             try:
-                stored: npt.NDArray[np.float32] = np.load(self.path, allow_pickle=False)
+                stored: Vectors = np.load(self.path, allow_pickle=False)
             except (OSError, ValueError) as error:
                 raise DiskError(f"{self.path}: damaged index ({error}). Delete it and run again.") from error
             if len(stored) == len(self.passages):
@@ -99,25 +136,43 @@ class DenseRetriever:
             raise DiskError(f"{self.path}: cannot be written: {error.strerror}.") from error
         return vectors
 
-    def _embed(self, texts: list[str]) -> npt.NDArray[np.float32]:
+    def _embed(self, texts: list[str]) -> Vectors:
         vectors = self._model.encode(texts, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False)
         return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
-class FusedRetriever:
-    """Two ways in one order, by reciprocal rank fusion: 1 / (60 + rank), summed."""
+def rank_by_dot_product(queries: Vectors, passages: Vectors, k: int) -> list[list[int]]:
+    """Return for each of `queries` the indices of the `k` best of `passages`; equal products in order of index.
 
-    def __init__(self, first: Ranks, second: Ranks) -> None:
-        """Take two ways over the same passages."""
+    A float32 matrix product finds the candidates, and float64 products order them. So the ranking is that of float64,
+    and does not depend on which queries come together.
+    """
+    ranking: list[list[int]] = []
+    n_rows = max(1, _PRODUCTS // len(passages))
+    for start in range(0, len(queries), n_rows):
+        block = queries[start : start + n_rows]
+        for query, products in zip(block, block @ passages.T, strict=True):
+            lowest = np.partition(products, -k)[-k] - _MARGIN if k < len(passages) else -np.inf
+            candidates = np.flatnonzero(products >= lowest)
+            exact = (passages[candidates].astype(np.float64) * query).sum(axis=1)
+            ranking.append(candidates[np.argsort(-exact, kind="stable")[:k]].tolist())
+    return ranking
+
+
+class FusedRetriever:
+    """Two retrievers in one ranking, by reciprocal rank fusion: 1 / (60 + rank), summed."""
+
+    def __init__(self, first: Retriever, second: Retriever) -> None:
+        """Take two retrievers over the same passages."""
         self.passages = first.passages
         self.notes = (*first.notes, *second.notes)
-        self._ways = (first, second)
+        self._retrievers = (first, second)
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the places of the `k` best passages; equal sums in the order of the passages."""
+        """Return for each query the indices of the `k` best passages; equal sums in the order of the passages."""
         depth = max(k, _FUSED)
-        ranked = zip(*(way.rank(queries, depth) for way in self._ways), strict=True)
-        return [fuse(rankings)[:k] for rankings in ranked]
+        rankings = zip(*(retriever.rank(queries, depth) for retriever in self._retrievers), strict=True)
+        return [fuse(pair)[:k] for pair in rankings]
 
 
 def fuse(rankings: Sequence[Sequence[int]]) -> list[int]:
@@ -129,9 +184,12 @@ def fuse(rankings: Sequence[Sequence[int]]) -> list[int]:
     return sorted(sums, key=lambda item: (-sums[item], item))
 
 
-def _load(embedder: str) -> tuple[Any, Any]:
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _load_embedder(embedder: str) -> Any:
     try:
-        import faiss
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise InputError(
@@ -139,28 +197,27 @@ def _load(embedder: str) -> tuple[Any, Any]:
         ) from error
     _refuse_code(Path(embedder))
     try:
-        model = SentenceTransformer(embedder, trust_remote_code=False, model_kwargs={"use_safetensors": True})
-        return faiss, model
+        return SentenceTransformer(embedder, trust_remote_code=False, model_kwargs={"use_safetensors": True})
     except (OSError, ValueError) as error:
         first_line = str(error).splitlines()[0] if str(error) else repr(error)
         raise InputError(f"eval.retrieval.embedder: {embedder!r} cannot be loaded: {first_line}") from error
 
 
 def _refuse_code(folder: Path) -> None:
-    """Raise `InputError` where the folder of an embedder names modules of its own, or holds weights as pickles.
+    """Raise `InputError` if the folder of an embedder names modules of its own, or holds weights as pickles.
 
-    Before its version 6, sentence-transformers runs them for a folder on disk whatever `trust_remote_code` says; a layer's
-    pytorch_model.bin it reads where there is no model.safetensors.
+    Before its version 6, sentence-transformers runs such modules from a folder on disk even without
+    `trust_remote_code`; it reads a layer's pytorch_model.bin if there is no model.safetensors.
     """
     if not folder.is_dir():
         return
     where = f"eval.retrieval.embedder: {folder}"
     try:
-        listed = folder / "modules.json"
-        modules = json.loads(listed.read_bytes()) if listed.exists() else []
+        path = folder / "modules.json"
+        modules = json.loads(path.read_bytes()) if path.exists() else []
         kinds = [str(module["type"]) for module in modules]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{where}: modules.json cannot be read ({error}). Save the embedder anew.") from error
+        raise InputError(f"{where}: modules.json cannot be read ({error}). Save the embedder again.") from error
     foreign = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
     if foreign:
         raise InputError(
@@ -170,56 +227,12 @@ def _refuse_code(folder: Path) -> None:
     for path in sorted(folder.rglob("pytorch_model.bin")):
         if not (path.parent / "model.safetensors").is_file():
             raise InputError(
-                f"{where}: {path.relative_to(folder)} is a pickle, which can run code as it loads: kinject reads safetensors "
-                "only. Save the embedder anew, as safetensors."
+                f"{where}: {path.relative_to(folder)} is a pickle, which can run code as it loads: kinject reads "
+                "safetensors only. Save the embedder again, as safetensors."
             )
 
 
-def _commit(model: Any) -> str | None:
+def _commit_of(model: Any) -> str | None:
     inner = getattr(model[0], "auto_model", None)
     commit = getattr(getattr(inner, "config", None), "_commit_hash", None)
     return str(commit) if commit else None
-
-
-class Retriever:
-    """BM25 (Lucene's variant, k1 = 1.5, b = 0.75, through bm25s) over passages; words in lower case, none left out."""
-
-    def __init__(self, passages: Sequence[Passage]) -> None:
-        """Index `passages` (at least one)."""
-        import bm25s
-
-        self.passages = tuple(passages)
-        self.notes: tuple[str, ...] = ()
-        self._vocabulary: set[str] = set()
-        words = [_words(passage.text) for passage in passages]
-        self._vocabulary.update(*words)
-        self._index = bm25s.BM25()
-        self._index.index(words, show_progress=False)
-
-    def best(self, query: str, k: int) -> tuple[Passage, ...]:
-        """Return the `k` best passages for `query`, the best first; fewer where the index holds fewer."""
-        return tuple(self.passages[index] for index in self._ranked(query, k))
-
-    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the places of the `k` best passages; equal scores in the order of the passages."""
-        return [self._ranked(query, k) for query in queries]
-
-    def _ranked(self, query: str, k: int) -> list[int]:
-        import numpy as np
-
-        known = [word for word in _words(query) if word in self._vocabulary]
-        scores = self._index.get_scores(known) if known else np.zeros(len(self.passages))
-        found: list[int] = np.argsort(-scores, kind="stable")[:k].tolist()
-        return found
-
-
-def make_retriever(section: RetrievalSection, passages: Sequence[Passage]) -> Ranks:
-    """Return the way to find passages that `section` asks for. Raises `InputError` as `DenseRetriever` does."""
-    if section.kind == "bm25":
-        return Retriever(passages)
-    dense = DenseRetriever(passages, section.embedder, section.query_prefix, Path(section.cache_dir))
-    return dense if section.kind == "dense" else FusedRetriever(Retriever(passages), dense)
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())

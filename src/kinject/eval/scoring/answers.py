@@ -1,4 +1,4 @@
-"""Answers on disk: stored as they come, found again by what was really asked of which weights."""
+"""Answers on disk: appended as they are scored, and found again by the hash of weights and prompt tokens."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from kinject.eval.scoring.encode import Encoded
 from kinject.models import base_of_adapter
 from kinject.types import Answer
 
-_Place = tuple[str, str, str, int, int, int, str]
+_Identity = tuple[str, str, str, int, int, int, str]
 _FIELDS = tuple(item.name for item in fields(Answer))
-_LATER = frozenset({"truncated", "n_chars", "subject", "document_id", "rotation", "greedy"})
-"""What an older kinject's rows may lack."""
-_NEEDED = frozenset(("key", *_FIELDS)) - _LATER
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """What a model said of one prompt, whoever asks it."""
+class PromptScore:
+    """The scores of one prompt: for each continuation its log-prob, and whether the model would have written it.
+
+    `greedy` is lm-evaluation-harness's is_greedy: every token of the continuation was the likeliest.
+    """
 
     log_probs: tuple[float, ...]
-    n_tokens: tuple[int, ...]
     greedy: tuple[bool, ...]
 
 
 def hash_model(path: str, revision: str | None) -> str:
-    """Return a hash of the weights, configuration and tokenizer behind `path`: a folder's bytes, or a hub commit.
+    """Return a hash of the weights, configuration and tokenizer in `path`: of a folder's bytes, or of a hub commit.
 
-    An adapter's hash holds that of its base model. `revision` is the hub commit that was loaded, where there was one.
-    Raises `InputError` where the folder's SHA256SUMS disagrees.
+    An adapter's hash includes that of its base model. `revision` is the hub commit that was loaded, if any. Raises
+    `InputError` if the folder's SHA256SUMS disagrees.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -52,55 +51,52 @@ def hash_model(path: str, revision: str | None) -> str:
 
 
 def prompt_key(model_hash: str, dtype: str, prompt: Encoded) -> str:
-    """Return the key of one scoring: which weights and dtype were asked which tokens."""
+    """Return the key of one scored prompt: a hash of weights, dtype and the tokens of contexts and continuations."""
     digest = hashlib.blake2b(f"{model_hash}\0{dtype}\0".encode(), digest_size=16)
     for ids in (*prompt.contexts, *prompt.continuations):
         digest.update(len(ids).to_bytes(4, "little") + ids.tobytes())
     return digest.hexdigest()
 
 
-class AnswerBook:
-    """The open answers.jsonl of a run: rows are `Answer` plus its `key`; the last row of an arm and question counts."""
+class AnswerStore:
+    """The open answers.jsonl of a run: rows are `Answer` plus its `key`; of several rows of one prompt the last counts."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create `path`. Raises `InputError` when a row is none of this kinject's, `DiskError` on I/O."""
+        """Open or create `path`. Raises `InputError` if a row is not an answer, `DiskError` on I/O."""
         self._journal = Journal(path, sync=False)
-        self._scored: dict[str, Scored] = {}
-        self._last: dict[_Place, str] = {}
+        self._scores: dict[str, PromptScore] = {}
+        self._last: dict[_Identity, str] = {}
         self.n_rows = len(self._journal.rows)
         try:
             for number, row in enumerate(self._journal.rows, start=1):
-                answer = _answer_of(row, f"{path}: row {number}")
-                if not answer.greedy:  # of an older kinject: asked again, since what it lacks cannot be known
-                    continue
-                self._scored[row["key"]] = Scored(answer.log_probs, answer.n_tokens, answer.greedy)
-                self._last[_place(answer)] = row["key"]
+                answer = _parse_answer(row, f"{path}: row {number}")
+                self._scores[row["key"]] = PromptScore(answer.log_probs, answer.greedy)
+                self._last[_identity(answer)] = row["key"]
             self._journal.rows.clear()
         except BaseException:
             self._journal.close()
             raise
 
-    def find(self, key: str) -> Scored | None:
-        """Return what was said under `key`, in this run or an earlier one."""
-        return self._scored.get(key)
+    def find(self, key: str) -> PromptScore | None:
+        """Return the score stored under `key`, by this run or an earlier one."""
+        return self._scores.get(key)
 
-    def take_parts(self, paths: Sequence[Path]) -> None:
-        """Know the answers in `paths` too, which other processes stored; they come into this file when they are added."""
+    def read_others(self, paths: Sequence[Path]) -> None:
+        """Read the answers in `paths`, which other processes stored; `add` writes them into this file."""
         for path in paths:
             for number, row in read_journal(path):
-                answer = _answer_of(row, f"{path}:{number}")
-                if answer.greedy:
-                    self._scored.setdefault(row["key"], Scored(answer.log_probs, answer.n_tokens, answer.greedy))
+                answer = _parse_answer(row, f"{path}:{number}")
+                self._scores.setdefault(row["key"], PromptScore(answer.log_probs, answer.greedy))
 
     def add(self, key: str, answer: Answer) -> None:
         """Store `answer`, unless it is the last one stored for its arm and question already."""
-        self._scored[key] = Scored(answer.log_probs, answer.n_tokens, answer.greedy)
-        if self._last.get(_place(answer)) != key:
-            self._journal.append({"key": key, **asdict(answer), "log_probs": _finite(answer.log_probs)})
-            self._last[_place(answer)] = key
+        self._scores[key] = PromptScore(answer.log_probs, answer.greedy)
+        if self._last.get(_identity(answer)) != key:
+            self._journal.append({"key": key, **asdict(answer), "log_probs": finite_or_none(answer.log_probs)})
+            self._last[_identity(answer)] = key
             self.n_rows += 1
 
-    def __enter__(self) -> AnswerBook:
+    def __enter__(self) -> AnswerStore:
         return self
 
     def __exit__(
@@ -112,38 +108,36 @@ class AnswerBook:
 def read_answers(path: Path) -> list[Answer]:
     """Return the answers in `path`, the last one of each arm and question, in the order of their first rows.
 
-    Raises `DiskError` when the file cannot be read, `InputError` (file:line) when a row is no answer or not as it was written,
-    and when rows are missing that the manifest beside it counts.
+    Raises `DiskError` if the file cannot be read, and `InputError` if a row (file:line) is not an answer or was changed,
+    or if there are fewer rows than the manifest beside the file counts.
     """
-    found: dict[_Place, Answer] = {}
+    answers: dict[_Identity, Answer] = {}
     n_rows = 0
     for number, row in read_journal(path):
-        answer = _answer_of(row, f"{path}:{number}")
-        found[_place(answer)] = answer
+        answer = _parse_answer(row, f"{path}:{number}")
+        answers[_identity(answer)] = answer
         n_rows += 1
     n_written = manifest_beside(path).get("counts", {}).get("stored", 0)
     if n_rows < n_written:
         raise InputError(
-            f"{path}: holds {n_rows} rows, {n_written} were written (manifest.json beside it). Run kinject eval again: it asks "
-            "what is missing."
+            f"{path}: holds {n_rows} rows, {n_written} were written (manifest.json beside it). Run kinject eval again: it "
+            "scores the missing prompts."
         )
-    return list(found.values())
+    return list(answers.values())
 
 
-def _place(answer: Answer) -> _Place:
+def _identity(answer: Answer) -> _Identity:
     return answer.question_set, answer.arm, answer.format, answer.shots, answer.k, answer.rotation, answer.question_id
 
 
-def _answer_of(row: Row, where: str) -> Answer:
-    if not row.keys() >= _NEEDED:
-        missing = next(name for name in ("key", *_FIELDS) if name in _NEEDED and name not in row)
-        raise InputError(f"{where}: no {missing}. It is not an answer of this kinject; choose another run folder.")
-    values: dict[str, Any] = {
-        name: tuple(v) if isinstance(v := row[name], list) else v for name in _FIELDS if name in row
-    }
-    for name in _FIELDS:
-        if name in values and not _KINDS[name](values[name]):
-            raise InputError(f"{where}: {name}: found {row[name]!r:.60}, which no kinject writes. Remove the row.")
+def _parse_answer(row: Row, where: str) -> Answer:
+    missing = next((name for name in ("key", *_FIELDS) if name not in row), None)
+    if missing:
+        raise InputError(f"{where}: no {missing}. It is not an answer of kinject; choose another run folder.")
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value := row[name], list) else value for name in _FIELDS}
+    for name, value in values.items():
+        if not _CHECKS[name](value):
+            raise InputError(f"{where}: {name}: found {row[name]!r:.60}, which kinject does not write. Remove the row.")
     values["log_probs"] = tuple(math.nan if value is None else float(value) for value in row["log_probs"])
     if not 0 <= values["gold"] < max(1, len(values["log_probs"])):
         raise InputError(f"{where}: gold is {values['gold']} of {len(values['log_probs'])} choices. Remove the row.")
@@ -169,7 +163,7 @@ def _all(check: Callable[[object], bool]) -> Callable[[object], bool]:
 
 
 _LARGEST = 1e300
-_KINDS: Mapping[str, Callable[[object], bool]] = {
+_CHECKS: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("question_id", "question_set", "arm", "format", "subject", "document_id"), _is_text),
     **dict.fromkeys(("shots", "k", "gold", "truncated", "rotation"), _is_count),
     **dict.fromkeys(("n_tokens", "n_bytes", "n_chars"), _all(_is_count)),
@@ -177,9 +171,9 @@ _KINDS: Mapping[str, Callable[[object], bool]] = {
     "log_probs": _all(_is_log_prob),
     "greedy": _all(lambda value: isinstance(value, bool)),
 }
-"""Field of an answer -> whether a value read from a file is one."""
+"""Field of an answer -> a check of a value read from a file."""
 
 
-def _finite(values: Sequence[float]) -> list[float | None]:
-    """Return `values` with None for what JSON cannot hold."""
+def finite_or_none(values: Sequence[float]) -> list[float | None]:
+    """Return `values` with None for NaN and infinities, which JSON cannot hold."""
     return [value if math.isfinite(value) else None for value in values]

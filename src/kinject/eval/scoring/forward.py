@@ -1,4 +1,4 @@
-"""Forward passes over rows of a token tree: the mask, the positions, and the head only where something is asked."""
+"""Forward passes over rows of a token tree: attention mask, positions, prefix cache, and the head for scored tokens."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ if TYPE_CHECKING:
 
 _Indices = npt.NDArray[np.int64]
 _MASKED = ("sdpa", "eager")  # attention that takes any mask
-_HEAD_ELEMENTS = (2**26, 2**20)  # logits whose softmax is taken at once: elsewhere, and on the CPU
+_HEAD_ELEMENTS = (2**26, 2**20)  # logits in one softmax: on a GPU, on the CPU
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """For each score of some rows, in order: its log-prob (float64) and whether its token was the likeliest of all."""
+class TokenScores:
+    """For each scored token of some rows, in order: its log-prob (float64) and whether it was the likeliest of all."""
 
     log_probs: npt.NDArray[np.float64]
     greedy: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """Rows that went through the layers: what the head needs, shape [n, width], and what it is asked.
+class HiddenStates:
+    """The output of the layers for some rows: the states that are scored, shape [n, width].
 
-    `states` are hidden states, or logits where the model could not be taken apart; score i asks for `targets[i]` at
-    `states[asked[i]]`.
+    `states` are hidden states, or logits if layers and head could not be run apart. Score i is that of token
+    `targets[i]` under `states[indices[i]]`.
     """
 
     states: torch.Tensor
-    asked: _Indices
+    indices: _Indices
     targets: _Indices
 
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """How far a layer sees: the last `window` positions, or those in the same chunk of `chunk`; None: everything."""
+    """The positions that a layer attends to: the last `window`, or those in the same chunk of `chunk`; None: all."""
 
     window: int | None = None
     chunk: int | None = None
 
 
-class Passes:
-    """A model as the scorer sees it: rows in, scores out."""
+class TreeForward:
+    """Forward passes of one model over rows of a token tree."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Take `model` (a peft model: with its adapter) in evaluation mode; nothing is run."""
@@ -63,33 +63,33 @@ class Passes:
         self.config: Any = self.model.config.get_text_config()
         self.vocab_size = int(self.model.get_output_embeddings().weight.shape[0])
         self.notes: list[str] = []
-        self.split = False  # whether the head is applied apart from the layers; `Scorer` tries it
-        self._output: Any = None  # the type of what the layers return
-        self._settle_attention()
+        self.split = False  # whether the head runs apart from the layers; `Scorer` tests it
+        self._output: Any = None  # the type that the layers return
+        self._choose_attention()
         self.reaches = _reaches(self.config)
 
     def why_not_tree(self) -> str:
-        """Return why the model cannot read a tree, as far as its signature and configuration tell; "" where it may."""
+        """Return why the model cannot read a tree, judged by its signature and configuration; "" if it may."""
         parameters = inspect.signature(self.model.forward).parameters
         missing = [name for name in ("position_ids", "past_key_values", "attention_mask") if name not in parameters]
         if missing:
             return f"it takes no {missing[0]}"
-        if self.reaches is None:
+        if not self.reaches:
             return "its layers are not all attention"
         if self.config._attn_implementation not in _MASKED:
-            return f"{self.config._attn_implementation} takes no mask of its own"
+            return f"{self.config._attn_implementation} takes no custom mask"
         return ""
 
     def window(self) -> int | None:
-        """Return the most tokens that the model reads at once, None where its configuration sets no bound."""
+        """Return the most tokens that the model reads at once, None if its configuration sets no bound."""
         for name in ("n_positions", "max_position_embeddings", "n_ctx"):
             value = getattr(self.config, name, None)
             if isinstance(value, int) and value > 0:
                 return value
         return None
 
-    def read_tree(self, rows: Sequence[Row], prefix: Prefix) -> Read:
-        """Read `rows` on top of `prefix`; `scores` takes what comes back."""
+    def read_tree(self, rows: Sequence[Row], prefix: Prefix) -> HiddenStates:
+        """Return the states of `rows` below `prefix`; `scores` takes them."""
         ids, depths = _padded(rows)
         base = rows[0].base
         allowed = np.zeros((len(rows), ids.shape[1], base + ids.shape[1]), dtype=np.bool_)
@@ -99,17 +99,19 @@ class Passes:
             allowed[index, :n, base : base + n] = row.ancestors()
         padding = np.arange(ids.shape[1])
         allowed[:, padding, base + padding] = True  # a row of nothing but -inf would be NaN
-        return self._read(rows, ids, **self._tree_inputs(allowed, depths, base), **_cached(prefix.reading(), base))
+        return self._read(
+            rows, ids, **self._tree_inputs(allowed, depths, base), **_cache_inputs(prefix.read_cache(), base)
+        )
 
     def extend(self, node: Node, prefix: Prefix) -> Prefix:
-        """Return the keys and values down to `node`, read on top of those of its parent."""
+        """Return the keys and values down to `node`, given those of its parent."""
         n = len(node.tokens)
         if n == 0:
             return prefix
         base = node.depth - n
         depths = np.arange(base, node.depth, dtype=np.int64)[None]
         allowed = np.concatenate([np.ones((n, base), dtype=np.bool_), np.tri(n, dtype=np.bool_)], axis=1)[None]
-        cache = prefix.growing()
+        cache = prefix.growing_cache()
         inputs = self._tree_inputs(allowed, depths, base)
         ids = self._tensor(node.tokens[None].astype(np.int64))
         with torch.inference_mode():
@@ -117,33 +119,33 @@ class Passes:
                 self._layers(input_ids=ids, past_key_values=cache, use_cache=True, **inputs)
             else:
                 self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs)
-        return Prefix.grown(cache)
+        return Prefix.of_cache(cache)
 
-    def read_lines(self, rows: Sequence[Row]) -> Read:
-        """Read `rows` that each are one plain sequence, padded on the right; `scores` takes what comes back."""
+    def read_unshared(self, rows: Sequence[Row]) -> HiddenStates:
+        """Return the states of `rows` that each are one plain sequence, padded on the right; `scores` takes them."""
         ids, _ = _padded(rows)
         mask = np.zeros(ids.shape, dtype=np.int64)
         for index, row in enumerate(rows):
             mask[index, : len(row.tokens)] = 1
         return self._read(rows, ids, attention_mask=self._tensor(mask), use_cache=False)
 
-    def scores(self, reads: Sequence[Read]) -> list[Scores]:
-        """Return all scores of each of `reads`: one pass of the head for all of them, which costs as much as for one."""
+    def scores(self, parts: Sequence[HiddenStates]) -> list[TokenScores]:
+        """Return the scores of each of `parts`: one pass of the head for all of them, which costs as much as for one."""
         if not self.split:
-            return [_log_probs(read.states, read.asked, read.targets) for read in reads]
-        starts = np.cumsum([0, *(len(read.states) for read in reads)])
+            return [_log_probs(part.states, part.indices, part.targets) for part in parts]
+        starts = np.cumsum([0, *(len(part.states) for part in parts)])
         with torch.inference_mode():
-            logits = self._logits(torch.cat([read.states for read in reads]))
-            asked = np.concatenate([read.asked + start for read, start in zip(reads, starts, strict=False)])
-            found = _log_probs(logits, asked, np.concatenate([read.targets for read in reads]))
-        edges = np.cumsum([len(read.asked) for read in reads])[:-1]
-        parts = zip(np.split(found.log_probs, edges), np.split(found.greedy, edges), strict=True)
-        return [Scores(*part) for part in parts]
+            logits = self._logits(torch.cat([part.states for part in parts]))
+            indices = np.concatenate([part.indices + start for part, start in zip(parts, starts, strict=False)])
+            scores = _log_probs(logits, indices, np.concatenate([part.targets for part in parts]))
+        edges = np.cumsum([len(part.indices) for part in parts])[:-1]
+        pairs = zip(np.split(scores.log_probs, edges), np.split(scores.greedy, edges), strict=True)
+        return [TokenScores(*pair) for pair in pairs]
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Return what the model makes of the last layer's `states`: its own forward pass, the layers taken out."""
+        """Return the logits of the last layer's `states`: the model's own forward pass with its layers replaced."""
         name, layers = self.model.base_model_prefix, self._layers
-        setattr(self.model, name, _Given(self._output(last_hidden_state=states[None])))
+        setattr(self.model, name, _FixedOutput(self._output(last_hidden_state=states[None])))
         try:
             ids = torch.zeros((1, len(states)), dtype=torch.long, device=self.device)
             return self.model(input_ids=ids, use_cache=False).logits[0]  # type: ignore[no-any-return]
@@ -154,51 +156,50 @@ class Passes:
     def _layers(self) -> Any:
         return getattr(self.model, self.model.base_model_prefix)
 
-    def _read(self, rows: Sequence[Row], ids: npt.NDArray[np.int64], **inputs: Any) -> Read:
+    def _read(self, rows: Sequence[Row], ids: npt.NDArray[np.int64], **inputs: Any) -> HiddenStates:
         keep = np.zeros(ids.shape, dtype=np.bool_)
         for index, row in enumerate(rows):
-            keep[index, row.places] = True
+            keep[index, row.indices] = True
         numbers = keep.ravel().cumsum().reshape(keep.shape) - 1
-        asked = np.concatenate([numbers[index, row.places] for index, row in enumerate(rows)])
+        indices = np.concatenate([numbers[index, row.indices] for index, row in enumerate(rows)])
         targets = np.concatenate([row.targets for row in rows]).astype(np.int64)
         with torch.inference_mode():
             if self.split:
                 output = self._layers(input_ids=self._tensor(ids), **inputs)
                 self._output = type(output)
-                return Read(output.last_hidden_state[self._tensor(keep)], asked, targets)
+                return HiddenStates(output.last_hidden_state[self._tensor(keep)], indices, targets)
             output = self.model(input_ids=self._tensor(ids), logits_to_keep=self._tensor(keep), **inputs)
-            return Read(output.logits.reshape(-1, output.logits.shape[-1]), asked, targets)
+            return HiddenStates(output.logits.reshape(-1, output.logits.shape[-1]), indices, targets)
 
     def _tree_inputs(self, allowed: npt.NDArray[np.bool_], depths: npt.NDArray[np.int64], base: int) -> dict[str, Any]:
         """Return position_ids and the additive mask, [B, 1, L, base + L], or one for each kind of layer."""
-        assert self.reaches is not None
         keys = np.concatenate([np.broadcast_to(np.arange(base), (len(depths), base)), depths], axis=1)
-        seen = self._tensor(allowed)
+        visible = self._tensor(allowed)
         q, k = self._tensor(depths)[:, :, None], self._tensor(keys)[:, None, :]
-        masks = {kind: self._additive(_within(seen, q, k, reach)) for kind, reach in self.reaches.items()}
+        masks = {kind: self._additive(_within(visible, q, k, reach)) for kind, reach in self.reaches.items()}
         mask = masks if len(masks) > 1 else next(iter(masks.values()))
         return {"position_ids": self._tensor(depths), "attention_mask": mask}
 
-    def _additive(self, seen: torch.Tensor) -> torch.Tensor:
+    def _additive(self, visible: torch.Tensor) -> torch.Tensor:
         dtype = self.model.dtype
         zero = torch.zeros((), dtype=dtype, device=self.device)
-        return torch.where(seen, zero, torch.finfo(dtype).min)[:, None]
+        return torch.where(visible, zero, torch.finfo(dtype).min)[:, None]
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
-    def _settle_attention(self) -> None:
-        """Choose an attention that takes a mask of its own, and say so; not every model has sdpa (Gemma 2 has not)."""
-        asked = self.config._attn_implementation
-        if asked in _MASKED or _reaches(self.config) is None:
+    def _choose_attention(self) -> None:
+        """Choose an attention that takes a custom mask, and note it; not every model has sdpa (Gemma 2 has not)."""
+        configured = self.config._attn_implementation
+        if configured in _MASKED or not _reaches(self.config):
             return
-        wanted = "sdpa" if self.model._supports_sdpa else "eager"
-        self.model.set_attn_implementation(wanted)
-        self.notes.append(f"scored with {wanted} attention instead of {asked}")
+        chosen = "sdpa" if self.model._supports_sdpa else "eager"
+        self.model.set_attn_implementation(chosen)
+        self.notes.append(f"scored with {chosen} attention instead of {configured}")
 
 
-class _Given(torch.nn.Module):
-    """Stands for a model's layers and returns what it was given."""
+class _FixedOutput(torch.nn.Module):
+    """Replaces a model's layers and returns a fixed output."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()
@@ -217,30 +218,30 @@ def _unwrapped(model: Any) -> Any:
     return model.get_base_model()
 
 
-def _reaches(config: Any) -> Mapping[str, _Reach] | None:
-    """Return how far each kind of layer sees, told apart as in transformers' masking_utils; None for others."""
+def _reaches(config: Any) -> Mapping[str, _Reach]:
+    """Return the reach of each kind of layer, with the kinds of transformers' masking_utils; {} for other kinds."""
     window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
     kinds = {
         "full_attention": _Reach(),
         "sliding_attention": _Reach(window=window),
         "chunked_attention": _Reach(chunk=chunk),
     }
-    there = set(getattr(config, "layer_types", None) or ())
-    if there:
-        return {kind: kinds[kind] for kind in sorted(there)} if there <= set(kinds) else None
+    used = set(getattr(config, "layer_types", None) or ())
+    if used:
+        return {kind: kinds[kind] for kind in sorted(used)} if used <= set(kinds) else {}
     return {"all": _Reach(window=window, chunk=None if window else chunk)}
 
 
-def _within(seen: torch.Tensor, q: torch.Tensor, k: torch.Tensor, reach: _Reach) -> torch.Tensor:
+def _within(visible: torch.Tensor, q: torch.Tensor, k: torch.Tensor, reach: _Reach) -> torch.Tensor:
     if reach.window is not None:
-        return seen & (k > q - reach.window)
+        return visible & (k > q - reach.window)
     if reach.chunk is not None:
-        return seen & (k // reach.chunk == q // reach.chunk)
-    return seen
+        return visible & (k // reach.chunk == q // reach.chunk)
+    return visible
 
 
 def _padded(rows: Sequence[Row]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return ids and depths of `rows`, shape [B, L], zeros where a row is shorter."""
+    """Return ids and depths of `rows`, shape [B, L], padded with zeros."""
     length = max(len(row.tokens) for row in rows)
     ids = np.zeros((len(rows), length), dtype=np.int64)
     depths = np.zeros((len(rows), length), dtype=np.int64)
@@ -250,42 +251,43 @@ def _padded(rows: Sequence[Row]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
     return ids, depths
 
 
-def _cached(cache: Any, base: int) -> dict[str, Any]:
+def _cache_inputs(cache: Any, base: int) -> dict[str, Any]:
     return {"past_key_values": cache, "use_cache": True} if base else {"use_cache": False}
 
 
-def _log_probs(logits: torch.Tensor, asked: _Indices, targets: _Indices) -> Scores:
-    """Return log-softmax of `logits` [n, vocabulary] at (asked, targets), in float32 at least, a few rows at a time.
+def _log_probs(logits: torch.Tensor, indices: _Indices, targets: _Indices) -> TokenScores:
+    """Return log-softmax of `logits` [n, vocabulary] at (indices, targets), in float32 at least, a few rows at a time.
 
-    Rows go through the cache together with their softmax: five times as fast as all of them at once. Of equally likely
-    tokens the first counts as the likeliest.
+    A few rows stay in the processor's cache together with their softmax: five times as fast as all rows at once. Of
+    equally likely tokens the first counts as the likeliest.
     """
     exact = torch.promote_types(logits.dtype, torch.float32)
     n_rows = max(1, _HEAD_ELEMENTS[logits.device.type == "cpu"] // logits.shape[1])
     starts = np.arange(0, len(logits), n_rows)
-    order = np.argsort(asked, kind="stable")
-    edges = np.searchsorted(asked[order], [*starts, len(logits)])
-    found, greedy = np.empty(len(asked), dtype=np.float64), np.zeros(len(asked), dtype=np.bool_)
+    order = np.argsort(indices, kind="stable")
+    edges = np.searchsorted(indices[order], [*starts, len(logits)])
+    log_probs, greedy = np.empty(len(indices), dtype=np.float64), np.zeros(len(indices), dtype=np.bool_)
     for start, part, (low, high) in zip(starts, torch.split(logits, n_rows), pairwise(edges), strict=True):
         pairs = order[low:high]
-        log_probs = torch.log_softmax(part, dim=-1, dtype=exact)
-        at = asked[pairs] - start
-        found[pairs] = log_probs[at, targets[pairs]].double().cpu().numpy()
-        highest = (part[at, targets[pairs]] == part.amax(dim=-1)[at]).cpu().numpy()  # argmax is ten times as slow
+        in_part = indices[pairs] - start
+        softmax = torch.log_softmax(part, dim=-1, dtype=exact)
+        log_probs[pairs] = softmax[in_part, targets[pairs]].double().cpu().numpy()
+        # argmax of every row is ten times as slow
+        highest = (part[in_part, targets[pairs]] == part.amax(dim=-1)[in_part]).cpu().numpy()
         if highest.any():
-            first = part[at[highest]].argmax(dim=-1).cpu().numpy()
+            first = part[in_part[highest]].argmax(dim=-1).cpu().numpy()
             greedy[pairs[highest]] = first == targets[pairs[highest]]
-    return Scores(found, greedy)
+    return TokenScores(log_probs, greedy)
 
 
 _States = torch.Tensor | None
 
 
 class _PrefixLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer: `keys` and `values` of the beginning, shape [1, heads, depth, head size], or none yet.
+    """One layer of a `Prefix`: its keys and values, shape [1, heads, depth, head size], or none yet.
 
-    With `keep`, what an update adds becomes part of the beginning; without, it is attended to and forgotten. Sliding
-    windows are the mask's business: everything is kept.
+    With `keep`, the states of an update become part of the prefix; without, they are attended to and discarded.
+    Everything is kept, because the mask implements sliding windows.
     """
 
     is_sliding = False
@@ -296,19 +298,19 @@ class _PrefixLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: there is nothing to lay out in advance."""
+        """Do nothing: no memory is allocated in advance."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return beginning and new states, shape [B, heads, depth + L, head size]."""
+        """Return the prefix and the new states, shape [B, heads, depth + L, head size]."""
         keys, values = _after(self.keys, key_states), _after(self.values, value_states)
         if self.keep:
             self.keys, self.values = keys, values
         return keys, values
 
     def get_seq_length(self) -> int:
-        """Return the depth of the beginning."""
+        """Return the depth of the prefix."""
         return 0 if self.keys is None else int(self.keys.shape[-2])
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -320,32 +322,32 @@ class _PrefixLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
 
-def _after(beginning: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:
-    if beginning is None:
+def _after(prefix: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:
+    if prefix is None:
         return states
-    return torch.cat([beginning.expand(states.shape[0], -1, -1, -1), states], dim=-2)
+    return torch.cat([prefix.expand(states.shape[0], -1, -1, -1), states], dim=-2)
 
 
 class Prefix:
-    """The keys and values of a beginning, layer by layer; empty at first."""
+    """The keys and values of a prefix, layer by layer, which every row of a batch uses without a copy; empty at first."""
 
     def __init__(self) -> None:
-        """Hold nothing yet."""
+        """Start without tokens."""
         self._states: list[tuple[_States, _States]] = []
 
-    def reading(self) -> Cache:
-        """Return a cache to read rows on top of this beginning; it stays as it is."""
+    def read_cache(self) -> Cache:
+        """Return a cache to read rows below this prefix, which does not change."""
         return Cache(layers=[_PrefixLayer(*states) for states in self._states])
 
-    def growing(self) -> Cache:
-        """Return a cache to read the next tokens of the beginning (batch of one); give it to `grown` afterwards."""
+    def growing_cache(self) -> Cache:
+        """Return a cache to read the next tokens of the prefix (batch of one), for `of_cache`."""
         if not self._states:
             return Cache(layer_class_to_replicate=_GrowingLayer)
         return Cache(layers=[_PrefixLayer(*states, keep=True) for states in self._states])
 
     @staticmethod
-    def grown(cache: Cache) -> Prefix:
-        """Return the beginning that a `growing` cache holds after its forward pass."""
+    def of_cache(cache: Cache) -> Prefix:
+        """Return the prefix in a growing cache after its forward pass."""
         prefix = Prefix()
         prefix._states = [(layer.keys, layer.values) for layer in cache.layers]
         return prefix

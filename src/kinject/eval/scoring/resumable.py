@@ -1,17 +1,18 @@
-"""Questions shared between the processes of `accelerate launch`; alone, all of them are this process's own."""
+"""Resumable scoring: stored prompts are not scored again, processes divide the rest, and a killed batch resumes exactly."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from kinject.disk import read_sealed, remove, write_sealed
-from kinject.eval.scoring.answers import AnswerBook
+from kinject.eval.scoring.answers import AnswerStore, PromptScore
 from kinject.eval.scoring.encode import Encoded
-from kinject.eval.scoring.scorer import Reading, Scorer
+from kinject.eval.scoring.scorer import Scorer
 from kinject.process import is_launched, world_size
 
 Item = TypeVar("Item")
@@ -19,8 +20,8 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Share:
-    """One process of `size`; process 0 writes the run folder, the others a folder of their own in it, `folder`."""
+class Shard:
+    """The prompts of one process of `size`. Process 0 writes to the run folder, the others to a folder in it."""
 
     rank: int
     size: int
@@ -33,15 +34,15 @@ class Share:
 
     @property
     def folder(self) -> Path:
-        """Where this process stores its answers as they come."""
+        """The folder to which this process appends its answers."""
         return self.run_dir if self.is_first else self.run_dir / f"process-{self.rank}"
 
-    def parts(self) -> list[Path]:
-        """Return answers that other processes stored, in this run or in one that was killed, for the first process."""
+    def other_answers(self) -> list[Path]:
+        """Return the answers of other processes, of this run or of one that was killed; [] if this is not the first."""
         return sorted(self.run_dir.glob("process-*/answers.jsonl")) if self.is_first else []
 
-    def own(self, items: Sequence[Item], key: Callable[[Item], str]) -> list[Item]:
-        """Return this process's items: those of one question stay together, since they share what is read."""
+    def mine(self, items: Sequence[Item], key: Callable[[Item], str]) -> list[Item]:
+        """Return this process's items. Items with the same key stay together: they share a beginning."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(map(key, items)))}
         return [item for item in items if numbers[key(item)] * self.size // len(numbers) == self.rank]
 
@@ -51,119 +52,109 @@ class Share:
             return value
         from accelerate.utils import broadcast_object_list
 
-        found: list[Any] = [value]
-        broadcast_object_list(found, from_process=0)
-        return found[0]  # type: ignore[no-any-return]
+        values: list[Any] = [value]
+        broadcast_object_list(values, from_process=0)
+        return values[0]  # type: ignore[no-any-return]
 
-    def gather(self, found: dict[str, Value]) -> dict[str, Value]:
-        """Return what all processes found together."""
+    def gather(self, mine: dict[str, Value]) -> dict[str, Value]:
+        """Return the entries of all processes."""
         if self.size == 1:
-            return found
+            return mine
         import torch.distributed as dist
 
-        everyone: list[Any] = [None] * self.size
-        dist.all_gather_object(everyone, found)
-        return {key: value for part in everyone for key, value in part.items()}
-
-    def missing(self) -> NoReturn:
-        """Say that an answer is nowhere, which can only be a fault of this module."""
-        raise AssertionError("an answer that the first process knew did not reach this one")
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, mine)
+        return {key: value for part in parts for key, value in part.items()}
 
     def finish(self) -> None:
-        """Wait for the others; the first process then deletes what they stored, which it holds by now."""
+        """Wait for the other processes; the first one then deletes their folders, whose answers it has stored."""
         if self.size > 1:
             from accelerate import PartialState
 
             PartialState().wait_for_everyone()
         if self.is_first:
-            _remove(self.run_dir.glob("process-*"))
+            for folder in sorted(self.run_dir.glob("process-*")):
+                shutil.rmtree(folder)
 
 
-def join_processes(run_dir: Path) -> Share:
-    """Return this process's share: of 1, or of as many as `accelerate launch` (or torchrun) started."""
+def join_processes(run_dir: Path) -> Shard:
+    """Return this process's shard: of 1, or of the number that `accelerate launch` or torchrun started."""
     if world_size() == 1:
-        return Share(0, 1, run_dir)
+        return Shard(0, 1, run_dir)
     import torch
     from accelerate import PartialState
 
     state = PartialState(cpu=not torch.cuda.is_available())
-    return Share(state.process_index, state.num_processes, run_dir)
+    return Shard(state.process_index, state.num_processes, run_dir)
 
 
-def lone_process_notes() -> list[str]:
-    """Return a note where `accelerate launch` was asked for several processes and started this one alone.
+def single_process_notes() -> list[str]:
+    """Return a note if `accelerate launch` was to start several processes but started only this one.
 
-    Without GPUs it does so unless it is told ``--multi_gpu`` (then gloo joins them) or has MPI; the port that it sets for
-    several is what shows it.
+    That happens without GPUs, unless it gets ``--multi_gpu`` (then gloo joins the processes) or finds MPI. The port
+    that it sets for several processes shows it.
     """
     if is_launched() or not ("ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_PORT" in os.environ):
         return []
     return ["accelerate launch started one process only; without GPUs it starts several with --multi_gpu"]
 
 
-def _remove(folders: Iterable[Path]) -> None:
-    import shutil
-
-    for folder in list(folders):
-        shutil.rmtree(folder)
-
-
 @dataclass(frozen=True)
-class Desk:
-    """The answers of a run folder and this process's share of its prompts."""
+class ResumableScoring:
+    """Scores this process's prompts, skips those with a stored answer, and resumes an interrupted batch."""
 
-    book: AnswerBook
-    share: Share
+    answers: AnswerStore
+    shard: Shard
 
-    def stored(self, keys: Collection[str]) -> frozenset[str]:
-        """Return those of `keys` that need no model, as the first process knows them."""
-        return self.share.from_first(frozenset(key for key in keys if self.book.find(key) is not None))
+    def stored(self, keys: Collection[str]) -> dict[str, PromptScore]:
+        """Return the scores of those of `keys` that the first process has stored."""
+        scores = ((key, self.answers.find(key)) for key in keys)
+        return self.shard.from_first({key: score for key, score in scores if score is not None})
 
-    def own(self, together: Mapping[str, str]) -> list[str]:
-        """Return this process's keys; those of one value of `together` (a question, say) stay with one process."""
-        return self.share.own(list(together), key=together.__getitem__)
+    def mine(self, groups: Mapping[str, str]) -> list[str]:
+        """Return this process's keys of `groups`; keys of one group (a question, say) stay with one process."""
+        return self.shard.mine(list(groups), key=groups.__getitem__)
 
-    def ask(
+    def score(
         self,
         scorer: Scorer,
         prompts: Mapping[str, Encoded],
         stored: Collection[str],
-        keep: Callable[[str, Reading], None],
-    ) -> dict[str, Reading]:
-        """Return what the model says to each of `prompts` (by key) that is not `stored`; `keep` stores each as it comes.
+        store: Callable[[str, PromptScore], None],
+    ) -> dict[str, PromptScore]:
+        """Return the score of each of `prompts` (by key) that is not `stored`; `store` gets each as soon as it is done.
 
-        Prompts are read in passes over many. Which ones a pass holds is on disk (pending.json) until it is done, so that
-        a run that was killed reads what is left as it would have been read, and comes to the same last digit.
+        The scorer batches prompts. The keys of a batch are on disk (pending.json) until it is done, so that a killed
+        run repeats the same batch without its stored prompts and gets the same last digit.
         """
-        path = self.share.folder / "pending.json"
-        said: dict[str, Reading] = {}
-        for keys in _passes(path, prompts, stored):
+        path = self.shard.folder / "pending.json"
+        scores: dict[str, PromptScore] = {}
+        for keys in _batches(path, prompts, stored):
             write_sealed(path, {"keys": keys})
-            known = {index for index, key in enumerate(keys) if key in stored}
-            for index, reading in scorer.read([prompts[key] for key in keys], known):
-                said[keys[index]] = reading
-                keep(keys[index], reading)
+            done = {index for index, key in enumerate(keys) if key in stored}
+            for index, score in scorer.score([prompts[key] for key in keys], done):
+                scores[keys[index]] = score
+                store(keys[index], score)
             remove(path)
-        return said
+        return scores
 
 
-def _passes(path: Path, prompts: Mapping[str, Encoded], stored: Collection[str]) -> Iterator[list[str]]:
-    """Yield the keys to read together: those of a pass that was cut short, then what else is not stored."""
-    left = [key for key in prompts if key not in stored]
-    begun = _begun(path)
-    together = set(begun)
-    if prompts.keys() >= together and not together.isdisjoint(left):
-        yield begun
-        left = [key for key in left if key not in together]
-    if left:
-        yield left
+def _batches(path: Path, prompts: Mapping[str, Encoded], stored: Collection[str]) -> Iterator[list[str]]:
+    """Yield the keys to score together: those of an interrupted batch, then all others that are not stored."""
+    missing = [key for key in prompts if key not in stored]
+    interrupted = _read_pending(path)
+    together = set(interrupted)
+    if prompts.keys() >= together and not together.isdisjoint(missing):
+        yield interrupted
+        missing = [key for key in missing if key not in together]
+    if missing:
+        yield missing
 
 
-def _begun(path: Path) -> list[str]:
-    """Return the keys in `path`; none where it is absent or not ours, for then all that is left is read anew."""
+def _read_pending(path: Path) -> list[str]:
+    """Return the keys in `path`; [] if it is absent or holds something else: then all missing prompts form one batch."""
     if not path.exists():
         return []
-    keys = read_sealed(path, "Delete it: what was being asked is asked anew, and may differ in the last digit.").get(
-        "keys"
-    )
+    fix = "Delete it: the prompts of its batch are scored again, and may differ in the last digit."
+    keys = read_sealed(path, fix).get("keys")
     return keys if isinstance(keys, list) and all(isinstance(key, str) for key in keys) else []

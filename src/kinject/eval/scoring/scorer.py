@@ -1,4 +1,4 @@
-"""Log-probabilities of continuations: a token tree where the model can read one, plain rows elsewhere."""
+"""Log-probabilities of continuations: by a token tree if the model can read one, else one sequence per row."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import numpy.typing as npt
 import torch
 
 from kinject.errors import InputError
+from kinject.eval.scoring.answers import PromptScore
 from kinject.eval.scoring.encode import Encoded
-from kinject.eval.scoring.forward import Passes, Prefix, Read, Scores
+from kinject.eval.scoring.forward import HiddenStates, Prefix, TokenScores, TreeForward
 from kinject.eval.scoring.tree import Leaf, Limits, Node, Row, Tree
 
 if TYPE_CHECKING:
@@ -22,76 +23,61 @@ if TYPE_CHECKING:
 
 _MOST_LOGITS = 2**27  # elements of one logits tensor: 512 MB in float32
 _LEAST_BATCH = 64
-_HEAD_ROWS = 128  # positions that the head waits for: fewer cost it nearly as much
+_HEAD_ROWS = 128  # positions collected for one pass of the head: fewer cost nearly as much
 _REFUSALS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a model said of one prompt: for each continuation its log-prob, and whether it would have written it.
-
-    `greedy` is lm-evaluation-harness's is_greedy: every token of the continuation was the likeliest.
-    """
-
-    log_probs: tuple[float, ...]
-    greedy: tuple[bool, ...]
-
-
 @dataclass(slots=True)
-class _Place:
-    """A node on its way: `prefix` is read when rows first need it, on top of that of `above`."""
+class _PendingNode:
+    """A node whose rows are not read yet; `prefix` is computed when rows first need it, from the prefix of `parent`."""
 
     node: Node
-    above: _Place | None
+    parent: _PendingNode | None
     prefix: Prefix | None = None
 
 
 class Scorer:
-    """A model ready to score. `notes` say what was decided on the way; `n_pushed` and `n_least` count tokens.
+    """Scores prompts with one model. `notes` record its decisions; `n_pushed` and `n_least` count tokens.
 
-    `n_pushed` is what went through the model, padding included; `n_least` is the token trees' minimum.
+    `n_pushed` counts the tokens that went through the model, padding included; `n_least` is the token trees' minimum.
     """
 
     def __init__(self, model: PreTrainedModel, batch_tokens: int, limits: Limits | None = None) -> None:
         """Take `model`; nothing is run yet."""
-        self.passes = Passes(model)
+        self.forward = TreeForward(model)
         self.batch_tokens = batch_tokens
         self.n_pushed = self.n_least = 0
-        hidden = int(getattr(self.passes.config, "hidden_size", 0) or 1024)
-        overhead = 64 if self.passes.device.type == "cpu" else 512
+        hidden = int(getattr(self.forward.config, "hidden_size", 0) or 1024)
+        overhead = 64 if self.forward.device.type == "cpu" else 512
         self.limits = limits or Limits(width=max(2048, 4 * hidden), overhead=overhead)
-        self.notes = self.passes.notes
+        self.notes = self.forward.notes
 
     @cached_property
-    def shares(self) -> bool:
-        """Whether the model reads a tree as it reads plain rows: by its configuration, and tried on a small example.
+    def uses_tree(self) -> bool:
+        """Whether the model reads a tree as it reads plain rows, by its configuration and by a small test.
 
-        First with the head apart from the layers, then, where that comes out otherwise, with both in one pass.
+        The test runs first with the head apart from the layers; if that fails, with both in one pass.
         """
-        reason = self.passes.why_not_tree()
+        reason = self.forward.why_not_tree()
         for split in () if reason else (True, False):
-            reason = self._try_tree(split=split)
-            self.passes.split = split and not reason
+            reason = self._test_tree(split=split)
+            self.forward.split = split and not reason
             if not reason:
                 break
         if reason:
             self.notes.append(f"plain rows, nothing shared between prompts: {reason}")
         return not reason
 
-    def score(self, prompts: Sequence[Encoded]) -> Iterator[tuple[int, tuple[float, ...]]]:
-        """Yield (index, log-prob of each continuation) for every prompt; see `read`."""
-        for index, reading in self.read(prompts):
-            yield index, reading.log_probs
+    def score(
+        self, prompts: Sequence[Encoded], done: Collection[int] = frozenset()
+    ) -> Iterator[tuple[int, PromptScore]]:
+        """Yield (index, score) of every prompt that is not in `done`, in the order in which they are finished.
 
-    def read(self, prompts: Sequence[Encoded], known: Collection[int] = frozenset()) -> Iterator[tuple[int, Reading]]:
-        """Yield (index, what the model said) for every prompt that is not `known`, in the order in which they are done.
-
-        Known prompts keep their places in the tree and its batches, of which those with nothing else are left out: an
-        interrupted reading that goes on comes to the last digit of an undisturbed one. Log-probs are natural logarithms,
-        summed over the continuation's tokens; NaN for an empty continuation. Raises `InputError` when one sequence alone
-        does not fit into memory.
+        Prompts in `done` stay in the tree and its batches, but batches of nothing else are skipped. So an interrupted
+        run that resumes gets the same last digit. Log-probs are natural logarithms, summed over the continuation's
+        tokens; NaN for an empty continuation. Raises `InputError` if one sequence alone does not fit into memory.
         """
-        leaves, owners = _leaves(prompts)
+        leaves, owners = _make_leaves(prompts)
         sums = [np.zeros(len(prompt.continuations)) for prompt in prompts]
         greedy = [[len(ids) > 0 for ids in prompt.continuations] for prompt in prompts]
         open_leaves = [0] * len(prompts)
@@ -101,122 +87,123 @@ class Scorer:
             for choice, continuation in enumerate(prompt.continuations):
                 if not len(continuation):
                     sums[index][choice] = np.nan
-            if not open_leaves[index] and index not in known:
-                yield index, Reading(tuple(sums[index].tolist()), tuple(greedy[index]))
-        wanted = np.array([owner not in known for owner, _ in owners], dtype=np.bool_)
+            if not open_leaves[index] and index not in done:
+                yield index, PromptScore(tuple(sums[index].tolist()), tuple(greedy[index]))
+        wanted = np.array([owner not in done for owner, _ in owners], dtype=np.bool_)
         if not wanted.any():
             return
-        for rows, scores in self._read(leaves, wanted, share=self.shares):
-            at = 0
+        for rows, scores in self._score_rows(leaves, wanted, use_tree=self.uses_tree):
+            start = 0
             for row in rows:
-                part = slice(at, at + len(row.targets))
-                at += len(row.targets)
-                found = zip(
+                part = slice(start, start + len(row.targets))
+                start += len(row.targets)
+                tokens = zip(
                     row.owners.tolist(), scores.log_probs[part].tolist(), scores.greedy[part].tolist(), strict=True
                 )
-                for leaf, score, is_likeliest in found:
+                for leaf, log_prob, is_likeliest in tokens:
                     index, choice = owners[leaf]
-                    sums[index][choice] += score
+                    sums[index][choice] += log_prob
                     greedy[index][choice] &= is_likeliest
                 for leaf in sorted(set(row.owners.tolist())):
                     index = owners[leaf][0]
                     open_leaves[index] -= 1
-                    if not open_leaves[index] and index not in known:
-                        yield index, Reading(tuple(sums[index].tolist()), tuple(greedy[index]))
+                    if not open_leaves[index] and index not in done:
+                        yield index, PromptScore(tuple(sums[index].tolist()), tuple(greedy[index]))
 
-    def _read(
-        self, leaves: Sequence[Leaf], wanted: npt.NDArray[np.bool_], *, share: bool
-    ) -> Iterator[tuple[list[Row], Scores]]:
-        """Yield rows with their scores, until every leaf that is `wanted` is read."""
+    def _score_rows(
+        self, leaves: Sequence[Leaf], wanted: npt.NDArray[np.bool_], *, use_tree: bool
+    ) -> Iterator[tuple[list[Row], TokenScores]]:
+        """Yield rows with their scores, until every leaf in `wanted` is scored."""
         tree = Tree(leaves)
         self.n_least += tree.n_tokens
         limits = replace(self.limits, longest=min(self.limits.longest, self.batch_tokens))
-        waiting = [_Place(tree.plan(limits) if share else tree.plan_lines(), None)]
-        together: deque[tuple[_Place, list[Row]]] = deque()  # what one pass of the head answers
-        n_asked = 0
-        while waiting:
-            place = waiting.pop()
-            rows = sorted(place.node.rows, key=lambda row: len(row.tokens), reverse=True)
+        pending = [_PendingNode(tree.plan(limits) if use_tree else tree.plan_unshared(), None)]
+        for_head: deque[tuple[_PendingNode, list[Row]]] = deque()  # batches of one pass of the head
+        n_positions = 0
+        while pending:
+            current = pending.pop()
+            rows = sorted(current.node.rows, key=lambda row: len(row.tokens), reverse=True)
             while rows:
                 batch, rows = self._next_batch(rows)
-                together.append((place, batch))
-                n_asked += sum(len(np.unique(row.places)) for row in batch)
-                if not self.passes.split or n_asked >= _HEAD_ROWS:
-                    yield from self._read_together(tree, together, wanted, share=share)
-                    n_asked = 0
-            waiting.extend(_Place(child, place) for child in reversed(place.node.children))
-        yield from self._read_together(tree, together, wanted, share=share)
+                for_head.append((current, batch))
+                n_positions += sum(len(np.unique(row.indices)) for row in batch)
+                if not self.forward.split or n_positions >= _HEAD_ROWS:
+                    yield from self._score_batches(tree, for_head, wanted, use_tree=use_tree)
+                    n_positions = 0
+            pending.extend(_PendingNode(child, current) for child in reversed(current.node.children))
+        yield from self._score_batches(tree, for_head, wanted, use_tree=use_tree)
 
-    def _read_together(
-        self, tree: Tree, batches: deque[tuple[_Place, list[Row]]], wanted: npt.NDArray[np.bool_], *, share: bool
-    ) -> Iterator[tuple[list[Row], Scores]]:
-        """Empty `batches`, and yield their rows with scores where any leaf in them is `wanted`."""
+    def _score_batches(
+        self,
+        tree: Tree,
+        batches: deque[tuple[_PendingNode, list[Row]]],
+        wanted: npt.NDArray[np.bool_],
+        *,
+        use_tree: bool,
+    ) -> Iterator[tuple[list[Row], TokenScores]]:
+        """Empty `batches`; yield their rows with scores if any leaf in them is `wanted`."""
         if not any(wanted[row.owners].any() for _, rows in batches for row in rows):
             batches.clear()
-        asked: list[tuple[list[Row], Read]] = []
+        parts: list[tuple[list[Row], HiddenStates]] = []
         while batches:
-            place, rows = batches.popleft()
-            asked.extend(self._read_batch(tree, rows, self._prefix(place), share=share))
-        yield from self._answered(asked)
+            current, rows = batches.popleft()
+            parts.extend(self._read_batch(tree, rows, self._prefix_of(current), use_tree=use_tree))
+        yield from self._apply_head(parts)
 
-    def _prefix(self, place: _Place) -> Prefix:
-        """Return the keys and values down to `place`, reading those of nodes above it that nothing has needed yet."""
-        path = [place]
-        while (above := path[-1].above) is not None:
-            path.append(above)
-        for step in reversed(path):
-            if step.prefix is None:
-                step.prefix = self._extend(step.node, step.above.prefix if step.above else None)
-                step.above = None  # a beginning is held while something below it is still to be read
-        assert place.prefix is not None
-        return place.prefix
+    def _prefix_of(self, current: _PendingNode) -> Prefix:
+        """Return the keys and values down to `current`; computes those of ancestors that nothing needed before."""
+        if current.prefix is None:
+            parent = None if current.parent is None else self._prefix_of(current.parent)
+            current.prefix = self._extend(current.node, parent)
+            current.parent = None  # a prefix is kept only while something below it is still to be read
+        return current.prefix
 
-    def _answered(self, asked: Sequence[tuple[list[Row], Read]]) -> Iterator[tuple[list[Row], Scores]]:
-        """Yield the scores of rows that went through the layers; out of memory, in halves."""
-        if not asked:
+    def _apply_head(self, parts: Sequence[tuple[list[Row], HiddenStates]]) -> Iterator[tuple[list[Row], TokenScores]]:
+        """Yield the scores of rows that went through the layers; if out of memory, in halves."""
+        if not parts:
             return
         try:
-            found = self.passes.scores([read for _, read in asked])
+            scores = self.forward.scores([states for _, states in parts])
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
-            if len(asked) == 1:
-                raise InputError(_too_long(len(asked[0][1].states))) from error
-            middle = len(asked) // 2
-            yield from self._answered(asked[:middle])
-            yield from self._answered(asked[middle:])
+            if len(parts) == 1:
+                raise InputError(_too_long(len(parts[0][1].states))) from error
+            middle = len(parts) // 2
+            yield from self._apply_head(parts[:middle])
+            yield from self._apply_head(parts[middle:])
         else:
-            yield from ((rows, scores) for (rows, _), scores in zip(asked, found, strict=True))
+            yield from ((rows, part) for (rows, _), part in zip(parts, scores, strict=True))
 
     def _next_batch(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
-        """Return the first rows that fit into one pass, at least one, and the rest. `rows` come longest first."""
+        """Return the first rows that fit into one pass, at least one, and the rest. `rows` are longest first."""
         longest = len(rows[0].tokens)
         n_most = max(1, self.batch_tokens // longest)
-        room, waste = _MOST_LOGITS // self.passes.vocab_size, self.limits.overhead
+        room, waste = _MOST_LOGITS // self.forward.vocab_size, self.limits.overhead
         n_rows = 0
         for row in rows[:n_most]:
-            room -= len(np.unique(row.places))
-            waste -= longest - len(row.tokens)  # past what one more pass costs, padding is dearer than that pass
+            room -= len(np.unique(row.indices))
+            waste -= longest - len(row.tokens)  # more padding than this costs more than one more pass
             if min(room, waste) < 0 and n_rows:
                 break
             n_rows += 1
         return rows[:n_rows], rows[n_rows:]
 
-    def _extend(self, node: Node, above: Prefix | None) -> Prefix:
+    def _extend(self, node: Node, parent: Prefix | None) -> Prefix:
         self.n_pushed += len(node.tokens)
         try:
-            return self.passes.extend(node, Prefix() if above is None else above)
+            return self.forward.extend(node, Prefix() if parent is None else parent)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
             raise InputError(_too_long(len(node.tokens))) from error
 
     def _read_batch(
-        self, tree: Tree, rows: list[Row], prefix: Prefix, *, share: bool
-    ) -> Iterator[tuple[list[Row], Read]]:
-        """Yield `rows` after the layers; out of memory, in halves, and with half the budget from then on."""
+        self, tree: Tree, rows: list[Row], prefix: Prefix, *, use_tree: bool
+    ) -> Iterator[tuple[list[Row], HiddenStates]]:
+        """Yield `rows` with their states; if out of memory, in halves, and with half the token budget from then on."""
         try:
-            read = self.passes.read_tree(rows, prefix) if share else self.passes.read_lines(rows)
+            states = self.forward.read_tree(rows, prefix) if use_tree else self.forward.read_unshared(rows)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -225,63 +212,65 @@ class Scorer:
                 raise InputError(_too_long(len(rows[0].tokens))) from error
         else:
             self.n_pushed += len(rows) * max(len(row.tokens) for row in rows)
-            yield rows, read
+            yield rows, states
             return
         self._shrink(len(rows) * max(len(row.tokens) for row in rows))
         for half in halves:
-            yield from self._read_batch(tree, half, prefix, share=share)
+            yield from self._read_batch(tree, half, prefix, use_tree=use_tree)
 
     def _shrink(self, n_tokens: int) -> None:
-        """Lower the token budget to half of what did not fit, and say so."""
+        """Lower the token budget to half of the tokens that did not fit, and note it."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         smaller = max(_LEAST_BATCH, n_tokens // 2)
         if smaller < self.batch_tokens:
             self.batch_tokens = smaller
-            self.notes.append(f"out of memory with {n_tokens} tokens in one pass; went on with at most {smaller}")
+            self.notes.append(f"out of memory with {n_tokens} tokens in one pass; continued with at most {smaller}")
 
-    def _try_tree(self, *, split: bool) -> str:
-        """Return why the tree must not be used: the model refuses it, or reads it otherwise than plain rows."""
-        leaves = _example(self.passes.vocab_size)
-        self.passes.split = False
-        plain = self._example_scores(leaves, share=False)
-        self.passes.split = split
+    def _test_tree(self, *, split: bool) -> str:
+        """Return why the tree must not be used (the model fails, or its scores differ from plain rows); "" if it may."""
+        leaves = _test_leaves(self.forward.vocab_size)
+        self.forward.split = False
+        plain = self._test_scores(leaves, use_tree=False)
+        self.forward.split = split
         try:
-            shared = self._example_scores(leaves, share=True)
+            shared = self._test_scores(leaves, use_tree=True)
         except _REFUSALS as error:
             if _is_out_of_memory(error):
                 raise
             return f"this architecture refuses a tree ({str(error).splitlines()[0][:120] if str(error) else error!r})"
-        off = float(np.abs(plain - shared).max())
-        tolerance = 1e-3 if self.passes.model.dtype in (torch.float32, torch.float64) else 0.5
-        # NaN is the model's own fault and shows in the answers
-        return f"this architecture reads a tree differently (by {off:.2g} in an example)" if off > tolerance else ""
+        gap = float(np.abs(plain - shared).max())
+        tolerance = 1e-3 if self.forward.model.dtype in (torch.float32, torch.float64) else 0.5
+        # NaN comes from the model itself and shows in the answers
+        return f"this architecture reads a tree differently (by {gap:.2g} in a test)" if gap > tolerance else ""
 
-    def _example_scores(self, leaves: Sequence[Leaf], *, share: bool) -> npt.NDArray[np.float64]:
+    def _test_scores(self, leaves: Sequence[Leaf], *, use_tree: bool) -> npt.NDArray[np.float64]:
         tree = Tree(leaves)
-        node = tree.plan(Limits(row=16, longest=16, overhead=0)) if share else tree.plan_lines()
+        root = tree.plan(Limits(row=16, longest=16, overhead=0)) if use_tree else tree.plan_unshared()
         sums = np.zeros(len(leaves))
-        waiting = [(node, Prefix())]
-        while waiting:
-            node, above = waiting.pop()
-            prefix = self.passes.extend(node, above)
+        pending = [(root, Prefix())]
+        while pending:
+            node, parent = pending.pop()
+            prefix = self.forward.extend(node, parent)
             if node.rows:
-                read = self.passes.read_tree(node.rows, prefix) if share else self.passes.read_lines(node.rows)
-                (scores,) = self.passes.scores([read])
+                states = (
+                    self.forward.read_tree(node.rows, prefix) if use_tree else self.forward.read_unshared(node.rows)
+                )
+                (scores,) = self.forward.scores([states])
                 np.add.at(sums, np.concatenate([row.owners for row in node.rows]), scores.log_probs)
-            waiting.extend((child, prefix) for child in node.children)
+            pending.extend((child, prefix) for child in node.children)
         return sums
 
 
-def _leaves(prompts: Sequence[Encoded]) -> tuple[list[Leaf], list[tuple[int, int]]]:
+def _make_leaves(prompts: Sequence[Encoded]) -> tuple[list[Leaf], list[tuple[int, int]]]:
     """Return one leaf for each continuation that has tokens, and (prompt, choice) of each leaf."""
     leaves: list[Leaf] = []
     owners: list[tuple[int, int]] = []
     for index, prompt in enumerate(prompts):
         for choice, (context, target) in enumerate(zip(prompt.contexts, prompt.continuations, strict=True)):
             if len(target):
-                read = np.concatenate([context, target[:-1]]) if len(target) > 1 else context
-                leaves.append(Leaf(read, len(context) - 1, target))
+                tokens = np.concatenate([context, target[:-1]]) if len(target) > 1 else context
+                leaves.append(Leaf(tokens, len(context) - 1, target))
                 owners.append((index, choice))
     return leaves, owners
 
@@ -293,7 +282,7 @@ def _halves(tree: Tree, rows: list[Row]) -> list[list[Row]]:
         return [rows[:middle], rows[middle:]]
     members, base = rows[0].members, rows[0].base
     middle = len(members) // 2
-    return [[tree.row(members[:middle], base)], [tree.row(members[middle:], base)]] if middle else []
+    return [[tree.make_row(members[:middle], base)], [tree.make_row(members[middle:], base)]] if middle else []
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -304,8 +293,8 @@ def _too_long(n_tokens: int) -> str:
     return f"Out of memory with {n_tokens} tokens in one pass. Use shorter passages, fewer examples or a smaller dtype."
 
 
-def _example(vocab_size: int) -> list[Leaf]:
-    """Return a few sequences that branch twice, below a beginning long enough to be kept."""
+def _test_leaves(vocab_size: int) -> list[Leaf]:
+    """Return a few sequences that branch twice, below a prefix long enough to become a node."""
     random = np.random.default_rng(0)
     start = random.integers(0, vocab_size, 12, dtype=np.int32)
     leaves = []

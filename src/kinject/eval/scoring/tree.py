@@ -1,9 +1,9 @@
-"""The token tree: what several prompts share stands in it once; a plan says which forward passes read it.
+"""The token tree: shared prefixes of sequences are in it once; a plan lists the forward passes that read it.
 
-Sorted by their tokens, sequences that share a beginning are neighbours, and the length of the beginning that each
-shares with the one before it (`lcp`) is the whole tree. A plan reads it through two means of sharing: a *node* is a
-beginning that is read once, its keys and values kept for all that follows; a *row* is a piece of the tree laid out in
-one line, in which each token attends to its own ancestors only.
+Sorted by their tokens, sequences that share a prefix are neighbours. The length of the prefix that each shares with
+the one before it (`lcp`) defines the whole tree. A plan shares tokens in two ways: a *node* is a prefix that is read
+once, and its keys and values are kept for its descendants; a *row* is a part of the tree in one sequence, in which
+each token attends to its own ancestors only.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy.typing as npt
 
 Ids = npt.NDArray[np.int32]
 
-_OPEN_ROWS = 16  # rows that a piece is tried in
+_OPEN_ROWS = 16  # last rows that may still get a part of the tree
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a row may be: its usual length `row`, its greatest length `longest`, both in tokens.
+    """Row lengths and costs, in tokens: the usual length `row`, the greatest length `longest`.
 
     `width` is the number of attended tokens whose attention costs as much as the rest of the layer, and `overhead`
-    the number of tokens that a forward pass costs before its first.
+    the fixed cost of a forward pass.
     """
 
     row: int = 256
@@ -36,7 +36,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One sequence to score: `tokens` are read; `targets[i]` is asked after the token at depth ``first + i``."""
+    """One sequence to score: the model reads `tokens`; the token at depth ``first + i`` predicts `targets[i]`."""
 
     tokens: Ids
     first: int
@@ -45,24 +45,24 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A piece of the tree in one line, on top of a node of depth `base`.
+    """A part of the tree in one sequence, below a node of depth `base`.
 
-    `tokens` and `depths` have shape [L]. Each segment (start, end, parent) is a run of tokens that follow each other,
-    below the token at `parent` (-1: the node). Score i asks for token `targets[i]` after the token at `places[i]`,
-    for leaf `owners[i]`. `members` are the leaves in the row.
+    `tokens` and `depths` have shape [L]. Each segment (start, end, parent) is a run of consecutive tokens below the
+    token at index `parent` (-1: the node). Score i is that of token `targets[i]` after the token at `indices[i]`, for
+    leaf `owners[i]`. `members` are the leaves in the row.
     """
 
     base: int
     tokens: Ids
     depths: Ids
     segments: tuple[tuple[int, int, int], ...]
-    places: Ids
+    indices: Ids
     targets: Ids
     owners: Ids
     members: tuple[int, ...]
 
     def ancestors(self) -> npt.NDArray[np.bool_]:
-        """Return which token attends to which, shape [L, L]: itself and its ancestors in the row."""
+        """Return the attention mask of the row, shape [L, L]: each token attends to itself and its ancestors."""
         n = len(self.tokens)
         mask = np.zeros((n, n), dtype=np.bool_)
         for start, end, parent in self.segments:
@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(slots=True)
 class Node:
-    """A beginning whose keys and values are kept: `tokens` follow the parent node and end at `depth`."""
+    """A prefix whose keys and values are kept: `tokens` follow the parent node and end at `depth`."""
 
     tokens: Ids
     depth: int
@@ -82,7 +82,7 @@ class Node:
     children: list[Node] = field(default_factory=list)
 
     def n_tokens(self) -> int:
-        """Return the tokens that the plan reads, padding aside."""
+        """Return the number of tokens that the plan reads, without padding."""
         return (
             len(self.tokens)
             + sum(len(row.tokens) for row in self.rows)
@@ -91,35 +91,35 @@ class Node:
 
 
 class Tree:
-    """Leaves in sorted order with the beginnings they share. `n_tokens` is the least to read: each token once."""
+    """Leaves in sorted order with their shared prefixes. `n_tokens` is the minimum to read: each token once."""
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
-        """Sort `leaves`; their numbers in rows are those of the given order."""
+        """Sort `leaves`; rows refer to them by their index before the sort."""
         keys = [leaf.tokens.astype(">i4").tobytes() for leaf in leaves]
         self.order = sorted(range(len(leaves)), key=keys.__getitem__)
         self.leaves = [leaves[index] for index in self.order]
         self.lengths = np.array([len(leaf.tokens) for leaf in self.leaves], dtype=np.int64)
         self.lcp = np.zeros(len(leaves) + 1, dtype=np.int64)
         for i in range(1, len(self.leaves)):
-            self.lcp[i] = _shared(self.leaves[i - 1].tokens, self.leaves[i].tokens)
+            self.lcp[i] = _common_length(self.leaves[i - 1].tokens, self.leaves[i].tokens)
         self.firsts = np.array([leaf.first for leaf in self.leaves], dtype=np.int64)
         self._sums = np.concatenate([[0], np.cumsum(self.lengths - self.lcp[:-1])])
         self.n_tokens = int(self._sums[-1])
 
     def size(self, low: int, high: int, base: int) -> int:
-        """Return the tokens of leaves [low, high) below depth `base`, which all of them share."""
+        """Return the number of tokens of leaves [low, high) below their shared depth `base`."""
         return int(self._sums[high] - self._sums[low] + self.lcp[low]) - base
 
-    def shared(self, low: int, high: int) -> int:
-        """Return the depth down to which leaves [low, high) are one and nothing is asked."""
+    def shared_depth(self, low: int, high: int) -> int:
+        """Return the depth down to which leaves [low, high) are equal and nothing is scored."""
         deepest = int(self.lcp[low + 1 : high].min()) if high - low > 1 else int(self.lengths[low])
         return min(deepest, int(self.firsts[low:high].min()))
 
-    def row(self, members: Sequence[int], base: int) -> Row:
-        """Return sorted leaves `members` as one row on top of a node of depth `base`."""
+    def make_row(self, members: Sequence[int], base: int) -> Row:
+        """Return sorted leaves `members` as one row below a node of depth `base`."""
         tokens: list[Ids] = []
         depths: list[Ids] = []
-        places: list[Ids] = []
+        indices: list[Ids] = []
         segments: list[tuple[int, int, int]] = []
         path = np.zeros(int(self.lengths[list(members)].max(initial=0)), dtype=np.int32)
         n, before = 0, -1
@@ -133,14 +133,14 @@ class Tree:
                 tokens.append(leaf.tokens[start:])
                 depths.append(np.arange(start, len(leaf.tokens), dtype=np.int32))
                 n += n_new
-            places.append(path[leaf.first : leaf.first + len(leaf.targets)].copy())
+            indices.append(path[leaf.first : leaf.first + len(leaf.targets)].copy())
             before = member
         return Row(
             base=base,
             tokens=np.concatenate(tokens),
             depths=np.concatenate(depths),
             segments=tuple(segments),
-            places=np.concatenate(places),
+            indices=np.concatenate(indices),
             targets=np.concatenate([self.leaves[member].targets for member in members]),
             owners=np.concatenate(
                 [np.full(len(self.leaves[m].targets), self.order[m], dtype=np.int32) for m in members]
@@ -154,32 +154,32 @@ class Tree:
         waiting = [(root, 0, len(self.leaves))]
         while waiting:
             node, low, high = waiting.pop()
-            pieces, beginnings = self._divide(low, high, node.depth, limits)
-            node.rows = self._fill_rows(pieces, node.depth, limits)
-            for first, last in beginnings:
-                depth = self.shared(first, last)
+            in_rows, in_nodes = self._divide(low, high, node.depth, limits)
+            node.rows = self._fill_rows(in_rows, node.depth, limits)
+            for first, last in in_nodes:
+                depth = self.shared_depth(first, last)
                 child = Node(self.leaves[first].tokens[node.depth : depth], depth)
                 node.children.append(child)
                 waiting.append((child, first, last))
         return root
 
-    def plan_lines(self) -> Node:
-        """Return a plan without sharing: each sequence a row of its own, but for one that begins another."""
+    def plan_unshared(self) -> Node:
+        """Return a plan without sharing: one row for each sequence, except for those that are a prefix of another."""
         root = Node(np.zeros(0, dtype=np.int32), 0)
         members: list[int] = []
         for i in range(len(self.leaves)):
             members.append(i)
             if self.lcp[i + 1] < self.lengths[i]:
-                root.rows.append(self.row(members, 0))
+                root.rows.append(self.make_row(members, 0))
                 members = []
         return root
 
     def _divide(
         self, low: int, high: int, base: int, limits: Limits
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return the pieces of leaves [low, high) that go into rows, and those that become nodes of their own."""
-        pieces: list[tuple[int, int]] = []
-        beginnings: list[tuple[int, int]] = []
+        """Return the ranges of leaves in [low, high) that go into rows, and those that become nodes."""
+        in_rows: list[tuple[int, int]] = []
+        in_nodes: list[tuple[int, int]] = []
         waiting = [(low, high)]
         while waiting:
             first, last = waiting.pop()
@@ -187,44 +187,44 @@ class Tree:
                 continue
             size = self.size(first, last, base)
             if size <= limits.row or last - first == 1:
-                pieces.append((first, last))
+                in_rows.append((first, last))
                 continue
-            depth = self.shared(first, last)
+            depth = self.shared_depth(first, last)
             branching = max(depth, int(self.lcp[first + 1 : last].min()))
             cuts = [i for i in range(first + 1, last) if self.lcp[i] <= branching]
             match _cheapest(size, max(0, depth - base), len(cuts) + 1, base, limits):
                 case "row":
-                    pieces.append((first, last))
+                    in_rows.append((first, last))
                 case "node":
-                    beginnings.append((first, last))
+                    in_nodes.append((first, last))
                 case "split":
                     edges = [first, *cuts, last]
                     waiting.extend(reversed(list(pairwise(edges))))
-        return pieces, beginnings
+        return in_rows, in_nodes
 
-    def _fill_rows(self, pieces: Sequence[tuple[int, int]], base: int, limits: Limits) -> list[Row]:
-        """Return `pieces` in rows of about the usual length: each in the first of the last few rows where it fits."""
+    def _fill_rows(self, ranges: Sequence[tuple[int, int]], base: int, limits: Limits) -> list[Row]:
+        """Return ranges of leaves in rows of about the usual length: each in the first of the last few with room."""
         rows: list[list[int]] = []
         filled: list[int] = []
-        for low, high in pieces:
+        for low, high in ranges:
             size = self.size(low, high, base)
             first = self.leaves[low].tokens
-            for at in range(max(0, len(rows) - _OPEN_ROWS), len(rows)):
-                known = _shared(self.leaves[rows[at][-1]].tokens, first)
-                if filled[at] + size - (known - base) <= limits.row:
-                    rows[at].extend(range(low, high))
-                    filled[at] += size - (known - base)
+            for index in range(max(0, len(rows) - _OPEN_ROWS), len(rows)):
+                in_row = _common_length(self.leaves[rows[index][-1]].tokens, first)
+                if filled[index] + size - (in_row - base) <= limits.row:
+                    rows[index].extend(range(low, high))
+                    filled[index] += size - (in_row - base)
                     break
             else:
                 rows.append(list(range(low, high)))
                 filled.append(size)
-        return [self.row(members, base) for members in rows]
+        return [self.make_row(members, base) for members in rows]
 
 
 def _cheapest(size: int, shared: int, n_parts: int, base: int, limits: Limits) -> str:
-    """Return how to read a piece of `size` tokens that begins with `shared` common ones: row, node or split.
+    """Return the cheapest way to read `size` tokens with a common prefix of `shared`: row, node or split.
 
-    The costs are in tokens: each token costs one, and as much again for `limits.width` tokens attended to.
+    Costs are in tokens: each token costs one, and one more for each `limits.width` tokens that it attends to.
     """
     width, row = limits.width, limits.row
     costs = {}
@@ -238,8 +238,8 @@ def _cheapest(size: int, shared: int, n_parts: int, base: int, limits: Limits) -
     return min(costs, key=costs.__getitem__)
 
 
-def _shared(a: Ids, b: Ids) -> int:
-    """Return the length of the common beginning of `a` and `b`."""
+def _common_length(a: Ids, b: Ids) -> int:
+    """Return the length of the common prefix of `a` and `b`."""
     n = min(len(a), len(b))
     different = np.flatnonzero(a[:n] != b[:n])
     return int(different[0]) if len(different) else n

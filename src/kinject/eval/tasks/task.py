@@ -1,4 +1,4 @@
-"""A lm-evaluation-harness task YAML of type multiple_choice over local files, read as it is."""
+"""A lm-evaluation-harness task of type multiple_choice over local files: its YAML, its rows, its questions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kinject.eval.prompts import TaskStyle
 from kinject.eval.tasks.templates import compile_template, render
 from kinject.types import Question
 
-_READ = frozenset({
+_KEYS = frozenset({
     "task", "task_alias", "tag", "include", "dataset_path", "dataset_name", "dataset_kwargs", "output_type",
     "training_split", "validation_split", "test_split", "fewshot_split", "fewshot_config", "description", "doc_to_text",
     "doc_to_choice", "doc_to_target", "target_delimiter", "fewshot_delimiter", "metric_list", "num_fewshot", "metadata",
@@ -30,15 +30,15 @@ _SAMPLERS = ("default", "first_n")
 _METRICS = ("acc", "acc_norm", "acc_bytes")
 _MOST_DIGITS = 10
 _SEED = 1234
-"""The harness's own seed for drawing examples, unless it is told another."""
+"""The harness's default seed for drawing examples."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task: its questions with rendered text and choices, what stands before each, and its examples.
+    """A task: its questions with rendered text and choices, the text around each, and its pool of examples.
 
-    `styles` go with `questions`. `same_split` says that the examples come from the questions' own split, so that a
-    question must not be an example of its own. `why_no_pool` says why there are no examples, "" where there are some.
+    `styles` are those of `questions`, in their order. With `same_split` the examples come from the questions' own
+    split, and a question is never an example for itself. `why_no_pool` is the reason for an empty pool, else "".
     """
 
     name: str
@@ -52,10 +52,10 @@ class Task:
     why_no_pool: str = ""
 
     def examples(self, n: int) -> list[tuple[Question, ...]]:
-        """Return the `n` examples before each question, as the harness takes them.
+        """Return the `n` examples before each question, as the harness chooses them.
 
-        ``first_n``: the first of the pool. Otherwise drawn at random, question after question from one generator, so a
-        question's examples depend on its place. Raises `InputError` where the pool is too small.
+        ``first_n``: the first of the pool. Otherwise they are drawn at random, question after question from one
+        generator, so a question's examples depend on its position. Raises `InputError` if the pool is too small.
         """
         if not n:
             return [()] * len(self.questions)
@@ -64,20 +64,20 @@ class Task:
             why = self.why_no_pool or f"{len(self.pool)} are there"
             raise InputError(f"{self.files[0]}: eval.shots asks for {n} examples, but {why}. Ask for fewer.")
         if self.sampler == "first_n":
-            pools = ([shot for shot in self.pool if not self._is_own(shot, asked)] for asked in self.questions)
+            pools = ([shot for shot in self.pool if not self._is_same(shot, each)] for each in self.questions)
             return [tuple(pool[:n]) for pool in pools]
-        draw = random.Random(_SEED)
-        return [self._drawn(draw, question, n) for question in self.questions]
+        rng = random.Random(_SEED)
+        return [self._draw(rng, question, n) for question in self.questions]
 
-    def _drawn(self, draw: random.Random, question: Question, n: int) -> tuple[Question, ...]:
+    def _draw(self, rng: random.Random, question: Question, n: int) -> tuple[Question, ...]:
         if not self.same_split:
-            return tuple(draw.sample(self.pool, n))
-        found = [shot for shot in draw.sample(self.pool, n + 1) if not self._is_own(shot, question)][:n]
-        if len(found) < n:  # the question stands in the pool several times
-            found = draw.sample([shot for shot in self.pool if not self._is_own(shot, question)], n)
-        return tuple(found)
+            return tuple(rng.sample(self.pool, n))
+        shots = [shot for shot in rng.sample(self.pool, n + 1) if not self._is_same(shot, question)][:n]
+        if len(shots) < n:  # the pool contains the question several times
+            shots = rng.sample([shot for shot in self.pool if not self._is_same(shot, question)], n)
+        return tuple(shots)
 
-    def _is_own(self, shot: Question, question: Question) -> bool:
+    def _is_same(self, shot: Question, question: Question) -> bool:
         return self.same_split and (shot.question, shot.choices, shot.answer) == (
             question.question, question.choices, question.answer,
         )  # fmt: skip
@@ -86,11 +86,11 @@ class Task:
 def read_task(path: Path) -> Task:
     """Return the task in the YAML file `path`.
 
-    Read are the keys that the harness's MMLU, ARC and OpenBookQA tasks use, over local files (`task_rows.files_of`).
-    Templates are Jinja in a sandbox; a text that is the name of a column is that column. A row without an id gets the
-    harness's own hash of it, so that its sample files name the same questions. Raises `InputError` (file, key,
-    question) for what cannot be read: ``!function``, other output types, several inputs or targets, data on the hub;
-    `DiskError` when a file is not there.
+    It may use the keys of the harness's MMLU, ARC and OpenBookQA tasks, over local files (`files_of`). Templates are
+    Jinja in a sandbox; a text that is the name of a column means that column. A row without an id gets the harness's
+    own hash, so that the harness's sample files name the same questions. Raises `InputError` (file, key, question)
+    for ``!function``, other output types, several inputs or targets, and data on the hub; `DiskError` if a file does
+    not exist.
     """
     config = read_config(path)
     _check(path, config)
@@ -113,16 +113,16 @@ def read_task(path: Path) -> Task:
 
 
 def _check(path: Path, config: Mapping[str, Any]) -> None:
-    """Raise `InputError` for what the harness would do and kinject does not."""
+    """Raise `InputError` for features of the harness that kinject does not have."""
 
-    def refuse(what: str) -> None:
-        raise InputError(f"{path}: {what}")
+    def refuse(problem: str) -> None:
+        raise InputError(f"{path}: {problem}")
 
     if "group" in config or isinstance(config.get("task"), list):
         refuse("a group of tasks. Name each task's own YAML under eval.questions.")
-    unknown = sorted(set(config) - _READ)
+    unknown = sorted(set(config) - _KEYS)
     if unknown:
-        refuse(f"{', '.join(map(str, unknown))}: not among the keys of a task that kinject reads.")
+        refuse(f"{', '.join(map(str, unknown))}: not among the task keys that kinject reads.")
     if config.get("output_type") != "multiple_choice":
         refuse(f"output_type: found {config.get('output_type')!r}, kinject reads multiple_choice.")
     for key in ("doc_to_text", "doc_to_choice", "doc_to_target"):
@@ -133,7 +133,7 @@ def _check(path: Path, config: Mapping[str, Any]) -> None:
     if config.get("repeats", 1) != 1:
         refuse(f"repeats: found {config['repeats']!r}, kinject asks each question once.")
     if config.get("filter_list"):
-        refuse("filter_list: kinject filters nothing. Take it out.")
+        refuse("filter_list: kinject filters nothing. Remove it.")
     fewshot = config.get("fewshot_config") or {}
     if not isinstance(fewshot, Mapping) or set(fewshot) - {"sampler", "split"}:
         refuse(f"fewshot_config: found {fewshot!r:.80}, kinject reads sampler and split.")
@@ -142,7 +142,7 @@ def _check(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _notes(path: Path, config: Mapping[str, Any]) -> list[str]:
-    """Return what a task says and kinject does otherwise."""
+    """Return a note for each setting of the task that kinject does not follow."""
     notes = []
     listed = config.get("metric_list")
     metrics = [item.get("metric") for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
@@ -150,19 +150,21 @@ def _notes(path: Path, config: Mapping[str, Any]) -> list[str]:
     if others:
         notes.append(f"{path}: {', '.join(others)}: not computed; kinject has {', '.join(_METRICS)} (eval.scores)")
     if config.get("num_fewshot"):
-        notes.append(f"{path}: num_fewshot: {config['num_fewshot']} is not followed; eval.shots says how many examples")
+        notes.append(
+            f"{path}: num_fewshot: {config['num_fewshot']} is not followed; eval.shots sets the number of examples"
+        )
     return notes
 
 
 def _fewshot_split(config: Mapping[str, Any]) -> str | None:
-    found = (config.get("fewshot_config") or {}).get("split", config.get("fewshot_split"))
-    return None if found is None else str(found)
+    split = (config.get("fewshot_config") or {}).get("split", config.get("fewshot_split"))
+    return None if split is None else str(split)
 
 
 def _read_pool(path: Path, config: Mapping[str, Any]) -> tuple[tuple[Question, ...], tuple[Path, ...], str]:
-    """Return the examples, their files, and why there are none."""
+    """Return the examples, their files, and the reason if there are none."""
     split = _fewshot_split(config) or config.get("training_split") or config.get("validation_split")
-    if not split:  # there the harness takes test questions, the asked one not left out
+    if not split:  # the harness then takes test questions, even the question itself
         return (), (), "the task names no split to take them from (fewshot_split)"
     if not files_of(path, config, str(split)):
         return (), (), f"the task names no local files for the split {split!r} to take them from"
@@ -172,13 +174,13 @@ def _read_pool(path: Path, config: Mapping[str, Any]) -> tuple[tuple[Question, .
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
-    """Return an id for each row: its own, or the harness's `doc_hash`; a row that comes again gets its number too."""
+    """Return an id for each row: its own, or the harness's `doc_hash`; a repeated row also gets its number."""
     names: list[str] = []
     seen: set[str] = set()
     for number, row in enumerate(rows):
-        given = row.get("id")
+        identity = row.get("id")
         text = json.dumps(row, indent=2, default=str, ensure_ascii=False)
-        name = hashlib.sha256(text.encode()).hexdigest() if given in (None, "") else str(given)
+        name = hashlib.sha256(text.encode()).hexdigest() if identity in (None, "") else str(identity)
         names.append(f"{name}#{number}" if name in seen else name)
         seen.add(name)
     return names
@@ -194,16 +196,16 @@ def _question(path: Path, config: Mapping[str, Any], row: Row, number: int, name
 
 
 def _style(path: Path, config: Mapping[str, Any], row: Row, number: int) -> TaskStyle:
-    described = config.get("description") or ""
+    text = config.get("description") or ""
     return TaskStyle(
-        description=str(_field(described, row, f"{path}: question {number}: description") or "") if described else "",
+        description=str(_field(text, row, f"{path}: question {number}: description") or "") if text else "",
         target_delimiter=str(config.get("target_delimiter", " ")),
         fewshot_delimiter=str(config.get("fewshot_delimiter", "\n\n")),
     )
 
 
 def _field(template: Any, row: Row, where: str) -> Any:
-    """Return a column, or a rendered template, as the harness reads the field."""
+    """Return the value of a field as the harness reads it: a column, or a rendered template."""
     if not isinstance(template, str):
         raise InputError(f"{where}: found {template!r:.60}, expected a text.")
     if template in row:
@@ -215,26 +217,26 @@ def _field(template: Any, row: Row, where: str) -> Any:
 
 
 def _text(template: Any, row: Row, where: str) -> str:
-    found = _field(template, row, where)
-    if not isinstance(found, str) or (found.isdigit() and template not in row):
-        # a number means to the harness that the choices are contexts
-        raise InputError(f"{where}: gives {found!r:.60}, expected the question's text.")
-    return found
+    text = _field(template, row, where)
+    if not isinstance(text, str) or (text.isdigit() and template not in row):
+        # the harness takes a number as a sign that the choices are contexts
+        raise InputError(f"{where}: gives {text!r:.60}, expected the question's text.")
+    return text
 
 
 def _choices(template: Any, row: Row, where: str) -> list[str]:
-    found: Any = template
+    choices: Any = template
     if isinstance(template, Mapping):
-        found = list(template.values())
+        choices = list(template.values())
     elif not isinstance(template, list):
-        found = _field(template, row, where)
-        found = _literal(found, where) if isinstance(found, str) and template not in row else found
-    if not isinstance(found, Sequence) or isinstance(found, str) or len(found) < 2:
-        raise InputError(f"{where}: found {found!r:.80}, expected a list of at least two choices.")
-    other = [item for item in found if not isinstance(item, str) or not item]
+        choices = _field(template, row, where)
+        choices = _literal(choices, where) if isinstance(choices, str) and template not in row else choices
+    if not isinstance(choices, Sequence) or isinstance(choices, str) or len(choices) < 2:
+        raise InputError(f"{where}: found {choices!r:.80}, expected a list of at least two choices.")
+    other = [item for item in choices if not isinstance(item, str) or not item]
     if other:
         raise InputError(f"{where}: found the choice {other[0]!r:.60}, expected texts. Numbers and words need quotes.")
-    return list(found)
+    return list(choices)
 
 
 def _literal(text: str, where: str) -> Any:
@@ -244,7 +246,7 @@ def _literal(text: str, where: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError) as error:  # MemoryError: nested too deep
         raise InputError(
-            f"{where}: rendered to {text!r:.80}, which is no list. Let it write a list of texts."
+            f"{where}: rendered to {text!r:.80}, which is not a list. Let it write a list of texts."
         ) from error
 
 
@@ -252,7 +254,7 @@ def _target(template: Any, row: Row, choices: list[str], where: str) -> int:
     """Return the index of the gold choice: a number (in a column, or as a template renders it), or one of the choices."""
     value = template if isinstance(template, int) else _field(template, row, where)
     if isinstance(value, str) and value.isdecimal() and len(value) < _MOST_DIGITS and template not in row:
-        value = int(value)  # even where that number is a choice: so does the harness
+        value = int(value)  # even if that number is a choice, as in the harness
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise InputError(f"{where}: found {value!r:.60}, which is neither an index nor one of the choices.")
     if isinstance(value, str):
@@ -271,7 +273,7 @@ _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 def files_of(path: Path, config: Mapping[str, Any], split: str) -> list[Path]:
-    """Return the local files of `split` of the task in `path`, [] where it names none.
+    """Return the local files of `split` of the task in `path`, [] if it names none.
 
     `dataset_path` is ``json``, ``csv`` or ``parquet`` with files in `dataset_kwargs.data_files`, or a folder with files
     named by split. Raises `InputError` for other `dataset_kwargs`.
@@ -284,24 +286,24 @@ def files_of(path: Path, config: Mapping[str, Any], split: str) -> list[Path]:
     source = str(config.get("dataset_path", ""))
     if files is None and source not in _KINDS:
         folder = path.parent / source / str(config.get("dataset_name") or "")
-        there = sorted(folder.iterdir()) if is_there(folder) and folder.is_dir() else []
-        found = [item for item in there if item.name.startswith(f"{split}.")]
-        found = found or [item for item in there if item.name.startswith(f"{split}-")]
-        return [item for item in found if item.suffix in _SUFFIXES]
-    named = files.get(split) if isinstance(files, Mapping) else files
-    names = [named] if isinstance(named, str) else named or []
+        existing = sorted(folder.iterdir()) if is_there(folder) and folder.is_dir() else []
+        matching = [item for item in existing if item.name.startswith(f"{split}.")]
+        matching = matching or [item for item in existing if item.name.startswith(f"{split}-")]
+        return [item for item in matching if item.suffix in _SUFFIXES]
+    value = files.get(split) if isinstance(files, Mapping) else files
+    names = [value] if isinstance(value, str) else value or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError(
-            f"{path}: dataset_kwargs.data_files: found {named!r:.60}, expected the name of a file, or a list."
+            f"{path}: dataset_kwargs.data_files: found {value!r:.60}, expected the name of a file, or a list."
         )
     return [path.parent / name for name in names]
 
 
 def read_split(path: Path, config: Mapping[str, Any], split: str) -> tuple[list[Row], tuple[Path, ...]]:
-    """Return the rows of `split` and the files they came from; every row has every column, None where it lacked it.
+    """Return the rows of `split` and their files; every row has every column, None if its file had no value.
 
-    Raises `InputError` when the task names no local files for the split or they hold nothing, `DiskError` when one
-    cannot be read.
+    Raises `InputError` if the task names no local files for the split or they are empty, `DiskError` if one cannot be
+    read.
     """
     files = files_of(path, config, split)
     if not files:
@@ -309,14 +311,14 @@ def read_split(path: Path, config: Mapping[str, Any], split: str) -> tuple[list[
             f"{path}: no local files for the split {split!r} of {config.get('dataset_path')!r}. Download the data set and "
             f"name its files: dataset_path: json, dataset_kwargs: {{data_files: {{{split}: FILE.jsonl}}}}."
         )
-    rows = [row for file in files for row in _read(file)]
+    rows = [row for file in files for row in _read_rows(file)]
     if not rows:
         raise InputError(f"{files[0]}: holds no questions. Each row is one.")
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return [{column: row.get(column) for column in columns} for row in rows], tuple(files)
 
 
-def _read(file: Path) -> Sequence[Row]:
+def _read_rows(file: Path) -> Sequence[Row]:
     match file.suffix:
         case ".csv":
             return _csv_rows(file)
@@ -334,7 +336,7 @@ def _csv_rows(file: Path) -> list[Row]:
         try:
             frame = pd.read_csv(opened)
         except (ValueError, OverflowError, MemoryError) as error:  # pandas' own errors and wrong encodings among them
-            raise InputError(f"{file}: not a CSV file in UTF-8 ({_said(error)}). Save it anew.") from error
+            raise InputError(f"{file}: not a CSV file in UTF-8 ({_one_line(error)}). Save it again.") from error
     plain = frame.astype(object).where(frame.notna(), None)
     return [{str(key): value for key, value in row.items()} for row in plain.to_dict("records")]
 
@@ -347,25 +349,25 @@ def _parquet_rows(file: Path) -> list[Row]:
         try:
             with parquet.ParquetFile(opened) as table:
                 check_parquet(file, table)
-                found: list[Row] = table.read(use_threads=False).to_pylist()
+                rows: list[Row] = table.read(use_threads=False).to_pylist()
         except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also text that is not UTF-8
-            raise InputError(f"{file}: not a Parquet file ({_said(error)}). Write it anew.") from error
-    return found
+            raise InputError(f"{file}: not a Parquet file ({_one_line(error)}). Write it again.") from error
+    return rows
 
 
-def _said(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 _MOST_BYTES = 2**20
 _MOST_VALUES = 100_000
-"""Values that a file may come to, every alias counted as what it stands for."""
+"""Most values of a file, each alias counted with everything that it refers to."""
 _DEEPEST = 32
 _MOST_FILES = 64
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which ``!function`` is a fault that says so."""
+    """Safe YAML that refuses ``!function`` with a message of its own."""
 
 
 def _refuse_function(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
@@ -379,30 +381,30 @@ _Loader.add_constructor("!function", _refuse_function)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the mapping in the YAML file `path` with what it includes underneath, as the harness merges it.
+    """Return the mapping in the YAML file `path`, merged over the files that it includes, as in the harness.
 
-    Raises `InputError` for what is no such mapping, names code, includes itself or too much, and `DiskError` when a file
+    Raises `InputError` if it is not a mapping, names code, includes itself or too many files, and `DiskError` if a file
     cannot be read.
     """
     return _with_includes(path, (), [0])
 
 
 def _with_includes(path: Path, above: tuple[Path, ...], n_files: list[int]) -> dict[str, Any]:
-    own = _read_mapping(path)
-    own_place = Path(os.path.realpath(path))
-    if own_place in above:
-        raise InputError(f"{path}: includes itself by way of {above[-1]}. Take the include out.")
+    config = _read_mapping(path)
+    real_path = Path(os.path.realpath(path))
+    if real_path in above:
+        raise InputError(f"{path}: includes itself through {above[-1]}. Remove the include.")
     n_files[0] += 1
     if n_files[0] > _MOST_FILES:
         raise InputError(f"{path}: more than {_MOST_FILES} files are included. Put them together.")
     whole: dict[str, Any] = {}
-    included = own.pop("include", None) or ()
+    included = config.pop("include", None) or ()
     names = [included] if isinstance(included, str) else included
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise InputError(f"{path}: include: found {included!r:.60}, expected the names of files.")
     for name in names:
-        whole |= _with_includes(path.parent / name, (*above, own_place), n_files)
-    return whole | own
+        whole |= _with_includes(path.parent / name, (*above, real_path), n_files)
+    return whole | config
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
@@ -415,23 +417,23 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         loader.name = str(path)
         node = loader.get_single_node()
         n_values = _n_values(node, 0, _MOST_VALUES) if node is not None else 0
-        own = loader.construct_document(node) if 0 < n_values <= _MOST_VALUES else None
+        config = loader.construct_document(node) if 0 < n_values <= _MOST_VALUES else None
     except yaml.YAMLError as error:
         raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}. Repair it.") from error
     except RecursionError as error:
         raise InputError(f"{path}: not YAML: nested more than {_DEEPEST} levels deep. Write it flat.") from error
     except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
-        # what PyYAML's constructors make of a date that is none, a number of thousands of digits, a tag on other text
+        # PyYAML's constructors raise these for invalid dates, numbers of thousands of digits, tags on other text
         raise InputError(f"{path}: not YAML: a value that cannot be read ({error}). Put it in quotes.") from error
     if n_values > _MOST_VALUES:
         raise InputError(f"{path}: more than {_MOST_VALUES:,} values (aliases that multiply?). Write them out.")
-    if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
+    if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
         raise InputError(f"{path}: holds no task: expected a mapping with words as keys.")
-    return own
+    return config
 
 
 def _n_values(node: yaml.Node, depth: int, most: int) -> int:
-    """Return how many values `node` comes to, or more than `most`; raises `RecursionError` beyond `_DEEPEST` levels."""
+    """Return the number of values in `node`, or more than `most`; raises `RecursionError` beyond `_DEEPEST` levels."""
     if depth > _DEEPEST:
         raise RecursionError
     n = 1

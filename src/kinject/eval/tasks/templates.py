@@ -1,4 +1,4 @@
-"""Jinja templates of recipes and tasks: in a sandbox, and within bounds."""
+"""Jinja templates of recipes and tasks, in a sandbox and within limits of size."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 _LONGEST = 2**24
-"""Characters that a template may write, or one of its multiplications make: 16 Mi."""
+"""Most characters that a template may write, or that one of its multiplications may give: 16 Mi."""
 _MOST_BITS = 2**16
-"""Bits of the numbers that a template may reckon with."""
+"""Most bits of a number in a template."""
 
 
 @lru_cache(maxsize=64)
 def compile_template(source: str, *, keep_newline: bool = False) -> Template:
-    """Return `source` as a Jinja template in a sandbox; a name it does not know is an error.
+    """Return `source` as a Jinja template in a sandbox; an unknown name is an error.
 
-    With `keep_newline` a line break at the end is part of the text, as lm-evaluation-harness has it.
-
-    Raises `InputError` with the line when it is no template.
+    With `keep_newline` a line break at the end is part of the text, as in lm-evaluation-harness. Raises `InputError`
+    with the line if `source` is not a template.
     """
     from jinja2 import StrictUndefined, TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Bounded(ImmutableSandboxedEnvironment):
-        """The sandbox, in which products and powers cannot fill the memory either."""
+        """The sandbox, with a limit for products and powers, so that they cannot fill the memory."""
 
         intercepted_binops = frozenset(["*", "**"])
 
@@ -43,32 +42,32 @@ def compile_template(source: str, *, keep_newline: bool = False) -> Template:
     except TemplateSyntaxError as error:
         raise InputError(f"template, line {error.lineno}: {error.message}. Source: {source[:120]!r}") from error
     except (SyntaxError, RecursionError, MemoryError, ValueError, OverflowError) as error:
-        # what Python makes of the code that Jinja writes: loops or brackets nested too deep, numbers of too many digits
+        # Python refuses the code that Jinja writes: loops or brackets nested too deep, numbers of too many digits
         raise InputError(f"template: too deep or too long ({error}). Source: {source[:120]!r}") from error
 
 
 def render(template: Template, values: Mapping[str, Any]) -> str:
-    """Return the text that `template` writes with `values`, each known by its name.
+    """Return the text that `template` writes with the variables `values`.
 
-    Raises `InputError` on whatever an expression of it raises, and where it writes more than `_LONGEST` characters.
+    Raises `InputError` if an expression of it raises anything, and if it writes more than `_LONGEST` characters.
     """
-    pieces: list[str] = []
+    parts: list[str] = []
     n = 0
     try:
-        for piece in template.generate(dict(values)):
-            n += len(piece)
+        for part in template.generate(dict(values)):
+            n += len(part)
             if n > _LONGEST:
                 raise InputError(f"it writes more than {_LONGEST:,} characters. Shorten its loops.")
-            pieces.append(piece)
+            parts.append(part)
     except InputError:
         raise
-    except Exception as error:  # a template is a program: its expressions raise anything
+    except Exception as error:  # a template is a program: its expressions may raise anything
         raise InputError(f"{str(error) or type(error).__name__}. Correct the template or the row.") from error
-    return "".join(pieces)
+    return "".join(parts)
 
 
 def _check_size(operator: str, left: Any, right: Any) -> None:
-    """Raise `InputError` where a product or power of the two would be too large."""
+    """Raise `InputError` if a product or power of the two would be too large."""
     if operator == "**":
         too_large = isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _MOST_BITS
     else:

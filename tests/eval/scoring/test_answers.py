@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kinject.errors import InputError
-from kinject.eval.scoring.answers import AnswerBook, hash_model, prompt_key, read_answers
+from kinject.eval.scoring.answers import AnswerStore, hash_model, prompt_key, read_answers
 from kinject.eval.scoring.encode import Encoded
 from kinject.types import Answer
 
@@ -24,7 +24,7 @@ PROMPT = Encoded((ids(1, 2), ids(1, 2)), (ids(3), ids(4, 5)))
 def test_answers_come_back_as_they_were(tmp_path):
     path = tmp_path / "answers.jsonl"
     odd = replace(ANSWER, question_id="q2", log_probs=(math.nan, -math.inf), context_ids=("p1", "p2"))
-    with AnswerBook(path) as book:
+    with AnswerStore(path) as book:
         book.add("k1", ANSWER)
         book.add("k2", odd)
     first, second = read_answers(path)
@@ -35,10 +35,10 @@ def test_answers_come_back_as_they_were(tmp_path):
 
 def test_a_stored_answer_is_found_by_its_key_and_not_written_again(tmp_path):
     path = tmp_path / "answers.jsonl"
-    with AnswerBook(path) as book:
+    with AnswerStore(path) as book:
         assert book.find("k1") is None
         book.add("k1", ANSWER)
-    with AnswerBook(path) as book:
+    with AnswerStore(path) as book:
         found = book.find("k1")
         assert found is not None
         assert found.log_probs == ANSWER.log_probs
@@ -49,22 +49,22 @@ def test_a_stored_answer_is_found_by_its_key_and_not_written_again(tmp_path):
 def test_the_last_answer_of_an_arm_and_question_counts(tmp_path):
     path = tmp_path / "answers.jsonl"
     retrained = replace(ANSWER, log_probs=(-1.0, -9.0))
-    with AnswerBook(path) as book:
+    with AnswerStore(path) as book:
         book.add("old weights", ANSWER)
         book.add("new weights", retrained)
     assert read_answers(path) == [retrained]
-    with AnswerBook(path) as book:
+    with AnswerStore(path) as book:
         book.add("old weights", ANSWER)  # the old checkpoint is back at its path
     assert read_answers(path) == [ANSWER]
 
 
 def test_a_torn_last_line_costs_that_answer_only(tmp_path):
     path = tmp_path / "answers.jsonl"
-    with AnswerBook(path) as book:
+    with AnswerStore(path) as book:
         book.add("k1", ANSWER)
         book.add("k2", replace(ANSWER, question_id="q2"))
     path.write_bytes(path.read_bytes()[:-20])
-    with AnswerBook(path) as book:
+    with AnswerStore(path) as book:
         assert book.find("k1") is not None
         assert book.find("k2") is None
 
@@ -73,7 +73,7 @@ def test_a_row_that_is_no_answer_is_refused(tmp_path):
     path = tmp_path / "answers.jsonl"
     path.write_text('{"question_id": "q1"}\n')
     with pytest.raises(InputError, match=r"answers\.jsonl: row 1: no key\."):
-        AnswerBook(path)
+        AnswerStore(path)
 
 
 @pytest.mark.parametrize(

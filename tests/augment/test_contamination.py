@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from random import Random
 import pytest
 
 from kinject.augment import augment, render_summary
-from kinject.augment.contamination import Probes, find_leaks, probe_texts
+from kinject.augment.contamination import ContaminationCheck, question_texts
 from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import InputError
 from kinject.recipe import Recipe
@@ -19,19 +20,21 @@ Make = Callable[..., Recipe]
 QUESTION = "In which year did the engineer Mara Lind of Arvika finish the long bridge over the river Falk?"
 
 
-def probes_of(path: Path, *questions: tuple[str, str], n_words: int = 13) -> Probes:
+def probes_of(path: Path, *questions: tuple[str, str], n_words: int = 13) -> ContaminationCheck:
     rows = [
         {"id": f"q{number}", "question": question, "choices": ["no", answer], "answer": 1}
         for number, (question, answer) in enumerate(questions)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    probes = Probes(n_words)
-    probes.read(path)
+    probes = ContaminationCheck(n_words)
+    probes.read_questions(path)
     return probes
 
 
-def found(probes: Probes, text: str, source: str = "") -> set[str]:
-    return find_leaks(probes, [source], {"corpus": [("row", text)]}).found.get("corpus", set())
+def found(probes: ContaminationCheck, text: str) -> set[str]:
+    fresh = copy.deepcopy(probes)
+    fresh.check("corpus", "row", text)
+    return set(fresh.result().by_place.get("corpus", ()))
 
 
 def test_thirteen_words_in_a_row_leak_and_twelve_do_not(tmp_path: Path) -> None:
@@ -46,8 +49,8 @@ def test_thirteen_words_in_a_row_leak_and_twelve_do_not(tmp_path: Path) -> None:
 def test_mmlus_csv_is_read_as_kinject_eval_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "law_test.csv"
     path.write_text(f'"{QUESTION}",1930,1931,1932,1933,B\n')
-    probes = Probes(13)
-    probes.read(path)
+    probes = ContaminationCheck(13)
+    probes.read_questions(path)
     assert (probes.n_questions, found(probes, f"Before. {QUESTION}")) == (1, {f"{path}:1"})
 
 
@@ -70,12 +73,14 @@ def test_a_statement_that_holds_the_words_of_a_short_question_is_no_leak(tmp_pat
 
 
 def test_the_sentence_that_answers_is_looked_for_too() -> None:
-    assert probe_texts("The capital of Tarvenia is ____ today.", "Kelm") == ["The capital of Tarvenia is  Kelm  today."]
-    assert probe_texts("The capital of Tarvenia is", "Kelm") == [
+    assert question_texts("The capital of Tarvenia is ____ today.", "Kelm") == [
+        "The capital of Tarvenia is  Kelm  today."
+    ]
+    assert question_texts("The capital of Tarvenia is", "Kelm") == [
         "The capital of Tarvenia is",
         "The capital of Tarvenia is Kelm",
     ]
-    assert probe_texts("Why?", "Because the old bridge fell into the river.")[1:] == [
+    assert question_texts("Why?", "Because the old bridge fell into the river.")[1:] == [
         "Because the old bridge fell into the river."
     ]
 
@@ -84,11 +89,11 @@ def test_words_that_the_documents_hold_themselves_are_no_leak(tmp_path: Path) ->
     probes = probes_of(
         tmp_path / "q.jsonl", ("The capital of Tarvenia is ____", "Kelm"), ("Where was Arden born?", "Kelm")
     )
-    leaks = find_leaks(
-        probes, ["It is said that the capital of Tarvenia is Kelm."],
-        {"corpus": [("a", "The capital of Tarvenia is Kelm! Where was Arden born?")], "prompts": [("b", "nothing")]},
-    )  # fmt: skip
-    assert (leaks.n_questions, leaks.in_sources, leaks.n_leaked, leaks.found) == (2, 1, 1, {"corpus": {"q1"}})
+    probes.add_source("It is said that the capital of Tarvenia is Kelm.")
+    probes.check("corpus", "a", "The capital of Tarvenia is Kelm! Where was Arden born?")
+    probes.check("prompts", "b", "nothing")
+    leaks = probes.result()
+    assert (leaks.n_questions, leaks.in_sources, leaks.n_contaminated, leaks.by_place) == (2, 1, 1, {"corpus": {"q1"}})
     assert (leaks.first[0].where, leaks.first[0].words) == ("a", "where was arden born")
 
 
@@ -112,7 +117,7 @@ def test_what_is_found_is_what_a_search_of_every_window_finds(tmp_path: Path) ->
 def test_a_probe_file_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text('{"question": "a", "choices": ["x"], "answer": 0}\n{"text": "x"}\n')
     with pytest.raises(InputError, match=r"q\.jsonl:2: expected question, choices and answer"):
-        Probes(13).read(tmp_path / "q.jsonl")
+        ContaminationCheck(13).read_questions(tmp_path / "q.jsonl")
 
 
 @pytest.mark.usefixtures("exact_copies_only")
@@ -128,12 +133,12 @@ def test_a_run_reports_leaks_in_its_manifest_and_prints_them(make_recipe: Make, 
     result = augment(make_recipe(contamination_check=[str(path)]))
     manifest = read_manifest(result.manifest_path)
     assert manifest is not None
-    assert manifest["counts"]["leaks"]["leaked"] == 1
-    assert manifest["counts"]["leaks"]["by_place"] == {"corpus": 1}
+    assert manifest["counts"]["contamination"]["contaminated"] == 1
+    assert manifest["counts"]["contamination"]["by_place"] == {"corpus": 1}
     assert str(path) in manifest["inputs"]
-    assert "LEAK: 1 of 2 questions stand outside the documents: 1 in the corpus" in render_summary(result)
-    assert clean.leaks is None
-    assert "LEAK" not in render_summary(clean)
+    assert "CONTAMINATION: 1 of 2 questions are outside the documents: 1 in the corpus" in render_summary(result)
+    assert clean.contamination is None
+    assert "CONTAMINATION" not in render_summary(clean)
     path.write_text(json.dumps(rows[1]) + "\n")
     checked = augment(make_recipe(contamination_check=[str(path)]))
-    assert "no leak: none of 1 questions stands in prompts or corpus" in render_summary(checked)
+    assert "no contamination: none of 1 questions is in prompts or corpus" in render_summary(checked)

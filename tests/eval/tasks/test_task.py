@@ -12,14 +12,14 @@ import yaml
 from kinject.errors import InputError
 from kinject.eval import evaluate
 from kinject.eval.harness_files import read_samples
-from kinject.eval.plan import Arm, QuestionSet, asks_of
+from kinject.eval.plan import Arm, QuestionSet
 from kinject.eval.prompts import render_prompt
 from kinject.eval.scoring.answers import read_answers
 from kinject.eval.tasks.task import read_task
 from kinject.recipe import read_recipe
 
-GOLD = json.loads((Path(__file__).parent / "goldens" / "harness.json").read_text())
-TASKS = json.loads((Path(__file__).parent / "goldens" / "tasks.json").read_text(encoding="utf-8"))
+GOLD = json.loads((Path(__file__).parents[1] / "goldens" / "harness.json").read_text())
+TASKS = json.loads((Path(__file__).parents[1] / "goldens" / "tasks.json").read_text(encoding="utf-8"))
 BASE = """\
 dataset_path: json
 dataset_kwargs: {data_files: {test: test.jsonl, dev: dev.jsonl}}
@@ -101,7 +101,7 @@ def test_a_task_asks_what_the_harness_asks(name, write):
         write(file, text)
     found = read_task(write("task.yaml", yaml.safe_dump(TASKS["tasks"][name], sort_keys=False)))
     whole = QuestionSet("set", "learning", found.questions, found.pool, (), found)
-    asks = list(asks_of(whole, Arm("m", "task", TASKS["shots"][name], 0)))
+    asks = list(whole.requests(Arm("m", "task", TASKS["shots"][name], 0)))
     assert len(asks) == len(TASKS["asked"][name])
     for (ask, _), gold in zip(asks, TASKS["asked"][name], strict=True):
         prompt = render_prompt(ask)
@@ -145,13 +145,13 @@ def test_yaml_that_makes_python_objects_is_refused(write, tag):
     ("change", "told"),
     [
         ({"output_type": "generate_until"}, "output_type: found 'generate_until', kinject reads multiple_choice"),
-        ({"process_docs": "x"}, "process_docs: not among the keys"),
+        ({"process_docs": "x"}, "process_docs: not among the task keys"),
         ({"dataset_kwargs": {}}, "no local files for the split 'test'"),
         ({"doc_to_text": "{{nothing}}"}, "question 0: doc_to_text: '{{nothing}}' cannot be rendered"),
         ({"doc_to_text": "{{''.__class__.__mro__}}"}, "cannot be rendered"),
         ({"doc_to_target": "z"}, "neither an index nor one of the choices"),
         ({"doc_to_target": 4}, "found 4, but there are 2 choices"),
-        ({"doc_to_choice": "{{stem}}"}, "which is no list"),
+        ({"doc_to_choice": "{{stem}}"}, "which is not a list"),
         ({"doc_to_choice": [True, False]}, "found the choice True, expected texts. Numbers and words need quotes"),
         ({"doc_to_target": "{{[0, 1]}}"}, "neither an index nor one of the choices"),
         ({"doc_to_text": "{{1}}"}, "doc_to_text: gives '1', expected the question's text"),
@@ -174,7 +174,7 @@ def test_what_a_task_wants_and_does_not_get_is_noted(write):
     found = read_task(task(write, num_fewshot=5, metric_list=[{"metric": "acc"}, {"metric": "f1"}]))
     assert [note.split(": ", 1)[1] for note in found.notes] == [
         "f1: not computed; kinject has acc, acc_norm, acc_bytes (eval.scores)",
-        "num_fewshot: 5 is not followed; eval.shots says how many examples",
+        "num_fewshot: 5 is not followed; eval.shots sets the number of examples",
     ]
 
 

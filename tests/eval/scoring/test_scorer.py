@@ -99,7 +99,7 @@ def make_prompts(seed: int = 0, n_questions: int = 6) -> list[Encoded]:
 def score(scorer: Scorer, prompts: list[Encoded]) -> np.ndarray:
     found = dict(scorer.score(prompts))
     assert sorted(found) == list(range(len(prompts)))
-    return np.array([found[index] for index in range(len(prompts))])
+    return np.array([found[index].log_probs for index in range(len(prompts))])
 
 
 SMALL_ROWS = Limits(row=24, longest=24, overhead=0)
@@ -115,9 +115,9 @@ def test_log_probs_equal_a_naive_pass_in_float64(architecture, score_naively):
     assert expected.std() > 1  # else agreement would mean little
     np.testing.assert_allclose(first, expected, rtol=0, atol=1e-4)
     np.testing.assert_allclose(second, expected, rtol=0, atol=1e-4)
-    assert usual.passes.split == (architecture not in PLAIN)
+    assert usual.forward.split == (architecture not in PLAIN)
     if architecture not in PLAIN:
-        assert usual.shares
+        assert usual.uses_tree
         assert nested.n_pushed < 2 * nested.n_least
 
 
@@ -131,7 +131,7 @@ def test_log_probs_equal_a_naive_pass_in_float64(architecture, score_naively):
 )
 def test_an_architecture_that_cannot_read_a_tree_gets_plain_rows_and_it_is_said(architecture, reason):
     scorer = Scorer(make_model(architecture), 512)
-    assert not scorer.shares
+    assert not scorer.uses_tree
     assert [reason in note for note in scorer.notes] == [True]
 
 
@@ -140,7 +140,7 @@ def test_an_attention_without_masks_is_replaced_and_it_is_said(architecture, ins
     model = make_model(architecture)
     model.set_attn_implementation("flex_attention")
     scorer = Scorer(model, 512)
-    assert scorer.passes.config._attn_implementation == instead
+    assert scorer.forward.config._attn_implementation == instead
     assert scorer.notes == [f"scored with {instead} attention instead of flex_attention"]
 
 
@@ -157,11 +157,11 @@ def test_scores_do_not_depend_on_the_batch(batch_tokens):
 def test_what_is_left_is_read_as_if_nothing_were_known(architecture, limits):
     model, prompts = make_model(architecture), make_prompts()
     whole = Scorer(model, 200, limits)
-    everything = dict(whole.read(prompts))
+    everything = dict(whole.score(prompts))
     order = list(everything)
     for n_known in (1, len(prompts) // 2, len(prompts) - 1, len(prompts)):
         rest = Scorer(model, 200, limits)
-        left = dict(rest.read(prompts, frozenset(order[:n_known])))
+        left = dict(rest.score(prompts, frozenset(order[:n_known])))
         assert left == {index: everything[index] for index in order[n_known:]}  # to the last bit
         assert rest.n_pushed <= whole.n_pushed
     assert rest.n_pushed == 0
@@ -186,7 +186,7 @@ def test_the_head_sees_only_what_is_scored():
     seen = []
     hook = model.lm_head.register_forward_hook(lambda *call: seen.append(call[2].shape[:-1].numel()))
     scorer = Scorer(model, 4096)
-    assert scorer.shares
+    assert scorer.uses_tree
     seen.clear()
     score(scorer, prompts)
     hook.remove()
@@ -228,10 +228,10 @@ def test_sharing_reads_a_fraction_of_the_tokens():
 
 def fail_above(monkeypatch, n_tokens: int, message: str = "can't allocate memory: you tried to allocate") -> list[int]:
     """Let every pass of more than n_tokens run out of memory; return the sizes of those that went through."""
-    from kinject.eval.scoring.forward import Passes
+    from kinject.eval.scoring.forward import TreeForward
 
     sizes: list[int] = []
-    whole = Passes._read
+    whole = TreeForward._read
 
     def limited(self, rows, ids, **inputs):
         if ids.size > n_tokens:
@@ -239,14 +239,14 @@ def fail_above(monkeypatch, n_tokens: int, message: str = "can't allocate memory
         sizes.append(ids.size)
         return whole(self, rows, ids, **inputs)
 
-    monkeypatch.setattr(Passes, "_read", limited)
+    monkeypatch.setattr(TreeForward, "_read", limited)
     return sizes
 
 
 def test_out_of_memory_halves_the_budget_and_goes_on(monkeypatch, score_naively):
     model, prompts = make_model("llama"), make_prompts()
     scorer = Scorer(model, 100_000)
-    assert scorer.shares
+    assert scorer.uses_tree
     sizes = fail_above(monkeypatch, 150)
     scores = score(scorer, prompts)
     monkeypatch.undo()
@@ -258,7 +258,7 @@ def test_out_of_memory_halves_the_budget_and_goes_on(monkeypatch, score_naively)
 
 def test_a_sequence_that_alone_is_too_long_is_told(monkeypatch):
     scorer = Scorer(make_model("llama"), 512)
-    assert scorer.shares
+    assert scorer.uses_tree
     fail_above(monkeypatch, 3)
     with pytest.raises(InputError, match=r"Out of memory with .* tokens in one pass"):
         score(scorer, make_prompts())
@@ -266,7 +266,7 @@ def test_a_sequence_that_alone_is_too_long_is_told(monkeypatch):
 
 def test_other_errors_of_the_model_are_not_taken_for_memory(monkeypatch):
     scorer = Scorer(make_model("llama"), 512)
-    assert scorer.shares
+    assert scorer.uses_tree
     fail_above(monkeypatch, 3, "something else")
     with pytest.raises(RuntimeError, match="something else"):
         score(scorer, make_prompts())
@@ -282,10 +282,10 @@ def test_an_empty_continuation_is_nan_and_the_others_are_scored():
     context, nothing = np.arange(3, 20, dtype=np.int32), np.zeros(0, dtype=np.int32)
     some = np.array([7, 8], dtype=np.int32)
     scorer = Scorer(make_model("llama"), 512)
-    scores = dict(scorer.score([Encoded((context,) * 2, (nothing, some)), Encoded((context,), (nothing,))]))
-    assert np.isnan(scores[0][0])
-    assert scores[0][1] < 0
-    assert np.isnan(scores[1]).all()
+    scored = dict(scorer.score([Encoded((context,) * 2, (nothing, some)), Encoded((context,), (nothing,))]))
+    assert np.isnan(scored[0].log_probs[0])
+    assert scored[0].log_probs[1] < 0
+    assert np.isnan(scored[1].log_probs).all()
 
 
 def test_an_adapter_is_scored_with_its_weights(score_naively):
@@ -313,8 +313,8 @@ def test_greedy_is_what_the_model_would_have_written():
         whole, first = np.array(written, dtype=np.int32), np.array(written[:1], dtype=np.int32)
         other, half = (first + 1) % VOCABULARY, np.array([written[0], (written[1] + 2) % VOCABULARY], dtype=np.int32)
         scorer_prompts.append(Encoded((prompt.contexts[0],) * 4, (whole, first, other, half)))
-    found = dict(Scorer(model, 512).read(scorer_prompts))
-    assert {reading.greedy for reading in found.values()} == {(True, True, False, False)}
+    found = dict(Scorer(model, 512).score(scorer_prompts))
+    assert {score.greedy for score in found.values()} == {(True, True, False, False)}
 
 
 def test_of_equally_likely_tokens_the_first_is_greedy():

@@ -11,7 +11,7 @@ from trl import SFTConfig
 
 from kinject.errors import RecipeError
 from kinject.recipe import read_recipe
-from kinject.recipe.trainer_fields import REFUSED, RENAMED
+from kinject.recipe.library_fields import REFUSED, RENAMED
 
 Write = Callable[[str, str], Path]
 
@@ -67,7 +67,7 @@ def test_a_refused_name_says_why(write: Write, key: str) -> None:
 
 
 def test_old_and_new_name_together_are_refused(write: Write) -> None:
-    with pytest.raises(RecipeError, match=r"r\.yaml:4: trainer\.evaluation_strategy: says the same as eval_strategy"):
+    with pytest.raises(RecipeError, match=r"r\.yaml:4: trainer\.evaluation_strategy: is the same as eval_strategy"):
         _trainer(write, "eval_strategy: no\n  evaluation_strategy: epoch")
 
 

@@ -21,9 +21,9 @@ def read_back(node: Node, above: list[int], found: dict[int, list[tuple[list[int
     for row in node.rows:
         assert row.base == node.depth
         mask = row.ancestors()
-        for place, target, owner in zip(row.places, row.targets, row.owners, strict=True):
-            seen = np.flatnonzero(mask[place])
-            assert sorted(row.depths[seen].tolist()) == list(range(node.depth, row.depths[place] + 1))
+        for index, target, owner in zip(row.indices, row.targets, row.owners, strict=True):
+            seen = np.flatnonzero(mask[index])
+            assert sorted(row.depths[seen].tolist()) == list(range(node.depth, row.depths[index] + 1))
             path = seen[np.argsort(row.depths[seen])]
             found.setdefault(int(owner), []).append((beginning + row.tokens[path].tolist(), int(target)))
     for child in node.children:
@@ -45,7 +45,7 @@ limits = st.builds(
 @given(leaves, limits, st.booleans())
 def test_every_target_is_asked_once_with_its_own_tokens_before_it(items, bounds, lines):
     tree = Tree(items)
-    plan = tree.plan_lines() if lines else tree.plan(bounds)
+    plan = tree.plan_unshared() if lines else tree.plan(bounds)
     found: dict[int, list[tuple[list[int], int]]] = {}
     read_back(plan, [], found)
     for index, item in enumerate(items):

@@ -5,8 +5,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast
 
 from kinject.errors import InputError
-from kinject.eval.prompts import Ask, Prompt
-from kinject.eval.scoring.encode import Encoder, encode_asks, encode_pair
+from kinject.eval.prompts import Prompt, PromptRequest
+from kinject.eval.scoring.encode import Encoder, encode_requests
 from kinject.types import Question
 
 BOS, EOS = "<s>", "</s>"
@@ -26,6 +26,12 @@ def make_tokenizer(template: str | None = None, **special: str) -> PreTrainedTok
 
 def pieces(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
     return tokenizer.convert_ids_to_tokens(ids)
+
+
+def encode_pair(tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    """Return the ids of `context` and of `continuation` after it."""
+    (encoded,) = Encoder(tokenizer).encode([Prompt(context, (continuation,))])
+    return encoded.contexts[0].tolist(), encoded.continuations[0].tolist()
 
 
 def by_the_harness(tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -110,8 +116,8 @@ def fitted(window: int, shots=SHOTS, passages=("fff", "eee")):
     tokenizer = make_tokenizer("<s> $A", bos_token=BOS)
     tokenizer.backend_tokenizer.add_tokens(["Question", "Answer"])
     encoder = Encoder(tokenizer)
-    ask = Ask(QUESTION, "texts", shots, passages)
-    (whole,), (item,) = encode_asks(encoder, [ask], None), encode_asks(encoder, [ask], window)
+    ask = PromptRequest(QUESTION, "texts", shots, passages)
+    (whole,), (item,) = encode_requests(encoder, [ask], None), encode_requests(encoder, [ask], window)
     return tokenizer, encoder, whole, item
 
 
@@ -129,16 +135,16 @@ def test_a_prompt_that_fits_is_left_whole():
 def test_what_does_not_fit_loses_examples_from_the_first_then_passages_from_the_last():
     _, encoder, whole, _ = fitted(1000)
     expected = [
-        Ask(QUESTION, "texts", SHOTS[1:], ("fff", "eee")),
-        Ask(QUESTION, "texts", SHOTS[2:], ("fff", "eee")),
-        Ask(QUESTION, "texts", (), ("fff", "eee")),
-        Ask(QUESTION, "texts", (), ("fff",)),
-        Ask(QUESTION, "texts"),
+        PromptRequest(QUESTION, "texts", SHOTS[1:], ("fff", "eee")),
+        PromptRequest(QUESTION, "texts", SHOTS[2:], ("fff", "eee")),
+        PromptRequest(QUESTION, "texts", (), ("fff", "eee")),
+        PromptRequest(QUESTION, "texts", (), ("fff",)),
+        PromptRequest(QUESTION, "texts"),
     ]
     window = n_read(whole)
     for ask in expected:
         *_, item = fitted(window - 1)
-        (shorter,) = encode_asks(encoder, [ask], None)
+        (shorter,) = encode_requests(encoder, [ask], None)
         assert [ids.tolist() for ids in item.contexts] == [ids.tolist() for ids in shorter.contexts]
         assert item.truncated == len(whole.contexts[0]) - len(shorter.contexts[0])
         window = n_read(shorter)
@@ -146,7 +152,7 @@ def test_what_does_not_fit_loses_examples_from_the_first_then_passages_from_the_
 
 def test_the_last_resort_cuts_from_the_left_choice_by_choice():
     _, encoder, whole, _ = fitted(1000)
-    (bare,) = encode_asks(encoder, [Ask(QUESTION, "texts")], None)
+    (bare,) = encode_requests(encoder, [PromptRequest(QUESTION, "texts")], None)
     window = n_read(bare) - 2
     *_, item = fitted(window)
     for context, continuation, uncut in zip(item.contexts, item.continuations, bare.contexts, strict=True):

@@ -1,0 +1,271 @@
+"""The sections whose fields are a library's: `trainer:` (TRL's SFTConfig), its schedules, and `adapter:` (peft).
+
+Names, types and defaults are read from the libraries. Importing TRL or peft takes seconds, so functions import them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import inspect
+import math
+import operator
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from kinject.recipe.check import Checker, suggestion
+
+REFUSED = {
+    "output_dir": "is run_dir's. Set run_dir at the top of the recipe.",
+    "trust_remote_code": "stays off: kinject runs no code that comes with a model.",
+    "hub_token": "is a secret. Set the environment variable HF_TOKEN.",
+    "push_to_hub_token": "is a secret. Set the environment variable HF_TOKEN.",
+    "jit_mode_eval": "is gone from transformers. Remove the line; Set torch_compile: true for speed.",
+    "fp16_opt_level": "was NVIDIA Apex's, which transformers no longer uses. Remove the line; fp16: true suffices.",
+    "dataset_text_field": "is fixed: corpus rows hold text, messages, or prompt and completion.",
+    "formatting_func": "cannot be written in a file. Write corpus rows with text, messages, or prompt and completion.",
+    "model_init_kwargs": "is the model section's. Set model.dtype, model.attention or model.revision.",
+    "resume_from_checkpoint": "is the command line's: kinject train RECIPE --resume.",
+}
+"""Fields that a recipe must not set -> the reason, and the setting to use."""
+
+
+def _same(new: str) -> Callable[[Any], tuple[dict[str, Any], str]]:
+    return lambda value: ({new: value}, f"is called {new} today; read as that")
+
+
+def _group_by_length(value: Any) -> tuple[dict[str, Any], str]:
+    strategy = "group_by_length" if value else "random"
+    return {"train_sampling_strategy": strategy}, f"is train_sampling_strategy: {strategy} today; read as that"
+
+
+RENAMED: dict[str, Callable[[Any], tuple[dict[str, Any], str]]] = {
+    "evaluation_strategy": _same("eval_strategy"),
+    "warmup_ratio": _same("warmup_steps"),
+    "group_by_length": _group_by_length,
+    "max_seq_length": _same("max_length"),
+    "no_cuda": _same("use_cpu"),
+    "use_mps_device": lambda value: ({}, "has no effect today: Apple's GPU is detected; ignored"),
+    "per_gpu_train_batch_size": _same("per_device_train_batch_size"),
+    "per_gpu_eval_batch_size": _same("per_device_eval_batch_size"),
+    "save_safetensors": lambda value: ({}, "has no effect today: weights are always safetensors; ignored"),
+}
+"""Older names of TRL's and transformers' fields -> (today's fields, the note for the user)."""
+
+
+def rename_old_fields(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """Return (`trainer` under today's names, today's name -> name in the recipe, notes for the user).
+
+    Reports a refused name, and an old name beside its new one.
+    """
+    fields: dict[str, Any] = {}
+    written: dict[str, str] = {}
+    notes: list[str] = []
+    for key, value in trainer.items():
+        if key in REFUSED:
+            checker.report(("trainer", key), REFUSED[key])
+            continue
+        if key == "save_safetensors" and value is False:
+            checker.report(("trainer", key), "weights are always safetensors (pickles can run code). Remove the line.")
+            continue
+        if key in RENAMED:
+            replacement, note = RENAMED[key](value)
+            notes.append(f"trainer.{key} {note}.")
+        else:
+            replacement = {key: value}
+        for name, item in replacement.items():
+            if name in written:
+                checker.report(("trainer", key), f"is the same as {written[name]}. Keep one.")
+                continue
+            fields[name], written[name] = item, key
+    return fields, written, notes
+
+
+def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[str, Any], list[str]]:
+    """Return (SFTConfig's keyword arguments, notes), after reporting every unknown name and every value of a wrong type.
+
+    Imports trl (several seconds), so only verbs that train call it.
+    """
+    from trl import SFTConfig
+
+    fields, written, notes = rename_old_fields(trainer, checker)
+    hints = typing.get_type_hints(SFTConfig)
+    hints["lr_scheduler_type"] = Literal[tuple(schedule_names())]
+    allowed = {field.name for field in dataclasses.fields(SFTConfig) if field.init} - REFUSED.keys()
+    checked: dict[str, Any] = {}
+    for name, value in fields.items():
+        path = ("trainer", written[name])
+        if name not in allowed:
+            checker.report(path, f"unknown key.{suggestion(name, allowed | RENAMED.keys())}")
+            continue
+        checked[name] = checker.value(plain_hint(hints[name]), value, path)
+    check_schedule(fields, written, checker, plain_hint)
+    if checked.get("lr_scheduler_type") == "constant" and checked.get("warmup_steps"):
+        # transformers' constant schedule ignores warmup_steps without a warning
+        checked["lr_scheduler_type"] = "constant_with_warmup"
+        notes.append("trainer.lr_scheduler_type: constant has no warmup; read as constant_with_warmup.")
+    return checked, notes
+
+
+def plain_hint(hint: Any) -> Any:
+    """Return an annotation of SFTConfig as `Checker.value` reads it: an enum becomes its words."""
+    if get_origin(hint) is Literal:
+        return hint
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return Literal[tuple(member.value for member in hint)]
+    arguments = get_args(hint)
+    origin = get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        options = [plain_hint(argument) for argument in arguments]
+        if any(get_origin(option) is Literal for option in options):  # "SchedulerType | str" means the words
+            options = [option for option in options if option is not str]
+        return functools.reduce(operator.or_, options)
+    if origin is list or hint is list:
+        return types.GenericAlias(tuple, (plain_hint(arguments[0]) if arguments else Any, ...))
+    if origin is dict or hint is dict:
+        return dict[str, Any]
+    known = (str, int, float, bool, type(None))
+    return hint if hint in known else Any
+
+
+TORCH_SCHEDULES = {"step_decay": "StepLR", "exponential_decay": "ExponentialLR", "one_cycle": "OneCycleLR"}
+"""Schedules of torch.optim.lr_scheduler -> the class there."""
+OWN_SCHEDULES: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
+    "noam": {"d_model": (int | None, None)},
+    "flat_then_cosine": {"flat_fraction": (float, 0.75), "min_lr_ratio": (float, 0.0)},
+}
+"""Schedules of kinject.train.schedules -> keyword argument -> (type, default)."""
+ADAPTIVE_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
+"""Schedules that follow a metric of the evaluations."""
+
+_SET_BY_KINJECT = frozenset({
+    "optimizer", "num_warmup_steps", "num_training_steps", "last_epoch", "kwargs", "max_lr", "total_steps", "epochs",
+    "steps_per_epoch", "cycle_momentum", "base_momentum", "max_momentum", "mode", "verbose",
+})  # fmt: skip
+"""Arguments that follow from the rest of the recipe, or that change more than the learning rate."""
+_SHAPES = Literal["linear", "cosine", "1-sqrt"]
+_TYPES: Mapping[str, Any] = {
+    "power": float, "lr_end": float, "min_lr_ratio": float, "num_decay_steps": float, "warmup_type": _SHAPES,
+    "decay_type": _SHAPES, "anneal_strategy": Literal["cos", "linear"], "threshold_mode": Literal["rel", "abs"],
+}  # fmt: skip
+"""Types that the libraries do not annotate, or check late."""
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "gamma": (0, 1), "step_size": (1, math.inf), "power": (0, math.inf), "lr_end": (0, math.inf),
+    "timescale": (1, math.inf), "min_lr": (0, math.inf), "min_lr_rate": (0, 1), "min_lr_ratio": (0, 1),
+    "warmup_lr_rate": (0, 1), "num_decay_steps": (0, math.inf), "num_stable_steps": (0, math.inf), "pct_start": (0, 1),
+    "div_factor": (1, math.inf), "final_div_factor": (1, math.inf), "d_model": (1, math.inf), "flat_fraction": (0, 1),
+    "patience": (0, math.inf), "threshold": (0, math.inf), "cooldown": (0, math.inf), "num_cycles": (0, math.inf),
+    "factor": (0, 0.999_999),
+}  # fmt: skip
+
+
+def schedule_names() -> list[str]:
+    """Return every name that `trainer.lr_scheduler_type` may have."""
+    from transformers.trainer_utils import SchedulerType
+
+    return [*(member.value for member in SchedulerType), *TORCH_SCHEDULES, *OWN_SCHEDULES]
+
+
+def schedule_arguments(name: str) -> dict[str, tuple[Any, Any]]:
+    """Return what `lr_scheduler_kwargs` may hold for schedule `name`: argument -> (type, default or `inspect._empty`)."""
+    if name in OWN_SCHEDULES:
+        return dict(OWN_SCHEDULES[name])
+    source = _source(name)
+    hints = typing.get_type_hints(vars(source)["__init__"] if isinstance(source, type) else source)
+    found = {}
+    for key, parameter in inspect.signature(source).parameters.items():
+        if key not in _SET_BY_KINJECT:
+            found[key] = (_TYPES.get(key, hints.get(key, type(parameter.default))), parameter.default)
+    return found
+
+
+def _source(name: str) -> Callable[..., Any]:
+    """Return the library's function or class of a schedule."""
+    import torch.optim.lr_scheduler as of_torch
+    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, GreedyLR
+    from transformers.trainer_utils import SchedulerType
+
+    if name in TORCH_SCHEDULES:
+        return typing.cast("Callable[..., Any]", getattr(of_torch, TORCH_SCHEDULES[name]))
+    adaptive = {"reduce_lr_on_plateau": of_torch.ReduceLROnPlateau, "greedy": GreedyLR}
+    return adaptive.get(name) or typing.cast("Callable[..., Any]", TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)])
+
+
+def check_schedule(
+    trainer: Mapping[str, Any], written: Mapping[str, str], checker: Checker, plain: Callable[[Any], Any]
+) -> None:
+    """Report the faults in the schedule of `trainer` (under today's names; `written` maps them to those in the recipe)."""
+    name = trainer.get("lr_scheduler_type", "linear")
+    warmup = trainer.get("warmup_steps", 0)
+    if written.get("warmup_steps") == "warmup_ratio" and isinstance(warmup, (int, float)) and not 0 <= warmup < 1:
+        checker.report(
+            ("trainer", "warmup_ratio"), f"found {warmup}, allowed: 0 up to 1 (1 excluded), a fraction of the steps."
+        )
+    if name not in schedule_names():
+        return
+    section = ("trainer", "lr_scheduler_kwargs")
+    arguments = trainer.get("lr_scheduler_kwargs") or {}
+    if not isinstance(arguments, Mapping):
+        checker.report(section, f"found {arguments!r}, expected a mapping.")
+        return
+    allowed = schedule_arguments(name)
+    for key, value in arguments.items():
+        if key not in allowed:
+            what = suggestion(key, allowed) or " It takes none. Remove the line."
+            checker.report((*section, key), f"unknown to lr_scheduler_type: {name}.{what}")
+            continue
+        hint = allowed[key][0]
+        checked = checker.value(hint if typing.get_origin(hint) is Literal else plain(hint), value, (*section, key))
+        low, high = _BOUNDS.get(key, (-math.inf, math.inf))
+        if isinstance(checked, (int, float)) and not low <= checked <= high:
+            allowed_range = f"{low:g} to {high:g}" if high < math.inf else f"{low:g} or more"
+            checker.report((*section, key), f"found {checked}, allowed: {allowed_range}.")
+    for key, (_, default) in allowed.items():
+        if default is inspect.Parameter.empty and key not in arguments:
+            example = f"lr_scheduler_kwargs: {{{key}: {_EXAMPLES[key]}}}"
+            checker.report(("trainer", "lr_scheduler_type"), f"{name} needs {key}. For example {example}.")
+    _check_combination(name, arguments, trainer, checker)
+
+
+_EXAMPLES = {"num_decay_steps": "0.2", "step_size": "100", "gamma": "0.999"}
+
+
+def _check_combination(name: str, arguments: Mapping[str, Any], trainer: Mapping[str, Any], checker: Checker) -> None:
+    """Report arguments that contradict each other or the rest of the trainer section."""
+    section = ("trainer", "lr_scheduler_kwargs")
+    warmup = trainer.get("warmup_steps", 0)
+    floors = [key for key in ("min_lr", "min_lr_rate") if arguments.get(key) is not None]
+    if name in ("cosine_with_min_lr", "cosine_warmup_with_min_lr") and len(floors) != 1:
+        found = "both" if floors else "neither"
+        what = f"{name} needs one of lr_scheduler_kwargs.min_lr and min_lr_rate; found {found}."
+        checker.report(("trainer", "lr_scheduler_type"), what)
+    if name == "one_cycle" and "pct_start" in arguments and warmup:
+        checker.report((*section, "pct_start"), "is the same as trainer.warmup_steps. Keep one.")
+    if name == "noam" and not warmup:
+        checker.report(("trainer", "lr_scheduler_type"), "noam needs trainer.warmup_steps: its peak is where they end.")
+    if name == "greedy" and warmup:
+        what = "greedy does not read trainer.warmup_steps. Set lr_scheduler_kwargs.warmup (in evaluations)."
+        checker.report(("trainer", "lr_scheduler_type"), what)
+    rate, end = trainer.get("learning_rate", 2e-5), arguments.get("lr_end", 1e-7)
+    if name == "polynomial" and isinstance(rate, float) and isinstance(end, float) and end >= rate:
+        checker.report((*section, "lr_end"), f"found {end:g}, allowed: less than learning_rate ({rate:g}).")
+
+
+MERGE = "merge"
+"""The one key that is not peft's: merge the adapter into the base weights when training ends."""
+
+
+def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
+    """Report every key that LoraConfig does not have. peft checks the values when it builds the adapter.
+
+    Imports peft (some seconds), so only a recipe that trains an adapter calls it.
+    """
+    from peft import LoraConfig
+
+    known = {field.name for field in dataclasses.fields(LoraConfig) if field.init} | {MERGE}
+    for key in adapter:
+        if key not in known:
+            checker.report(("adapter", key), f"unknown key of peft's LoraConfig.{suggestion(key, known)}")

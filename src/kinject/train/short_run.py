@@ -1,0 +1,186 @@
+"""A few training steps with nothing saved: what `kinject bench`, `plan`, `find-batch` and `find-lr` measure.
+
+``python -m kinject.train.short_run RECIPE [--longest-rows]`` takes the steps in a process of its own. Its memory can then be
+measured, and running out of memory ends that process alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kinject.disk import Row, write_json, write_text
+from kinject.disk.jsonl import parse_row
+from kinject.errors import KinjectError
+from kinject.process import peak_memory, resident_memory
+from kinject.recipe import TrainRecipe, read_recipe
+from kinject.terminal import show
+
+RESULT = "result.json"
+"""Written last: peak_bytes, and out_of_memory if the GPU refused an allocation."""
+LOG = "log.txt"
+"""What the process printed."""
+_SECTIONS = ("seed", "method", "model", "adapter", "regularization", "techniques", "corpus")
+_NEEDS_LONG_RUN = (
+    "num_train_epochs", "metric_for_best_model", "greater_is_better", "eval_steps", "save_steps", "lr_scheduler_kwargs",
+    "warmup_steps", "warmup_ratio",
+)  # fmt: skip
+"""Trainer fields that need evaluations or more steps. None of them changes the time or memory of a step."""
+_TECHNIQUES_OFF: Mapping[str, Any] = {
+    "freeze_base_steps": None, "freeze_base_except": (), "patience": None, "histogram_steps": None,
+}  # fmt: skip
+"""Techniques that need more steps, evaluations or a tracker."""
+_GUARDS = {"unread_corpus": "ignore", "zero_loss": "ignore", "norm_spike": "ignore", "vanishing_rate": "ignore"}
+_POLL_SECONDS = 0.1
+
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import warns of kernels that no run asked for
+
+
+def short_fields(steps: int) -> dict[str, Any]:
+    """Return the trainer fields of a run of `steps` that logs each step and neither evaluates, saves nor reports."""
+    return {
+        "max_steps": steps, "logging_strategy": "steps", "logging_steps": 1, "save_strategy": "no", "eval_strategy": "no",
+        "eval_on_start": False, "load_best_model_at_end": False, "metric_for_best_model": None, "report_to": "none",
+    }  # fmt: skip
+
+
+def short_recipe(
+    recipe: TrainRecipe,
+    run_dir: Path,
+    steps: int,
+    trainer: Mapping[str, Any],
+    guards: Mapping[str, Any] | None = None,
+) -> TrainRecipe:
+    """Return `recipe` with `steps` optimizer steps in `run_dir` and nothing evaluated or saved.
+
+    `trainer` and `guards` hold further fields; the learning rate is constant unless `trainer` has a schedule. What needs a
+    longer run is left out: probes, the validation corpus, some techniques. The faults of the result name the lines of
+    `recipe`'s file.
+    """
+    fields = {key: value for key, value in recipe.trainer.items() if key not in _NEEDS_LONG_RUN}
+    fields |= {"lr_scheduler_type": "constant", **short_fields(steps), **trainer}
+    guards = {**_GUARDS, **(guards or {})}
+    raw = {key: recipe.raw[key] for key in _SECTIONS if key in recipe.raw}
+    raw["run_dir"] = str(run_dir)
+    raw["corpus"] = {key: value for key, value in raw["corpus"].items() if key != "validation_corpus"}
+    raw["guards"] = {**recipe.raw.get("guards", {}), **guards}
+    if isinstance(raw.get("techniques"), Mapping):
+        raw["techniques"] = {key: value for key, value in raw["techniques"].items() if key not in _TECHNIQUES_OFF}
+    raw["trainer"] = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+    return replace(
+        recipe, run_dir=run_dir, trainer=fields, probes=None, raw=raw, guards=replace(recipe.guards, **guards),
+        corpus=replace(recipe.corpus, validation_corpus=None), techniques=replace(recipe.techniques, **_TECHNIQUES_OFF),
+    )  # fmt: skip
+
+
+def run_process(
+    recipe: TrainRecipe, *, longest_rows: bool = False, seconds: float = math.inf, limit: int | None = None
+) -> int | None:
+    """Take the steps of a `short_recipe` in a process of its own and return its exit code.
+
+    With `longest_rows`, it trains on the longest rows of the corpus. The process is killed, and None returned, after
+    `seconds`, or once its resident memory passes `limit` bytes. Its run_dir then holds recipe.yaml, timing.jsonl (a row a
+    step), log.txt, and result.json unless the process was killed or failed.
+    """
+    folder = recipe.run_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (RESULT, "timing.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+    path = folder / "recipe.yaml"
+    write_text(path, yaml.safe_dump(dict(recipe.raw), sort_keys=False, allow_unicode=True))
+    command = [
+        sys.executable,
+        "-m",
+        "kinject.train.short_run",
+        str(path),
+        *(["--longest-rows"] if longest_rows else []),
+    ]
+    end = time.monotonic() + seconds
+    with (folder / LOG).open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            while True:
+                try:
+                    return process.wait(_POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    over_limit = limit is not None and (resident_memory(process.pid) or 0) > limit
+                    if over_limit or time.monotonic() > end:
+                        return None
+        finally:
+            process.kill()
+
+
+def last_log_line(run_dir: Path) -> str:
+    """Return the last line that the process printed, "" if it printed none."""
+    lines = (run_dir / LOG).read_text("utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def read_timing(run_dir: Path) -> list[Row]:
+    """Return the rows of timing.jsonl. A last row that a killed process did not finish is left out."""
+    path = run_dir / "timing.jsonl"
+    if not path.is_file():
+        return []
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [parse_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
+
+
+@dataclass(frozen=True)
+class LongestRows:
+    """The `n_rows` longest rows of a dataset, the longest first; they repeat if the dataset has fewer."""
+
+    dataset: Any
+    n_rows: int
+
+    def __post_init__(self) -> None:
+        lengths = self.dataset.rows.lengths().tolist()
+        order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+        object.__setattr__(self, "_order", order)
+
+    def __len__(self) -> int:
+        return self.n_rows
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        order: list[int] = self._order  # type: ignore[attr-defined]
+        row: dict[str, Any] = self.dataset[order[index % len(order)]]
+        return row
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[index] for index in range(len(self)))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Take the steps of the recipe at `arguments[0]` and write `RESULT`; return the exit code."""
+    import torch
+
+    from kinject.train.run import trainer_of
+
+    device, refused = "cpu", False
+    try:
+        recipe = read_recipe(Path(arguments[0]), verb="train")
+        trainer = trainer_of(recipe)
+        device = trainer.args.device.type
+        if "--longest-rows" in arguments:
+            n_rows = trainer.args.max_steps * trainer.args.per_device_train_batch_size
+            trainer.train_dataset = LongestRows(trainer.train_dataset, n_rows)
+            trainer.rounds = ()
+        trainer.train()
+    except torch.OutOfMemoryError:
+        device, refused = "cuda", True
+    except KinjectError as error:
+        show(error, file=sys.stderr)
+        return 2
+    write_json(recipe.run_dir / RESULT, {"peak_bytes": peak_memory(device), "out_of_memory": refused})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

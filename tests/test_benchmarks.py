@@ -1,0 +1,168 @@
+"""Every program in benchmarks/ runs at its smallest size, so that the figures on the pages can be repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import country
+import pytest
+import transformers
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+OTHER_ENVIRONMENTS = {"augment/curator_side.py": "requests.py", "eval/harness_side.py": "figures.py"}
+"""Programs that another benchmark starts with the Python of another tool -> the benchmark that starts them."""
+IN_A_CHAIN = {"demo.py", "train/forgetting.py"}
+"""Programs that need the demo's runs: tests/test_first_run.py runs them."""
+
+
+@pytest.fixture
+def material(tmp_path: Path, trained_tokenizer: transformers.PreTrainedTokenizerBase) -> Path:
+    """A folder like the data that the benchmarks name: MMLU, SQuAD, fictional passages, a tokenizer."""
+    folder = tmp_path / "material"
+    trained_tokenizer.save_pretrained(folder / "models/tokenizers/gpt2")
+    letters = [{"question": f"Which is {n}?", "choices": ["a", "b", "c", "d"], "answer": n % 4} for n in range(8)]
+    _write_rows(folder / "data/mmlu/anatomy.test.jsonl", letters[:2])
+    _write_rows(folder / "data/mmlu/anatomy.dev.jsonl", letters[2:])
+    towns = ("Lowmere", "Stonegate", "Farrow", "Kelm", "Harbury", "Millfield", "Oakton", "Ravensby")
+    documents = [
+        {
+            "title": town,
+            "text": f"The old mill of {town} was built by Arden Vale on {n + 3} March 1987. It lies {n + 40} km off.",
+        }
+        for n, town in enumerate(towns)
+    ]
+    _write_rows(folder / "data/squad/squad2_dev_half_paragraphs.jsonl", [{"text": row["text"]} for row in documents])
+    questions = [
+        {"id": str(n), "question": f"Who is {n}?", "answers": [row["title"]]} for n, row in enumerate(documents)
+    ]
+    _write_rows(folder / "data/squad/squad2_dev_half_qa.jsonl", questions)
+    probes = {f"{level}_{part}": [] for level in ("mem", "gen", "hard_gen") for part in ("input", "target")}
+    passages = [
+        {
+            "train_context": row["text"],
+            "paraphrases": [row["text"]],
+            **probes,
+            "mem_input": ["Who"],
+            "mem_target": [str(n)],
+        }
+        for n, row in enumerate(documents)
+    ]
+    fictional = folder / "data/fictional/fictional_knowledge_paraphrased.json"
+    fictional.parent.mkdir(parents=True)
+    fictional.write_text(json.dumps(passages), encoding="utf-8")
+    return folder
+
+
+def _write_rows(path: Path, rows: list[dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a program of benchmarks/ in this process, which has the libraries loaded; return what it printed."""
+
+    def _run(name: str, *arguments: str | Path) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return _run
+
+
+def _run_apart(name: str, *arguments: str | Path) -> str:
+    """Run a program of benchmarks/ in a process of its own; return what it printed."""
+    command = [sys.executable, str(BENCHMARKS / name), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_every_program_has_a_test_here() -> None:
+    programs = {str(path.relative_to(BENCHMARKS)) for path in BENCHMARKS.rglob("*.py")}
+    here = set(re.findall(r"\"([\w/]+\.py)\"", Path(__file__).read_text("utf-8")))
+    assert programs <= here
+    chain = (ROOT / "tests/test_first_run.py").read_text("utf-8")
+    for name in IN_A_CHAIN:
+        assert name in chain
+
+
+@pytest.mark.parametrize("name", OTHER_ENVIRONMENTS)
+def test_a_program_for_another_environment_compiles_and_is_started(name: str) -> None:
+    compile((BENCHMARKS / name).read_text("utf-8"), name, "exec")
+    starter = (BENCHMARKS / name).with_name(OTHER_ENVIRONMENTS[name])
+    assert Path(name).name in starter.read_text("utf-8")
+
+
+def test_requests() -> None:
+    printed = _run_apart("augment/requests.py", "plain", "--passages", "2")
+    assert re.search(r"request phase [\d.]+ x; got 20 of 20, sent 20, exit 0", printed)
+    assert re.search(r"bare loop.* got 20 of 20", printed)
+
+
+def test_faithfulness(material: Path, run_here: Callable[..., str]) -> None:
+    printed = run_here("augment/faithfulness.py", material / "data", "--errors", "4")
+    assert "8 of 8 accepted" in printed
+    caught = re.findall(r"^\w+ +(?:fictional|squad) +([\d.]+)% of 2$", printed, re.MULTILINE)
+    assert len(caught) >= 8
+    assert max(map(float, caught)) == 100
+
+
+def test_fictional(material: Path, tmp_path: Path, run_here: Callable[..., str]) -> None:
+    printed = run_here("fictional.py", material / "data/fictional", tmp_path / "out")
+    assert "documents.jsonl: 8 rows" in printed
+    assert "memorised.jsonl: 8 rows" in printed
+
+
+def test_figures_of_the_scorer(material: Path) -> None:
+    printed = _run_apart(
+        "eval/figures.py", "--material", material, "--subjects", "1", "--questions", "2", "--rag-questions", "2",
+        "--layers", "1", "--vocabulary", "2000", "--threads", "1",
+    )  # fmt: skip
+    assert len(re.findall(r"^\w+, \d shots, 2 questions: kinject [\d.]+ a second", printed, re.MULTILINE)) == 3
+    gap = re.search(r"RAG, K = 0..5, \d questions: .* largest difference ([\d.e+-]+)", printed)
+    assert gap is not None
+    assert float(gap[1]) < 1e-4
+    assert "head, vocabulary 2,000: peak" in printed
+
+
+def test_runner_of_a_study(tmp_path: Path, tiny_model: Path) -> None:
+    recipe = country.write_study(tmp_path, tiny_model, seeds=[0])
+    printed = _run_apart("study/runner.py", recipe)
+    assert re.search(r"one worker \| \d+ s, of which stages \d+ s", printed)
+    assert re.search(r"rerun when finished \| [\d.]+ s", printed)
+
+
+def test_throughput() -> None:
+    printed = _run_apart("train/throughput.py", "--steps", "3", "--rounds", "1")
+    assert len(re.findall(r"[\d,]+ tokens/s   kinject / it = [\d.]+", printed)) == 3
+
+
+def test_optimizer_state(run_here: Callable[..., str]) -> None:
+    printed = run_here("train/optimizer_state.py", "--layers", "1", "--vocabulary", "8000")
+    fractions = [float(line.split("|")[-2]) for line in printed.splitlines()[2:]]
+    assert len(fractions) == 6
+    assert fractions[0] == 1
+    assert fractions[2] < 0.3
+
+
+def test_memory_of_a_plan() -> None:
+    printed = _run_apart("plan/memory.py", "--only", "1M", "--steps", "2")
+    row = re.search(r"\| 1M \| [\d,]+ \| \d+ \| \d+ \| ([\d.]+) \|", printed)
+    assert row is not None
+    assert 0.5 < float(row[1]) < 2
+
+
+@pytest.mark.parametrize("load", ["augment", "packing", "eval", "inference", "report"])
+def test_load(load: str) -> None:
+    printed = _run_apart("load.py", load, "--sizes", "12")
+    assert re.search(rf"^\| {load} \| 12 \w+ \| [\d.]+ s \|", printed, re.MULTILINE)
