@@ -79,9 +79,9 @@ def augment(n: int, folder: Path, style: str) -> Work:
 
 
 def packing(n: int, folder: Path, style: str) -> Work:
-    """`n` corpus rows of 8 to 56 tokens, ten of a document, stored and laid out for an epoch; each row is read once."""
-    from kinject.corpus import Layout, TokenRow, lay_out
-    from kinject.corpus.token_store import stored
+    """`n` corpus rows of 8 to 56 tokens, ten of a document, cached_tokens and laid out for an epoch; each row is read once."""
+    from kinject.corpus.packing import PackingConfig, pack
+    from kinject.corpus.tokenize import TokenRow, cached_tokens
 
     draw = random.Random(0)
     shapes = [(list(range(length)), [False, *[True] * (length - 1)]) for length in range(8, 57)]
@@ -92,7 +92,11 @@ def packing(n: int, folder: Path, style: str) -> Work:
             yield TokenRow(str(at), f"document-{at // 10}", "original", ids, learned)
 
     def work() -> object:
-        laid, account = lay_out(stored(folder, "entry", rows, "original"), Layout(256, "bfd_split", spread=True), 0)
+        laid, account = pack(
+            cached_tokens(folder, "entry", rows, "original"),
+            PackingConfig(256, "bfd_split", separate_paraphrases=True),
+            0,
+        )
         assert sum(len(row.input_ids) for row in laid) == account.source
         return laid
 
@@ -126,7 +130,7 @@ def _answers(path: Path, n: int, share: float, *, arm: str = "base", seed: int =
 
 
 def evaluation(n: int, folder: Path, style: str) -> Work:
-    """`n` questions and two arms' stored answers to them: read, counted, compared (bootstrap, McNemar), by subject."""
+    """`n` questions and two arms' cached_tokens answers to them: read, counted, compared (bootstrap, McNemar), by subject."""
     from kinject.corpus.questions import read_questions
     from kinject.eval.compare import compare_runs, read_run
     from kinject.eval.scoring.answers import AnswerStore

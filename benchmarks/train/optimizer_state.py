@@ -21,7 +21,7 @@ def state_bytes(shape: argparse.Namespace, optim: str, optim_args: str | None = 
     """Return (bytes of state, number of parameters)."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-    from kinject.train.eight_bit import settle_embedding_bits
+    from kinject.train.optimizers import set_embedding_bits
 
     model = LlamaForCausalLM(LlamaConfig(
         vocab_size=shape.vocabulary, hidden_size=512, intermediate_size=1376, num_hidden_layers=shape.layers,
@@ -30,7 +30,7 @@ def state_bytes(shape: argparse.Namespace, optim: str, optim_args: str | None = 
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(model, TrainingArguments(folder, optim=optim, use_cpu=True, report_to="none"))
         optimizer = trainer.create_optimizer()
-        settle_embedding_bits(optimizer, model, optim_args)
+        set_embedding_bits(optimizer, model, optim_args)
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter) * 1e-3
         optimizer.step()

@@ -2,9 +2,9 @@
 
     python benchmarks/train/throughput.py [--size 1m|50m] [--steps N] [--rounds N] [--bf16] [--cpu-time]
 
-The three take turns, `--rounds` times, in one process; the median of each is printed, with the share that kinject
-reaches. Only steps are timed, not loading, tokenising or packing. --cpu-time counts this process's CPU seconds instead of the
-wall's, for machines that others use too. No network; the text is made here.
+The three take turns, `--rounds` times, in one process; the median of each is printed, with kinject's ratio to it. Only
+steps are timed, not loading, tokenising or packing. --cpu-time counts this process's CPU seconds instead of the wall's,
+for machines that others use too. No network; the text is made here.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def steps_of(trainer: Any) -> list[tuple[float, int]]:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             marks.append((CLOCK["now"](), seen["tokens"]))
 
-    honest = trainer.training_step
+    training_step = trainer.training_step
 
     def _counted(model: Any, inputs: Any, *rest: Any) -> Any:
         seen["tokens"] += int((inputs["labels"] != -100).sum())
-        return honest(model, inputs, *rest)
+        return training_step(model, inputs, *rest)
 
     trainer.training_step = _counted
     trainer.add_callback(_Clock())
@@ -83,10 +83,9 @@ def rate(marks: list[tuple[float, int]]) -> float:
 
 
 def run_kinject(folder: Path, corpus: Path, model: Path, shape: dict[str, Any], options: dict[str, Any]) -> Any:
-    """Return the rate of kinject train, and the trainer that gave it (for the rows of the bare loop)."""
+    """Return the rate of kinject train, and its trainer (for the rows of the bare loop)."""
     from kinject.recipe import read_recipe
-    from kinject.train import train
-    from kinject.train.trainer import KnowledgeTrainer
+    from kinject.train.setup import make_trainer
 
     path = folder / "recipe.yaml"
     trainer = {"packing": True, "packing_strategy": "bfd_split", "max_length": shape["block"], "save_strategy": "no",
@@ -99,21 +98,13 @@ def run_kinject(folder: Path, corpus: Path, model: Path, shape: dict[str, Any], 
         "trainer": trainer,
     }
     path.write_text(yaml.safe_dump(recipe))
-    kept: dict[str, Any] = {}
-    start = KnowledgeTrainer.train
-
-    def _timed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        KnowledgeTrainer.train = start
-        kept["marks"], kept["trainer"] = steps_of(self), self
-        return type("Output", (), {"training_loss": 0.0})()
-
-    KnowledgeTrainer.train = _timed
-    train(read_recipe(path, verb="train"), overwrite=True)
-    return rate(kept["marks"]), kept["trainer"]
+    (folder / "run").mkdir(exist_ok=True)
+    knowledge_trainer = make_trainer(read_recipe(path, verb="train"))
+    return rate(steps_of(knowledge_trainer)), knowledge_trainer
 
 
 def run_bare(model_dir: Path, trainer: Any, steps: int, bf16: bool) -> float:
-    """Return the rate of a plain loop on the very batches that kinject made."""
+    """Return the rate of a plain loop on the batches that kinject made."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
@@ -161,22 +152,22 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--cpu-time", action="store_true")
-    asked = parser.parse_args()
-    CLOCK["now"] = time.process_time if asked.cpu_time else time.perf_counter
-    shape, options = SIZES[asked.size], {"max_steps": asked.steps, "bf16": asked.bf16}
+    arguments = parser.parse_args()
+    CLOCK["now"] = time.process_time if arguments.cpu_time else time.perf_counter
+    shape, options = SIZES[arguments.size], {"max_steps": arguments.steps, "bf16": arguments.bf16}
     rates: dict[str, list[float]] = {"bare loop": [], "kinject train": [], "SFTTrainer, bfd_split": []}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        corpus, model = make_inputs(folder, shape, 4000 if asked.size == "1m" else 1500)
-        for _ in range(asked.rounds):
+        corpus, model = make_inputs(folder, shape, 4000 if arguments.size == "1m" else 1500)
+        for _ in range(arguments.rounds):
             ours, trainer = run_kinject(folder, corpus, model, shape, options)
             rates["kinject train"].append(ours)
-            rates["bare loop"].append(run_bare(model, trainer, asked.steps, asked.bf16))
+            rates["bare loop"].append(run_bare(model, trainer, arguments.steps, arguments.bf16))
             rates["SFTTrainer, bfd_split"].append(run_sft(folder, corpus, model, shape, options))
     medians = {name: statistics.median(values) for name, values in rates.items()}
     print(
-        f"{asked.size}, {'bf16' if asked.bf16 else 'fp32'}, {torch.get_num_threads()} threads, "
-        f"{asked.steps} steps x {asked.rounds}, {'CPU' if asked.cpu_time else 'wall'} time"
+        f"{arguments.size}, {'bf16' if arguments.bf16 else 'fp32'}, {torch.get_num_threads()} threads, "
+        f"{arguments.steps} steps x {arguments.rounds}, {'CPU' if arguments.cpu_time else 'wall'} time"
     )
     for name, median in medians.items():
         print(f"{name:24} {median:9,.0f} tokens/s   kinject / it = {medians['kinject train'] / median:.2f}")

@@ -36,7 +36,7 @@ def rates(name: str) -> list[float]:
     weight = torch.nn.Parameter(torch.zeros(()))
     weight.grad = torch.zeros(())
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    scheduler = schedule.over(optimizer, N_STEPS)
+    scheduler = schedule.make_scheduler(optimizer, N_STEPS)
     found = []
     for _ in range(N_STEPS):
         found.append(float(optimizer.param_groups[0]["lr"]))

@@ -233,7 +233,7 @@ def test_a_fault_of_a_batch_that_stays_ends_in_one_clear_line(
     name: str, few: Callable[..., Recipe], spoiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("kinject.augment.requests.batch.PATIENCE", 0.0)
+    monkeypatch.setattr("kinject.augment.requests.batch.MAX_SILENCE", 0.0)
     monkeypatch.setattr("kinject.augment.requests.sender.N_TRIES", 2)
     monkeypatch.setattr("kinject.augment.requests.sender.N_FAILURES_IN_A_ROW", 1)
     server, _ = spoiled(FAULTS[name], stays=True)

@@ -251,7 +251,7 @@ def _settle(fault: Fault, monkeypatch: pytest.MonkeyPatch, *, stays: bool) -> di
     if stays:
         monkeypatch.setattr("kinject.augment.requests.sender.N_TRIES", 2)
         monkeypatch.setattr("kinject.augment.requests.sender.N_FAILURES_IN_A_ROW", 2)
-        monkeypatch.setattr("kinject.augment.requests.sender.PATIENCE", 0.0)
+        monkeypatch.setattr("kinject.augment.requests.sender.MAX_SILENCE", 0.0)
     elif "tries" in fault.settings:
         monkeypatch.setattr("kinject.augment.requests.sender.N_TRIES", fault.settings["tries"])
     return {"generator__timeout": fault.settings["timeout"]} if "timeout" in fault.settings else {}

@@ -237,7 +237,7 @@ def test_questions_meet_the_same_faults(
 
     server = hostile(act)
     if status in (401, 404):
-        with pytest.raises(EndpointError, match="What was answered is stored; the same command goes on"):
+        with pytest.raises(EndpointError, match="Every answer is stored; the same command resumes"):
             make_questions(questions(server.url))
         assert len(server.seen) == 8
     result = make_questions(questions(server.url))

@@ -158,7 +158,7 @@ def test_a_key_revoked_half_way_stops_the_run_and_a_new_one_goes_on_without_payi
     assert main(["augment", str(recipe.path), *given]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "the key is refused (401: revoked)" in line
-    assert line.endswith("2 rewritings are stored; the same command goes on from there.")
+    assert line.endswith("2 rewritings are stored; the same command resumes.")
     server.script = lambda talk, number: None
     assert main(["augment", str(recipe.path), *given]) == 0
     assert len(server.good) == len(set(server.good)) == 4
@@ -177,7 +177,7 @@ def test_an_endpoint_that_goes_and_comes_back_is_waited_for(few: Few, hostile: S
 def test_an_endpoint_that_stays_away_stops_the_run_in_the_end(
     few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.augment.requests.sender.PATIENCE", 0.05)
+    monkeypatch.setattr("kinject.augment.requests.sender.MAX_SILENCE", 0.05)
     monkeypatch.setattr("kinject.augment.requests.sender.N_FAILURES_IN_A_ROW", 2)
     server = hostile(lambda talk, number: talk.reset() if number >= 2 else None)
     with pytest.raises(EndpointError, match=r"no connection .* 2 rewritings are stored"):
@@ -188,7 +188,7 @@ def test_an_endpoint_that_stays_away_stops_the_run_in_the_end(
 def test_one_request_that_kills_the_endpoint_each_time_does_not_end_the_others(
     few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.augment.requests.sender.PATIENCE", 0.05)
+    monkeypatch.setattr("kinject.augment.requests.sender.MAX_SILENCE", 0.05)
     poison: list[bytes] = []
 
     def act(talk: Talk, number: int) -> bool | None:
@@ -279,7 +279,7 @@ def test_a_usage_that_is_missing_or_negative_does_not_make_the_budget_endless(
     free = augment(few(hostile(act).url, budget=100.0, **PRICES))
     assert free.got == 4
     assert free.cost > 4 * 100e-6 * 100, "four prompts of more than a hundred tokens"
-    assert "4 answers did not say what they used" in free.unsure
+    assert "4 answers did not report their tokens" in free.cost_note
 
 
 def test_a_lost_answer_is_counted_at_the_most_it_can_have_cost_in_this_run_and_the_next(
@@ -293,10 +293,10 @@ def test_a_lost_answer_is_counted_at_the_most_it_can_have_cost_in_this_run_and_t
     known = 4 * 150 * 100e-6  # the server says 100 tokens in, 50 out
     assert result.got == 4
     assert result.cost > known + 400 * 100e-6
-    assert "1 answers were lost on the way" in result.unsure
+    assert "1 answers were lost on the way" in result.cost_note
     again = augment(few(server.url, budget=100.0, **PRICES))
     assert (again.n_sent, again.cost) == (0, pytest.approx(result.cost))
-    assert again.unsure == ""
+    assert again.cost_note == ""
 
 
 def test_a_budget_holds_where_every_answer_is_lost(few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch) -> None:

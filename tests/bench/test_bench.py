@@ -18,23 +18,22 @@ import pytest
 import yaml
 from scipy.stats import ttest_1samp
 
-from kinject.bench import pages as bench_pages
+from kinject.bench import results as bench_results
 from kinject.bench import run as benching
-from kinject.bench.pages import render_bench
-from kinject.bench.recipes import recipe_of
 from kinject.bench.results import (
-    Bench,
+    BenchResult,
     Estimate,
-    Measured,
-    Row,
-    in_order,
-    mean_of,
-    share_of,
-    spread_of,
-    summarise,
+    Measurement,
+    StrategyResult,
+    mean_estimate,
+    ratio_estimate,
+    relative_range,
+    render_bench,
+    sort_rows,
+    summarize,
 )
-from kinject.bench.run import Wanted, bench, choose_strategies, order_of, read_run
-from kinject.bench.strategies import COMBINED, LORA, STRATEGIES, Setting, parts_of_combined
+from kinject.bench.run import BenchOptions, bench, choose_strategies, order_round, read_measurement, run_values
+from kinject.bench.strategies import COMBINED, LORA, STRATEGIES, Setting, combined_labels
 from kinject.cli import main
 from kinject.errors import InputError
 from kinject.recipe import Recipe, read_recipe
@@ -42,7 +41,7 @@ from kinject.study.executors import Outcome
 from kinject.study.stages import Stage, run_stage
 
 CPU = Setting(
-    device="cpu", batch=6, block=64, strategy="bfd_split", adapter=None, bf16=True, compiler=True, bitsandbytes=True,
+    device="cpu", batch=6, block=64, packing_strategy="bfd_split", adapter=None, bf16=True, compiler=True, bitsandbytes=True,
     row_tokens=20.0,
 )  # fmt: skip
 BY_NAME = {item.name: item for item in (*STRATEGIES, COMBINED)}
@@ -106,19 +105,19 @@ def make_recipe(tmp_path: Path, tiny_model: Path) -> Callable[..., Recipe]:
 
 
 def test_a_share_is_the_geometric_mean_of_the_ratios_within_rounds() -> None:
-    found = share_of([2.0, 8.0], [1.0, 2.0])  # ratios 2 and 4: logs 1 and 2 times ln 2, standard error ln 2 / 2
+    found = ratio_estimate([2.0, 8.0], [1.0, 2.0])  # ratios 2 and 4: logs 1 and 2 times ln 2, standard error ln 2 / 2
     half = 12.706205 * math.log(2) / 2  # Student's t, 1 degree of freedom
     assert found.mean == pytest.approx(math.sqrt(8))
     assert found.low == pytest.approx(math.sqrt(8) * math.exp(-half), rel=1e-6)
     assert found.high == pytest.approx(math.sqrt(8) * math.exp(half), rel=1e-6)
-    assert spread_of([2.0, 8.0], [1.0, 2.0]) == pytest.approx(2 / 3)
+    assert relative_range([2.0, 8.0], [1.0, 2.0]) == pytest.approx(2 / 3)
 
 
 def test_a_machine_that_drifts_between_rounds_does_not_widen_the_interval() -> None:
     vanilla, own = [1.0, 3.0, 10.0], [0.5, 1.5, 5.0]
-    found = share_of(own, vanilla)
+    found = ratio_estimate(own, vanilla)
     assert (found.mean, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
-    unpaired = share_of(own, [1.0] * 3)
+    unpaired = ratio_estimate(own, [1.0] * 3)
     assert unpaired.high is not None
     assert unpaired.high > 10
 
@@ -126,55 +125,55 @@ def test_a_machine_that_drifts_between_rounds_does_not_widen_the_interval() -> N
 def test_intervals_are_scipys() -> None:
     ratios = [0.7, 0.9, 0.75, 0.82]
     expected = ttest_1samp([math.log(ratio) for ratio in ratios], 0).confidence_interval()
-    found = share_of(ratios, [1.0] * 4)
+    found = ratio_estimate(ratios, [1.0] * 4)
     assert (found.low, found.high) == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
-    assert mean_of([0.4]) == Estimate(0.4, None, None)
+    assert mean_estimate([0.4]) == Estimate(0.4, None, None)
 
 
 def test_rounds_without_a_vanilla_run_do_not_count() -> None:
-    def measured(number: int, seconds: float, accuracy: float) -> Measured:
-        return Measured("bf16", number, seconds, 1.0, 100, 50, 2.0, {"town": accuracy})
+    def measured(number: int, seconds: float, accuracy: float) -> Measurement:
+        return Measurement("bf16", number, seconds, 1.0, 100, 50, 2.0, {"town": accuracy})
 
-    row = summarise(
-        Row("bf16", "bf16", "", {}), [measured(0, 3.0, 0.5), measured(1, 9.0, 0.9)], [measured(0, 2.0, 0.25)]
+    row = summarize(
+        StrategyResult("bf16", "bf16", "", {}), [measured(0, 3.0, 0.5), measured(1, 9.0, 0.9)], [measured(0, 2.0, 0.25)]
     )
     assert row.n_rounds == 1
-    assert row.time_share == Estimate(pytest.approx(1.5), None, None)  # type: ignore[arg-type]
+    assert row.time_ratio == Estimate(pytest.approx(1.5), None, None)  # type: ignore[arg-type]
     assert row.gain == {"town": Estimate(0.25, None, None)}
 
 
 def test_accuracies_keep_their_interval_between_0_and_1() -> None:
-    runs = [Measured("bf16", n, 1.0, 1.0, 100, 50, 2.0, {"town": accuracy}) for n, accuracy in enumerate((0.5, 1.0))]
-    row = summarise(Row("bf16", "bf16", "", {}), runs, runs)
+    runs = [Measurement("bf16", n, 1.0, 1.0, 100, 50, 2.0, {"town": accuracy}) for n, accuracy in enumerate((0.5, 1.0))]
+    row = summarize(StrategyResult("bf16", "bf16", "", {}), runs, runs)
     assert row.accuracy == {"town": Estimate(0.75, 0.0, 1.0)}
     assert row.gain == {"town": Estimate(0.0, 0.0, 0.0)}
 
 
 def test_a_round_is_compared_with_the_geometric_mean_of_its_two_vanilla_runs() -> None:
-    def measured(number: int, seconds: float, peak: int) -> Measured:
-        return Measured("", number, seconds, seconds, peak, 50, 2.0, {"town": 0.5})
+    def measured(number: int, seconds: float, peak: int) -> Measurement:
+        return Measurement("", number, seconds, seconds, peak, 50, 2.0, {"town": 0.5})
 
     vanilla = [measured(0, 2.0, 400), measured(1, 3.0, 100), measured(0, 8.0, 100), measured(1, 3.0, 100)]
-    row = summarise(Row("bf16", "bf16", "", {}), [measured(0, 2.0, 100), measured(1, 6.0, 100)], vanilla)
-    assert row.time_share is not None
-    assert row.time_share.mean == pytest.approx(1.0)  # 2 / sqrt(2 * 8) and 6 / 3
+    row = summarize(StrategyResult("bf16", "bf16", "", {}), [measured(0, 2.0, 100), measured(1, 6.0, 100)], vanilla)
+    assert row.time_ratio is not None
+    assert row.time_ratio.mean == pytest.approx(1.0)  # 2 / sqrt(2 * 8) and 6 / 3
     assert row.spread == pytest.approx((2 - 0.5) / 1.25)
-    assert row.peak_share is not None
-    assert row.peak_share.mean == pytest.approx(math.sqrt(0.5))
-    own = summarise(Row("vanilla", "vanilla", "", {}), vanilla, vanilla)
-    assert own.time_share == Estimate(1.0, 1.0, 1.0)
+    assert row.peak_ratio is not None
+    assert row.peak_ratio.mean == pytest.approx(math.sqrt(0.5))
+    own = summarize(StrategyResult("vanilla", "vanilla", "", {}), vanilla, vanilla)
+    assert own.time_ratio == Estimate(1.0, 1.0, 1.0)
     assert own.spread == pytest.approx((8 - 2) / 4)  # of round 1; those of round 2 are equal
     assert own.n_rounds == 2
     assert own.first_seconds == 8.0
 
 
 def test_each_round_has_vanilla_twice_and_the_others_once_in_another_order() -> None:
-    orders = [[(item.name, copy) for item, copy in order_of(STRATEGIES[:4], number)] for number in range(4)]
+    orders = [[(item.name, copy) for item, copy in order_round(STRATEGIES[:4], number)] for number in range(4)]
     one, two, three = (item.name for item in STRATEGIES[1:4])
     assert orders[0] == [("vanilla", 0), (one, 0), (two, 0), ("vanilla", 1), (three, 0)]
     assert orders[1] == [("vanilla", 0), (two, 0), (three, 0), ("vanilla", 1), (one, 0)]
     assert orders[3] == orders[0]
-    assert [(item.name, copy) for item, copy in order_of(STRATEGIES[:1], 1)] == [("vanilla", 0), ("vanilla", 1)]
+    assert [(item.name, copy) for item, copy in order_round(STRATEGIES[:1], 1)] == [("vanilla", 0), ("vanilla", 1)]
 
 
 @pytest.mark.parametrize(
@@ -183,48 +182,48 @@ def test_each_round_has_vanilla_twice_and_the_others_once_in_another_order() -> 
         ("fp16", {}, "needs an NVIDIA GPU"),
         ("offloading", {}, "lie in the machine's memory already"),
         ("bf16", {"bf16": False}, "no bfloat16 autocast on this cpu"),
-        ("accumulation", {"batch": 1}, "there is nothing to split"),
+        ("accumulation", {"batch": 1}, "nothing to split"),
         ("adamw-8bit", {"bitsandbytes": False}, "pip install bitsandbytes"),
         ("compile", {"compiler": False}, "needs a C++ compiler"),
         ("packing", {"block": None}, "needs a block length: trainer.max_length"),
     ],
 )
 def test_what_cannot_run_says_why(name: str, changed: dict[str, Any], reason: str) -> None:
-    assert reason in BY_NAME[name].cannot(dataclasses.replace(CPU, **changed))
+    assert reason in BY_NAME[name].unavailable(dataclasses.replace(CPU, **changed))
     able = dataclasses.replace(CPU, device="cuda")
-    assert BY_NAME[name].cannot(able) == ""
+    assert BY_NAME[name].unavailable(able) == ""
 
 
 def test_the_combination_is_made_of_what_runs_here() -> None:
-    assert parts_of_combined(CPU) == [
+    assert combined_labels(CPU) == [
         "bf16", "packing", "gradient accumulation", "gradient checkpointing", "8-bit AdamW", "torch.compile", "LoRA",
     ]  # fmt: skip
-    changes = COMBINED.change({}, CPU)
+    changes = COMBINED.overrides({}, CPU)
     assert changes["trainer.optim"] == "adamw_8bit"
     assert (changes["trainer.per_device_train_batch_size"], changes["trainer.gradient_accumulation_steps"]) == (1, 2)
     poor = dataclasses.replace(CPU, bf16=False, bitsandbytes=False, compiler=False, block=None)
-    assert COMBINED.change({}, poor)["trainer.optim"] == "adafactor"
-    assert "trainer.torch_compile" not in COMBINED.change({}, poor)
+    assert COMBINED.overrides({}, poor)["trainer.optim"] == "adafactor"
+    assert "trainer.torch_compile" not in COMBINED.overrides({}, poor)
 
 
 def test_packing_keeps_the_tokens_of_a_step_and_accumulation_its_rows() -> None:
-    packed = BY_NAME["packing"].change({}, CPU)  # 6 rows of 20 tokens: two rows of 64
+    packed = BY_NAME["packing"].overrides({}, CPU)  # 6 rows of 20 tokens: two rows of 64
     assert packed["trainer.per_device_train_batch_size"] == 2
-    split = BY_NAME["accumulation"].change({}, dataclasses.replace(CPU, batch=10))
+    split = BY_NAME["accumulation"].overrides({}, dataclasses.replace(CPU, batch=10))
     assert split == {"trainer.per_device_train_batch_size": 5, "trainer.gradient_accumulation_steps": 2}
 
 
 def test_a_run_is_the_recipe_with_every_technique_off_but_one(make_recipe: Callable[..., Recipe]) -> None:
     recipe = make_recipe(bf16=True, optim="adafactor", packing=True, gradient_accumulation_steps=2, warmup_ratio=0.1)
-    vanilla = recipe_of(recipe, BY_NAME["vanilla"], CPU, 4, 7)
+    vanilla = run_values(recipe, BY_NAME["vanilla"], CPU, 4, 7)
     trainer = vanilla["trainer"]
     assert (trainer["bf16"], trainer["packing"], trainer["gradient_accumulation_steps"]) == (False, False, 1)
     assert trainer["optim"] == "adamw_torch_fused"
     assert trainer["warmup_steps"] == 0.1  # an older name, as the recipe's reader has it
     assert (vanilla["seed"], trainer["eval_steps"], "patience" in vanilla["probes"]) == (7, 4, False)
     for strategy in STRATEGIES:
-        other = recipe_of(recipe, strategy, CPU, 4, 7)
-        changes = strategy.change({}, CPU)
+        other = run_values(recipe, strategy, CPU, 4, 7)
+        changes = strategy.overrides({}, CPU)
         differs = {f"trainer.{key}" for key in trainer if trainer[key] != other["trainer"].get(key)}
         assert differs <= changes.keys()
         assert other["adapter"] == (LORA if strategy.name == "lora" else None)
@@ -233,14 +232,14 @@ def test_a_run_is_the_recipe_with_every_technique_off_but_one(make_recipe: Calla
 @pytest.mark.parametrize(
     ("wanted", "fault"),
     [
-        (Wanted(only=("bf17",)), "--only: found 'bf17'. Did you mean bf16?"),
-        (Wanted(skip=("vanilla",)), "--skip: vanilla is what all others are compared with"),
-        (Wanted(repeats=0), "--repeats: found 0, allowed: 1 to 100"),
-        (Wanted(steps=3), "--steps: found 3, allowed: 4 or more"),
+        (BenchOptions(only=("bf17",)), "--only: found 'bf17'. Did you mean bf16?"),
+        (BenchOptions(skip=("vanilla",)), "--skip: vanilla cannot be skipped"),
+        (BenchOptions(repeats=0), "--repeats: found 0, allowed: 1 to 100"),
+        (BenchOptions(steps=3), "--steps: found 3, allowed: 4 or more"),
     ],
 )
 def test_what_the_command_line_may_not_ask_is_refused(
-    wanted: Wanted, fault: str, make_recipe: Callable[..., Recipe]
+    wanted: BenchOptions, fault: str, make_recipe: Callable[..., Recipe]
 ) -> None:
     with pytest.raises(InputError, match=fault.replace("?", r"\?")):
         choose_strategies(wanted, make_recipe())
@@ -256,7 +255,7 @@ def test_strategies_of_the_recipe_are_measured_beside_vanilla(
 ) -> None:
     mine = {"uphill": {"techniques.sam": 0.05}, "less": {"trainer.learning_rate": 1e-4, "adapter": {"r": 2}}}
     recipe = _with_bench(make_recipe(), strategies=mine, built_in=False)
-    found, page = bench(recipe, Wanted(repeats=1))
+    found, page = bench(recipe, BenchOptions(repeats=1))
     assert sorted(row.name for row in found.rows) == ["less", "uphill", "vanilla"]
     assert worker.given == ["vanilla, round 1", "uphill, round 1", "vanilla, round 1, again", "less, round 1"]
     held = [yaml.safe_load(path.read_text()) for path in page.parent.glob("runs/*.yaml")]
@@ -266,12 +265,12 @@ def test_strategies_of_the_recipe_are_measured_beside_vanilla(
     losses = {row.name: row.loss.mean for row in found.rows if row.loss is not None}
     assert losses["uphill"] != losses["vanilla"]
     assert "techniques.sam: 0.05" in page.read_text()
-    (less,) = (row.about for row in found.rows if row.name == "less")
+    (less,) = (row.description for row in found.rows if row.name == "less")
     assert less == 'trainer.learning_rate: 0.0001, adapter: {"r": 2}'
     beside = _with_bench(make_recipe(), strategies=mine)
-    names = [item.name for item in choose_strategies(Wanted(), beside)]
+    names = [item.name for item in choose_strategies(BenchOptions(), beside)]
     assert names == [*BY_NAME, "uphill", "less"]
-    chosen = choose_strategies(Wanted(only=("less", "bf16")), beside)
+    chosen = choose_strategies(BenchOptions(only=("less", "bf16")), beside)
     assert [item.name for item in chosen] == ["vanilla", "bf16", "less"]
 
 
@@ -285,9 +284,9 @@ def test_every_fault_of_a_recipes_strategies_is_told_with_its_line(
     assert main(["bench", str(recipe.path)]) == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 4
-    assert any("bench.strategies.lora: bench has a strategy of this name" in line for line in told)
+    assert any("bench.strategies.lora: bench already has a strategy of this name" in line for line in told)
     assert any("high: trainer.learning_rat" in line and "Did you mean learning_rate?" in line for line in told)
-    assert any("mine.seed: is not a strategy's to change" in line for line in told)
+    assert any("mine.seed: a strategy cannot change this section" in line for line in told)
     assert any("mine: techniques.sam: found 'x'" in line for line in told)
     at = next(number for number, line in enumerate(recipe.path.read_text().splitlines(), 1) if "high:" in line)
     assert any(f"{recipe.path}:{at}: high: trainer.learning_rat" in line for line in told)
@@ -307,18 +306,18 @@ def test_time_is_the_lower_quartile_of_the_steps_after_the_first_two(tmp_path: P
         {"step": 4, "train_loss": 3},
     ]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
-    found = read_run(tmp_path, "bf16", 1)
+    found = read_measurement(tmp_path, "bf16", 1)
     assert found.seconds == pytest.approx(1000 * float(numpy.quantile(per_token, 0.25)))  # one step was held up
-    assert dataclasses.replace(found, seconds=1) == Measured("bf16", 1, 1, 6.0, 9, 350, 2.5, {"new": 0.5})
+    assert dataclasses.replace(found, seconds=1) == Measurement("bf16", 1, 1, 6.0, 9, 350, 2.5, {"new": 0.5})
     (tmp_path / "timing.jsonl").write_text("")
     with pytest.raises(InputError, match="has 0 steps"):
-        read_run(tmp_path, "bf16", 1)
+        read_measurement(tmp_path, "bf16", 1)
 
 
 def test_a_bench_measures_resumes_and_writes_its_table(
     make_recipe: Callable[..., Recipe], worker: type[InProcess], tmp_path: Path
 ) -> None:
-    wanted = Wanted(only=("fp16", "accumulation", "packing"), repeats=2)
+    wanted = BenchOptions(only=("fp16", "accumulation", "packing"), repeats=2)
     found, page = bench(make_recipe(), wanted)
     assert worker.given == [
         "vanilla, round 1", "packing, round 1", "vanilla, round 1, again", "gradient accumulation, round 1",
@@ -327,18 +326,18 @@ def test_a_bench_measures_resumes_and_writes_its_table(
     rows = {row.name: row for row in found.rows}
     assert [row.name for row in found.rows if row.time is None] == ["fp16"]
     assert "needs an NVIDIA GPU" in rows["fp16"].reason
-    assert rows["vanilla"].time_share == Estimate(1.0, 1.0, 1.0)
+    assert rows["vanilla"].time_ratio == Estimate(1.0, 1.0, 1.0)
     assert rows["accumulation"].loss is not None  # the same batches in parts: the same loss
     assert rows["vanilla"].loss is not None
     assert rows["accumulation"].loss.mean == pytest.approx(rows["vanilla"].loss.mean, abs=1e-4)
     assert rows["accumulation"].tokens == rows["vanilla"].tokens
-    assert found.sets == ("town",)
+    assert found.question_sets == ("town",)
     assert not list((tmp_path / "bench" / "runs").glob("*/model"))
     for suffix in ("json", "csv", "md", "png", "svg"):
         assert (tmp_path / "bench" / f"bench.{suffix}").stat().st_size > 0
     lines = list(csv.DictReader((tmp_path / "bench" / "bench.csv").read_text().splitlines()))
     assert [line["strategy"] for line in lines] == [row.name for row in found.rows]
-    assert float(lines[0]["time_share"]) == pytest.approx(found.rows[0].time_share.mean)  # type: ignore[union-attr]
+    assert float(lines[0]["time_ratio"]) == pytest.approx(found.rows[0].time_ratio.mean)  # type: ignore[union-attr]
     assert "fp16: not run: float16 training needs an NVIDIA GPU" in render_bench(found)
     assert "not run: float16 training needs" in page.read_text()
 
@@ -349,7 +348,9 @@ def test_a_bench_measures_resumes_and_writes_its_table(
     shutil.rmtree(victim)  # as a kill in the middle of a run leaves it
     bench(make_recipe(), wanted)
     assert len(worker.given) == 1
-    bench(make_recipe(learning_rate=2e-3), Wanted(only=("vanilla",), repeats=1))  # another recipe is measured anew
+    bench(
+        make_recipe(learning_rate=2e-3), BenchOptions(only=("vanilla",), repeats=1)
+    )  # another recipe is measured anew
     assert worker.given[1:] == ["vanilla, round 1", "vanilla, round 1, again"]
 
 
@@ -357,20 +358,20 @@ def test_a_strategy_that_breaks_is_marked_and_vanilla_breaking_ends_it(
     make_recipe: Callable[..., Recipe], worker: type[InProcess]
 ) -> None:
     worker.breaks = "Adafactor"
-    found, _ = bench(make_recipe(), Wanted(only=("adafactor",), repeats=2))
-    assert found.failed == 1
+    found, _ = bench(make_recipe(), BenchOptions(only=("adafactor",), repeats=2))
+    assert found.n_failed == 1
     assert found.rows[-1].reason.startswith("out of memory (its log: ")
     vanilla = [f"vanilla, round {number}{again}" for number in (1, 2) for again in ("", ", again")]
     assert worker.given == [vanilla[0], "Adafactor, round 1", *vanilla[1:]]  # not tried twice in one go
     worker.breaks = "vanilla"
-    with pytest.raises(InputError, match="the vanilla run broke: out of memory"):
-        bench(make_recipe(learning_rate=3e-3), Wanted(only=("adafactor",), repeats=1))
+    with pytest.raises(InputError, match="the vanilla run failed: out of memory"):
+        bench(make_recipe(learning_rate=3e-3), BenchOptions(only=("adafactor",), repeats=1))
 
 
 def test_rows_stand_by_time_and_those_that_did_not_run_last() -> None:
-    timed = [Row(str(share), "", "", {}, time_share=Estimate(share, None, None)) for share in (1.0, 0.4)]
-    rows = [Row("a", "", "", {}, reason="no"), *timed]
-    assert [row.name for row in in_order(rows)] == ["0.4", "1.0", "a"]
+    timed = [StrategyResult(str(share), "", "", {}, time_ratio=Estimate(share, None, None)) for share in (1.0, 0.4)]
+    rows = [StrategyResult("a", "", "", {}, reason="no"), *timed]
+    assert [row.name for row in sort_rows(rows)] == ["0.4", "1.0", "a"]
 
 
 def test_the_verb_says_what_is_wrong_in_one_line(
@@ -384,15 +385,24 @@ def test_the_verb_says_what_is_wrong_in_one_line(
 def test_hostile_names_break_no_table_and_are_no_formulas(tmp_path: Path) -> None:
     hostile = "=cmd|'/C calc'!A0 <script>x</script> [a](javascript:b)\n| c | d |\n# e `f` \x1b[2J"
     found = Estimate(1.0, 0.9, 1.1)
-    row = Row(hostile, hostile, hostile, {"trainer.x": hostile}, time=found, time_share=found, peak=found, peak_share=found,
-              loss=found, accuracy={hostile: found}, gain={hostile: found}, tokens=-1.0)  # fmt: skip
-    bench = Bench(
-        hostile, hostile, (row, Row(hostile, hostile, "", {}, reason=hostile)), (hostile,), 1, 2, (hostile,), 1
+    row = StrategyResult(
+        hostile, hostile, hostile, {"trainer.x": hostile}, time=found, time_ratio=found, peak=found, peak_ratio=found,
+        loss=found, accuracy={hostile: found}, gain={hostile: found}, tokens=-1.0,
+    )  # fmt: skip
+    bench = BenchResult(
+        hostile,
+        hostile,
+        (row, StrategyResult(hostile, hostile, "", {}, reason=hostile)),
+        (hostile,),
+        1,
+        2,
+        (hostile,),
+        1,
     )
-    text = bench_pages.write_pages(tmp_path, bench).read_text("utf-8")
+    text = bench_results.write_pages(tmp_path, bench).read_text("utf-8")
     assert not re.search(r"<(?!\s)|(?<!\\)\]\((?!bench\.svg)", re.sub(r"`.*?`", "", text))
     tables = [line for line in text.splitlines() if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {len(bench_pages._cells(bench)[0]) + 1}
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {len(bench_results._table_cells(bench)[0]) + 1}
     assert len(tables) == 4
     assert not [line for line in text.splitlines() if line.startswith("# e")]
     with (tmp_path / "bench.csv").open(newline="") as file:

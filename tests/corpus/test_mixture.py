@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from kinject.corpus import Joined, TokenRow, draw, wanted_tokens
+from kinject.corpus.packing import ConcatRows
+from kinject.corpus.tokenize import TokenRow, sample_tokens, wanted_tokens
 
 
 def _token_rows(n: int, length: int, origin: str) -> list[TokenRow]:
@@ -16,7 +17,7 @@ def _token_rows(n: int, length: int, origin: str) -> list[TokenRow]:
 
 
 def _drawn(rows: list[TokenRow], wanted: float, seed: int = 0) -> list[TokenRow]:
-    return list(draw(rows, list, wanted, seed))
+    return list(sample_tokens(rows, list, wanted, seed))
 
 
 def _size(rows: list[TokenRow]) -> int:
@@ -44,7 +45,7 @@ def test_a_part_tokenises_no_more_than_a_chunk_beyond_what_it_draws() -> None:
         seen.extend(rows)
         return rows
 
-    assert len(list(draw(_token_rows(5000, 10, "replay"), tokenize, 100, 0))) == 10
+    assert len(list(sample_tokens(_token_rows(5000, 10, "replay"), tokenize, 100, 0))) == 10
     assert len(seen) <= 256
 
 
@@ -56,7 +57,7 @@ def test_every_row_is_drawn_before_any_is_drawn_twice() -> None:
 
 def test_joined_parts_are_one_sequence() -> None:
     parts = [_token_rows(3, 2, "a"), [], _token_rows(2, 4, "b")]
-    joined = Joined(parts)
+    joined = ConcatRows(parts)
     assert list(joined) == parts[0] + parts[2]
     assert [joined[i] for i in (-1, 0, 3)] == [parts[2][1], parts[0][0], parts[2][0]]
     assert joined[2:4] == [parts[0][2], parts[2][0]]

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinject.corpus import IGNORED, Layout, TokenRow, lay_out
+from kinject.corpus.packing import PackingConfig, pack
+from kinject.corpus.tokenize import IGNORED, TokenRow
 
 ROWS = st.lists(
     st.tuples(st.integers(1, 40), st.integers(0, 10)),  # length, length of the prompt that is read only
@@ -33,7 +34,7 @@ def _rows(shapes: list[tuple[int, int]]) -> list[TokenRow]:
 @given(ROWS, st.integers(2, 24))
 def test_bfd_split_learns_every_token_exactly_once(shapes: list[tuple[int, int]], block: int) -> None:
     rows = _rows(shapes)
-    laid, account = lay_out(rows, Layout(block, "bfd_split"), seed=0)
+    laid, account = pack(rows, PackingConfig(block, "bfd_split"), seed=0)
     learned = Counter(label for row in laid for label in row.labels if label != IGNORED)
     wanted = {token for row in rows for token, bears in zip(row.input_ids, row.learned, strict=True) if bears}
     assert learned == dict.fromkeys(wanted, 1)
@@ -48,7 +49,7 @@ def test_the_account_adds_up_and_agrees_with_the_rows(
     shapes: list[tuple[int, int]], block: int, strategy: str | None
 ) -> None:
     rows = _rows(shapes)
-    laid, account = lay_out(rows, Layout(block, strategy), seed=1)
+    laid, account = pack(rows, PackingConfig(block, strategy), seed=1)
     assert account.source == sum(len(row.input_ids) for row in rows)
     assert account.source == account.trained + account.masked + account.truncated + account.dropped
     seen = {token for row in laid for token in row.input_ids}
@@ -58,7 +59,7 @@ def test_the_account_adds_up_and_agrees_with_the_rows(
 
 @given(ROWS, st.integers(2, 24))
 def test_positions_restart_exactly_where_another_piece_begins(shapes: list[tuple[int, int]], block: int) -> None:
-    for row in lay_out(_rows(shapes), Layout(block, "bfd_split"), seed=2)[0]:
+    for row in pack(_rows(shapes), PackingConfig(block, "bfd_split"), seed=2)[0]:
         for index in range(1, len(row.input_ids)):
             follows = row.input_ids[index] == row.input_ids[index - 1] + 1
             if row.position_ids[index] == 0:
@@ -70,21 +71,21 @@ def test_positions_restart_exactly_where_another_piece_begins(shapes: list[tuple
 
 def test_wrapped_joins_documents_and_learns_across_them() -> None:
     rows = _rows([(5, 0), (6, 0)])
-    laid, account = lay_out(rows, Layout(4, "wrapped"), seed=0)
+    laid, account = pack(rows, PackingConfig(4, "wrapped"), seed=0)
     assert [row.position_ids for row in laid] == [[0, 1, 2, 3]] * 3 + [[0, 1]]
     assert account.trained == 9  # 11 tokens, less the first of each document
     assert account.lost == 0
 
 
 def test_without_packing_each_document_is_a_row_and_the_rest_is_counted_as_truncated() -> None:
-    laid, account = lay_out(_rows([(10, 0), (3, 0)]), Layout(4), seed=0)
+    laid, account = pack(_rows([(10, 0), (3, 0)]), PackingConfig(4), seed=0)
     assert sorted(len(row.input_ids) for row in laid) == [3, 4]
     assert account.truncated == 6
-    assert lay_out(_rows([(10, 0)]), Layout(None), seed=0)[1].lost == 0
+    assert pack(_rows([(10, 0)]), PackingConfig(None), seed=0)[1].lost == 0
 
 
 def test_a_prompt_that_fills_the_block_leaves_nothing_to_learn_and_is_counted_as_dropped() -> None:
-    laid, account = lay_out(_rows([(10, 8), (3, 0)]), Layout(4), seed=0)
+    laid, account = pack(_rows([(10, 8), (3, 0)]), PackingConfig(4), seed=0)
     assert len(laid) == 1
     assert (account.truncated, account.dropped) == (6, 4)
 
@@ -96,7 +97,7 @@ def test_best_fit_fills_rows_as_the_textbook_example(spread: bool, named: bool) 
     rows = _rows([(n, 0) for n in (2, 5, 4, 7, 2, 5, 3, 2)])
     if not named:
         rows = [TokenRow(row.row_id, "", row.origin, row.input_ids, row.learned) for row in rows]
-    laid, _ = lay_out(rows, Layout(10, "bfd_split", spread), seed=0)
+    laid, _ = pack(rows, PackingConfig(10, "bfd_split", spread), seed=0)
     pieces = [[b - a for a, b in zip(starts, [*starts[1:], len(row.input_ids)], strict=True)]
               for row in laid if (starts := [i for i, p in enumerate(row.position_ids) if p == 0])]  # fmt: skip
     assert sorted(map(sorted, pieces)) == [[2, 2, 2, 4], [3, 7], [5, 5]]
@@ -106,7 +107,7 @@ def test_best_fit_fills_rows_as_the_textbook_example(spread: bool, named: bool) 
 def test_the_order_depends_on_the_seed_only(spread: bool) -> None:
     named, nameless = _paraphrases(6, 9), _rows([(5, 0)] * 9)
     rows = [*named, *(TokenRow("", "", "", row.input_ids, row.learned) for row in nameless)]
-    first, again, other = (list(lay_out(rows, Layout(8, "bfd_split", spread), seed)[0]) for seed in (3, 3, 4))
+    first, again, other = (list(pack(rows, PackingConfig(8, "bfd_split", spread), seed)[0]) for seed in (3, 3, 4))
     assert first == again
     assert first != other
 
@@ -129,7 +130,7 @@ def test_wrapped_is_one_text_cut_every_block_whether_spread_or_not(
         labels = [token if bears and at else IGNORED for at, (token, bears) in enumerate(text[start : start + block])]
         if set(labels) - {IGNORED}:
             wanted.append((ids, labels))
-    laid, account = lay_out(rows, Layout(block, "wrapped", spread), seed=5)
+    laid, account = pack(rows, PackingConfig(block, "wrapped", spread), seed=5)
     assert [(row.input_ids, row.labels) for row in laid] == wanted
     assert {row.round for row in laid} <= {0}
     assert account.source == len(text)
@@ -138,17 +139,19 @@ def test_wrapped_is_one_text_cut_every_block_whether_spread_or_not(
 
 
 def test_wrapped_has_one_round_however_many_rows_a_document_has() -> None:
-    assert {row.round for row in lay_out(_paraphrases(8, 8), Layout(5, "wrapped", True), 1)[0]} == {0}
+    assert {row.round for row in pack(_paraphrases(8, 8), PackingConfig(5, "wrapped", True), 1)[0]} == {0}
 
 
 def test_bins_with_equal_room_wait_for_one_another() -> None:
     # 6 6 6 leave a room of 4 three times, which three documents of 4 fill
-    laid, _ = lay_out(_rows([(n, 0) for n in (6, 6, 6, 4, 4, 4)]), Layout(10, "bfd_split", spread=True), seed=0)
+    laid, _ = pack(
+        _rows([(n, 0) for n in (6, 6, 6, 4, 4, 4)]), PackingConfig(10, "bfd_split", separate_paraphrases=True), seed=0
+    )
     assert [len(row.input_ids) for row in laid] == [10, 10, 10]
 
 
 def test_wrapped_without_a_block_is_one_row() -> None:
-    laid, account = lay_out(_rows([(5, 0), (6, 0), (1, 0)]), Layout(None, "wrapped"), seed=0)
+    laid, account = pack(_rows([(5, 0), (6, 0), (1, 0)]), PackingConfig(None, "wrapped"), seed=0)
     assert [len(row.input_ids) for row in laid] == [12]
     assert account.lost == 0
 
@@ -167,7 +170,7 @@ def test_spread_rows_never_hold_two_texts_of_one_document_and_lose_nothing(
     n_documents: int, n_each: int, block: int, seed: int
 ) -> None:
     rows = _paraphrases(n_documents, n_each)
-    laid, account = lay_out(rows, Layout(block, "bfd_split", spread=True), seed)
+    laid, account = pack(rows, PackingConfig(block, "bfd_split", separate_paraphrases=True), seed)
     for row in laid:
         texts = [
             token // 1000 for token, position in zip(row.input_ids, row.position_ids, strict=True) if position == 0
@@ -180,13 +183,13 @@ def test_spread_rows_never_hold_two_texts_of_one_document_and_lose_nothing(
 
 
 def test_together_the_same_texts_do_share_rows() -> None:
-    laid, _ = lay_out(_paraphrases(3, 8), Layout(20, "bfd_split"), 0)
+    laid, _ = pack(_paraphrases(3, 8), PackingConfig(20, "bfd_split"), 0)
     shared = [row for row in laid if len({t // 1000 for t in row.input_ids}) < row.position_ids.count(0)]
     assert shared
 
 
 def test_each_round_of_the_epoch_holds_its_share_of_every_document() -> None:
-    laid, _ = lay_out(_paraphrases(40, 8), Layout(20, "bfd_split", spread=True), 1)
+    laid, _ = pack(_paraphrases(40, 8), PackingConfig(20, "bfd_split", separate_paraphrases=True), 1)
     n_rounds = 1 + max(row.round for row in laid)
     assert n_rounds == 8
     assert [row.round for row in laid] == sorted(row.round for row in laid)
@@ -200,14 +203,14 @@ def test_replayed_tokens_are_marked_where_they_are_learned() -> None:
         TokenRow("a", "a", "replay", (1, 2, 3), (False, True, True)),
         TokenRow("b", "b", "original", (4, 5), (False, True)),
     ]
-    row = lay_out(rows, Layout(8, "bfd_split"), 0)[0][0]
+    row = pack(rows, PackingConfig(8, "bfd_split"), 0)[0][0]
     assert dict(zip(row.input_ids, row.replayed, strict=True)) == {1: False, 2: True, 3: True, 4: False, 5: False}
 
 
 def test_rounds_hold_eight_blocks_at_least_and_are_no_more_than_a_documents_rows() -> None:
     def rounds(n_documents: int, n_each: int, block: int | None, strategy: str | None = "bfd_split") -> int:
         return 1 + max(
-            row.round for row in lay_out(_paraphrases(n_documents, n_each), Layout(block, strategy, True), 1)[0]
+            row.round for row in pack(_paraphrases(n_documents, n_each), PackingConfig(block, strategy, True), 1)[0]
         )
 
     assert rounds(2, 8, 20) == 1  # 80 tokens are half of 8 blocks
@@ -218,8 +221,8 @@ def test_rounds_hold_eight_blocks_at_least_and_are_no_more_than_a_documents_rows
 
 def test_rows_of_no_document_fall_into_any_round_and_ask_for_none() -> None:
     nameless = [TokenRow("", "", "", row.input_ids, row.learned) for row in _paraphrases(50, 8)]
-    assert {row.round for row in lay_out(nameless, Layout(20, "bfd_split", True), 1)[0]} == {0}
-    laid, _ = lay_out([*_paraphrases(10, 8), *nameless], Layout(20, "bfd_split", True), 1)
+    assert {row.round for row in pack(nameless, PackingConfig(20, "bfd_split", True), 1)[0]} == {0}
+    laid, _ = pack([*_paraphrases(10, 8), *nameless], PackingConfig(20, "bfd_split", True), 1)
     held = Counter(row.round for row in laid for document in row.documents if not document)
     assert set(held) == set(range(8))
 
@@ -228,14 +231,14 @@ def test_rows_of_no_document_fall_into_any_round_and_ask_for_none() -> None:
 def test_what_is_packed_together_is_bounded_and_nothing_is_lost(spread: bool, monkeypatch: Any) -> None:
     rows = _paraphrases(60, 1)
     monkeypatch.setattr("kinject.corpus.packing._WINDOW", 16)
-    laid, account = lay_out(rows, Layout(20, "bfd_split", spread), 1)
+    laid, account = pack(rows, PackingConfig(20, "bfd_split", spread), 1)
     order = list(range(60))
     random.Random(1).shuffle(order)
     window_of = {row: at // 16 for at, row in enumerate(order)}
     for at in range(len(laid)):
-        assert len({window_of[row] for row, _, _ in laid.pieces(at)}) == 1
+        assert len({window_of[row] for row, _, _ in laid.segments(at)}) == 1
     assert (account.lost, account.source, {row.round for row in laid}) == (0, 300, {0})
     monkeypatch.setattr("kinject.corpus.packing._WINDOW", 3)
-    narrow = list(lay_out(rows, Layout(7, "wrapped", spread), 1)[0])
+    narrow = list(pack(rows, PackingConfig(7, "wrapped", spread), 1)[0])
     monkeypatch.undo()
-    assert narrow == list(lay_out(rows, Layout(7, "wrapped", spread), 1)[0])  # one text has no windows
+    assert narrow == list(pack(rows, PackingConfig(7, "wrapped", spread), 1)[0])  # one text has no windows

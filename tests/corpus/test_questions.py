@@ -35,11 +35,11 @@ def test_ids_may_be_numbers(write_rows, given):
     [
         ({"answer": 2}, ":1: answer: found 2, but with 2 choices it can be 0 to 1."),
         ({"answer": -1}, ":1: answer: found -1, but with 2 choices it can be 0 to 1."),
-        ({"answer": True}, ":1: answer: found True, expected the index of the right choice (0 to 1)."),
-        ({"answer": "B"}, ":1: answer: found 'B', expected the index of the right choice (0 to 1)."),
-        ({"answer": None}, ":1: answer: missing. It is the index of the right choice (0 to 1)."),
+        ({"answer": True}, ":1: answer: found True, expected the index of the correct choice (0 to 1)."),
+        ({"answer": "B"}, ":1: answer: found 'B', expected the index of the correct choice (0 to 1)."),
+        ({"answer": None}, ":1: answer: missing. It is the index of the correct choice (0 to 1)."),
         ({"choices": ["Farrow"]}, ":1: choices: found 1, expected at least two"),
-        ({"choices": ["Farrow", "Farrow"]}, ":1: choices: 'Farrow' stands there twice."),
+        ({"choices": ["Farrow", "Farrow"]}, ":1: choices: 'Farrow' occurs twice."),
         ({"choices": ["Farrow", " "]}, ":1: choices: choice 1 is empty."),
         ({"choices": "Farrow"}, ":1: choices: found 'Farrow', expected a list of at least two texts."),
         ({"choices": ["Farrow", 3]}, ":1: choices: found ['Farrow', 3], expected a list of at least two texts."),
@@ -65,7 +65,7 @@ def test_two_questions_with_one_id_name_both_lines(write_rows):
 
 
 def test_the_same_question_twice_is_refused(write_rows):
-    with pytest.raises(InputError, match=r":2: the same question stands twice, the first on line 1\."):
+    with pytest.raises(InputError, match=r":2: the same question occurs twice, the first on line 1\."):
         read_questions(write_rows("q.jsonl", [GOOD, GOOD]))
 
 

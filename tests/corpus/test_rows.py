@@ -1,18 +1,34 @@
-"""Corpus rows: three shapes, each fault with its line."""
+"""Corpus rows: three shapes, each fault with its line, each line parsed once."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from datasets import load_dataset
 
-from kinject.corpus import read_corpus
+from kinject.corpus.rows import CorpusFile
 from kinject.disk import write_jsonl
 from kinject.errors import InputError
 
 Write = Callable[[str, str], Path]
+
+ROWS = [
+    {"text": "Arden was born in Lowmere.", "document_id": "a", "origin": "paraphrase"},
+    {"prompt": "Question: where?\nAnswer:", "completion": " Färrow ☃"},
+    {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Bryn."}]},
+]
+SHAPES = ["text", "completion", "messages"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Three rows of every shape with blank lines between, a byte-order mark before, no newline at the end."""
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("\ufeff" + "\n\n  \n".join(json.dumps(row, ensure_ascii=False) for row in ROWS), encoding="utf-8")
+    return path
 
 
 def test_the_three_shapes_are_read(write: Write) -> None:
@@ -21,11 +37,56 @@ def test_the_three_shapes_are_read(write: Write) -> None:
         '{"text": "a", "id": "x", "document_id": "d"}\n{"prompt": "q", "completion": " a"}\n'
         '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}\n',
     )
-    rows = read_corpus(path)
+    rows = list(CorpusFile(path))
     assert [row.shape for row in rows] == ["text", "completion", "messages"]
     assert (rows[0].id, rows[0].document_id, rows[0].origin) == ("x", "d", "original")
     assert len({row.id for row in rows}) == 3
-    assert read_corpus(path, origin="replay")[0].origin == "replay"
+    assert {row.origin for row in CorpusFile(path, origin="replay")} == {"replay"}
+
+
+def test_rows_are_those_of_the_file_in_any_order(path: Path) -> None:
+    rows, whole = CorpusFile(path), list(CorpusFile(path))
+    assert [row.shape for row in whole] == SHAPES
+    assert [(row.text, row.prompt, row.completion, list(row.messages)) for row in whole] == [
+        (row.get("text", ""), row.get("prompt", ""), row.get("completion", ""), row.get("messages", [])) for row in ROWS
+    ]
+    assert (whole[0].document_id, whole[0].origin) == ("a", "paraphrase")
+    assert len(rows) == 3
+    assert [rows[i] for i in (2, 0, -2)] == [whole[2], whole[0], whole[1]]
+    assert rows[1:] == whole[1:]
+    assert rows.pick([2, 2, 0]) == [whole[2], whole[2], whole[0]]
+    assert {row.origin for row in CorpusFile(path, "replay")} == {"replay"}
+    with pytest.raises(IndexError):
+        rows[3]
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"txt": "x"}', '{"text": 3}', '{"text": " "}'])
+def test_a_faulty_line_is_reported_by_iterating_checking_and_picking(path: Path, line: str) -> None:
+    path.write_text(path.read_text("utf-8") + f"\n{line}\n", encoding="utf-8")
+    messages = []
+    for read in (list, CorpusFile.check, lambda rows: rows.pick([3])):
+        with pytest.raises(InputError) as caught:
+            read(CorpusFile(path))
+        messages.append(str(caught.value))
+    assert len(set(messages)) == 1
+    assert "corpus.jsonl:8: " in messages[0]
+
+
+def test_only_rows_that_were_not_picked_are_checked_again(path: Path) -> None:
+    parsed: list[int] = []
+    rows = CorpusFile(path, on_row=lambda number, _: parsed.append(number))
+    rows.pick([2])
+    rows.check(only_unread=True)
+    assert parsed == [7, 1, 4]  # line numbers: each row once
+
+
+def test_rows_before_the_first_fault_are_yielded_and_all_faults_reported(write: Write) -> None:
+    path = write("c.jsonl", '{"text": "a"}\n{"text": ""}\n{"text": "b"}\n{"txt": "c"}\n')
+    rows = iter(CorpusFile(path))
+    assert next(rows).text == "a"
+    with pytest.raises(InputError) as caught:
+        next(rows)
+    assert [line.split(":")[1] for line in str(caught.value).splitlines()] == ["2", "4"]
 
 
 def test_every_faulty_line_is_told(write: Write) -> None:
@@ -35,7 +96,7 @@ def test_every_faulty_line_is_told(write: Write) -> None:
         '{"messages": []}\n{"messages": [{"role": "user", "content": "q"}]}\n{"text": "a", "messages": []}\n',
     )
     with pytest.raises(InputError) as caught:
-        read_corpus(path)
+        list(CorpusFile(path))
     lines = [line.removeprefix(f"{path}:") for line in str(caught.value).splitlines()]
     assert [line.split(":")[0] for line in lines] == ["2", "3", "4", "5", "6", "7", "8"]
     assert lines[0] == "2: text: is empty. Remove the row."
@@ -43,8 +104,9 @@ def test_every_faulty_line_is_told(write: Write) -> None:
 
 
 def test_an_empty_corpus_is_refused(write: Write) -> None:
-    with pytest.raises(InputError, match="no rows"):
-        read_corpus(write("c.jsonl", "\n"))
+    for read in (list, len):
+        with pytest.raises(InputError, match="no rows"):
+            read(CorpusFile(write("c.jsonl", "\n\n")))
 
 
 def test_a_corpus_is_what_datasets_reads(tmp_path: Path) -> None:
@@ -52,4 +114,4 @@ def test_a_corpus_is_what_datasets_reads(tmp_path: Path) -> None:
     loaded = load_dataset(
         "json", data_files=str(tmp_path / "c.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
     )
-    assert loaded["text"] == [row.text for row in read_corpus(tmp_path / "c.jsonl")]
+    assert loaded["text"] == [row.text for row in CorpusFile(tmp_path / "c.jsonl")]

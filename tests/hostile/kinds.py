@@ -160,11 +160,11 @@ def read_some_questions(path: Path) -> None:
 
 def read_whole_corpus(path: Path) -> None:
     """Read a corpus both ways."""
-    from kinject.corpus.corpus_file import CorpusFile
-    from kinject.corpus.rows import read_corpus
+    from kinject.corpus.rows import CorpusFile
 
     everything(CorpusFile(path))
-    read_corpus(path)
+    rows = CorpusFile(path)
+    rows.pick(range(len(rows)))
 
 
 def read_some_contexts(path: Path) -> None:
@@ -232,10 +232,10 @@ WEIGHTED: list[Any] = [
 def read_row_weights(path: Path) -> None:
     """Weigh rows by a column, and by a date."""
     from kinject.recipe import RowWeightsSection
-    from kinject.train.row_weights import row_weights
+    from kinject.train.data import RowWeights
 
-    assert np.isfinite(row_weights(RowWeightsSection("weight"), path)).all()
-    assert np.isfinite(row_weights(RowWeightsSection("date", half_life=30), path)).all()
+    assert np.isfinite(RowWeights(RowWeightsSection("weight"), path).result()).all()
+    assert np.isfinite(RowWeights(RowWeightsSection("date", half_life=30), path).result()).all()
 
 
 def as_csv(rows: Any) -> bytes:

@@ -60,7 +60,7 @@ def _reader(model: Path, name: str) -> Callable[[Path], object]:
     def read(path: Path) -> None:
         from kinject.corpus.passages import split_passages, token_spans
         from kinject.corpus.rows import parse_corpus_row
-        from kinject.corpus.tokens import Tokenization, tokenize_rows
+        from kinject.corpus.tokenize import Tokenization, tokenize_rows
         from kinject.models import load_model, load_tokenizer
         from kinject.types import Document
 

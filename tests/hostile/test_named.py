@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 from kinds import LINES, TASK, as_parquet, as_yaml, lines_of, pdf_of
 
-from kinject.corpus import readers_pages
-from kinject.corpus.corpus_file import CorpusFile
-from kinject.corpus.documents import document_hashes, read_documents
+from kinject.corpus.documents import document_hashes, pages, read_documents
 from kinject.corpus.passages import sentence_ends, token_spans
 from kinject.corpus.questions import read_questions
-from kinject.corpus.rows import read_corpus
+from kinject.corpus.rows import CorpusFile
 from kinject.disk import reading
 from kinject.errors import KinjectError, RecipeError
 from kinject.eval.compare import read_run
@@ -37,8 +35,8 @@ Reader = Callable[[Path], object]
 
 ROWS: dict[str, Reader] = {
     "documents": lambda path: list(read_documents(path)),
-    "corpus": read_corpus,
-    "corpus file": CorpusFile,
+    "corpus": lambda path: list(CorpusFile(path)),
+    "corpus file": lambda path: CorpusFile(path).check(),
     "questions": read_questions,
     "samples": read_run,
     "contexts": lambda path: read_contexts(path, [Question("q", "?", ("a", "b"), 0)]),
@@ -234,7 +232,7 @@ def test_line_ends_and_byte_order_marks_change_nothing(tmp_path: Path, ends: str
         rows = ends.join(['{"text": "One."}', "", '{"text": "Two."}', ""]).encode()
         path = written(tmp_path / "d.jsonl", mark + rows)
         assert [document.text for document in read_documents(path)] == ["One.", "Two."]
-        assert len(CorpusFile(path)) == len(read_corpus(path)) == 2
+        assert len(CorpusFile(path)) == len(list(CorpusFile(path))) == 2
     text = ends.join(["# Title", "", "One."]).encode()
     (document,) = read_documents(written(tmp_path / "d.md", mark + text))
     assert document.title == "Title"
@@ -308,7 +306,7 @@ def test_a_pdf_that_asks_for_more_work_than_a_page_can_be_worth_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pypdf")
-    monkeypatch.setattr(readers_pages, "_MOST_OPERATIONS", 3000)
+    monkeypatch.setattr(pages, "_MOST_OPERATIONS", 3000)
     many = pdf_of([b"BT /F1 12 Tf " + b"(a) Tj " * 4000 + b"ET"])
     assert "more than 3,000 drawing operations" in refusal(ROWS["documents"], written(tmp_path / "a.pdf", many))
     form = b"<< /Type /XObject /Subtype /Form /BBox [0 0 9 9] /Resources << /XObject << /X0 %d 0 R >> >> /Length 15 >>"
@@ -375,7 +373,7 @@ SAMPLE = {"doc": {"id": "a"}, "target": "0", "filtered_resps": [["-1", "F"], ["-
             "two questions have the id 'x', the first on line 1",
         ),
         (read_questions, [{**ROW, "answer": float("nan")}], "answer: found nan"),
-        (read_questions, [{**ROW, "choices": ["a"] * 300_000}], "'a' stands there twice"),
+        (read_questions, [{**ROW, "choices": ["a"] * 300_000}], "'a' occurs twice"),
         (read_samples, [SAMPLE, SAMPLE], "question 'a' stands there twice, first on line 1"),
         (read_samples, [{**SAMPLE, "target": float("inf")}], "no multiple-choice sample"),
         (read_samples, [{**SAMPLE, "target": "9" * 5000}], "no multiple-choice sample"),
@@ -393,8 +391,10 @@ def test_numbers_and_ids_that_cannot_be_meant_are_refused(
 
 def test_a_conversation_with_numbers_that_json_lacks_still_has_an_id(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "Hi", "score": float("nan")}, {"role": "assistant", "content": "Ho"}]
-    (row,) = read_corpus(written(tmp_path / "c.jsonl", lines_of([{"messages": turns}])))
-    (same,) = read_corpus(written(tmp_path / "d.jsonl", lines_of([{"messages": [{**turns[0], "score": 1}, turns[1]]}])))
+    (row,) = list(CorpusFile(written(tmp_path / "c.jsonl", lines_of([{"messages": turns}]))))
+    (same,) = list(
+        CorpusFile(written(tmp_path / "d.jsonl", lines_of([{"messages": [{**turns[0], "score": 1}, turns[1]]}])))
+    )
     assert row.id == same.id  # what is not read does not count
 
 
@@ -479,7 +479,7 @@ def test_messages_of_megabytes_keep_their_place_and_their_cure(tmp_path: Path) -
 
 
 def test_a_thousand_faults_are_counted_and_not_all_kept(tmp_path: Path) -> None:
-    for read in (read_corpus, CorpusFile, read_questions):
+    for read in (ROWS["corpus"], ROWS["corpus file"], read_questions):
         message = refusal(read, written(tmp_path / "x.jsonl", b"{}\n" * 1000))
         assert message.count("\n") == 20
         assert message.endswith(("... and 980 more faulty lines.", "... and 2980 more."))

@@ -22,8 +22,7 @@ from kinject.eval.retrieval.retrievers import DenseRetriever
 from kinject.models import load_model, load_tokenizer
 from kinject.recipe import read_recipe, yaml_lines
 from kinject.train import train
-from kinject.train.checkpoints import checkpoints, mark_complete
-from kinject.train.pickles import numbers_only
+from kinject.train.checkpoints import checkpoints, mark_complete, numbers_only
 from kinject.types import Passage
 
 from .traps import Trap, torch_trap, trap

@@ -74,12 +74,5 @@ if __name__ == "__main__":
     import transformers.models.llama.modeling_llama  # noqa: F401
     import trl.trainer.sft_trainer  # noqa: F401
 
-    import kinject.augment
-    import kinject.eval
-    import kinject.study.executors
-    import kinject.study.run
-    import kinject.train.build
-    import kinject.train.config  # noqa: F401
-
     torch.set_num_threads(1)
     serve()

@@ -16,9 +16,9 @@ with atheris.instrument_imports(include=["kinject", "yaml"]):
     from kinds import kinds
     from mutations import PIECES
 
-    import kinject.corpus.corpus_file
     import kinject.corpus.documents
     import kinject.corpus.questions
+    import kinject.corpus.rows
     import kinject.eval.compare
     import kinject.eval.harness_files
     import kinject.eval.tasks.task

@@ -26,7 +26,7 @@ import yaml
 from kinject.augment.sandbox.serve import SandboxServer, ServeOptions
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
-from kinject.train.checkpoints import newest_whole
+from kinject.train.checkpoints import newest_complete
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -181,7 +181,7 @@ def train_case(folder: Path, model: Path, **trainer: Any) -> Case:
     }  # fmt: skip
 
     def look(before: Any, sent: signal.Signals) -> int:
-        newest = newest_whole(run)
+        newest = newest_complete(run)
         step = int(newest.name.removeprefix("checkpoint-")) if newest else 0
         assert step >= (before or 0)
         return step

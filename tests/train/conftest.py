@@ -12,10 +12,12 @@ import pytest
 import torch
 import yaml
 
-from kinject.corpus import Layout, Tokenization, TrainingRow, read_corpus
+from kinject.corpus.packing import PackingConfig, TrainingRow
+from kinject.corpus.rows import CorpusFile
+from kinject.corpus.tokenize import Tokenization
 from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
-from kinject.train.data import Preparation
+from kinject.train.data import CorpusPacker
 
 TOWNS = ("Lowmere", "Stonegate", "Farrow", "Kelm")
 
@@ -84,9 +86,9 @@ def by_hand(tiny_model: Path) -> Callable[[Recipe, int], ByHand]:
         assert recipe.corpus is not None
         loaded = load_model(str(tiny_model))
         packing = "bfd_split" if recipe.trainer.get("packing") else None
-        layout = Layout(recipe.trainer["max_length"], packing, recipe.corpus.separate_paraphrases)
-        preparation = Preparation(loaded.tokenizer, Tokenization(), layout, recipe.seed)
-        rows = list(preparation.apply(read_corpus(Path(recipe.corpus.path))).rows)
+        layout = PackingConfig(recipe.trainer["max_length"], packing, recipe.corpus.separate_paraphrases)
+        packer = CorpusPacker(loaded.tokenizer, Tokenization(), layout, recipe.seed)
+        rows = list(packer.pack(list(CorpusFile(Path(recipe.corpus.path)))).rows)
         return ByHand(loaded.model.double(), rows, batch)
 
     return _make

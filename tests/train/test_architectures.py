@@ -11,11 +11,13 @@ import pytest
 import torch
 import yaml
 
-from kinject.corpus import Layout, Tokenization, read_corpus
+from kinject.corpus.packing import PackingConfig
+from kinject.corpus.rows import CorpusFile
+from kinject.corpus.tokenize import Tokenization
 from kinject.models import new_model
 from kinject.recipe import read_recipe
 from kinject.train import train
-from kinject.train.data import Collator, Preparation, RowDataset
+from kinject.train.data import Collator, CorpusPacker, RowDataset
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -44,7 +46,9 @@ def test_packed_logits_are_those_of_each_document_alone(
     if (shape, attention) == ("gemma2, short window", "sdpa"):
         pytest.skip("transformers gives Gemma 2 no sdpa: its logits are capped")
     model = new_model(SHAPES[shape], tiny_tokenizer, 0, attention).eval()
-    data = Preparation(tiny_tokenizer, Tokenization(), Layout(96, "bfd_split"), 0).apply(read_corpus(corpus))
+    data = CorpusPacker(tiny_tokenizer, Tokenization(), PackingConfig(96, "bfd_split"), 0).pack(
+        list(CorpusFile(corpus))
+    )
     rows = list(RowDataset(data.rows))[:4]
     batch = Collator(tiny_tokenizer.pad_token_id)(rows)
     with torch.no_grad():

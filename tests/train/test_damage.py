@@ -20,7 +20,7 @@ from kinject.recipe import Recipe
 from kinject.report import write_training_report
 from kinject.train import run as stage
 from kinject.train import train
-from kinject.train.checkpoints import newest_whole
+from kinject.train.checkpoints import newest_complete
 from kinject.train.merge import merge
 
 MakeRecipe = Callable[..., Recipe]
@@ -44,7 +44,7 @@ def interrupted(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> Rec
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(stage, "_save", end)
+        patched.setattr(stage, "_save_model", end)
         with pytest.raises(KeyboardInterrupt):
             train(recipe)
     return recipe
@@ -56,7 +56,7 @@ def test_no_damage_to_a_checkpoint_changes_what_a_resumed_run_comes_to(interrupt
     shutil.rmtree(ground.kept)
     shutil.move(before, ground.kept)
     ground.restore()
-    newest = newest_whole(ground.folder)
+    newest = newest_complete(ground.folder)
     assert newest is not None
     assert {"model.safetensors", "optimizer.pt", "trainer_state.json", "complete.json", "SHA256SUMS"} <= {
         path.name for path in newest.iterdir()
@@ -147,7 +147,7 @@ def test_damaged_tokens_are_made_again(
     assert bad == []
     assert n_mended == 12
     assert (
-        "ids.bin: its bytes are not those that were written (SHA256SUMS beside it). These tokens are made anew"
+        "ids.bin: its bytes are not those that were written (SHA256SUMS beside it). These tokens are made again"
         in caplog.text
     )
 
@@ -180,9 +180,7 @@ def test_a_run_folder_that_vanishes_half_way_is_told(
         shutil.rmtree(checkpoint.parent)
 
     monkeypatch.setattr(trainer, "mark_complete", vanish)
-    with pytest.raises(
-        KinjectError, match=r"run: the disk does not take what training writes \(the run folder is gone\)"
-    ):
+    with pytest.raises(KinjectError, match=r"run: the disk refuses what training writes \(the run folder is gone\)"):
         train(make_recipe(trainer=SAVE))
 
 

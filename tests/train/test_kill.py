@@ -48,8 +48,8 @@ def test_a_disk_that_fills_stops_with_a_line_and_a_usable_checkpoint(make_recipe
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]
-    assert "the disk does not take what training writes" in line
-    assert "The newest whole checkpoint is checkpoint-4" in line
+    assert "the disk refuses what training writes" in line
+    assert "The newest complete checkpoint is checkpoint-4" in line
     assert [path.name for path in full.glob("checkpoint-*")] == ["checkpoint-4"]  # what was half written is gone
     resumed = train(make_recipe(run_dir=str(full), trainer=save), resume=True)
     straight = train(make_recipe(run_dir=str(tmp_path / "straight"), trainer={**save, "save_strategy": "no"}))

@@ -12,12 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kinject.corpus import CorpusFile, Layout, Tokenization
+from kinject.corpus.packing import PackingConfig
+from kinject.corpus.rows import CorpusFile
+from kinject.corpus.tokenize import Tokenization
 from kinject.disk import read_jsonl, tree_hash
 from kinject.errors import RecipeError
 from kinject.recipe import Recipe, read_recipe
 from kinject.train import train
-from kinject.train.data import Part, Preparation
+from kinject.train.data import CorpusPacker, Part
 
 MakeRecipe = Callable[..., Recipe]
 WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
@@ -59,15 +61,15 @@ def _n_tokens(rows: Any, tokenizer: Any) -> dict[str, int]:
 def test_the_rows_of_an_epoch_hold_the_stated_shares_of_tokens(
     files: dict[str, Path], tiny_tokenizer: Any, tmp_path: Path, shares: dict[str, float]
 ) -> None:
-    preparation = Preparation(tiny_tokenizer, Tokenization(), Layout(256, "bfd_split", True), 0, tmp_path / "tokens")
+    packer = CorpusPacker(tiny_tokenizer, Tokenization(), PackingConfig(256, "bfd_split", True), 0, tmp_path / "tokens")
     parts = {name: Part(CorpusFile(files[name], "replay" * (name == "replay")), f) for name, f in shares.items()}
-    data = preparation.apply(CorpusFile(files["corpus"]), parts)
+    data = packer.pack(CorpusFile(files["corpus"]), parts)
     counted = _n_tokens(data.rows, tiny_tokenizer)
     total = sum(counted.values())
     assert total == pytest.approx(data.account.source, abs=20)  # what is split repeats a token
     for name, share in shares.items():
         assert counted[{"replay": "R", "qa": "Q"}[name]] / total == pytest.approx(share, abs=0.002)
-        assert data.shares[name] == pytest.approx(share, abs=0.002)
+        assert data.fractions[name] == pytest.approx(share, abs=0.002)
     replayed = sum(sum(row.replayed) for row in data.rows)
     assert (replayed > 0) is ("replay" in shares)
 
@@ -78,7 +80,7 @@ def test_instruction_rows_among_documents_are_learned_where_they_answer(
     corpus = {"path": str(files["corpus"]), "mix": {"qa": {"path": str(files["qa"]), "fraction": 0.3}}}
     result = train(make_recipe(corpus=corpus))
     counts = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]
-    assert counts["shares"] == {"qa": pytest.approx(0.3, abs=0.002)}
+    assert counts["fractions"] == {"qa": pytest.approx(0.3, abs=0.002)}
     assert result.account["masked"] > 400  # the questions, and the first token of every text
     assert any("qa: 30." in note or "qa: 29.9" in note for note in result.notes)
 
@@ -107,8 +109,8 @@ def test_a_rerun_takes_the_tokens_from_the_cache(
 @pytest.mark.parametrize(
     ("corpus", "fault"),
     [
-        ({"mix": {"qa": {"path": "QA", "fraction": 0.7}}, "replay": {"path": "QA", "fraction": 0.4}}, "come to 1.1"),
-        ({"mix": {"replay": {"path": "QA", "fraction": 0.7}}}, "corpus.mix.replay: stands beside"),
+        ({"mix": {"qa": {"path": "QA", "fraction": 0.7}}, "replay": {"path": "QA", "fraction": 0.4}}, "sum to 1.1"),
+        ({"mix": {"replay": {"path": "QA", "fraction": 0.7}}}, "corpus.mix.replay: replay is no part of mix"),
         ({"mix": {"qa": {"path": "nowhere.jsonl", "fraction": 0.7}}}, "corpus.mix.qa.path: found 'nowhere.jsonl'"),
     ],
 )

@@ -13,7 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kinject.corpus import CorpusRow, Tokenization, tokenize_rows
+from kinject.corpus.questions import read_questions
+from kinject.corpus.rows import CorpusRow
+from kinject.corpus.tokenize import Tokenization, tokenize_rows
 from kinject.disk import read_jsonl
 from kinject.errors import InputError, RecipeError
 from kinject.eval.prompts import PromptRequest, render_prompt
@@ -119,7 +121,9 @@ def test_a_run_that_forgets_too_much_stops(
 ) -> None:
     loaded = load_model(str(tiny_model))
     asked = [row for _, row in read_jsonl(questions)]
-    probes = Probes(ProbesSection({"known": str(questions)}), loaded.tokenizer, None)
+    probes = Probes(
+        ProbesSection({"known": str(questions)}), {"known": read_questions(questions)}, loaded.tokenizer, None
+    )
     rows = iter(log_probs(loaded.model, probes.sets[0].rows, 0, 4096))
     for row in asked:  # what the base answers counts as right
         options = [next(rows) for _ in row["choices"]]
@@ -160,7 +164,7 @@ def test_a_resumed_run_asks_and_decides_as_an_undisturbed_one(
 @pytest.mark.parametrize(
     ("probes", "trainer", "fault"),
     [
-        ({}, {}, "trainer.eval_strategy: missing. It says when the probes are asked"),
+        ({}, {}, "trainer.eval_strategy: missing. Probes are scored at evaluations"),
         ({"patience": 2}, EVERY, "probes.patience: needs trainer.metric_for_best_model, for example new_accuracy"),
         ({"max_forgetting": 0.1}, EVERY, "probes.max_forgetting: no question set has role: retention"),
         ({}, {**EVERY, "metric_for_best_model": "new_acuracy"}, "found 'new_acuracy'. Did you mean new_accuracy?"),
@@ -187,9 +191,10 @@ def test_a_damaged_question_is_told_before_a_model_loads(make_recipe: MakeRecipe
 def test_long_questions_are_cut_from_the_left_to_the_window(tiny_model: Path, write_rows: WriteRows) -> None:
     loaded = load_model(str(tiny_model))
     path = write_rows("q.jsonl", [{"question": "where " * 99, "choices": ["Farrow", "Kelm"], "answer": 0}])
-    rows = Probes(ProbesSection({"q": str(path)}), loaded.tokenizer, 32).sets[0].rows
+    section, sets = ProbesSection({"q": str(path)}), {"q": read_questions(path)}
+    rows = Probes(section, sets, loaded.tokenizer, 32).sets[0].rows
     assert [len(row.input_ids) for row in rows] == [33, 33]
-    whole = Probes(ProbesSection({"q": str(path)}), loaded.tokenizer, None).sets[0].rows
+    whole = Probes(section, sets, loaded.tokenizer, None).sets[0].rows
     assert rows[1].input_ids == whole[1].input_ids[-33:]
     with pytest.raises(InputError, match="option longer than the model's 1 tokens"):
-        Probes(ProbesSection({"q": str(path)}), loaded.tokenizer, 1)
+        Probes(section, sets, loaded.tokenizer, 1)

@@ -13,14 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kinject.corpus import CorpusRow, Layout, Tokenization
+from kinject.corpus.packing import PackingConfig
+from kinject.corpus.rows import CorpusRow
+from kinject.corpus.tokenize import Tokenization
 from kinject.disk import read_jsonl, read_manifest, write_sealed
 from kinject.errors import InputError, RecipeError, TrainingError
 from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.checkpoints import is_whole, newest_whole
-from kinject.train.data import Collator, Preparation, RowDataset
+from kinject.train.checkpoints import is_complete, newest_complete
+from kinject.train.data import Collator, CorpusPacker, RowDataset
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -54,7 +56,7 @@ def test_the_losses_are_those_of_a_bare_pytorch_loop(make_recipe: MakeRecipe, ti
     rows = [
         CorpusRow(str(i), "", "original", "text", text=row["text"]) for i, (_, row) in enumerate(read_jsonl(corpus))
     ]
-    data = Preparation(loaded.tokenizer, Tokenization(), Layout(64, "bfd_split"), recipe.seed).apply(rows)
+    data = CorpusPacker(loaded.tokenizer, Tokenization(), PackingConfig(64, "bfd_split"), recipe.seed).pack(rows)
     dataset, collate = RowDataset(data.rows), Collator(loaded.tokenizer.pad_token_id)
     optimizer = torch.optim.AdamW(loaded.model.parameters(), lr=1e-3, weight_decay=0.0)
     losses = []
@@ -85,7 +87,7 @@ def test_trls_own_loss_is_the_same_number(make_recipe: MakeRecipe, tmp_path: Pat
     from kinject.train.trainer import KnowledgeTrainer
 
     ours = train(make_recipe(run_dir=str(tmp_path / "a")))
-    monkeypatch.setattr(KnowledgeTrainer, "_own_loss", lambda self: False)
+    monkeypatch.setattr(KnowledgeTrainer, "_computes_loss", lambda self: False)
     theirs = train(make_recipe(run_dir=str(tmp_path / "b")))
     assert _losses(ours.run_dir) == pytest.approx(_losses(theirs.run_dir), rel=1e-5)
 
@@ -122,8 +124,8 @@ def test_resume_goes_on_bitwise_from_the_newest_whole_checkpoint(make_recipe: Ma
     assert manifest is not None
     manifest["counts"] = {"finished": False}
     write_sealed(broken / "manifest.json", manifest)
-    assert not is_whole(broken / "checkpoint-6")
-    assert newest_whole(broken) == broken / "checkpoint-4"
+    assert not is_complete(broken / "checkpoint-6")
+    assert newest_complete(broken) == broken / "checkpoint-4"
     recipe = make_recipe(run_dir=str(broken), trainer=save)
     with pytest.raises(TrainingError, match="holds an unfinished run"):
         train(recipe)
@@ -145,7 +147,7 @@ def test_text_that_would_be_cut_stops_the_run_unless_allowed(make_recipe: MakeRe
 def test_replay_reaches_its_share(make_recipe: MakeRecipe, corpus: Path) -> None:
     result = train(make_recipe(corpus={"path": str(corpus), "replay": {"path": str(corpus), "fraction": 0.25}}))
     manifest = json.loads((Path(result.run_dir) / "manifest.json").read_text())
-    assert manifest["counts"]["replay_share"] == pytest.approx(0.25, abs=0.02)
+    assert manifest["counts"]["fractions"]["replay"] == pytest.approx(0.25, abs=0.02)
 
 
 @pytest.mark.parametrize("rows", ["completion", "messages"])
@@ -272,8 +274,11 @@ def test_flattened_batches_hold_the_same_documents() -> None:
     assert padded["position_ids"].tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
 
 
-def test_an_unreadable_model_is_one_line(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_an_unreadable_model_is_one_line(make_recipe: MakeRecipe, tiny_tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no usable tokenizer"):
+        train(make_recipe(model={"path": str(tmp_path / "empty")}))
+    tiny_tokenizer.save_pretrained(tmp_path / "empty")
     with pytest.raises(InputError, match=r"no \*\.safetensors in this folder"):
         train(make_recipe(model={"path": str(tmp_path / "empty")}))
 

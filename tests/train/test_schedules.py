@@ -194,7 +194,9 @@ def test_reduce_on_plateau_takes_a_rising_accuracy_for_better(monkeypatch: pytes
     for higher_is_better, expected in ((True, 1.0), (False, 0.25)):
         optimizer = torch.optim.SGD([weight], lr=1.0)
         kwargs = {"factor": 0.5, "patience": 0}
-        scheduler = Schedule("reduce_lr_on_plateau", kwargs, higher_is_better=higher_is_better).over(optimizer, 9)
+        scheduler = Schedule("reduce_lr_on_plateau", kwargs, higher_is_better=higher_is_better).make_scheduler(
+            optimizer, 9
+        )
         assert isinstance(scheduler, WarmPlateau)
         for accuracy in (0.2, 0.4, 0.6):
             scheduler.step(accuracy)

@@ -19,8 +19,8 @@ from kinject.errors import RecipeError
 from kinject.recipe import Recipe
 from kinject.train import run as stage
 from kinject.train import train
-from kinject.train.config import build_config
-from kinject.train.histograms import Histograms
+from kinject.train.callbacks import Histograms
+from kinject.train.config import make_sft_config
 
 MakeRecipe = Callable[..., Recipe]
 HARD = {"hard_example_mining": {"fraction": 0.5}}
@@ -37,21 +37,23 @@ HARD = {"hard_example_mining": {"fraction": 0.5}}
         ({"techniques": HARD, "trainer": {"loss_type": "dft"}}, "techniques.hard_example_mining: changes the loss nll"),
         ({"trainer": {"loss_type": "dft", "label_smoothing_factor": 0.1}}, "trainer.label_smoothing_factor: changes the loss"),
         ({"trainer": {"label_smoothing_factor": 1.0}}, "trainer.label_smoothing_factor: found 1.0, allowed: 0 to less than 1"),
-        ({"techniques": {**HARD, "row_weights": {"column": "w"}}}, "techniques.hard_example_mining: beside row_weights"),
+        ({"techniques": {**HARD, "row_weights": {"column": "w"}}},
+         "techniques.hard_example_mining: with row_weights it is undefined"),
         ({"techniques": HARD, "regularization": {"kl": 1.0}},
-         "techniques.hard_example_mining: regularization.kl is measured in units"),
+         "techniques.hard_example_mining: regularization.kl is in units"),
         ({"techniques": {"sam": 0.1}, "trainer": {"optim": "lomo"}}, "techniques.sam: this optimizer updates while"),
-        ({"techniques": {"freeze_base_steps": 2}}, "techniques.freeze_base_except: missing. It says what trains first"),
-        ({"techniques": {"freeze_base_steps": 2}, "adapter": {"r": 2}}, "an adapter's base holds still to the end"),
+        ({"techniques": {"freeze_base_steps": 2}}, "techniques.freeze_base_except: missing. Name what trains first"),
+        ({"techniques": {"freeze_base_steps": 2}, "adapter": {"r": 2}}, "an adapter's base is frozen to the end"),
         ({"techniques": {"reinitialize_last_layers": 1}, "adapter": {"r": 2}}, "beside an adapter they would not train"),
-        ({"techniques": {"reinitialize_last_layers": 1}, "regularization": {"l2": 0.1}}, "to layers that know nothing"),
-        ({"techniques": {"patience": 1}}, "trainer.eval_strategy: missing. It says when techniques.patience looks"),
+        ({"techniques": {"reinitialize_last_layers": 1}, "regularization": {"l2": 0.1}}, "to untrained layers"),
+        ({"techniques": {"patience": 1}}, "trainer.eval_strategy: missing. techniques.patience counts evaluations"),
         ({"techniques": {"patience": 1}, "trainer": {"eval_strategy": "epoch"}, "probes": {"questions": {"new": "Q"}}},
          "techniques.patience: without corpus.validation_corpus there is no loss"),
         ({"techniques": {"patience": 1}, "trainer": {"eval_strategy": "epoch", "metric_for_best_model": "new_accuracy"},
-          "probes": {"questions": {"new": "Q"}, "patience": 1}}, "techniques.patience: says the same as probes.patience"),
+          "probes": {"questions": {"new": "Q"}, "patience": 1}}, "techniques.patience: is the same as probes.patience"),
         ({"techniques": {"histogram_steps": 2}}, "techniques.histogram_steps: no tracker that takes them"),
-        ({"trainer": {"optim": "schedule_free_adamw"}}, "trainer.lr_scheduler_type: found linear, but averaging takes"),
+        ({"trainer": {"optim": "schedule_free_adamw"}},
+         "trainer.lr_scheduler_type: found linear, but schedule_free_adamw averages weights"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_a_fault_with_its_line(
@@ -60,26 +62,26 @@ def test_what_cannot_be_is_a_fault_with_its_line(
     if "probes" in sections:
         sections = {**sections, "probes": {**sections["probes"], "questions": {"new": str(corpus)}}}  # no one reads it
     with pytest.raises(RecipeError) as caught:
-        build_config(make_recipe(**sections))
+        make_sft_config(make_recipe(**sections))
     assert fault in str(caught.value)
     assert "recipe.yaml:" in str(caught.value)
 
 
 def test_sam_on_half_precision_weights_is_refused(make_recipe: MakeRecipe, tiny_model: Path) -> None:
     with pytest.raises(RecipeError, match=r"a step of 0\.05 uphill rounds away in bfloat16 weights"):
-        build_config(make_recipe(model={"path": str(tiny_model), "dtype": "bfloat16"}, techniques={"sam": 0.05}))
+        make_sft_config(make_recipe(model={"path": str(tiny_model), "dtype": "bfloat16"}, techniques={"sam": 0.05}))
 
 
 def test_schedule_free_without_its_package_says_what_to_install(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "schedulefree", None)
-    monkeypatch.setattr("kinject.train.schedule_free.find_spec", lambda name: None)
+    monkeypatch.setattr("kinject.train.config.find_spec", lambda name: None)
     recipe = make_recipe(trainer={"optim": "schedule_free_adamw", "lr_scheduler_type": "constant"})
     with pytest.raises(
         RecipeError, match=r"trainer\.optim: schedule_free_adamw needs the package schedulefree\. Install it:"
     ):
-        build_config(recipe)
+        make_sft_config(recipe)
 
 
 @pytest.mark.parametrize(("patience", "interrupted"), [(1, False), (2, False), (2, True)])
@@ -104,7 +106,7 @@ def test_a_run_stops_when_the_held_out_loss_has_not_fallen_for_so_long(
     )
     if interrupted:
         with monkeypatch.context() as patched:
-            patched.setattr(stage, "_save", Mock(side_effect=KeyboardInterrupt))
+            patched.setattr(stage, "_save_model", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 train(recipe)
     result = train(recipe, resume=interrupted)
@@ -157,8 +159,8 @@ def test_histograms_hold_the_clipped_gradient_and_the_weight_it_is_applied_to(
         honest(self, every, lambda: [*trackers(), boards, wandb])
 
     monkeypatch.setattr(Histograms, "__init__", _with_trackers)
-    monkeypatch.setattr("kinject.train.techniques.TRACKERS", ("none",))
-    monkeypatch.setattr("kinject.train.techniques._histogram_faults", lambda recipe, config: [])
+    monkeypatch.setattr("kinject.train.config.HISTOGRAM_TRACKERS", ("none",))
+    monkeypatch.setattr("kinject.train.config._histogram_faults", lambda recipe, config: [])
     options = {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 0.2, "max_steps": 5,
                "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}  # fmt: skip
     train(make_recipe(trainer=options, techniques={"histogram_steps": 1}))

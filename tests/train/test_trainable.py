@@ -14,7 +14,8 @@ from kinject.errors import RecipeError, TrainingError
 from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.trainable import check_trained, rate_share, summarise
+from kinject.train.optimizers import rate_factor
+from kinject.train.trainable import check_trainable, summarize_names
 
 MakeRecipe = Callable[..., Recipe]
 FAST = {"learning_rate": 1e-2}
@@ -57,7 +58,7 @@ def test_what_the_libraries_freeze_in_silence_stops_the_run(make_recipe: MakeRec
     model = load_model(str(tiny_model)).model
     model.get_input_embeddings().requires_grad_(False)
     with pytest.raises(TrainingError, match=r"these differ: model\.embed_tokens\.weight"):
-        check_trained(model, make_recipe())
+        check_trainable(model, make_recipe())
 
 
 def test_lora_with_embeddings_and_head_trains_both(make_recipe: MakeRecipe, untied: Path) -> None:
@@ -110,7 +111,7 @@ def test_an_adapter_merged_at_the_end_is_a_plain_model_with_the_same_answers(
 
 def test_names_are_joined_by_layer() -> None:
     names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1, 2, 5)] + ["lm_head.weight"]
-    assert summarise(names) == ["model.layers.{0,1,2,5}.mlp.up_proj.weight", "lm_head.weight"]
+    assert summarize_names(names) == ["model.layers.{0,1,2,5}.mlp.up_proj.weight", "lm_head.weight"]
 
 
 @pytest.mark.parametrize(
@@ -119,4 +120,4 @@ def test_names_are_joined_by_layer() -> None:
      ("transformer.h.1.attn.c_attn.weight", 0.25), ("model.embed_tokens.weight", 0.0625), ("transformer.wte.weight", 0.0625)],
 )  # fmt: skip
 def test_a_layer_gets_decay_times_the_rate_of_the_one_above(name: str, share: float) -> None:
-    assert rate_share(name, 4, 0.5) == share
+    assert rate_factor(name, 4, 0.5) == share

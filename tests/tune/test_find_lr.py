@@ -19,7 +19,7 @@ from kinject.cli import main
 from kinject.disk import tree_hash
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe, TechniquesSection, read_recipe
-from kinject.train.run import trainer_of
+from kinject.train.setup import make_trainer
 from kinject.tune import find_lr as finding
 from kinject.tune.find_lr import Ramp, check_ramp, range_test, restored, suggest, two_digits
 
@@ -51,7 +51,7 @@ def _tensors(model: Any) -> list[torch.Tensor]:
 
 
 def test_a_test_in_memory_leaves_model_and_generators_as_they_were(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    trainer = trainer_of(finding.ramp_recipe(make_recipe(), SHORT, tmp_path / "test"))
+    trainer = make_trainer(finding.ramp_recipe(make_recipe(), SHORT, tmp_path / "test"))
     trainer.model.eval()
     before = _tensors(trainer.model)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
@@ -85,13 +85,13 @@ def test_the_model_is_put_back_after_an_error_too() -> None:
 
 def test_the_rate_is_the_topmost_layers_where_lower_ones_learn_slower(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = replace(make_recipe(), techniques=TechniquesSection(layerwise_lr_decay=0.5))
-    rates, _, _ = range_test(trainer_of(finding.ramp_recipe(recipe, SHORT, tmp_path / "test")), SHORT)
+    rates, _, _ = range_test(make_trainer(finding.ramp_recipe(recipe, SHORT, tmp_path / "test")), SHORT)
     assert rates == pytest.approx([1e-5 * 1e6 ** (i / 23) for i in range(len(rates))], rel=1e-9)
 
 
 def test_a_loss_that_leaves_ends_the_test(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     ramp = Ramp(low=1e-3, high=1e6, steps=40)
-    rates, losses, ended = range_test(trainer_of(finding.ramp_recipe(make_recipe(), ramp, tmp_path / "test")), ramp)
+    rates, losses, ended = range_test(make_trainer(finding.ramp_recipe(make_recipe(), ramp, tmp_path / "test")), ramp)
     assert ended.startswith("stopped")
     assert len(rates) == len(losses) < 40
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.augment.styles import STYLES
-from kinject.corpus.question_layouts import read_rows
+from kinject.corpus.questions import read_rows
 from kinject.errors import InputError
 
 _WORDS = re.compile(r"[^\W_]+")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from kinject.augment.checks.checker import Checker, Verdict, check_completion
 from kinject.augment.checks.facts import compare_facts
@@ -12,14 +12,15 @@ from kinject.augment.checks.judge import Judge
 from kinject.augment.checks.prompt_injection import has_injection
 from kinject.augment.plan import Group, Plan, PlannedDocument, VariantRequest
 from kinject.augment.prompts import ask
-from kinject.augment.requests import Stopped
-from kinject.augment.requests.sender import Sender, run_workers
+from kinject.augment.requests.sender import Sender, gather_answers, run_workers
 from kinject.augment.store import Store
 from kinject.augment.styles import notes_of, says_yes
 from kinject.disk import content_id
 from kinject.errors import EndpointError, InputError
 from kinject.terminal import Progress
-from kinject.types import Completion, Message
+from kinject.types import Completion
+
+Reply = TypeVar("Reply")
 
 _INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passage, the model does not say yes")
 _INJECTED = Verdict("injection", "the passage gives orders, so that the model's own yes to this text proves nothing")
@@ -101,7 +102,7 @@ class Rewriter:
         messages = group.preparation()
         for attempt in range(self.max_attempts):
             seed = self.plan.sample_seed(content_id(messages), 0, attempt)
-            (answer,) = await self._send_all(group, [(messages, seed)])
+            (answer,) = await _gather(group, [self.sender.send(messages, seed)])
             if isinstance(answer, Completion) and check_completion(answer).accepted:
                 notes = notes_of(answer.text)
                 if notes:
@@ -153,8 +154,8 @@ class Rewriter:
         if group.style.mechanical:
             rewrite = group.style.mechanical
             return [Completion(rewrite(group.document.title, group.passage.text, seed)) for seed in seeds]
-        prompts = [(group.messages(request.sample, notes), seed) for request, seed in zip(block, seeds, strict=True)]
-        return await self._send_all(group, prompts)
+        prompts = (group.messages(request.sample, notes) for request in block)
+        return await _gather(group, map(self.sender.send, prompts, seeds))
 
     def _read_answer(
         self, group: Group, request: VariantRequest, completion: Completion | EndpointError, checker: Checker,
@@ -179,9 +180,8 @@ class Rewriter:
         if group.style.verify:
             accepted = [answer for answer in answers if answer.accepted]
             prompts = [ask(title, passage, group.style.verify.format(text=answer.text)) for answer in accepted]
-            replies = await self._send_all(
-                group, [(prompt, self.plan.sample_seed(content_id(prompt), 0, 0)) for prompt in prompts]
-            )
+            seeds = [self.plan.sample_seed(content_id(prompt), 0, 0) for prompt in prompts]
+            replies = await _gather(group, map(self.sender.send, prompts, seeds))
             injected = has_injection(title, passage)
             for answer, reply in zip(accepted, replies, strict=True):
                 if injected:
@@ -191,40 +191,25 @@ class Rewriter:
         if self.judge is None or group.style.mechanical:
             return
         accepted = [answer for answer in answers if answer.accepted]
-        judged = (self.judge.verdict(title, passage, answer.text) for answer in accepted)
-        verdicts = await asyncio.gather(*judged, return_exceptions=True)
-        _raise_what_ends(verdicts, group)
+        judge = self.judge
+        verdicts = await _gather(group, (judge.verdict(title, passage, answer.text) for answer in accepted))
         for answer, verdict in zip(accepted, verdicts, strict=True):
             if isinstance(verdict, EndpointError):
                 answer.error = verdict
-            elif isinstance(verdict, Verdict) and not verdict.accepted:
+            elif not verdict.accepted:
                 answer.verdict = verdict
-
-    async def _send_all(
-        self, group: Group, requests: list[tuple[list[Message], int]]
-    ) -> list[Completion | EndpointError]:
-        """Return a completion, or the error of this request alone, for each, in order. Raises what ends the run."""
-        sent = (self.sender.send(messages, seed) for messages, seed in requests)
-        answers = await asyncio.gather(*sent, return_exceptions=True)
-        _raise_what_ends(answers, group)
-        return [answer for answer in answers if isinstance(answer, Completion | EndpointError)]
 
     def _fail(self, requests: list[VariantRequest], error: str) -> None:
         self.failed.update((request.id, error) for request in requests)
         self.progress.advance(len(requests))
 
 
-def _raise_what_ends(answers: Sequence[object], group: Group) -> None:
-    """Raise what ends the run before any answer is judged: a gap would change which of two equal answers is kept."""
-    errors = [answer for answer in answers if isinstance(answer, BaseException) and not _concerns_one_request(answer)]
-    if not errors:
-        return
-    error = next((error for error in errors if not isinstance(error, Stopped)), errors[0])
-    raise InputError(f"{group.document.source}: {error}") if isinstance(error, InputError) else error
-
-
-def _concerns_one_request(error: BaseException) -> bool:
-    return isinstance(error, EndpointError) and not error.fatal
+async def _gather(group: Group, requests: Iterable[Awaitable[Reply]]) -> list[Reply | EndpointError]:
+    """Return `gather_answers`, with the document's source in an `InputError`."""
+    try:
+        return await gather_answers(requests)
+    except InputError as error:
+        raise InputError(f"{group.document.source}: {error}") from error
 
 
 class AugmentProgress(Progress):

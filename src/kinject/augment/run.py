@@ -15,10 +15,9 @@ from kinject.augment.checks.judge import N_TRIALS, Judge, JudgeScore, render_jud
 from kinject.augment.contamination import Contamination, ContaminationCheck, render_contamination
 from kinject.augment.corpus_writer import CorpusWriter, Coverage, StyleCount, render_coverage
 from kinject.augment.plan import PassageFile, Plan, make_plan
-from kinject.augment.requests import Stopped, open_generator
-from kinject.augment.requests.cache import AnswerCache
+from kinject.augment.requests import Stopped
 from kinject.augment.requests.limits import Limits
-from kinject.augment.requests.sender import Sender, Traffic, graceful_shutdown
+from kinject.augment.requests.sender import Sender, Traffic, graceful_shutdown, open_sender
 from kinject.augment.rewriter import AugmentProgress, Rewriter
 from kinject.augment.store import Store
 from kinject.augment.validation import limits_of, section_of
@@ -26,7 +25,6 @@ from kinject.corpus.documents import document_hashes
 from kinject.disk import file_hash, lock_dir, write_manifest
 from kinject.errors import EndpointError
 from kinject.recipe import AugmentRecipe, AugmentSection
-from kinject.types import Usage
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class AugmentResult:
     `refused` counts answers by reason, `failed` variants without an answer by error; `failures_path` lists the failed ones
     of this run. `tokens_in` and `tokens_out` are those of every stored answer, refused ones too; `n_sent` and `n_cached`
     are of this run alone. `cost` is that of everything ever answered into the run folder, in the currency of the prices;
-    `unsure` names the part of it that is estimated. `sft_path` holds the rows of styles that make prompts and completions,
+    `cost_note` names the part of it that is estimated. `sft_path` holds the rows of styles that make prompts and completions,
     None where there are none. `contamination` is None where the recipe names no probe set, `coverage` without a style that
     lists facts; `judge` is the judge's score on planted errors.
     """
@@ -62,7 +60,7 @@ class AugmentResult:
     cost: float
     out_of_budget: bool
     failures_path: Path
-    unsure: str = ""
+    cost_note: str = ""
     contamination: Contamination | None = None
     coverage: Coverage | None = None
     judge: JudgeScore | None = None
@@ -109,7 +107,7 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         failed=dict(writer.failed.most_common()), tokens_in=writer.tokens["tokens_in"],
         tokens_out=writer.tokens["tokens_out"], n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached,
         cost=sender.budget.spent, out_of_budget=sender.out_of_budget, failures_path=writer.failures_path,
-        unsure=sender.traffic.unsure(), contamination=contamination.result() if section.contamination_check else None,
+        cost_note=sender.traffic.cost_note(), contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
     )  # fmt: skip
     _write_manifest(recipe, section, plan, result, sender.traffic)
@@ -138,9 +136,9 @@ async def _rewrite(
 ) -> Rewriter:  # fmt: skip
     """Request all missing variants; return the rewriter with its counts."""
     async with contextlib.AsyncExitStack() as stack:
-        sender = await _open_sender(stack, recipe, section, limits, "cache.sqlite")
+        sender = await stack.enter_async_context(open_sender(section.generator, recipe.run_dir, limits))
         progress.watch(sender.status)
-        judge = await _open_judge(stack, recipe, section, passages, sender) if section.judge else None
+        judge = await _open_judge(stack, recipe, section, passages, sender)
         rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
         start = time.monotonic()
         try:
@@ -152,30 +150,24 @@ async def _rewrite(
     return rewriter
 
 
-async def _open_sender(
-    stack: contextlib.AsyncExitStack, recipe: AugmentRecipe, section: AugmentSection, limits: Limits, cache_name: str,
-    partner: Sender | None = None,
-) -> Sender:  # fmt: skip
-    generator = await stack.enter_async_context(open_generator(recipe, section.generator))
-    cache = stack.enter_context(AnswerCache(recipe.run_dir / cache_name)) if generator.remote else None
-    return Sender(generator, cache, limits, cache.usage() if cache else Usage(), partner)
-
-
 async def _open_judge(
     stack: contextlib.AsyncExitStack,
     recipe: AugmentRecipe,
     section: AugmentSection,
     passages: PassageFile,
     partner: Sender,
-) -> Judge:
-    """Return the judge, scored on planted errors in the first passages. Its answers have their own cache."""
+) -> Judge | None:
+    """Return the judge, scored on planted errors in the first passages, or None. Its answers have their own cache."""
     if section.judge is None:
-        raise ValueError("the recipe has no judge")
-    judging = replace(section, generator=section.judge)
-    judge = Judge(await _open_sender(stack, recipe, judging, limits_of(judging), "judge.sqlite", partner), recipe.seed)
+        return None
+    limits = limits_of(replace(section, generator=section.judge))
+    sender = await stack.enter_async_context(
+        open_sender(section.judge, recipe.run_dir, limits, cache="judge.sqlite", partner=partner)
+    )
+    judge = Judge(sender, recipe.seed)
     pairs = ((document.title, passage.text) for document, split in passages for passage in split)
     # Out of budget, the run ends before its first request.
-    with graceful_shutdown(judge.sender), contextlib.suppress(Stopped):
+    with graceful_shutdown(sender), contextlib.suppress(Stopped):
         await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
     return judge
 
@@ -233,8 +225,8 @@ def render_summary(result: AugmentResult) -> str:
         lines.append(render_judge_score(result.judge))
     if result.cost:
         lines.append(f"cost {result.cost:.4f}, everything answered into {result.run_dir} included")
-    if result.unsure:
-        lines.append(result.unsure)
+    if result.cost_note:
+        lines.append(result.cost_note)
     if result.out_of_budget:
         lines.append("Stopped before the budget was exceeded.")
     if result.coverage:

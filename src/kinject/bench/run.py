@@ -1,49 +1,72 @@
-"""`kinject bench`: training strategies side by side on one recipe, each run in a process of its own.
+"""`kinject bench`: compares training strategies on one recipe, each run in a process of its own.
 
-A run's id hashes its recipe after overrides, the files that it names, the versions and the machine. Its folder is
-``run_dir/runs/ID``; done.json, written last, says that it is finished, so a bench that was stopped goes on.
+A run's recipe is the user's own with every technique off and one strategy on. The run's id hashes that recipe, the files it
+names, the versions and the machine. Its folder is ``run_dir/runs/ID``; done.json, written last, marks it as finished, so a
+stopped bench resumes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import platform
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from kinject.bench.pages import write_pages
-from kinject.bench.recipes import look_around, machine, recipe_of, steps_of
-from kinject.bench.results import LEAST_STEPS, WARM_UP, Bench, Measured, Row, in_order, pace, summarise
+from kinject.bench.results import (
+    MIN_STEPS,
+    WARM_UP,
+    BenchResult,
+    Measurement,
+    StrategyResult,
+    pace,
+    sort_rows,
+    summarize,
+    write_pages,
+)
 from kinject.bench.strategies import (
+    BATCH,
     COMBINED,
     STRATEGIES,
+    VANILLA,
     Setting,
     Strategy,
-    own_strategies,
-    parts_of_combined,
+    combined_labels,
+    custom_strategies,
+    has_bf16_autocast,
+    has_compiler,
 )
 from kinject.disk import check_output, content_id, lock_dir, read_jsonl, read_manifest, write_text
 from kinject.errors import InputError
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
+from kinject.study.arms import nest_overrides
 from kinject.study.executors import LOG, LocalExecutor
 from kinject.study.stages import Stage, drop_output_folders, input_hashes
 from kinject.terminal import Progress
+from kinject.train.short_run import short_fields
 
 _FORMAT = 2
-_IMPORTS = ("kinject.bench.imports",)
+_PRELOAD = ("kinject.train.short_run", "trl.trainer.sft_config", "kinject.train.run", "kinject.train.trainer")
+"""Modules that every run imports, for seconds each time: on a CPU, runs are forked from a process that has them."""
+_DEFAULT_STEPS = 12
+"""Optimizer steps if neither the command line nor the recipe sets them."""
+_OTHER_SECTIONS = ("eval", "study", "augment", "questions", "bench")
 _ACCURACY = re.compile(r"eval_(.+)_accuracy$")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the command line asks for: names of strategies (vanilla is always among them), rounds, steps (None: the recipe's)."""
+class BenchOptions:
+    """Options of the command line: names of strategies (vanilla always runs), rounds, and steps (None: the recipe's)."""
 
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
@@ -52,132 +75,126 @@ class Wanted:
 
 
 @dataclass
-class _Run:
-    """A bench on its way."""
+class _State:
+    """A bench in progress."""
 
     recipe: TrainRecipe
     setting: Setting
     steps: int
     machine: str
-    measured: list[Measured] = field(default_factory=list)
-    broken: dict[str, str] = field(default_factory=dict)
+    measured: list[Measurement] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
 
 
-def bench(recipe: TrainRecipe, wanted: Wanted) -> tuple[Bench, Path]:
-    """Measure what is missing, write bench.json, bench.md, bench.csv and the figure into the recipe's run_dir.
+def bench(recipe: TrainRecipe, options: BenchOptions) -> tuple[BenchResult, Path]:
+    """Do the missing runs, write bench.json, bench.md, bench.csv and the figure into run_dir; return (table, bench.md).
 
-    Returns the table and the path of bench.md. A strategy that breaks is marked with its reason, the others go on.
-    Raises `InputError` for names or numbers out of range and when the vanilla run breaks: all is compared with it.
+    A strategy that fails gets its reason in the table, and the others continue. Raises `InputError` for options out of
+    range, and if a vanilla run fails, since all others are compared with it.
     """
-    chosen = choose_strategies(wanted, recipe)
-    run = _Run(recipe, look_around(recipe), steps_of(recipe, wanted.steps), machine())
-    running = [item for item in chosen if not item.cannot(run.setting)]
-    with lock_dir(recipe.run_dir), _compiling(recipe.run_dir / "compiled"):
-        plan = [(number, *item) for number in range(wanted.repeats) for item in order_of(running, number)]
+    chosen = choose_strategies(options, recipe)
+    run = _State(recipe, find_setting(recipe), choose_steps(recipe, options.steps), describe_machine())
+    running = [item for item in chosen if not item.unavailable(run.setting)]
+    with lock_dir(recipe.run_dir), _compile_cache(recipe.run_dir / "compiled"):
+        plan = [(number, *item) for number in range(options.repeats) for item in order_round(running, number)]
         with Progress("measuring", len(plan), "runs") as progress:
             for number, strategy, copy in plan:
                 progress.set_status(strategy.label)
                 _measure(run, strategy, number, copy)
                 progress.advance()
-        found = _table(run, chosen, wanted)
-        page = write_pages(recipe.run_dir, found)
-    return found, page
+        table = _make_table(run, chosen, options)
+        page = write_pages(recipe.run_dir, table)
+    return table, page
 
 
-def order_of(strategies: Sequence[Strategy], number: int) -> list[tuple[Strategy, int]]:
-    """Return the order of round `number`, each strategy with the number of its copy in the round: vanilla comes twice.
+def order_round(strategies: Sequence[Strategy], number: int) -> list[tuple[Strategy, int]]:
+    """Return the order of round `number`: (strategy, its copy in the round); vanilla runs twice.
 
-    Vanilla stands first; its second run is half a round away, so that what all are compared with was measured near each. The
-    others stand elsewhere in each round.
+    Vanilla runs first and again after half the round, so that every strategy has a reference nearby. The order of the others
+    changes from round to round.
     """
     vanilla, *others = strategies
-    at = number % max(1, len(others))
-    moved = [(item, 0) for item in (*others[at:], *others[:at])]
-    half = (len(moved) + 1) // 2
-    return [(vanilla, 0), *moved[:half], (vanilla, 1), *moved[half:]]
+    first = number % max(1, len(others))
+    rotated = [(item, 0) for item in (*others[first:], *others[:first])]
+    half = (len(rotated) + 1) // 2
+    return [(vanilla, 0), *rotated[:half], (vanilla, 1), *rotated[half:]]
 
 
-def choose_strategies(wanted: Wanted, recipe: TrainRecipe) -> list[Strategy]:
-    """Return the strategies in the table's order. Raises `InputError` for what the command line may not ask."""
-    brought = (*STRATEGIES[1:], COMBINED) if recipe.bench.built_in else ()
-    every = (STRATEGIES[0], *brought, *own_strategies(recipe))
+def choose_strategies(options: BenchOptions, recipe: TrainRecipe) -> list[Strategy]:
+    """Return the chosen strategies in the table's order. Raises `InputError` for options out of range."""
+    built_in = (*STRATEGIES[1:], COMBINED) if recipe.bench.built_in else ()
+    every = (STRATEGIES[0], *built_in, *custom_strategies(recipe))
     names = [item.name for item in every]
-    for option, given in (("--only", wanted.only), ("--skip", wanted.skip)):
-        for name in given:
+    for option, chosen in (("--only", options.only), ("--skip", options.skip)):
+        for name in chosen:
             if name not in names:
                 raise InputError(f"{option}: found {name!r}.{suggestion(name, names)}")
-    if "vanilla" in wanted.skip:
-        raise InputError("--skip: vanilla is what all others are compared with. Leave it in.")
-    if not 1 <= wanted.repeats <= 100:
-        raise InputError(f"--repeats: found {wanted.repeats}, allowed: 1 to 100.")
-    if wanted.steps is not None and wanted.steps < LEAST_STEPS:
+    if "vanilla" in options.skip:
+        raise InputError("--skip: vanilla cannot be skipped, all others are compared with it.")
+    if not 1 <= options.repeats <= 100:
+        raise InputError(f"--repeats: found {options.repeats}, allowed: 1 to 100.")
+    if options.steps is not None and options.steps < MIN_STEPS:
         raise InputError(
-            f"--steps: found {wanted.steps}, allowed: {LEAST_STEPS} or more (the first {WARM_UP} are told apart)."
+            f"--steps: found {options.steps}, allowed: {MIN_STEPS} or more (the first {WARM_UP} are reported apart)."
         )
-    kept = [item for item in every if item.name == "vanilla" or not wanted.only or item.name in wanted.only]
-    return [item for item in kept if item.name not in wanted.skip]
+    kept = [item for item in every if item.name == "vanilla" or not options.only or item.name in options.only]
+    return [item for item in kept if item.name not in options.skip]
 
 
-def _measure(run: _Run, strategy: Strategy, number: int, copy: int) -> None:
-    """Do one run where it is not done, and note what it measured, or why it broke."""
-    if strategy.name in run.broken:
+def _measure(run: _State, strategy: Strategy, number: int, copy: int) -> None:
+    """Do one run unless it is done, and record its measurement, or the reason of its failure."""
+    if strategy.name in run.failures:
         return
     stage = _stage(run, strategy, number, copy)
     done = stage.read_done()
     if done is None:
         on_cpu = run.setting.device == "cpu"
-        with LocalExecutor(1, _n_gpus(run.setting.device), _IMPORTS if on_cpu else ()) as executor:
+        with LocalExecutor(1, _n_gpus(run.setting.device), _PRELOAD if on_cpu else ()) as executor:
             executor.submit(stage)
             (outcome,) = executor.wait()
         if outcome.done is None:
-            why = f"{outcome.error} (its log: {stage.folder / LOG})"
+            reason = f"{outcome.error} (its log: {stage.folder / LOG})"
             if strategy.name == "vanilla":
-                raise InputError(f"the vanilla run broke: {why}")
-            run.broken[strategy.name] = why
+                raise InputError(f"the vanilla run failed: {reason}")
+            run.failures[strategy.name] = reason
             return
     shutil.rmtree(stage.folder / "model", ignore_errors=True)
-    run.measured.append(read_run(stage.folder, strategy.name, number))
-    if run.setting.row_tokens is None:  # vanilla comes first in the first round
+    run.measured.append(read_measurement(stage.folder, strategy.name, number))
+    if run.setting.row_tokens is None:  # vanilla runs first in the first round
         run.setting = replace(run.setting, row_tokens=_row_tokens(stage.folder, run.setting.batch))
 
 
-def _stage(run: _Run, strategy: Strategy, number: int, copy: int) -> Stage:
-    values = recipe_of(run.recipe, strategy, run.setting, run.steps, run.recipe.seed + number)
+def _stage(run: _State, strategy: Strategy, number: int, copy: int) -> Stage:
+    values = run_values(run.recipe, strategy, run.setting, run.steps, run.recipe.seed + number)
     cache_dir = run.recipe.run_dir / "runs"
-    read = drop_output_folders(values)
-    identity = content_id(_FORMAT, run.machine, copy, read, input_hashes(read, cache_dir))
+    hashed = drop_output_folders(values)
+    identity = content_id(_FORMAT, run.machine, copy, hashed, input_hashes(hashed, cache_dir))
     folder, path = cache_dir / identity, cache_dir / f"{identity}.yaml"
     write_text(path, yaml.safe_dump({"run_dir": str(folder), **values}, sort_keys=False, allow_unicode=True))
-    return Stage(
-        identity,
-        "train",
-        folder,
-        str(path),
-        (),
-        label=f"{strategy.label}, round {number + 1}{', again' if copy else ''}",
-    )
+    label = f"{strategy.label}, round {number + 1}{', again' if copy else ''}"
+    return Stage(identity, "train", folder, str(path), (), label=label)
 
 
 def _n_gpus(device: str) -> int:
-    """Return 1 where a run must be kept to one GPU: of several, transformers would take all."""
+    """Return 1 if a run must be limited to one GPU: transformers would use all of several."""
     return int(device == "cuda" and not os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _row_tokens(folder: Path, batch: int) -> float:
-    """Return the mean tokens of a row of an unpacked run: its corpus over its rows, which its epochs tell."""
+    """Return the mean tokens of a row of an unpacked run: tokens of the corpus / rows, which follow from the epochs."""
     manifest = read_manifest(folder / "manifest.json")
     assert manifest is not None
     counts = manifest["counts"]
     return float(counts["tokens"]["source"] * counts["epochs"] / (counts["steps"] * batch))
 
 
-def read_run(folder: Path, strategy: str, number: int) -> Measured:
-    """Return what a finished run measured. Raises `InputError` when its files are damaged."""
+def read_measurement(folder: Path, strategy: str, number: int) -> Measurement:
+    """Return the measurement of a finished run. Raises `InputError` if its files are damaged."""
     paths = (folder / "timing.jsonl", folder / "log.jsonl")
     for path in paths:
         check_output(path, f"Delete {folder} to measure it again.")
     timing, log = ([row for _, row in read_jsonl(path)] for path in paths)
-    if len(timing) < LEAST_STEPS:
+    if len(timing) < MIN_STEPS:
         raise InputError(f"{folder}: its timing.jsonl has {len(timing)} steps. Delete the folder to measure it again.")
     start, end = timing[WARM_UP - 1], timing[-1]
     steps = [
@@ -185,61 +202,61 @@ def read_run(folder: Path, strategy: str, number: int) -> Measured:
         for before, after in pairwise(timing[WARM_UP - 1 :])
     ]
     accuracy = {match[1]: value for row in log for key, value in row.items() if (match := _ACCURACY.match(key))}
-    return Measured(
+    return Measurement(
         strategy=strategy, round=number, seconds=1000 * pace(steps),
         first_seconds=start["seconds"], peak_bytes=end["peak_bytes"], tokens=end["learned_tokens"],
         loss=next(row["loss"] for row in reversed(log) if "loss" in row), accuracy=accuracy,
     )  # fmt: skip
 
 
-def _table(run: _Run, chosen: Sequence[Strategy], wanted: Wanted) -> Bench:
+def _make_table(run: _State, chosen: Sequence[Strategy], options: BenchOptions) -> BenchResult:
     vanilla = [item for item in run.measured if item.strategy == "vanilla"]
     rows = []
     for strategy in chosen:
-        reason = strategy.cannot(run.setting)
-        changes = {} if reason else strategy.change({}, run.setting)
-        about = strategy.about
-        if strategy is COMBINED:
-            about = " + ".join(parts_of_combined(run.setting))
-        row = Row(strategy.name, strategy.label, about, changes, reason or run.broken.get(strategy.name, ""))
-        rows.append(summarise(row, [item for item in run.measured if item.strategy == strategy.name], vanilla))
-    return Bench(
-        recipe=str(run.recipe.path), device=run.machine, rows=tuple(in_order(rows)),
-        sets=tuple(run.measured[0].accuracy), repeats=wanted.repeats, steps=run.steps,
-        notes=tuple(_notes(run, wanted)), failed=len(run.broken),
+        reason = strategy.unavailable(run.setting)
+        changes = {} if reason else strategy.overrides({}, run.setting)
+        description = " + ".join(combined_labels(run.setting)) if strategy is COMBINED else strategy.description
+        row = StrategyResult(
+            strategy.name, strategy.label, description, changes, reason or run.failures.get(strategy.name, "")
+        )
+        rows.append(summarize(row, [item for item in run.measured if item.strategy == strategy.name], vanilla))
+    return BenchResult(
+        recipe=str(run.recipe.path), device=run.machine, rows=tuple(sort_rows(rows)),
+        question_sets=tuple(run.measured[0].accuracy), repeats=options.repeats, steps=run.steps,
+        notes=tuple(_notes(run, options)), n_failed=len(run.failures),
     )  # fmt: skip
 
 
-def _notes(run: _Run, wanted: Wanted) -> list[str]:
+def _notes(run: _State, options: BenchOptions) -> list[str]:
     memory = (
-        "what torch's allocator gave out on the GPU" if run.setting.device == "cuda"
-        else "the process's resident set up to its last step, with Python, libraries and the loading of the model"
+        "peak of torch's allocator on the GPU" if run.setting.device == "cuda"
+        else "peak resident set of the process up to its last step, including Python, libraries and loading the model"
     )  # fmt: skip
-    said = [
-        "time: seconds for 1,000 learned tokens at the lower quartile of the steps, since what a machine does beside only holds "
-        f"steps up; start-up and the first {WARM_UP} steps stand apart (the longest of the rounds: torch.compile compiles in "
-        "the first, for rows of any length; later rounds find its cache)",
+    notes = [
+        "time: seconds for 1,000 learned tokens at the lower quartile of the steps, since other work on a machine only slows "
+        f"steps down; start-up and the first {WARM_UP} steps are reported apart (the longest of the rounds: torch.compile "
+        "compiles in the first, for rows of any length; later rounds use its cache)",
         f"memory: {memory}",
-        "shares are of the vanilla runs of the same round, of which there are two; intervals are 95% (Student's t over "
-        "rounds, shares on the log scale); spread is the range of the time shares over their mean, vanilla's how far its "
-        "two runs of a round lie apart: what this machine's noise is",
-        f"rounds: {wanted.repeats}, of {run.steps} optimizer steps a run; a round's runs share a seed, and their order "
+        "ratios are to the two vanilla runs of the same round; intervals are 95% (Student's t over rounds, ratios on the log "
+        "scale); spread is the range of the time ratios divided by their mean, for vanilla the difference between its two "
+        "runs of a round: the noise of this machine",
+        f"rounds: {options.repeats}, of {run.steps} optimizer steps a run; the runs of a round share a seed, and their order "
         "changes from round to round",
     ]
-    if wanted.steps is None and int(run.recipe.trainer.get("max_steps", -1)) <= 0:
-        said.append(f"the recipe sets no trainer.max_steps: {run.steps} were taken (--steps)")
-    return said
+    if options.steps is None and int(run.recipe.trainer.get("max_steps", -1)) <= 0:
+        notes.append(f"the recipe sets no trainer.max_steps: {run.steps} were used (--steps)")
+    return notes
 
 
 @contextlib.contextmanager
-def _compiling(folder: Path) -> Iterator[None]:
-    """Let torch.compile keep what it makes in `folder`, so that the first round is one without it, and make it once.
+def _compile_cache(folder: Path) -> Iterator[None]:
+    """Let torch.compile cache in `folder`, so that only the first round compiles, and compile once for all row lengths.
 
-    Rows differ in length: left to itself, torch compiles for the first batch's length, then for any.
+    By default torch compiles for the length of the first batch, then again for any length.
     """
-    wanted = {"TORCHINDUCTOR_CACHE_DIR": str(folder.absolute()), "ACCELERATE_DYNAMO_USE_DYNAMIC": "true"}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    variables = {"TORCHINDUCTOR_CACHE_DIR": str(folder.absolute()), "ACCELERATE_DYNAMO_USE_DYNAMIC": "true"}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -248,3 +265,76 @@ def _compiling(folder: Path) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def find_setting(recipe: TrainRecipe) -> Setting:
+    """Return the setting of `recipe` on this machine."""
+    from kinject.models import choose_device
+
+    device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
+    return Setting(
+        device=device, batch=int(recipe.trainer.get(BATCH.split(".")[1], 8)),
+        block=recipe.trainer.get("max_length", 1024),
+        packing_strategy=recipe.trainer.get("packing_strategy", "bfd_split"), adapter=recipe.adapter,
+        bf16=has_bf16_autocast(device), compiler=has_compiler(device),
+        bitsandbytes=importlib.util.find_spec("bitsandbytes") is not None,
+    )  # fmt: skip
+
+
+def run_values(recipe: TrainRecipe, strategy: Strategy, setting: Setting, steps: int, seed: int) -> dict[str, Any]:
+    """Return the values of the train recipe of one run, without run_dir: the recipe, vanilla, then the strategy.
+
+    Questions are scored once, after the last step: those of the recipe's probes, or of its eval section.
+    """
+    values = {key: value for key, value in recipe.raw.items() if key not in (*_OTHER_SECTIONS, "run_dir")}
+    values["trainer"] = {key: list(item) if isinstance(item, tuple) else item for key, item in recipe.trainer.items()}
+    values["seed"] = seed
+    fields = short_fields(steps)
+    probes = _probe_values(recipe)
+    if probes is not None:
+        values["probes"] = probes
+        fields |= {"eval_strategy": "steps", "eval_steps": steps}
+    overrides = {**VANILLA, **{f"trainer.{key}": value for key, value in fields.items()}}
+    overrides |= strategy.overrides({}, setting)
+    return _merge(values, nest_overrides(overrides))
+
+
+def _probe_values(recipe: TrainRecipe) -> dict[str, Any] | None:
+    if recipe.probes is not None:
+        return {key: value for key, value in recipe.raw["probes"].items() if key not in ("patience", "max_forgetting")}
+    if recipe.eval is None:
+        return None
+    sets: dict[str, Any] = {}
+    for name, item in recipe.eval.questions.items():
+        probe = (
+            {"path": item} if isinstance(item, str) else {"path": item.path, "role": item.role, "layout": item.layout}
+        )
+        if not probe["path"].endswith((".yaml", ".yml")):  # only kinject eval reads tasks of the harness
+            sets[name] = probe
+    return {"questions": sets} if sets else None
+
+
+def _merge(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `values` with those of `more` merged in by section; an adapter replaces the whole section."""
+    merged = dict(values)
+    for key, value in more.items():
+        below = merged.get(key)
+        deeper = isinstance(value, Mapping) and isinstance(below, Mapping) and key != "adapter"
+        merged[key] = _merge(below, value) if deeper else value  # type: ignore[arg-type]
+    return merged
+
+
+def choose_steps(recipe: TrainRecipe, steps: int | None) -> int:
+    """Return the steps of every run: as given, else the recipe's, else a default."""
+    max_steps = int(recipe.trainer.get("max_steps", -1))
+    return steps or max(max_steps if max_steps > 0 else _DEFAULT_STEPS, MIN_STEPS)
+
+
+def describe_machine() -> str:
+    """Return host, cores, device and library versions: a measurement is valid only for these."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl", "kinject"))
+    return f"{platform.node()}, {platform.machine()}, {cores} cores, {device}, {libraries}"

@@ -1,4 +1,4 @@
-"""The training strategies that `kinject bench` lays side by side: one table, each an entry of overrides."""
+"""The training strategies that `kinject bench` compares: one table, each entry a set of overrides."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from kinject.recipe import Recipe, read_recipe
 BATCH = "trainer.per_device_train_batch_size"
 ACCUMULATION = "trainer.gradient_accumulation_steps"
 LORA: dict[str, Any] = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear"}
-"""peft's LoraConfig where the recipe has no adapter section of its own."""
-_MOST_PARTS = 4
+"""peft's LoraConfig if the recipe has no adapter section."""
+_MAX_PARTS = 4
 
 VANILLA: Mapping[str, Any] = {
     "adapter": None, "model.quantization": "none", "trainer.bf16": False, "trainer.fp16": False,
     "trainer.gradient_checkpointing": False, "trainer.optim": "adamw_torch_fused", "trainer.torch_compile": False,
     "trainer.packing": False, "trainer.activation_offloading": False, ACCUMULATION: 1,
 }  # fmt: skip
-"""What every strategy starts from: each technique off, whatever the recipe says."""
+"""The base of every strategy: each technique off, whatever the recipe has."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What strategies depend on: the recipe, and what this machine has.
+    """What strategies depend on: the recipe and this machine.
 
-    `batch` is the recipe's rows of one device and step, `block` its max_length, `row_tokens` the mean tokens of a
-    document (None until the vanilla run has counted them), `adapter` the recipe's own.
+    `batch` is the recipe's rows per device and step, `block` its max_length, `row_tokens` the mean tokens of a document
+    (None until the first vanilla run has counted them), `adapter` the recipe's own.
     """
 
     device: str
     batch: int
     block: int | None
-    strategy: str
+    packing_strategy: str
     adapter: Mapping[str, Any] | None
     bf16: bool
     compiler: bool
@@ -46,27 +46,31 @@ class Setting:
     row_tokens: float | None = None
 
 
-Change = Callable[[Mapping[str, Any], Setting], dict[str, Any]]
+OverridesFunction = Callable[[Mapping[str, Any], Setting], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One technique. `change` returns its overrides (dotted key -> value) over those so far; `cannot` why it cannot run."""
+    """One technique.
+
+    `overrides` returns its overrides (dotted key -> value) given those so far, `unavailable` the reason why it cannot run
+    ("" if it can).
+    """
 
     name: str
     label: str
-    about: str
-    change: Change
-    cannot: Callable[[Setting], str] = lambda setting: ""
+    description: str
+    overrides: OverridesFunction
+    unavailable: Callable[[Setting], str] = lambda setting: ""
 
 
-def _sets(**trainer: Any) -> Change:
+def _sets(**trainer: Any) -> OverridesFunction:
     return lambda _so_far, _setting: {f"trainer.{key}": value for key, value in trainer.items()}
 
 
 def _accumulate(so_far: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     batch = int(so_far.get(BATCH, setting.batch))
-    parts = next(n for n in range(min(_MOST_PARTS, batch), 0, -1) if batch % n == 0)
+    parts = next(n for n in range(min(_MAX_PARTS, batch), 0, -1) if batch % n == 0)
     return {BATCH: batch // parts, ACCUMULATION: parts}
 
 
@@ -74,14 +78,14 @@ def _pack(so_far: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     assert setting.block is not None
     assert setting.row_tokens is not None
     rows = max(1, round(setting.batch * setting.row_tokens / setting.block))
-    return {"trainer.packing": True, "trainer.packing_strategy": setting.strategy, BATCH: rows}
+    return {"trainer.packing": True, "trainer.packing_strategy": setting.packing_strategy, BATCH: rows}
 
 
 def _needs_compiler(setting: Setting) -> str:
     if setting.compiler:
         return ""
     missing = "triton (pip install triton)" if setting.device == "cuda" else "a C++ compiler (g++ or clang++)"
-    return f"torch.compile needs {missing}, which is not there"
+    return f"torch.compile needs {missing}, which is not installed"
 
 
 def _needs_gpu(what: str) -> Callable[[Setting], str]:
@@ -89,7 +93,7 @@ def _needs_gpu(what: str) -> Callable[[Setting], str]:
 
 
 STRATEGIES: tuple[Strategy, ...] = (
-    Strategy("vanilla", "vanilla", "float32, the batch as given, a document a row", lambda _so_far, _setting: {}),
+    Strategy("vanilla", "vanilla", "float32, the batch as given, one document a row", lambda _so_far, _setting: {}),
     Strategy(
         "fp16", "fp16", "autocast to float16 with a gradient scaler", _sets(fp16=True, bf16=False),
         _needs_gpu("float16 training needs an NVIDIA GPU (accelerate refuses it elsewhere)"),
@@ -104,7 +108,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     ),
     Strategy(
         "accumulation", "gradient accumulation", "the same batch in several smaller ones", _accumulate,
-        lambda setting: "" if setting.batch > 1 else f"{BATCH} is 1: there is nothing to split",
+        lambda setting: "" if setting.batch > 1 else f"{BATCH} is 1: nothing to split",
     ),
     Strategy(
         "checkpointing", "gradient checkpointing", "activations computed again instead of kept",
@@ -126,22 +130,22 @@ STRATEGIES: tuple[Strategy, ...] = (
         lambda _so_far, setting: {"adapter": dict(setting.adapter or LORA)},
     ),
 )  # fmt: skip
-"""In the order in which the combination applies them: of two that exclude each other the later one stays."""
+"""In the order in which the combination applies them. Of two that exclude each other the later one wins."""
 
-_BENCH_SETS = ("run_dir", "seed", "eval", "study", "augment", "questions", "bench")
-"""Sections that no run of a bench takes from a strategy."""
+_FORBIDDEN = ("run_dir", "seed", "eval", "study", "augment", "questions", "bench")
+"""Sections that a strategy must not change."""
 
 
-def own_strategies(recipe: Recipe) -> list[Strategy]:
-    """Return the strategies of the recipe's bench section. Raises `RecipeError` with every fault in them, at its line."""
+def custom_strategies(recipe: Recipe) -> list[Strategy]:
+    """Return the strategies of the recipe's bench section. Raises `RecipeError` with every fault and its line."""
     taken = {item.name for item in (*STRATEGIES, COMBINED)}
     faults: list[Fault] = []
     for name, changes in recipe.bench.strategies.items():
         place = ("bench", "strategies", name)
         if name in taken:
-            faults.append(recipe.fault(place, "bench has a strategy of this name. Give it another."))
-        refused = "is not a strategy's to change. It changes how a model is trained."
-        faults += [recipe.fault((*place, key), refused) for key in changes if key.split(".")[0] in _BENCH_SETS]
+            faults.append(recipe.fault(place, "bench already has a strategy of this name. Rename it."))
+        refused = "a strategy cannot change this section. It changes how a model is trained."
+        faults += [recipe.fault((*place, key), refused) for key in changes if key.split(".")[0] in _FORBIDDEN]
         words = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
         try:
             read_recipe(recipe.path, (*recipe.overrides, *words))
@@ -151,37 +155,39 @@ def own_strategies(recipe: Recipe) -> list[Strategy]:
         raise RecipeError(faults)
     return [
         Strategy(
-            name, name, ", ".join(f"{key}: {json.dumps(value)}" for key, value in changes.items()), _changes(changes)
+            name, name, ", ".join(f"{key}: {json.dumps(value)}" for key, value in changes.items()), _constant(changes)
         )
         for name, changes in recipe.bench.strategies.items()
     ]
 
 
-def _changes(changes: Mapping[str, Any]) -> Change:
+def _constant(changes: Mapping[str, Any]) -> OverridesFunction:
     return lambda _so_far, _setting: dict(changes)
 
 
-COMBINED = Strategy("combined", "all combined", "all of these that run here", lambda so_far, setting: _all(setting))
+COMBINED = Strategy(
+    "combined", "all combined", "all of these that run here", lambda _so_far, setting: _combine(setting)
+)
 
 
-def _all(setting: Setting) -> dict[str, Any]:
-    """Return the overrides of every strategy that runs here, laid over one another."""
+def _combine(setting: Setting) -> dict[str, Any]:
+    """Return the overrides of every strategy that runs here, applied in order."""
     so_far: dict[str, Any] = {}
     for strategy in STRATEGIES:
-        if not strategy.cannot(setting):
-            so_far |= strategy.change(so_far, setting)
+        if not strategy.unavailable(setting):
+            so_far |= strategy.overrides(so_far, setting)
     return so_far
 
 
-def parts_of_combined(setting: Setting) -> list[str]:
-    """Return the labels of what the combination is made of, without what a later strategy replaces."""
-    running = [item for item in STRATEGIES[1:] if not item.cannot(setting)]
+def combined_labels(setting: Setting) -> list[str]:
+    """Return the labels of the strategies in the combination, without those that a later one replaces."""
+    running = [item for item in STRATEGIES[1:] if not item.unavailable(setting)]
     names = {item.name for item in running}
     replaced = {"fp16": "bf16", "adafactor": "adamw-8bit"}
     return [item.label for item in running if replaced.get(item.name) not in names]
 
 
-def has_bf16(device: str) -> bool:
+def has_bf16_autocast(device: str) -> bool:
     """Return whether torch computes in bfloat16 under autocast on `device`, fast or not."""
     import torch
 
@@ -189,8 +195,8 @@ def has_bf16(device: str) -> bool:
 
 
 def has_compiler(device: str) -> bool:
-    """Return whether torch.compile finds what turns its code into a program."""
+    """Return whether torch.compile finds a compiler."""
     if device == "cuda":
         return importlib.util.find_spec("triton") is not None
-    found = (shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name)
-    return device == "cpu" and any(found)
+    compilers = (shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name)
+    return device == "cpu" and any(compilers)

@@ -29,7 +29,7 @@ def add_parser(verbs: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from kinject.augment.validation import check_sections
-    from kinject.bench.strategies import own_strategies
+    from kinject.bench.strategies import custom_strategies
     from kinject.errors import InputError, KinjectError
     from kinject.recipe import read_recipe
     from kinject.recipe.yaml_lines import read_yaml
@@ -48,7 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 continue
             recipe = read_recipe(file)
             check_sections(recipe)
-            own_strategies(recipe)
+            custom_strategies(recipe)
             if recipe.study is not None:
                 study = read_recipe(file, verb="study", check_inputs=False)
                 check_names(study)

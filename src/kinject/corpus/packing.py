@@ -1,10 +1,10 @@
-"""Token rows to training rows of one block: nothing is lost in silence, and no document sees another.
+"""Token rows to training rows of one block: no token is lost unnoticed, and no document sees another.
 
-Three layouts, named as SFTConfig names them:
+Three strategies, named as SFTConfig names them:
 
 * ``bfd_split``: documents packed whole by best-fit decreasing; one longer than the block is split into blocks. Positions
   restart at each document, so that attention (with the KV cache off) stays inside it.
-* ``bfd``: the same, but what exceeds the block is cut off and counted as truncated.
+* ``bfd``: the same, but tokens beyond the block are cut off and counted as truncated.
 * ``wrapped``: all documents joined and cut every block tokens: the plain chunks of arXiv 2312.05934. Documents see each other.
 
 Without packing each document is a row of its own, cut at max_length.
@@ -17,35 +17,51 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
+import numpy.typing as npt
 
-from kinject.corpus.laid_rows import LaidRows
-from kinject.corpus.tokens import TokenAccount, TokenRow
+from kinject.corpus.tokenize import IGNORED, TokenAccount, TokenRow
 
 _ROUND_BLOCKS = 8
-"""A round of the epoch holds at least this many blocks, or packing would leave too much room unused."""
+"""A round of the epoch holds at least this many blocks; smaller ones would leave too much room unused."""
 
 _WINDOW = 1 << 18
 """Token rows that are packed together at most: a larger window fills rows no better."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How rows are laid out: `strategy` None is one document a row; `block` None does not cut.
+class PackingConfig:
+    """How token rows become training rows: `strategy` None is one document a row; `block` None does not cut.
 
-    `spread` deals the rows of one document evenly over the epoch and lets no packed row hold two of them: paraphrases
-    that stand together would be learned as one text.
+    `separate_paraphrases` spreads the rows of one document evenly over the epoch and lets no packed row hold two of
+    them: paraphrases in one row would be learned as one text.
     """
 
     block: int | None
     strategy: str | None = None
-    spread: bool = False
+    separate_paraphrases: bool = False
 
 
-class Piece(NamedTuple):
-    """A run of tokens of one row: from `start` up to `end`. The first of them is never learned: nothing precedes it."""
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """One row of a batch, unpadded: ids, labels (`IGNORED` for tokens without loss) and positions, of equal length.
+
+    `replayed` marks the learned tokens that come from replay. `documents` are the ids of the documents in it, and
+    `round` is the part of the epoch in which it is read (always 0 unless paraphrases are separated).
+    """
+
+    input_ids: list[int]
+    labels: list[int]
+    position_ids: list[int]
+    replayed: list[bool]
+    documents: tuple[str, ...] = ()
+    round: int = 0
+
+
+class Segment(NamedTuple):
+    """The tokens `start` to `end` of one token row. The first of them is never learned: no token precedes it."""
 
     row: int
     start: int
@@ -58,47 +74,144 @@ class Piece(NamedTuple):
         return self.end - self.start
 
 
-def lay_out(rows: Sequence[TokenRow], layout: Layout, seed: int) -> tuple[LaidRows, TokenAccount]:
+class ConcatRows(Sequence[TokenRow]):
+    """Several sequences of token rows as one, without a copy."""
+
+    def __init__(self, parts: Sequence[Sequence[TokenRow]]) -> None:
+        self.parts = [part for part in parts if len(part)]
+        self._starts = [sum(len(part) for part in self.parts[:n]) for n in range(len(self.parts))]
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TokenRow]: ...
+    def __getitem__(self, index: int | slice) -> TokenRow | list[TokenRow]:
+        """Return one row, or several."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        part = bisect_right(self._starts, index) - 1
+        return self.parts[part][index - self._starts[part]]
+
+
+class PackedRows(Sequence[TrainingRow]):
+    """The training rows of an epoch. A row is put together when it is read.
+
+    In memory are 24 bytes a segment; the tokens stay in `source`. If `joined`, the segments of a row are one text
+    (``wrapped``): positions continue through it.
+    """
+
+    def __init__(self, source: Sequence[TokenRow], *, joined: bool) -> None:
+        self.source, self.joined = source, joined
+        self._segments, self._ends, self._rounds = array("q"), array("q"), array("q")
+
+    def append(self, segments: Sequence[tuple[int, int, int]], number: int) -> None:
+        """Add a row of segments (row of the source, start, end) that is read in round `number`."""
+        for segment in segments:
+            self._segments.extend(segment)
+        self._ends.append(len(self._segments) // 3)
+        self._rounds.append(number)
+
+    @property
+    def rounds(self) -> Sequence[int]:
+        """The round of each row."""
+        return self._rounds
+
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Return the tokens of each row."""
+        segments = np.array(self._segments, dtype=np.int64).reshape(-1, 3)
+        sums = np.concatenate([[0], np.cumsum(segments[:, 2] - segments[:, 1])])
+        ends = np.concatenate([[0], np.array(self._ends, dtype=np.int64)])
+        return np.asarray(sums[ends[1:]] - sums[ends[:-1]])
+
+    def longest_text(self) -> int:
+        """Return the most positions that a row counts without a restart."""
+        if self.joined:
+            return int(self.lengths().max(initial=0))
+        segments = np.array(self._segments, dtype=np.int64).reshape(-1, 3)
+        return int((segments[:, 2] - segments[:, 1]).max(initial=0))
+
+    def segments(self, index: int) -> list[tuple[int, int, int]]:
+        """Return (row of the source, start, end) of each segment of one row."""
+        index = range(len(self))[index]
+        first = self._ends[index - 1] if index else 0
+        values = self._segments[3 * first : 3 * self._ends[index]]
+        return list(zip(values[::3], values[1::3], values[2::3], strict=True))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> TrainingRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TrainingRow]: ...
+    def __getitem__(self, index: int | slice) -> TrainingRow | list[TrainingRow]:
+        """Return one row, or several."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        segments = self.segments(index)
+        texts = [self.source[number] for number, _, _ in segments]
+        documents = tuple(dict.fromkeys(text.document_id for text in texts))
+        row = TrainingRow([], [], [], [], documents, self._rounds[index])
+        for text, (_, start, end) in zip(texts, segments, strict=True):
+            ids = np.asarray(text.input_ids[start:end]).tolist()
+            learned = np.asarray(text.learned[start:end]).tolist()
+            if not self.joined or not row.input_ids:
+                learned[0] = False
+            position = len(row.input_ids) if self.joined else 0
+            row.input_ids.extend(ids)
+            row.labels.extend(token if bears else IGNORED for token, bears in zip(ids, learned, strict=True))
+            row.position_ids.extend(range(position, position + len(ids)))
+            row.replayed.extend(learned if text.origin == "replay" else [False] * len(ids))
+        return row
+
+
+def pack(rows: Sequence[TokenRow], config: PackingConfig, seed: int) -> tuple[PackedRows, TokenAccount]:
     """Return the training rows in an order drawn from `seed`, and the account of every token.
 
-    A document that is split goes on in a piece that begins with the last token of the piece before, so that every
-    token but a document's first is learned exactly once. Such repeated tokens are in no count.
+    If a document is split, a segment begins with the last token of the one before it, so that every token but a
+    document's first is learned exactly once. Such repeated tokens are in no count.
     """
     order = array("q", range(len(rows)))
     random.Random(seed).shuffle(order)
     account = TokenAccount()
-    joined = layout.strategy == "wrapped"
-    laid = LaidRows(rows, joined=joined)
-    for number, part in enumerate(_rounds(rows, order, layout, seed)):
-        for pieces in _chunks(rows, part, layout, account) if joined else _windows(rows, part, layout, account):
-            laid.append([(piece.row, piece.start, piece.end) for piece in pieces], number)
+    joined = config.strategy == "wrapped"
+    packed = PackedRows(rows, joined=joined)
+    for number, part in enumerate(_rounds(rows, order, config, seed)):
+        for segments in _chunks(rows, part, config, account) if joined else _windows(rows, part, config, account):
+            packed.append([(segment.row, segment.start, segment.end) for segment in segments], number)
     account.masked = account.source - account.trained - account.lost
-    return laid, account
+    return packed, account
 
 
 def _windows(
-    rows: Sequence[TokenRow], part: Sequence[int], layout: Layout, account: TokenAccount
-) -> Iterator[list[Piece]]:
-    """Yield the packed rows of a round; what is in memory does not grow with it."""
-    for at in range(0, len(part), _WINDOW):
-        yield from _bins(rows, part[at : at + _WINDOW], layout, account)
+    rows: Sequence[TokenRow], part: Sequence[int], config: PackingConfig, account: TokenAccount
+) -> Iterator[list[Segment]]:
+    """Yield the packed rows of a round; memory does not grow with its size."""
+    for start in range(0, len(part), _WINDOW):
+        yield from _bins(rows, part[start : start + _WINDOW], config, account)
 
 
-def _bins(rows: Sequence[TokenRow], part: Sequence[int], layout: Layout, account: TokenAccount) -> list[list[Piece]]:
-    pieces = [piece for index in part for piece in _cut(rows[index], index, layout, account)]
-    if layout.strategy is None:
-        return [[piece] for piece in pieces]
-    assert layout.block is not None
-    return _best_fit_apart(pieces, layout.block) if layout.spread else _best_fit(pieces, layout.block)
+def _bins(
+    rows: Sequence[TokenRow], part: Sequence[int], config: PackingConfig, account: TokenAccount
+) -> list[list[Segment]]:
+    segments = [segment for index in part for segment in _cut(rows[index], index, config, account)]
+    if config.strategy is None or config.block is None:
+        return [[segment] for segment in segments]
+    return _best_fit_apart(segments, config.block) if config.separate_paraphrases else _best_fit(segments, config.block)
 
 
-def _rounds(rows: Sequence[TokenRow], order: Sequence[int], layout: Layout, seed: int) -> list[Sequence[int]]:
+def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfig, seed: int) -> list[Sequence[int]]:
     """Deal rows to the rounds of an epoch, so that the rows of one document lie as far apart as their number allows.
 
     There are as many rounds as the most frequent document has rows, each of at least `_ROUND_BLOCKS` blocks. The k-th
     of a document's n rows goes to round ``floor((k + u) * rounds / n)`` with one u in [0, 1) a document.
     """
-    if not layout.spread or layout.strategy == "wrapped":
+    if not config.separate_paraphrases or config.strategy == "wrapped":
         return [order]
     numbers: dict[str, int] = {}
     documents, counts = array("q"), array("q")  # each row's document by number, -1 for none; rows of each document
@@ -112,7 +225,7 @@ def _rounds(rows: Sequence[TokenRow], order: Sequence[int], layout: Layout, seed
         n_tokens += len(row.input_ids)
         longest = max(longest, len(row.input_ids))
     del numbers
-    n_rounds = max(1, min(max(counts, default=1), n_tokens // (_ROUND_BLOCKS * max(1, layout.block or longest))))
+    n_rounds = max(1, min(max(counts, default=1), n_tokens // (_ROUND_BLOCKS * max(1, config.block or longest))))
     rng = random.Random(seed)
     offsets = array("d", (rng.random() for _ in counts))
     dealt = array("q", bytes(8 * len(counts)))
@@ -127,113 +240,113 @@ def _rounds(rows: Sequence[TokenRow], order: Sequence[int], layout: Layout, seed
     return [part for part in rounds if part]
 
 
-def _cut(row: TokenRow, index: int, layout: Layout, account: TokenAccount) -> list[Piece]:
-    """Return one row as pieces of at most a block (all of them where it is split, else the first) that bear loss."""
+def _cut(row: TokenRow, index: int, config: PackingConfig, account: TokenAccount) -> list[Segment]:
+    """Return the segments of one row that bear loss, each of at most a block; only the first unless rows are split."""
     length = len(row.input_ids)
     account.source += length
-    size = layout.block or length
-    if layout.strategy != "bfd_split" and length > size:
+    size = config.block or length
+    if config.strategy != "bfd_split" and length > size:
         account.truncated += length - size
         length = size
     learned = np.asarray(row.learned[:length], dtype=np.bool_)
-    pieces: list[Piece] = []
+    segments: list[Segment] = []
     n_kept = reached = 0
     for start in range(0, max(length - 1, 1), max(size - 1, 1)):
         end = min(start + size, length)
         n_learned = int(np.count_nonzero(learned[start + 1 : end]))
         if n_learned:
-            pieces.append(Piece(index, start, end, row.document_id))
+            segments.append(Segment(index, start, end, row.document_id))
             account.trained += n_learned
             n_kept += end - max(start, reached)
             reached = end
     account.dropped += length - n_kept
-    return pieces
+    return segments
 
 
 def _chunks(
-    rows: Sequence[TokenRow], order: Sequence[int], layout: Layout, account: TokenAccount
-) -> Iterator[list[Piece]]:
-    """Yield rows of a block cut from all texts joined; one begins with the last token of the one before."""
+    rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfig, account: TokenAccount
+) -> Iterator[list[Segment]]:
+    """Yield rows of a block cut from all texts joined; each begins with the last token of the one before."""
     ends = array("q", (0,))
     for index in order:
         ends.append(ends[-1] + len(rows[index].input_ids))
     account.source += ends[-1]
-    size = layout.block or ends[-1]
+    size = config.block or ends[-1]
     n_kept = reached = 0
     for start in range(0, max(ends[-1] - 1, 1), max(size - 1, 1)):
         end = min(start + size, ends[-1])
-        pieces, n_learned = [], 0
-        for at in range(bisect_right(ends, start) - 1, bisect_left(ends, end)):
-            row, low, high = rows[order[at]], max(start - ends[at], 0), min(end - ends[at], ends[at + 1] - ends[at])
+        segments, n_learned = [], 0
+        for i in range(bisect_right(ends, start) - 1, bisect_left(ends, end)):
+            row, low, high = rows[order[i]], max(start - ends[i], 0), min(end - ends[i], ends[i + 1] - ends[i])
             if low < high:
-                pieces.append(Piece(order[at], low, high, row.document_id))
-                first = low + 1 if len(pieces) == 1 else low
+                segments.append(Segment(order[i], low, high, row.document_id))
+                first = low + 1 if len(segments) == 1 else low
                 n_learned += int(np.count_nonzero(np.asarray(row.learned[first:high], dtype=np.bool_)))
         if n_learned:
             account.trained += n_learned
             n_kept += end - max(start, reached)
             reached = end
-            yield pieces
+            yield segments
     account.dropped += ends[-1] - n_kept
 
 
-def _best_fit_apart(pieces: Sequence[Piece], block: int) -> list[list[Piece]]:
-    """Group pieces as `_best_fit` does, but never two of one document: each goes into the fullest bin without its own."""
-    bins: list[list[Piece]] = []
-    held: list[set[str]] = []
+def _best_fit_apart(segments: Sequence[Segment], block: int) -> list[list[Segment]]:
+    """Group as `_best_fit` does, but never two segments of one document: each into the fullest bin without its document."""
+    bins: list[list[Segment]] = []
+    documents: list[set[str]] = []  # of each bin
     by_room: dict[int, list[int]] = {}
     rooms: list[int] = []
-    for piece in sorted(pieces, key=lambda piece: -piece.size):
-        found = next(
+    for segment in sorted(segments, key=lambda segment: -segment.size):
+        match = next(
             (
-                (at, place)
-                for at in range(bisect_left(rooms, piece.size), len(rooms))
-                for place in reversed(range(len(by_room[rooms[at]])))
-                if not piece.document or piece.document not in held[by_room[rooms[at]][place]]
+                (i, j)
+                for i in range(bisect_left(rooms, segment.size), len(rooms))
+                for j in reversed(range(len(by_room[rooms[i]])))
+                if not segment.document or segment.document not in documents[by_room[rooms[i]][j]]
             ),
             None,
         )
-        if found is None:
+        if match is None:
             bins.append([])
-            held.append(set())
+            documents.append(set())
             index, room = len(bins) - 1, block
         else:
-            at, place = found
-            room = rooms[at]
-            index = by_room[room].pop(place)  # near the end as a rule: removing by value would search from the front
+            i, j = match
+            room = rooms[i]
+            index = by_room[room].pop(j)  # near the end as a rule: removing by value would search from the front
             if not by_room[room]:
-                rooms.pop(at)
-        bins[index].append(piece)
-        held[index].add(piece.document)
-        _leave(by_room, rooms, room - piece.size, index)
+                rooms.pop(i)
+        bins[index].append(segment)
+        documents[index].add(segment.document)
+        _add_room(by_room, rooms, room - segment.size, index)
     return bins
 
 
-def _best_fit(pieces: Sequence[Piece], block: int) -> list[list[Piece]]:
-    """Group pieces into bins of `block` tokens: longest first, each into the fullest bin that still has room.
+def _best_fit(segments: Sequence[Segment], block: int) -> list[list[Segment]]:
+    """Group segments into bins of `block` tokens: longest first, each into the fullest bin that still has room.
 
-    Ties keep the order given. Bins wait in one stack for each size of free room, so a placement costs O(log block).
+    Ties keep the order of `segments`. There is one stack of bins for each size of free room, so a step costs O(log block).
     """
-    bins: list[list[Piece]] = []
+    bins: list[list[Segment]] = []
     by_room: dict[int, list[int]] = {}
     rooms: list[int] = []
-    for piece in sorted(pieces, key=lambda piece: -piece.size):
-        at = bisect_left(rooms, piece.size)
-        if at == len(rooms):
+    for segment in sorted(segments, key=lambda segment: -segment.size):
+        i = bisect_left(rooms, segment.size)
+        if i == len(rooms):
             bins.append([])
             index, room = len(bins) - 1, block
         else:
-            room = rooms[at]
+            room = rooms[i]
             index = by_room[room].pop()
             if not by_room[room]:
-                rooms.pop(at)
-        bins[index].append(piece)
-        _leave(by_room, rooms, room - piece.size, index)
+                rooms.pop(i)
+        bins[index].append(segment)
+        _add_room(by_room, rooms, room - segment.size, index)
     return bins
 
 
-def _leave(by_room: dict[int, list[int]], rooms: list[int], room: int, index: int) -> None:
-    """Note that bin `index` has `room` left."""
+def _add_room(by_room: dict[int, list[int]], rooms: list[int], room: int, index: int) -> None:
+    """Record that bin `index` has `room` left; `rooms` stays sorted."""
     if room > 0:
         if not by_room.setdefault(room, []):
             insort(rooms, room)

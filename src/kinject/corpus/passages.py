@@ -25,7 +25,7 @@ _ABBREVIATION = re.compile(
 
 
 def split_passages(document: Document, n_tokens: int, spans: TokenSpans) -> list[Passage]:
-    """Return the passages of `document`: in order, not overlapping, together all its text but for space between them.
+    """Return the passages of `document`: in order, without overlap, together all its text except the space between them.
 
     None holds more than `n_tokens` (at least 1) tokens of `spans`, unless one character alone does. A cut falls at the
     last sentence end that fits, else between words, else between tokens. Cuts depend on the text before them only, so
@@ -36,44 +36,44 @@ def split_passages(document: Document, n_tokens: int, spans: TokenSpans) -> list
     if len(tokens) <= n_tokens:
         start, end = _trim(text, 0, len(text))
         return [_passage(document, start, end)] if end > start else []
-    places = _places(tokens, len(text))
-    indices = [index for index, _ in places]
-    starts = [start for _, start in places]
+    boundaries = _boundaries(tokens, len(text))
+    indices = [index for index, _ in boundaries]
+    starts = [start for _, start in boundaries]
     ends = sentence_ends(text)
     cuts, first = [0], 0
-    while first + 1 < len(places) and len(tokens) - indices[first] > n_tokens:
+    while first + 1 < len(boundaries) and len(tokens) - indices[first] > n_tokens:
         beyond = max(bisect_right(indices, indices[first] + n_tokens), first + 2)
-        first = _best_place(text, starts, first + 1, beyond, ends)
+        first = _best_cut(text, starts, first + 1, beyond, ends)
         cuts.append(starts[first])
     trimmed = (_trim(text, start, end) for start, end in pairwise([*cuts, len(text)]))
     return [_passage(document, start, end) for start, end in trimmed if end > start]
 
 
-def _places(tokens: Sequence[tuple[int, int]], n_characters: int) -> list[tuple[int, int]]:
-    """Return (token index, start) of tokens that start where all earlier ones ended: a cut may fall there.
+def _boundaries(tokens: Sequence[tuple[int, int]], n_characters: int) -> list[tuple[int, int]]:
+    """Return (token index, start) of tokens that start at or after the end of all earlier ones: a cut may fall there.
 
     Byte-level tokens may share one character.
     """
-    places: list[tuple[int, int]] = []
+    boundaries: list[tuple[int, int]] = []
     reach = 0
     for index, (start, end) in enumerate(tokens):
-        if reach <= start < n_characters and (not places or start > places[-1][1]):
-            places.append((index, start))
+        if reach <= start < n_characters and (not boundaries or start > boundaries[-1][1]):
+            boundaries.append((index, start))
         reach = max(reach, end)
-    return places
+    return boundaries
 
 
-def _best_place(text: str, starts: Sequence[int], low: int, high: int, ends: Sequence[int]) -> int:
+def _best_cut(text: str, starts: Sequence[int], low: int, high: int, ends: Sequence[int]) -> int:
     """Return an index in [low, high): the last whose start follows a sentence end, else a space, else the last."""
-    at = bisect_right(ends, starts[high - 1]) - 1
-    while at >= 0 and ends[at] > starts[low - 1]:
-        place = bisect_left(starts, ends[at], low, high)
-        if place < high and not text[ends[at] : starts[place]].strip():
-            return place
-        at -= 1
-    for place in range(high - 1, low - 1, -1):
-        if text[starts[place]].isspace() or text[starts[place] - 1].isspace():
-            return place
+    i = bisect_right(ends, starts[high - 1]) - 1
+    while i >= 0 and ends[i] > starts[low - 1]:
+        cut = bisect_left(starts, ends[i], low, high)
+        if cut < high and not text[ends[i] : starts[cut]].strip():
+            return cut
+        i -= 1
+    for cut in range(high - 1, low - 1, -1):
+        if text[starts[cut]].isspace() or text[starts[cut] - 1].isspace():
+            return cut
     return high - 1
 
 
@@ -90,8 +90,8 @@ def _passage(document: Document, start: int, end: int) -> Passage:
 def sentence_ends(text: str) -> list[int]:
     """Return, in ascending order, the positions just after each sentence or paragraph of `text` (space not included).
 
-    A rule, not a model: a full stop ends a sentence unless an abbreviation or initial stands before it or a small
-    letter follows.
+    A rule, not a model: a full stop ends a sentence unless it follows an abbreviation or an initial, or a small letter
+    follows it.
     """
     ends: list[int] = []
     for match in _END.finditer(text):
@@ -115,8 +115,8 @@ def sentence_ends(text: str) -> list[int]:
 def sentences(text: str) -> list[str]:
     """Return the sentences of `text`, without the space around them."""
     ends = sentence_ends(text)
-    found = (text[start:end].strip() for start, end in zip([0, *ends], ends, strict=False))
-    return [sentence for sentence in found if sentence]
+    texts = (text[start:end].strip() for start, end in zip([0, *ends], ends, strict=False))
+    return [sentence for sentence in texts if sentence]
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
@@ -125,9 +125,9 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 
 
 def token_spans(tokenizer: str | None) -> TokenSpans:
-    """Return the tokens of a tokenizer folder or hub name as spans; words and punctuation marks where it is None.
+    """Return the tokens of a tokenizer folder or hub name as spans; words and punctuation marks if it is None.
 
-    Raises `InputError` where the tokenizer cannot be loaded or is not a fast one (no tokenizer.json).
+    Raises `InputError` when the tokenizer cannot be loaded or is not a fast one (no tokenizer.json).
     """
     if tokenizer is None:
         return word_spans

@@ -59,11 +59,13 @@ def load_model(
     device: str = "auto",
     revision: str | None = None,
     quantization: str = "none",
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer from a folder or the hub.
 
     A folder with a peft adapter is loaded on top of the base model that the adapter names. Weights are read from
-    safetensors only and no remote code is run. Raises `InputError` when the folder cannot be used.
+    safetensors only and no remote code is run. `tokenizer` is the folder's own if it is loaded already. Raises
+    `InputError` when the folder cannot be used.
     """
     device = choose_device(device)
     torch_dtype = choose_dtype(dtype, device)
@@ -85,7 +87,8 @@ def load_model(
     implementation = str(model.config._attn_implementation)
     dtype_name = str(torch_dtype).removeprefix("torch.")
     note = f"{path}: {_parameter_count(model)} parameters, {dtype_name}, {implementation} attention, on {device}"
-    tokenizer = load_tokenizer(path, revision=revision)
+    if tokenizer is None:
+        tokenizer = load_tokenizer(path, revision=revision)
     _check_vocabulary(path, model, tokenizer)
     return LoadedModel(model, tokenizer, torch_dtype, implementation, device, (note,))
 

@@ -26,7 +26,8 @@ from kinject.plan.memory import Memory, simulate
 from kinject.plan.model import StepConfig, new_config, read_config
 from kinject.recipe import TokenizerSection, TrainRecipe
 from kinject.terminal import show
-from kinject.train.config import build_config, trainer_field
+from kinject.train.config import make_sft_config, trainer_field
+from kinject.train.load import load_training_tokenizer
 from kinject.train.short_run import LOG, last_log_line, read_timing, run_process, short_recipe
 
 _WARM_UP_STEPS = 2
@@ -124,7 +125,7 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     kind = _choose_device_kind(recipe, options)
     devices = find_devices(kind, options.memory, options.devices)
     if devices.here:
-        build_config(recipe)
+        make_sft_config(recipe)
     notes = [*recipe.notes, *_uncounted(recipe)]
     step = step_config(recipe, devices)
     memory = simulate(step)
@@ -233,7 +234,7 @@ def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunL
         notes.append(f"steps, tokens and exposures are not counted: {', '.join(missing)} does not exist yet.")
         return None
     try:
-        return measure_length(recipe, _load_tokenizer(recipe), n_devices)
+        return measure_length(recipe, load_training_tokenizer(recipe), n_devices)
     except RecipeError:
         raise
     except KinjectError as error:
@@ -246,21 +247,20 @@ def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLe
 
     Raises `InputError` and `TrainingError` for a corpus that training would refuse.
     """
-    from kinject.train.data import summarise_exposures
-    from kinject.train.prepare import prepare, read_corpora
+    from kinject.train.data import open_corpora, summarize_exposures, tokenize_and_pack
 
-    data = prepare(recipe, tokenizer, read_corpora(recipe)).data
+    data = tokenize_and_pack(recipe, tokenizer, open_corpora(recipe)).train
     n_rows = len(data.rows)
     steps, epochs = count_steps(recipe, n_rows, n_devices)
     lengths = data.rows.lengths()
-    exposures: dict[str, Any] = summarise_exposures(data.exposures, epochs)
+    exposures: dict[str, Any] = summarize_exposures(data.exposures, epochs)
     texts = exposures.get("rows")
     block = trainer_field(recipe, "max_length") if recipe.trainer.get("packing") else int(lengths.max())
     return RunLength(
         n_rows=n_rows, steps=steps, epochs=epochs, tokens=round((data.account.source - data.account.lost) * epochs),
         learned=round(data.account.trained * epochs), documents=exposures["documents"],
         texts_per_document=(texts["min"], texts["median"], texts["max"]) if texts else None,
-        fill=float(lengths.mean()) / block, fractions=dict(data.shares),
+        fill=float(lengths.mean()) / block, fractions=dict(data.fractions),
     )  # fmt: skip
 
 
@@ -275,18 +275,6 @@ def count_steps(recipe: TrainRecipe, n_rows: int, n_devices: int) -> tuple[int, 
         return max_steps, max_steps / steps_per_epoch
     epochs = float(trainer_field(recipe, "num_train_epochs"))
     return math.ceil(epochs * steps_per_epoch), epochs
-
-
-def _load_tokenizer(recipe: TrainRecipe) -> Any:
-    from kinject.corpus import CorpusFile
-    from kinject.train.load import tokenizer_of
-
-    model, corpus = recipe.model, recipe.corpus
-    if isinstance(model.tokenizer, TokenizerSection):
-        return tokenizer_of(model.tokenizer, CorpusFile(Path(corpus.path)))
-    path = model.tokenizer or model.path
-    assert path is not None
-    return load_tokenizer(path, revision=model.revision)
 
 
 def _calibrate(

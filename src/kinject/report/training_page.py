@@ -156,7 +156,8 @@ def _facts(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
         facts.append(("mean loss", f"{counts['loss']:.3f}"))
     facts += [("seconds", f"{counts.get('seconds', 0):,.0f}")]
     facts += [(f"tokens {format_name(name)}", f"{n:,}") for name, n in tokens.items()]
-    facts += [("replay", format_percent(counts["replay_share"]))] if counts.get("replay_share") else []
+    replay = counts.get("fractions", {}).get("replay")
+    facts += [("replay", format_percent(replay))] if replay else []
     return [*facts, ("updates skipped", str(counts.get("skipped_updates", 0)))]
 
 

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from kinject.corpus import CorpusFile
+from kinject.corpus.rows import CorpusFile
 from kinject.disk import (
     check_output,
     content_id,
@@ -317,7 +317,7 @@ def _read_matched_manifest(folder: Path) -> dict[str, Any]:
 
 def _matching_epochs(recipe: TrainRecipe, manifest: Mapping[str, Any]) -> float:
     """Return the number of epochs in which `recipe` reads as many corpus tokens as the run of `manifest` did."""
-    from kinject.corpus import Tokenization, tokenize_rows
+    from kinject.corpus.tokenize import Tokenization, tokenize_rows
     from kinject.models import load_tokenizer
 
     tokenizer = load_tokenizer(recipe.model.path or str(recipe.model.tokenizer))

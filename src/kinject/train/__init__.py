@@ -22,10 +22,10 @@ def train(recipe: TrainRecipe, *, resume: bool = False, overwrite: bool = False)
 
 
 def render_summary(result: TrainResult) -> str:
-    """Return what a user wants to read after training, as text."""
-    from kinject.train.summary import render
+    """Return the result of a run as text: the steps, the tokens, the folder of the model."""
+    from kinject.train import run
 
-    return render(result)
+    return run.render_summary(result)
 
 
 sys.modules[__name__].__class__ = VerbPackage

@@ -1,30 +1,33 @@
-"""What happens beside the steps: the log on disk, progress on the screen."""
+"""What happens beside the steps: logs on disk, progress on the screen, histograms in a tracker, early stopping."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
+from transformers.integrations import TensorBoardCallback, WandbCallback
 
 from kinject.disk import write_jsonl
 from kinject.process import peak_memory
+from kinject.recipe.sections import ProbesSection
 from kinject.terminal import Progress
 
 
 class RunLog(TrainerCallback):  # type: ignore[misc]
-    """Appends every logged row to log.jsonl; a resumed run first forgets the rows after its checkpoint."""
+    """Appends every logged row to log.jsonl; a resumed run first drops the rows after its checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin with the rows that the checkpoint holds, which are those up to the step from which this run goes on."""
+        """Start with the rows of the checkpoint, which are those up to the step at which this run resumes."""
         if state.is_world_process_zero:
             write_jsonl(self.path, [_row(row) for row in state.log_history])
 
@@ -38,8 +41,9 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
 
 
 def _row(logged: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a logged row as JSON can hold it: values that are not finite left out, the keys in an order that is the same
-    for a row as it is logged and as a checkpoint, which sorts its keys, gives it back.
+    """Return a logged row for JSON: values that are not finite are left out, and the order of keys is fixed.
+
+    It is the same for a row as it is logged and as a checkpoint, which sorts its keys, returns it.
     """
     first = {key: logged[key] for key in ("step", "epoch", "loss") if key in logged}
     row = first | dict(sorted(logged.items()))
@@ -47,10 +51,10 @@ def _row(logged: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Timing(TrainerCallback):  # type: ignore[misc]
-    """Writes timing.jsonl: at each logged step, before any evaluation, what training took so far.
+    """Writes timing.jsonl: the cost of training so far, at each logged step, before any evaluation.
 
     A row holds step, seconds (since training began in this process), learned_tokens (that bore loss, padding and masked
-    ones left out) and peak_bytes (`peak_memory`). What an earlier process wrote is replaced.
+    ones left out) and peak_bytes (`peak_memory`). Rows of an earlier process are replaced.
     """
 
     def __init__(self, path: Path, learned_tokens: Callable[[], int]) -> None:
@@ -75,13 +79,6 @@ class Timing(TrainerCallback):  # type: ignore[misc]
             file.write(json.dumps(row) + "\n")
 
 
-def memory_in_use() -> str:
-    """Return the most memory that this process held, in words: a GPU's where there is one, else the machine's."""
-    if torch.cuda.is_available():
-        return f"{peak_memory('cuda') / 2**30:.1f} GiB GPU"
-    return f"{peak_memory() / 2**30:.1f} GiB"
-
-
 class Screen(TrainerCallback):  # type: ignore[misc]
     """Progress with loss, tokens/s, peak memory and ETA."""
 
@@ -98,18 +95,145 @@ class Screen(TrainerCallback):  # type: ignore[misc]
         self.progress.__enter__()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Remember the newest loss."""
+        """Keep the newest loss."""
         if logs and "loss" in logs:
             self.loss = f"loss {logs['loss']:.3f}"
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move the bar."""
+        """Advance the bar."""
         if self.progress is not None:
             self.progress.advance()
             rate = f"{self.progress.rate * self.tokens_per_step:,.0f} tokens/s"
-            self.progress.set_status("  ".join(word for word in (rate, self.loss, memory_in_use()) if word))
+            self.progress.set_status("  ".join(word for word in (rate, self.loss, _memory_text()) if word))
 
     def close(self) -> None:
-        """Give the terminal back, also after an error."""
+        """Release the terminal, also after an error."""
         if self.progress is not None:
             self.progress.close()
+
+
+def _memory_text() -> str:
+    """Return the peak memory of this process as text: the GPU's if there is one, else the machine's."""
+    if torch.cuda.is_available():
+        return f"{peak_memory('cuda') / 2**30:.1f} GiB GPU"
+    return f"{peak_memory() / 2**30:.1f} GiB"
+
+
+class Histograms(TrainerCallback):  # type: ignore[misc]
+    """At every `every`-th update, sends each weight and the gradient that is about to be applied to the tracker.
+
+    Gradients are whole: accumulated, unscaled and clipped. The names are ``weights/NAME`` and ``gradients/NAME``, the step
+    is that of the update, as in the log. `trackers` returns the trainer's callbacks.
+    """
+
+    def __init__(self, every: int, trackers: Callable[[], list[Any]]) -> None:
+        self.every, self.trackers = every, trackers
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Send the histograms of this update, if it is a multiple of `every`."""
+        step = state.global_step + 1
+        if step % self.every or not state.is_world_process_zero:
+            return
+        tensors: dict[str, torch.Tensor] = {}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                tensors[f"weights/{name}"] = parameter.detach()
+            if parameter.grad is not None:
+                tensors[f"gradients/{name}"] = parameter.grad
+        finite = {name: values[values.isfinite()].float().cpu() for name, values in tensors.items()}
+        for tracker in self.trackers():
+            if isinstance(tracker, TensorBoardCallback) and tracker.tb_writer is not None:
+                for name, values in finite.items():
+                    if values.numel():
+                        tracker.tb_writer.add_histogram(name, values, step)
+            elif isinstance(tracker, WandbCallback) and tracker._wandb is not None:
+                drawn = {n: tracker._wandb.Histogram(v.numpy()) for n, v in finite.items() if v.numel()}
+                tracker._wandb.log({**drawn, "train/global_step": step})
+
+
+class EarlyStopping(TrainerCallback, ABC):  # type: ignore[misc]
+    """Stops a run as soon as `reason` returns one; it is added to `messages`.
+
+    It decides from the trainer's own log, which checkpoints hold, so resuming changes nothing. A run that had stopped
+    before it was interrupted takes no further step.
+    """
+
+    def __init__(self, messages: list[str]) -> None:
+        self.messages = messages
+
+    @abstractmethod
+    def reason(self, args: Any, history: Sequence[Mapping[str, Any]]) -> str:
+        """Return why the run stops now; "" if it continues."""
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop if there is a reason."""
+        reason = self.reason(args, state.log_history)
+        if reason and not control.should_training_stop:
+            control.should_training_stop = True
+            self.messages.append(f"step {state.global_step}: {reason}")
+
+    on_train_begin = on_evaluate
+
+
+class ProbeStopping(EarlyStopping):
+    """Stops a run after `patience` evaluations without a better metric, or when too much is forgotten."""
+
+    def __init__(self, section: ProbesSection, messages: list[str]) -> None:
+        super().__init__(messages)
+        self.section = section
+        self.retention_sets = [name for name, item in section.sets().items() if item.role == "retention"]
+
+    def reason(self, args: Any, history: Sequence[Mapping[str, Any]]) -> str:
+        """Return which of the two has happened."""
+        forgotten = self._forgotten(history)
+        if forgotten or self.section.patience is None:
+            return forgotten
+        metric = args.metric_for_best_model, args.greater_is_better
+        return no_improvement(history, metric, self.section.patience, "probes.patience")
+
+    def _forgotten(self, history: Sequence[Mapping[str, Any]]) -> str:
+        most = self.section.max_forgetting
+        for name in self.retention_sets if most is not None else ():
+            values = list(_by_step(history, f"eval_{name}_accuracy").values())
+            if values and values[0] - values[-1] > (most or 0.0):
+                return (
+                    f"{name} is down from {values[0]:.3f} to {values[-1]:.3f}, more than probes.max_forgetting: "
+                    f"{most:g}; the run stops."
+                )
+        return ""
+
+
+class PatienceStopping(EarlyStopping):
+    """Stops a run after `evaluations` without a better metric: the validation loss if the recipe names none."""
+
+    def __init__(self, evaluations: int, messages: list[str]) -> None:
+        super().__init__(messages)
+        self.evaluations = evaluations
+
+    def reason(self, args: Any, history: Sequence[Mapping[str, Any]]) -> str:
+        """Return that no evaluation since the best one is better."""
+        metric = args.metric_for_best_model or "loss"
+        greater = args.greater_is_better if args.metric_for_best_model is not None else False
+        return no_improvement(history, (metric, greater), self.evaluations, "techniques.patience")
+
+
+def no_improvement(history: Sequence[Mapping[str, Any]], metric: tuple[str, bool], patience: int, key: str) -> str:
+    """Return a reason to stop if the last `patience` evaluations were no better than the best; "" otherwise.
+
+    `metric` is (its name, whether greater is better); an evaluation before the first step does not count. `key` is the
+    recipe's.
+    """
+    name = f"eval_{metric[0].removeprefix('eval_')}"
+    values = [value for step, value in _by_step(history, name).items() if step > 0]
+    if not values:
+        return ""
+    best = max(values) if metric[1] else min(values)
+    since = len(values) - 1 - values.index(best)
+    if since < patience:
+        return ""
+    return f"{name} has not been better than {best:.3f} for {since} evaluations ({key}); the run stops."
+
+
+def _by_step(history: Sequence[Mapping[str, Any]], key: str) -> dict[int, float]:
+    """Return step -> the last value logged for it."""
+    return {row["step"]: row[key] for row in history if key in row}

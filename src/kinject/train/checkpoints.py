@@ -1,6 +1,7 @@
-"""Whole checkpoints only: a folder counts once the marker written after its last byte agrees with what is in it.
+"""Checkpoints: complete or not, checked before a run resumes, and read without running code.
 
-The marker holds sizes, which are looked at often; SHA256SUMS beside it is read before a run goes on from a checkpoint.
+A folder is complete if the marker written after its last byte agrees with its files. The marker holds sizes, which are
+checked often; SHA256SUMS beside it is checked before a run resumes.
 """
 
 from __future__ import annotations
@@ -8,38 +9,46 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import pickle
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
 from kinject.disk import read_sums, write_json, write_sums
 from kinject.disk.faults import is_of_the_world, unwritable
-from kinject.errors import DiskError
+from kinject.errors import DiskError, TrainingError
 from kinject.process import is_first_process
 
 log = logging.getLogger(__name__)
 
 _MARKER = "complete.json"
-_SIGNS = {
+_DISK_MESSAGES = {
     "No space left": "No space left on device", "File too large": "File too large", "quota exceeded": "Disk quota exceeded",
     "PytorchStreamWriter failed": "a file could not be written whole",
 }  # fmt: skip
-"""What the writers of safetensors and PyTorch say when the system refuses them, and what it means."""
+"""Words in the messages of safetensors and PyTorch when the system refuses a write -> the reason."""
 _NAME = re.compile(r"^checkpoint-(\d+)$")
+_METADATA = frozenset({
+    ("collections", "OrderedDict"), ("builtins", "set"), ("torch", "Size"), ("torch", "device"),
+    ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"), ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
+})  # fmt: skip
+_METADATA_CLASSES = "torch.distributed.checkpoint.metadata"
 
 
 def mark_complete(checkpoint: Path) -> None:
-    """Record the hash and size of every file of a checkpoint that has just been written whole."""
+    """Record the hash and size of every file of a checkpoint that has just been written."""
     (checkpoint / _MARKER).unlink(missing_ok=True)
     write_sums(checkpoint)
     sizes = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in _files(checkpoint)}
     write_json(checkpoint / _MARKER, sizes)
 
 
-def is_whole(checkpoint: Path) -> bool:
+def is_complete(checkpoint: Path) -> bool:
     """Return whether every file that the marker lists is there with its size; False without a readable marker."""
     try:
         sizes = json.loads((checkpoint / _MARKER).read_bytes())
@@ -48,12 +57,9 @@ def is_whole(checkpoint: Path) -> bool:
         return False
 
 
-def clear_torn(checkpoint: Path) -> None:
-    """Delete what is left of a checkpoint that is not whole, before another is written in its place.
-
-    Raises `DiskError` where it cannot be deleted.
-    """
-    if checkpoint.exists() and not is_whole(checkpoint):
+def remove_incomplete(checkpoint: Path) -> None:
+    """Delete a checkpoint that is not complete, before another is written with its name. Raises `DiskError`."""
+    if checkpoint.exists() and not is_complete(checkpoint):
         try:
             shutil.rmtree(checkpoint)
         except OSError as error:
@@ -61,34 +67,31 @@ def clear_torn(checkpoint: Path) -> None:
 
 
 def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
-    """Return (step, folder) of every checkpoint folder, whole or not, newest first."""
-    found = [(int(match[1]), path) for path in run_dir.glob("checkpoint-*") if (match := _NAME.match(path.name))]
-    return sorted(found, reverse=True)
+    """Return (step, folder) of every checkpoint folder, complete or not, newest first."""
+    matches = ((_NAME.match(path.name), path) for path in run_dir.glob("checkpoint-*"))
+    return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
 
 
-def newest_whole(run_dir: Path) -> Path | None:
+def newest_complete(run_dir: Path) -> Path | None:
     """Return the newest checkpoint with every file in its size, or None."""
-    return next((path for _, path in checkpoints(run_dir) if is_whole(path)), None)
+    return next((path for _, path in checkpoints(run_dir) if is_complete(path)), None)
 
 
 def checkpoint_to_resume(run_dir: Path) -> Path | None:
-    """Return the newest checkpoint whose files are what was written, or None; those left out are told.
-
-    Reads them whole, but for checkpoints of an older kinject, which have no SHA256SUMS.
-    """
+    """Return the newest checkpoint whose files have the bytes that were written, or None; logs those it skips."""
     for _, path in checkpoints(run_dir):
-        fault = read_sums(path)[1] if is_whole(path) else f"{path}: was not written whole"
+        fault = read_sums(path)[1] if is_complete(path) else f"{path}: was not written whole"
         if not fault:
             return path
-        log.warning(f"{fault}. This checkpoint is left out; an older one, or the start, serves.")
+        log.warning(f"{fault}. This checkpoint is skipped; the run resumes from an older one, or from the start.")
     return None
 
 
 @contextlib.contextmanager
 def disk_faults(run_dir: Path) -> Iterator[None]:
-    """Turn what libraries raise when a disk is full or gone into a `DiskError` that names the last whole checkpoint.
+    """Turn the libraries' errors about a full or missing disk into a `DiskError` that names the newest complete checkpoint.
 
-    What was half written goes, so that it takes no room from what comes next.
+    Half-written checkpoints are deleted to free their room.
     """
     try:
         yield
@@ -98,25 +101,25 @@ def disk_faults(run_dir: Path) -> Iterator[None]:
             reason = "the run folder is gone"
         if reason is None:
             raise
-        torn = [path for _, path in checkpoints(run_dir) if not is_whole(path)] if is_first_process() else []
-        for path in (*torn, run_dir / ".model.part"):
+        incomplete = [path for _, path in checkpoints(run_dir) if not is_complete(path)] if is_first_process() else []
+        for path in (*incomplete, run_dir / ".model.part"):
             shutil.rmtree(path, ignore_errors=True)
-        newest = newest_whole(run_dir)
-        rest = f"The newest whole checkpoint is {newest.name}" if newest else "There is no whole checkpoint yet"
+        newest = newest_complete(run_dir)
+        rest = f"The newest complete checkpoint is {newest.name}" if newest else "There is no complete checkpoint yet"
         raise DiskError(
-            f"{run_dir}: the disk does not take what training writes ({reason}). {rest}. Mend that, then go on with "
+            f"{run_dir}: the disk refuses what training writes ({reason}). {rest}. Fix that, then run again with "
             "--resume; trainer.save_total_limit keeps fewer checkpoints."
         ) from error
 
 
 def _disk_fault(error: BaseException) -> str | None:
-    """Return what the disk said, None where the error is of another kind."""
+    """Return the reason that the disk gave, None for an error of another kind."""
     if isinstance(error, OSError) and is_of_the_world(error):
         return error.strerror or str(error)
-    said = str(error)
+    message = str(error)
     if isinstance(error, OSError | SafetensorError | RuntimeError):
-        for sign, reason in _SIGNS.items():
-            if sign in said:
+        for words, reason in _DISK_MESSAGES.items():
+            if words in message:
                 return reason
     inner = error.__cause__ or error.__context__
     return _disk_fault(inner) if inner is not None else None
@@ -124,3 +127,50 @@ def _disk_fault(error: BaseException) -> str | None:
 
 def _files(checkpoint: Path) -> list[Path]:
     return [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != _MARKER]
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Reads the metadata of torch's distributed checkpoints, and refuses every other name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class of the metadata. Raises `pickle.UnpicklingError` for everything else."""
+        import torch
+
+        of_torch = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout)
+        plain = "." not in name and not name.startswith("__")
+        if (module, name) in _METADATA or of_torch or (module == _METADATA_CLASSES and plain):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+@contextlib.contextmanager
+def numbers_only(checkpoint: Path | None) -> Iterator[None]:
+    """Refuse a file of `checkpoint` that holds more than numbers while the block resumes from it; none of its code runs.
+
+    transformers and torch write pickles. transformers reads optimizer, scheduler, scaler and random states with
+    ``weights_only``, which refuses by itself; files that torch reads without (the ``.metadata`` of a sharded checkpoint)
+    are checked first. DeepSpeed reads its own files without a check. Raises `TrainingError`.
+    """
+    if checkpoint is None:
+        yield
+        return
+    for path in sorted(checkpoint.rglob(".metadata")):
+        try:
+            with path.open("rb") as file:
+                _MetadataUnpickler(file).load()
+        except Exception as error:  # a damaged pickle raises anything
+            raise _refused(checkpoint, path.name, error) from error
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        raise _refused(checkpoint, "its optimizer's, scheduler's or random state", error) from error
+
+
+def _refused(checkpoint: Path, name: str, error: Exception) -> TrainingError:
+    lines = str(error).strip().splitlines()
+    reason = next((line.strip() for line in lines if "GLOBAL" in line or "Unsupported" in line), "")
+    reason = reason or (lines or [type(error).__name__])[0]
+    return TrainingError(
+        f"{checkpoint}: {name} holds more than numbers, or is damaged ({reason[:200]}). Loading it could run code, so it "
+        f"is not loaded. Delete {checkpoint.name} and resume from an older one with --resume, or start over with --overwrite."
+    )

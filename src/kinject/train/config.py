@@ -1,8 +1,11 @@
-"""The recipe's trainer and adapter sections to TRL's and peft's own configurations, before any model loads."""
+"""The recipe's trainer and adapter sections as TRL's and peft's own configurations, checked before any model loads."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
+from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from kinject.errors import Fault, InputError, RecipeError
@@ -14,21 +17,24 @@ from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TOR
 if TYPE_CHECKING:
     from trl import SFTConfig
 
+HISTOGRAM_TRACKERS = ("tensorboard", "wandb")
+"""Those of trainer.report_to that take histograms."""
 
-def build_config(recipe: TrainRecipe) -> SFTConfig:
-    """Return SFTConfig with the recipe's own values, less those that say how rows become tokens: `kinject.corpus` does that.
+Faults = list[tuple[str, str]]
+"""(key of the recipe, fault)."""
+_UPDATES_IN_BACKWARD = ("lomo", "adalomo")
+_FAMILIES_8BIT = ("adamw", "lion", "ademamix")
 
-    Where the recipe names neither bf16 nor fp16, bf16 is on exactly where the hardware multiplies it. Raises
-    `RecipeError` with everything that SFTConfig, the model section or the adapter section refuse.
+
+def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
+    """Return SFTConfig with the recipe's values, except the fields of tokenising and packing, which kinject does itself.
+
+    If the recipe names neither bf16 nor fp16, bf16 is on exactly if the hardware is fast at it. Raises `RecipeError`
+    with every fault of the trainer, model, adapter, regularization, techniques and probes sections that needs no model.
     """
     from trl import SFTConfig
 
-    from kinject.train.anchor import check_anchor
-    from kinject.train.techniques import check_techniques
-
-    faults = [Fault(recipe.where(key), key, what) for key, what in _faults(recipe)]
-    if faults:
-        raise RecipeError(faults)
+    _raise_faults(recipe, _section_faults(recipe))
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     values: dict[str, Any] = {
         "seed": recipe.seed, "report_to": "none", "eval_on_start": recipe.probes is not None,
@@ -43,7 +49,7 @@ def build_config(recipe: TrainRecipe) -> SFTConfig:
         values["bf16"] = has_fast_bf16(device)
     schedule = values.get("lr_scheduler_type")
     if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
-        values["lr_scheduler_type"] = "linear"  # SFTConfig knows transformers' names alone; it carries the rest
+        values["lr_scheduler_type"] = "linear"  # SFTConfig accepts transformers' names only; the name is set below
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
@@ -52,17 +58,25 @@ def build_config(recipe: TrainRecipe) -> SFTConfig:
         raise recipe.error("trainer", f"SFTConfig refuses it: {' '.join(str(error).split())}") from error
     if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
         config.lr_scheduler_type = schedule
-    after = [*check_anchor(recipe, config), *check_techniques(recipe, config), *_tracker_faults(config.report_to)]
-    faults = [Fault(recipe.where(key), key, what) for key, what in after]
-    if faults:
-        raise RecipeError(faults)
+    _raise_faults(recipe, [*_config_faults(recipe, config), *_tracker_faults(config.report_to)])
     return config
 
 
-def trainer_field(recipe: TrainRecipe, name: str) -> Any:
-    """Return what the recipe's trainer section sets `name` to, else SFTConfig's default. Raises `KeyError` for no such field."""
-    import dataclasses
+def make_lora_config(recipe: TrainRecipe) -> Any:
+    """Return peft's LoraConfig of the adapter section, or None without one. Raises `InputError` when peft refuses it."""
+    if recipe.adapter is None:
+        return None
+    from peft import LoraConfig
 
+    try:
+        fields = {key: value for key, value in recipe.adapter.items() if key != "merge"}
+        return LoraConfig(**{"task_type": "CAUSAL_LM", **fields})
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{recipe.where('adapter')}: adapter: peft refuses it: {error}") from error
+
+
+def trainer_field(recipe: TrainRecipe, name: str) -> Any:
+    """Return `name` of the recipe's trainer section, else SFTConfig's default. Raises `KeyError` for no such field."""
     from trl import SFTConfig
 
     if name in recipe.trainer:
@@ -71,16 +85,28 @@ def trainer_field(recipe: TrainRecipe, name: str) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
-    """Return (key, fault) for what only shows when sections are seen together."""
-    from kinject.train.eight_bit import embedding_bits_fault
+def embedding_bits(optim_args: str | None) -> str | None:
+    """Return the value of embedding_bits in trainer.optim_args, None without one."""
+    for pair in (optim_args or "").replace(" ", "").split(","):
+        key, _, value = pair.partition("=")
+        if key == "embedding_bits":
+            return value
+    return None
 
+
+def _raise_faults(recipe: TrainRecipe, faults: Faults) -> None:
+    if faults:
+        raise RecipeError([Fault(recipe.where(key), key, fault) for key, fault in faults])
+
+
+def _section_faults(recipe: TrainRecipe) -> Faults:
+    """Return the faults that need several sections together, but no SFTConfig."""
     model, trainer = recipe.model, recipe.trainer
-    faults: list[tuple[str, str]] = []
+    faults: Faults = []
     if (model.path is None) == (model.new is None):
         faults.append(("model", "give either path (a model to load) or new (config of a model with random weights)."))
     if model.new is not None:
-        faults += [(f"model.new.{key}", what) for key, what in check_config(model.new)]
+        faults += [(f"model.new.{key}", fault) for key, fault in check_config(model.new)]
         if model.tokenizer is None:
             faults.append(
                 ("model.tokenizer", "missing. A new model needs a tokenizer: a folder, or vocab_size to train one.")
@@ -93,16 +119,14 @@ def _faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
         )
     if trainer.get("packing") and trainer.get("max_length", 1024) is None:
         faults.append(("trainer.max_length", "packing needs a block length."))
-    if what := embedding_bits_fault(trainer):
-        faults.append(("trainer.optim_args", what))
-    faults += _evaluation_faults(recipe)
+    faults += [*_embedding_bits_faults(trainer), *_evaluation_faults(recipe)]
     if recipe.corpus is not None:
         if "replay" in (recipe.corpus.mix or {}):
-            faults.append(("corpus.mix.replay", "stands beside corpus.mix. Move it up to corpus.replay, or rename it."))
+            faults.append(("corpus.mix.replay", "replay is no part of mix. Move it up to corpus.replay, or rename it."))
         total = sum(part.fraction for part in recipe.corpus.parts().values())
         if total > 0.95:
-            what = f"the shares of replay and mix come to {total:g}, allowed: up to 0.95. The corpus has the rest."
-            faults.append(("corpus", what))
+            fault = f"the fractions of replay and mix sum to {total:g}, allowed: up to 0.95. The corpus has the rest."
+            faults.append(("corpus", fault))
     if recipe.adapter is not None and model.freeze:
         faults.append(("model.freeze", "an adapter freezes the base by itself. Remove the line."))
     if recipe.adapter is not None and recipe.adapter.get("merge") and model.quantization != "none":
@@ -110,11 +134,196 @@ def _faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
     return faults
 
 
-def _tracker_faults(trackers: list[str]) -> list[tuple[str, str]]:
+def _embedding_bits_faults(trainer: Mapping[str, Any]) -> Faults:
+    bits = embedding_bits(trainer.get("optim_args"))
+    if bits is None:
+        return []
+    optim, key = str(trainer.get("optim", "adamw_torch")), "trainer.optim_args"
+    if "8bit" not in optim or not any(family in optim for family in _FAMILIES_8BIT):
+        fault = "embedding_bits is for 8-bit AdamW, Lion and AdEMAMix, found optim:"
+        return [(key, f"{fault} {optim}. Remove it, or set adamw_8bit.")]
+    if bits not in ("8", "32"):
+        return [(key, f"found embedding_bits={bits}, allowed are 8 and 32 (transformers' own).")]
+    return []
+
+
+def _evaluation_faults(recipe: TrainRecipe) -> Faults:
+    trainer, probes = recipe.trainer, recipe.probes
+    has_loss = recipe.corpus is not None and recipe.corpus.validation_corpus is not None
+    evaluates = trainer.get("eval_strategy", "no") != "no"
+    faults: Faults = []
+    if evaluates and not has_loss and probes is None:
+        fault = "nothing to evaluate on. Set corpus.validation_corpus (JSONL), or add a probes section with questions."
+        faults.append(("trainer.eval_strategy", fault))
+    sets = probes.sets() if probes is not None else {}
+    schedule, metric = trainer.get("lr_scheduler_type"), trainer.get("metric_for_best_model")
+    if schedule in ADAPTIVE_SCHEDULES and not evaluates:
+        fault = f"{schedule} follows a metric of the evaluations. Set trainer.eval_strategy with eval_steps, or epoch."
+        faults.append(("trainer.lr_scheduler_type", fault))
+    elif schedule in ADAPTIVE_SCHEDULES and metric is None and not has_loss and sets:
+        fault = f"{schedule} follows trainer.metric_for_best_model. Without corpus.validation_corpus there is no loss;"
+        faults.append(("trainer.lr_scheduler_type", f"{fault} name another."))
+    if probes is not None:
+        if not evaluates:
+            fault = "missing. Probes are scored at evaluations: set eval_strategy: steps with eval_steps, or epoch."
+            faults.append(("trainer.eval_strategy", fault))
+        if probes.patience is not None and metric is None:
+            fault = f"needs trainer.metric_for_best_model, for example {next(iter(sets))}_accuracy."
+            faults.append(("probes.patience", fault))
+        if probes.max_forgetting is not None and all(item.role != "retention" for item in sets.values()):
+            faults.append(("probes.max_forgetting", "no question set has role: retention. Give one that role."))
+    known = [*(["loss"] if has_loss else []), *(f"{name}_accuracy" for name in sets), *(["accuracy"] if sets else [])]
+    if metric is not None and evaluates and known and str(metric).removeprefix("eval_") not in known:
+        faults.append(("trainer.metric_for_best_model", f"found {metric!r}.{suggestion(metric, known)}"))
+    if trainer.get("load_best_model_at_end") and metric is None and not has_loss and sets:
+        fault = f"missing. Without corpus.validation_corpus there is no loss to choose by. Allowed: {', '.join(known)}."
+        faults.append(("trainer.metric_for_best_model", fault))
+    return faults
+
+
+def _config_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
+    """Return the faults of regularization and techniques, alone and together."""
+    return [
+        *_regularization_faults(recipe, config),
+        *_loss_faults(recipe, config),
+        *_gradient_faults(recipe, config),
+        *_layer_faults(recipe),
+        *_patience_faults(recipe, config),
+        *_schedule_free_faults(config),
+        *_histogram_faults(recipe, config),
+    ]
+
+
+def _regularization_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
+    section, corpus = recipe.regularization, recipe.corpus
+    if section is None:
+        return []
+    key, faults = "regularization", Faults()
+    if (section.kl or section.ewc) and (corpus is None or corpus.replay is None):
+        faults.append((f"{key}.{'kl' if section.kl else 'ewc'}", "is measured on replay. Set corpus.replay."))
+    if section.kl and recipe.trainer.get("packing_strategy") == "wrapped" and recipe.trainer.get("packing"):
+        faults.append((f"{key}.kl", "needs documents kept apart. Set trainer.packing_strategy: bfd_split."))
+    if (section.l2 or section.ewc) and recipe.adapter is not None:
+        faults.append((key, "an adapter does not change the base weights. Remove l2 and ewc."))
+    if (section.l2 or section.ewc) and recipe.trainer.get("fp16"):
+        faults.append((key, "l2 and ewc need unscaled gradients. Set trainer.bf16: true instead of fp16."))
+    if (section.l2 or section.ewc or section.kl) and (config.fsdp or config.deepspeed):
+        faults.append((key, "l2, ewc and kl need whole weights on each process. Use DDP."))
+    return faults
+
+
+def _loss_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
+    techniques, faults = recipe.techniques, Faults()
+    smoothing = config.label_smoothing_factor
+    if not 0.0 <= smoothing < 1.0:
+        faults.append(("trainer.label_smoothing_factor", f"found {smoothing}, allowed: 0 to less than 1."))
+    chosen = {
+        "trainer.label_smoothing_factor": bool(smoothing),
+        "techniques.hard_example_mining": techniques.hard_example_mining is not None,
+        "techniques.row_weights": techniques.row_weights is not None,
+    }
+    for key in (key for key, is_on in chosen.items() if is_on):
+        if config.loss_type != "nll":
+            faults.append((key, f"changes the loss nll, found trainer.loss_type: {config.loss_type}. Keep one."))
+        if key.startswith("techniques.") and recipe.regularization is not None and recipe.regularization.kl:
+            faults.append(
+                (key, "regularization.kl is in units of the loss of a token, all weighted equally. Keep one.")
+            )
+    if chosen["techniques.hard_example_mining"] and chosen["techniques.row_weights"]:
+        fault = "with row_weights it is undefined which loss is the highest, the weighted one or not. Keep one."
+        faults.append(("techniques.hard_example_mining", fault))
+    return faults
+
+
+def _gradient_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
+    techniques, faults = recipe.techniques, Faults()
+    uses_gradients = {
+        "sam": techniques.sam > 0, "freeze_base_steps": techniques.freeze_base_steps is not None,
+        "histogram_steps": techniques.histogram_steps is not None,
+    }  # fmt: skip
+    optim = str(config.optim).lower()
+    for name in (name for name, is_on in uses_gradients.items() if is_on):
+        if config.fsdp or config.deepspeed:
+            faults.append((f"techniques.{name}", "needs whole gradients on each process. Use DDP."))
+        if optim.rpartition(".")[2] in _UPDATES_IN_BACKWARD or "layerwise" in optim:
+            fault = "this optimizer updates while gradients are computed, before they can be used. Set another optim."
+            faults.append((f"techniques.{name}", fault))
+    if uses_gradients["sam"] and recipe.model.dtype in ("bfloat16", "float16"):
+        fault = f"a step of {techniques.sam:g} uphill rounds away in {recipe.model.dtype} weights. Set model.dtype: float32;"
+        faults.append(("techniques.sam", f"{fault} trainer.bf16 or fp16 then speeds up the arithmetic."))
+    return faults
+
+
+def _layer_faults(recipe: TrainRecipe) -> Faults:
+    techniques, faults = recipe.techniques, Faults()
+    model, section = recipe.model, recipe.regularization
+    if techniques.freeze_base_steps is not None:
+        if recipe.adapter is not None:
+            fault = "an adapter's base is frozen to the end. Remove the line."
+            faults.append(("techniques.freeze_base_steps", fault))
+        elif not techniques.freeze_base_except and not techniques.reinitialize_last_layers:
+            fault = "missing. Name what trains first, as in [lm_head.*]; or set techniques.reinitialize_last_layers."
+            faults.append(("techniques.freeze_base_except", fault))
+    elif techniques.freeze_base_except:
+        faults.append(("techniques.freeze_base_steps", "missing. freeze_base_except needs it: the number of updates."))
+    if techniques.reinitialize_last_layers:
+        key = "techniques.reinitialize_last_layers"
+        if recipe.adapter is not None or model.quantization != "none":
+            faults.append((key, "beside an adapter they would not train. Remove the line, or train all weights."))
+        if model.new is not None:
+            faults.append((key, "all weights of a new model are random. Remove the line."))
+        if section is not None and (section.l2 or section.ewc or section.kl):
+            fault = "regularization would hold the model to untrained layers. Keep one; layerwise_lr_decay may stay."
+            faults.append((key, fault))
+    return faults
+
+
+def _patience_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
+    if recipe.techniques.patience is None:
+        return []
+    key, faults = "techniques.patience", Faults()
+    if recipe.trainer.get("eval_strategy", "no") == "no":
+        fault = "missing. techniques.patience counts evaluations: set eval_strategy: steps with eval_steps, or epoch."
+        faults.append(("trainer.eval_strategy", fault))
+    if recipe.probes is not None and recipe.probes.patience is not None:
+        faults.append((key, "is the same as probes.patience. Keep one."))
+    has_loss = recipe.corpus is not None and recipe.corpus.validation_corpus is not None
+    if not has_loss and config.metric_for_best_model in (None, "loss", "eval_loss"):
+        fault = (
+            "without corpus.validation_corpus there is no loss. Set it, or trainer.metric_for_best_model to a probe's."
+        )
+        faults.append((key, fault))
+    return faults
+
+
+def _schedule_free_faults(config: SFTConfig) -> Faults:
+    """Return the faults of a schedule-free optimizer (arXiv 2405.15682), of the package schedulefree."""
+    optim = str(getattr(config.optim, "value", config.optim))
+    if not optim.startswith("schedule_free"):
+        return []
+    faults: Faults = []
+    if find_spec("schedulefree") is None:
+        fault = f"{optim} needs the package schedulefree. Install it: pip install 'kinject[schedule-free]'."
+        faults.append(("trainer.optim", fault))
+    schedule = str(getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type))
+    if schedule not in ("constant", "constant_with_warmup"):
+        fault = f"found {schedule}, but {optim} averages weights instead of following a schedule. Set constant, with or"
+        faults.append(("trainer.lr_scheduler_type", f"{fault} without trainer.warmup_steps."))
+    return faults
+
+
+def _histogram_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
+    if recipe.techniques.histogram_steps is None or set(config.report_to) & set(HISTOGRAM_TRACKERS):
+        return []
+    trackers = " or ".join(HISTOGRAM_TRACKERS)
+    return [("techniques.histogram_steps", f"no tracker that takes them. Set trainer.report_to: {trackers}.")]
+
+
+def _tracker_faults(trackers: list[str]) -> Faults:
     """Return a fault for each of trainer.report_to that transformers does not know or that is not installed."""
     from transformers.integrations import INTEGRATION_TO_CALLBACK
 
-    faults = []
+    faults: Faults = []
     for name in trackers:
         if name not in INTEGRATION_TO_CALLBACK:
             faults.append(("trainer.report_to", f"found {name!r}.{suggestion(name, INTEGRATION_TO_CALLBACK)}"))
@@ -122,56 +331,8 @@ def _tracker_faults(trackers: list[str]) -> list[tuple[str, str]]:
         try:
             INTEGRATION_TO_CALLBACK[name]()
         except (RuntimeError, ImportError) as error:
-            what = f"{name} is not installed ({' '.join(str(error).split())}) Install it with pip install, or set none."
-            faults.append(("trainer.report_to", what))
+            fault = (
+                f"{name} is not installed ({' '.join(str(error).split())}) Install it with pip install, or set none."
+            )
+            faults.append(("trainer.report_to", fault))
     return faults
-
-
-def _evaluation_faults(recipe: TrainRecipe) -> list[tuple[str, str]]:
-    trainer, probes = recipe.trainer, recipe.probes
-    held_out = recipe.corpus.validation_corpus is not None
-    evaluates = trainer.get("eval_strategy", "no") != "no"
-    faults: list[tuple[str, str]] = []
-    if evaluates and not held_out and probes is None:
-        what = "nothing to evaluate on. Set corpus.validation_corpus to a corpus (JSONL), or add a probes section with questions."
-        faults.append(("trainer.eval_strategy", what))
-    sets = probes.sets() if probes is not None else {}
-    schedule, metric = trainer.get("lr_scheduler_type"), trainer.get("metric_for_best_model")
-    if schedule in ADAPTIVE_SCHEDULES and not evaluates:
-        what = f"{schedule} follows a metric of the evaluations. Set trainer.eval_strategy with eval_steps, or epoch."
-        faults.append(("trainer.lr_scheduler_type", what))
-    elif schedule in ADAPTIVE_SCHEDULES and metric is None and not held_out and sets:
-        what = (
-            f"{schedule} follows trainer.metric_for_best_model. Without corpus.validation_corpus there is no loss; name "
-            "another."
-        )
-        faults.append(("trainer.lr_scheduler_type", what))
-    if probes is not None:
-        if not evaluates:
-            what = "missing. It says when the probes are asked: eval_strategy: steps with eval_steps, or epoch."
-            faults.append(("trainer.eval_strategy", what))
-        if probes.patience is not None and trainer.get("metric_for_best_model") is None:
-            what = f"needs trainer.metric_for_best_model, for example {next(iter(sets))}_accuracy."
-            faults.append(("probes.patience", what))
-        if probes.max_forgetting is not None and all(item.role != "retention" for item in sets.values()):
-            faults.append(("probes.max_forgetting", "no question set has role: retention. Give one that role."))
-    known = [*(["loss"] if held_out else []), *(f"{name}_accuracy" for name in sets), *(["accuracy"] if sets else [])]
-    if metric is not None and evaluates and known and str(metric).removeprefix("eval_") not in known:
-        faults.append(("trainer.metric_for_best_model", f"found {metric!r}.{suggestion(metric, known)}"))
-    if trainer.get("load_best_model_at_end") and metric is None and not held_out and sets:
-        what = f"missing. Without corpus.validation_corpus there is no loss to choose by. Allowed: {', '.join(known)}."
-        faults.append(("trainer.metric_for_best_model", what))
-    return faults
-
-
-def peft_config(recipe: TrainRecipe) -> Any:
-    """Return peft's LoraConfig of the adapter section, or None without one. Raises `InputError` when peft refuses it."""
-    if recipe.adapter is None:
-        return None
-    from peft import LoraConfig
-
-    try:
-        asked = {key: value for key, value in recipe.adapter.items() if key != "merge"}
-        return LoraConfig(**{"task_type": "CAUSAL_LM", **asked})
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{recipe.where('adapter')}: adapter: peft refuses it: {error}") from error

@@ -1,111 +1,309 @@
-"""The recipe's corpus to a dataset of training rows, and rows to padded batches."""
+"""From the corpora of a recipe to batches: rows are read, tokenised, mixed and packed, and padded when they are due."""
 
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kinject.corpus import (
+from kinject.corpus.packing import ConcatRows, PackedRows, PackingConfig, pack
+from kinject.corpus.questions import read_questions
+from kinject.corpus.rows import CorpusFile, CorpusRow
+from kinject.corpus.tokenize import (
     IGNORED,
-    CorpusFile,
-    CorpusRow,
-    Joined,
-    LaidRows,
-    Layout,
     TokenAccount,
     Tokenization,
     TokenRow,
-    draw,
+    cached_tokens,
     entry_key,
-    lay_out,
-    stored,
+    sample_tokens,
     tokenize_rows,
     wanted_tokens,
 )
-from kinject.errors import TrainingError
+from kinject.disk import Row, read_jsonl
+from kinject.errors import InputError, TrainingError
+from kinject.recipe import RowWeightsSection, TrainRecipe
 from kinject.recipe.sections import Reaction
+from kinject.train.config import trainer_field
+from kinject.train.load import read_chat_template
+from kinject.types import Question
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-
 log = logging.getLogger(__name__)
-
-_MOST_ROWS = 1.25  # rows over the least that hold as many tokens, before a run says that they are not full
 
 REPLAY = "replay"
 """The name of the part that is replay, and the origin of its rows."""
 
+_MOST_ROWS = 1.25  # rows over the least that hold as many tokens, before a run warns that they are not full
+_REFUSED_SHAPES = {"cpt": ("messages", "completion"), "sft": ("text",)}
+_DAY = 86_400.0
+_MAX_FAULTS = 20
+_HEAVIEST = 1e9
+"""Far from weights whose products with losses leave float32."""
+
+
+class RowWeights:
+    """Collects the weight of each row of a corpus: a number in one of its columns, or a number by its age.
+
+    With a half-life, the column holds ISO 8601 dates and the weight is ``0.5 ** (days before the newest / half_life)``.
+    """
+
+    def __init__(self, section: RowWeightsSection, path: Path) -> None:
+        self.section, self.path = section, path
+        self._values: list[float] = []
+        self._faults: list[str] = []
+        self._n_faults = 0
+
+    def add(self, number: int, row: Row) -> None:
+        """Add the row on line `number`."""
+        value = _look_up(row, self.section.column)
+        if value is None and self.section.missing is not None:
+            self._values.append(math.nan)
+            return
+        try:
+            self._values.append(_seconds(value) if self.section.half_life is not None else _number(value))
+        except ValueError as error:
+            self._n_faults += 1
+            if self._n_faults <= _MAX_FAULTS:
+                self._faults.append(f"{self.path}:{number}: {self.section.column}: {error}")
+
+    def result(self) -> npt.NDArray[np.float32]:
+        """Return the weight of each row, in order; the file is read if no row was added (its tokens were cached).
+
+        Raises `InputError` with every row (the first 20) whose column is absent or of another kind, each as file:line.
+        """
+        if not self._values and not self._n_faults:
+            for number, row in read_jsonl(self.path):
+                self.add(number, row)
+        if self._faults:
+            n_more = self._n_faults - _MAX_FAULTS
+            more = [f"... and {n_more} more faulty lines."] if n_more > 0 else []
+            hint = "Set techniques.row_weights.missing for rows that lack the column."
+            raise InputError("\n".join([*self._faults, *more, hint]))
+        weights = np.array(self._values)
+        if self.section.half_life is not None and not np.isnan(weights).all():
+            weights = 0.5 ** ((np.nanmax(weights) - weights) / _DAY / self.section.half_life)
+        weights = np.nan_to_num(weights, nan=self.section.missing or 0.0)
+        if not weights.any():
+            raise InputError(
+                f"{self.path}: every row weighs 0 by {self.section.column}, so nothing would be learned. Give some a "
+                "weight."
+            )
+        return np.asarray(weights, dtype=np.float32)
+
+
+def _look_up(row: Any, column: str) -> Any:
+    if column in row:
+        return row[column]
+    for key in column.split("."):
+        row = row.get(key) if isinstance(row, dict) else None
+    return row
+
+
+def _number(value: Any) -> float:
+    if value is None:
+        raise ValueError("is missing.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _HEAVIEST:
+        raise ValueError(
+            f"found {value!r}, expected a number of 0 or more, up to {_HEAVIEST:g}. For dates set half_life."
+        )
+    return float(value)
+
+
+def _seconds(value: Any) -> float:
+    if value is None:
+        raise ValueError("is missing.")
+    try:
+        moment = datetime.fromisoformat(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"found {value!r}, expected a date such as 2024-05-31.") from None
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+
+
+class TrainingCorpus(CorpusFile):
+    """The main corpus of a recipe. Its one pass also checks rows against `method` and collects their weights."""
+
+    def __init__(self, recipe: TrainRecipe, sha256: str = "") -> None:
+        path, section = Path(recipe.corpus.path), recipe.techniques.row_weights
+        self.recipe = recipe
+        self.weights = RowWeights(section, path) if section is not None else None
+        super().__init__(path, sha256=sha256, on_row=self.weights.add if self.weights is not None else None)
+
+    @property
+    def cache_key(self) -> tuple[object, ...]:
+        """The hash of the file, and the method that its rows were checked against."""
+        method = self.recipe.method
+        return (*super().cache_key, method) if method in _REFUSED_SHAPES else super().cache_key
+
+    def __iter__(self) -> Iterator[CorpusRow]:
+        """Yield every row. Raises `RecipeError` for one that does not fit `method`, after faulty lines."""
+        refused = _REFUSED_SHAPES.get(self.recipe.method or "", ())
+        rows = super().__iter__()
+        for row in rows:
+            if row.shape in refused:
+                for _ in rows:  # faulty lines further on are reported first
+                    pass
+                content = "prompt and completion" if row.shape == "completion" else row.shape
+                raise self.recipe.error(
+                    "method",
+                    f"found {self.recipe.method}, but row {row.id} of {self.path} holds {content}. Remove method or "
+                    "change the corpus.",
+                )
+            yield row
+
 
 @dataclass(frozen=True)
 class Part:
-    """A corpus mixed in: `fraction` is its share of all tokens."""
+    """A corpus mixed in: `fraction` is its fraction of all tokens."""
 
     rows: Sequence[CorpusRow]
     fraction: float
 
 
 @dataclass(frozen=True)
+class Corpora:
+    """The corpus, the corpora mixed in by name, the validation corpus, and the questions of each probe."""
+
+    rows: TrainingCorpus
+    parts: dict[str, Part]
+    validation: CorpusFile | None
+    questions: dict[str, list[Question]]
+
+
+def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -> Corpora:
+    """Return the corpora that the recipe names, to be read when they are tokenised, and the questions of its probes.
+
+    `hashes` are those of files that were just hashed, by the names of `kinject.train.run.hash_inputs`. Raises
+    `InputError` for questions that cannot be used.
+    """
+    corpus, hashes = recipe.corpus, hashes or {}
+    sets = recipe.probes.sets() if recipe.probes is not None else {}
+    questions = {name: read_questions(Path(item.path), item.layout) for name, item in sets.items()}
+    parts = {
+        name: Part(CorpusFile(Path(part.path), REPLAY * (name == REPLAY), sha256=hashes.get(name, "")), part.fraction)
+        for name, part in corpus.parts().items()
+    }
+    validation = None
+    if corpus.validation_corpus is not None:
+        validation = CorpusFile(Path(corpus.validation_corpus), sha256=hashes.get("validation_corpus", ""))
+    return Corpora(TrainingCorpus(recipe, hashes.get("corpus", "")), parts, validation, questions)
+
+
+@dataclass(frozen=True)
 class TrainingData:
-    """Rows to train on, the account of their tokens, and the share of tokens that each part mixed in has.
+    """Rows to train on, the account of their tokens, and the fraction of tokens of each part mixed in.
 
     `exposures` is, for each document that is not replay, (its corpus rows, its tokens) in one epoch.
     """
 
-    rows: LaidRows
+    rows: PackedRows
     account: TokenAccount
-    shares: dict[str, float]
+    fractions: dict[str, float]
     exposures: dict[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """How corpora become training rows. With `cache`, tokens are kept in that folder by content and mapped from there."""
+class CorpusPacker:
+    """Turns corpora into training rows. With `cache`, tokens are kept in that folder by content and mapped from there.
+
+    Each line of a corpus file is parsed at most once; none if its tokens are in the cache.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     how: Tokenization
-    layout: Layout
+    packing: PackingConfig
     seed: int
     cache: Path | None = None
 
-    def apply(self, rows: Sequence[CorpusRow], parts: Mapping[str, Part] | None = None) -> TrainingData:
-        """Return the training rows of a corpus with `parts` (by name) mixed in; the part ``replay`` is marked as such."""
-        fresh = self._keep(rows, "", lambda: tokenize_rows(rows, self.tokenizer, self.how))
-        n_fresh = sum(len(row.input_ids) for row in fresh)
-        given = parts or {}
-        fractions = [part.fraction for part in given.values()]
-        drawn: dict[str, Sequence[TokenRow]] = {}
-        for place, (name, part) in enumerate(given.items()):
-            wanted = wanted_tokens(n_fresh, part.fraction, fractions)
-            drawn[name] = self._draw(part.rows, REPLAY if name == REPLAY else "", wanted, self.seed + place)
-        mixed = Joined([fresh, *drawn.values()])
-        laid, account = lay_out(mixed, self.layout, self.seed)
-        sizes = {name: sum(len(row.input_ids) for row in held) for name, held in drawn.items()}
-        learned = Joined([fresh, *(held for name, held in drawn.items() if name != REPLAY)])
-        shares = {name: size / account.source for name, size in sizes.items()}
-        return TrainingData(laid, account, shares, _exposures(learned))
+    def pack(self, rows: Sequence[CorpusRow], parts: Mapping[str, Part] | None = None) -> TrainingData:
+        """Return the training rows of a corpus with `parts` (by name) mixed in; the part ``replay`` is marked as such.
 
-    def _draw(self, rows: Sequence[CorpusRow], origin: str, wanted: float, seed: int) -> Sequence[TokenRow]:
+        Raises `InputError` with the faulty lines of a corpus file.
+        """
+        main = self._tokens(rows, "", lambda: tokenize_rows(rows, self.tokenizer, self.how))
+        n_main = sum(len(row.input_ids) for row in main)
+        parts = parts or {}
+        fractions = [part.fraction for part in parts.values()]
+        sampled: dict[str, Sequence[TokenRow]] = {}
+        for number, (name, part) in enumerate(parts.items()):
+            wanted = wanted_tokens(n_main, part.fraction, fractions)
+            sampled[name] = self._sample(part.rows, REPLAY if name == REPLAY else "", wanted, self.seed + number)
+        packed, account = pack(ConcatRows([main, *sampled.values()]), self.packing, self.seed)
+        sizes = {name: sum(len(row.input_ids) for row in tokens) for name, tokens in sampled.items()}
+        learned = ConcatRows([main, *(tokens for name, tokens in sampled.items() if name != REPLAY)])
+        return TrainingData(
+            packed, account, {name: size / account.source for name, size in sizes.items()}, _exposures(learned)
+        )
+
+    def _sample(self, rows: Sequence[CorpusRow], origin: str, wanted: float, seed: int) -> Sequence[TokenRow]:
+        def tokenize(some: Sequence[CorpusRow]) -> Iterable[TokenRow]:
+            return tokenize_rows(some, self.tokenizer, self.how)
+
         def make() -> Iterator[TokenRow]:
-            return draw(rows, lambda some: tokenize_rows(some, self.tokenizer, self.how), wanted, seed)
+            try:
+                yield from sample_tokens(rows, tokenize, wanted, seed)
+            except InputError:
+                if isinstance(rows, CorpusFile):
+                    rows.check()  # reports all faulty lines
+                raise
+            if isinstance(rows, CorpusFile):
+                rows.check(only_unread=True)
 
-        return self._keep(rows, origin, make, round(wanted, 6), seed)
+        return self._tokens(rows, origin, make, round(wanted, 6), seed)
 
-    def _keep(
+    def _tokens(
         self, rows: Sequence[CorpusRow], origin: str, make: Callable[[], Iterable[TokenRow]], *more: object
     ) -> Sequence[TokenRow]:
         if self.cache is None or not isinstance(rows, CorpusFile):
             return list(make())
-        return stored(self.cache, entry_key(rows.path, self.tokenizer, self.how, *more), make, origin)
+        return cached_tokens(self.cache, entry_key(rows.cache_key, self.tokenizer, self.how, *more), make, origin)
+
+
+@dataclass(frozen=True)
+class TokenizedCorpora:
+    """Rows to train on, their weights, rows to validate on, how they were packed, and notes for the log."""
+
+    train: TrainingData
+    weights: npt.NDArray[np.float32] | None
+    validation: TrainingData | None
+    packing: PackingConfig
+    notes: list[str]
+
+
+def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora) -> TokenizedCorpora:
+    """Return the training rows of `corpora`; a chat template that the recipe names is set in `tokenizer`.
+
+    Raises `InputError` for rows that cannot be used, and `TrainingError` if text would be lost without the recipe's
+    permission.
+    """
+    corpus, trainer = recipe.corpus, recipe.trainer
+    how = Tokenization(
+        corpus.bos, corpus.eos, trainer.get("completion_only_loss"), trainer.get("assistant_only_loss", False)
+    )
+    strategy = trainer_field(recipe, "packing_strategy") if trainer.get("packing") else None
+    packing = PackingConfig(trainer_field(recipe, "max_length"), strategy, corpus.separate_paraphrases)
+    if trainer.get("chat_template_path"):
+        tokenizer.chat_template = read_chat_template(recipe, trainer["chat_template_path"])
+    packer = CorpusPacker(tokenizer, how, packing, recipe.seed, Path(corpus.cache_dir))
+    data = packer.pack(corpora.rows, corpora.parts)
+    validation = packer.pack(corpora.validation) if corpora.validation is not None else None
+    notes = [check_account(data.account, packing.block, corpus.allow_dropped_tokens)]
+    for name, fraction in data.fractions.items():
+        notes.append(f"{name}: {fraction:.2%} of the tokens from {corpus.parts()[name].path}")
+    weights = corpora.rows.weights.result() if corpora.rows.weights is not None else None
+    return TokenizedCorpora(data, weights, validation, packing, notes)
 
 
 def _exposures(rows: Iterable[TokenRow]) -> dict[str, tuple[int, int]]:
@@ -118,8 +316,8 @@ def _exposures(rows: Iterable[TokenRow]) -> dict[str, tuple[int, int]]:
     return {name: (n_rows[name], n_tokens[name]) for name in n_rows}
 
 
-def summarise_exposures(exposures: dict[str, tuple[int, int]], epochs: float) -> dict[str, Any]:
-    """Return how often a run of `epochs` shows each document: least, median and most wordings and tokens."""
+def summarize_exposures(exposures: dict[str, tuple[int, int]], epochs: float) -> dict[str, Any]:
+    """Return how often a run of `epochs` shows each document: least, median and most rows and tokens."""
     if not exposures:
         return {"documents": 0}
     seen = {"rows": [n for n, _ in exposures.values()], "tokens": [n for _, n in exposures.values()]}
@@ -137,12 +335,12 @@ def summarise_exposures(exposures: dict[str, tuple[int, int]], epochs: float) ->
 
 
 def exposures_by_document(exposures: dict[str, tuple[int, int]], epochs: float) -> dict[str, float]:
-    """Return how many wordings of each document a run of `epochs` reads, repeats counted."""
+    """Return how many rows (paraphrases) of each document a run of `epochs` reads, repeats counted."""
     return {name: round(n_rows * epochs, 3) for name, (n_rows, _) in exposures.items()}
 
 
 def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens: bool) -> str:
-    """Return the account as a line to print. Raises `TrainingError` when text would be lost and the recipe forbids it."""
+    """Return the account as a line to print. Raises `TrainingError` if text would be lost and the recipe forbids it."""
     line = (
         f"tokens: {account.source:,} in the corpus, {account.trained:,} bear loss, {account.masked:,} are read only, "
         f"{account.truncated:,} truncated, {account.dropped:,} dropped"
@@ -159,30 +357,31 @@ def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens
     return line
 
 
-def note_fill(rows: LaidRows, layout: Layout) -> list[str]:
-    """Return what to say where spreading a document's texts leaves packed rows emptier than packing alone would."""
-    if layout.strategy not in ("bfd", "bfd_split") or not layout.spread or layout.block is None:
+def note_fill(rows: PackedRows, packing: PackingConfig) -> list[str]:
+    """Return a note if separating paraphrases leaves packed rows emptier than packing alone would."""
+    packs = packing.strategy in ("bfd", "bfd_split")
+    if not packs or not packing.separate_paraphrases or packing.block is None:
         return []
     n_tokens = int(rows.lengths().sum())
-    least = -(-n_tokens // layout.block)
+    least = -(-n_tokens // packing.block)
     if len(rows) <= _MOST_ROWS * least:
         return []
     return [
-        f"corpus.separate_paraphrases: some documents have more texts than the corpus has room to keep apart, so rows are only "
-        f"{n_tokens / (len(rows) * layout.block):.0%} full ({len(rows):,} rows where {least:,} would do). They still never "
-        "share a row. A smaller trainer.max_length, more documents, or separate_paraphrases: false fills them."
+        f"corpus.separate_paraphrases: some documents have more texts than the corpus has room to keep apart, so rows are "
+        f"only {n_tokens / (len(rows) * packing.block):.0%} full ({len(rows):,} rows where {least:,} would do). They still "
+        "never share a row. A smaller trainer.max_length, more documents, or separate_paraphrases: false fills them."
     ]
 
 
 @dataclass(frozen=True)
 class RowDataset:
-    """Training rows as a trainer wants them: each joined when a batch asks for it.
+    """Training rows as a trainer reads them, each put together when a batch needs it.
 
-    A row is a dict with input_ids, labels, position_ids, length and, if asked, replayed. With `weights` (of the corpus
-    rows, in order) it has the weight of each token; what is mixed in weighs 1.
+    A row is a dict with input_ids, labels, position_ids, length and, with `with_replay`, replayed. With `weights` (of
+    the corpus rows, in order) it has the weight of each token; rows mixed in weigh 1.
     """
 
-    rows: LaidRows
+    rows: PackedRows
     with_replay: bool = False
     weights: npt.NDArray[np.float32] | None = None
     column_names: tuple[str, ...] = field(default=("input_ids", "labels", "position_ids", "length"), init=False)
@@ -195,28 +394,28 @@ class RowDataset:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.rows[index]
-        found: dict[str, Any] = {
+        columns: dict[str, Any] = {
             "input_ids": row.input_ids, "labels": row.labels, "position_ids": row.position_ids,
             "length": len(row.input_ids),
         }  # fmt: skip
         if self.with_replay:
-            found["replayed"] = row.replayed
+            columns["replayed"] = row.replayed
         if self.weights is not None:
-            found["weights"] = [
+            columns["weights"] = [
                 float(self.weights[number]) if number < len(self.weights) else 1.0
-                for number, start, end in self.rows.pieces(index)
+                for number, start, end in self.rows.segments(index)
                 for _ in range(start, end)
             ]
-        return found
+        return columns
 
 
 @dataclass(frozen=True)
 class Collator:
-    """Rows to tensors [batch, longest row]: padded on the right with positions that go on counting.
+    """Rows to tensors [batch, longest row]: padded on the right, with positions that continue into the padding.
 
-    No attention mask is made: what follows a row cannot reach back into it. `flatten` joins the batch into one row
-    [1, tokens], the form in which flash attention keeps documents apart by position. `masked_batch` says what follows
-    when no token of a batch bears loss.
+    No attention mask is made: padding follows a row, and earlier tokens cannot attend to it. `flatten` joins the batch
+    into one row [1, tokens], the form in which flash attention keeps documents apart by position. `masked_batch` is the
+    reaction to a batch of which no token bears loss.
     """
 
     pad_token_id: int
@@ -225,19 +424,19 @@ class Collator:
     masked_batch: Reaction = "stop"
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return input_ids, labels, position_ids and, where rows have them, replayed and weights.
+        """Return input_ids, labels, position_ids and, if rows have them, replayed and weights.
 
-        Raises `TrainingError` when no token of the batch bears loss and `masked_batch` is stop.
+        Raises `TrainingError` if no token of the batch bears loss and `masked_batch` is stop.
         """
         import torch
 
         if not any(label != IGNORED for row in rows for label in row["labels"]):
-            what = "a batch has no token to learn (all labels masked). Check the corpus rows."
+            message = "a batch has no token to learn (all labels masked). Check the corpus rows."
             if self.masked_batch == "stop":
-                raise TrainingError(what)
+                raise TrainingError(message)
             if self.masked_batch == "warn":
-                log.warning(what)
-        filling = {"input_ids": self.pad_token_id, "labels": IGNORED, "replayed": False, "weights": 0.0}
+                log.warning(message)
+        padding = {"input_ids": self.pad_token_id, "labels": IGNORED, "replayed": False, "weights": 0.0}
         kinds = ("input_ids", "labels", "position_ids", "replayed", "weights")
         columns = [key for key in kinds if key in rows[0]]
         if self.flatten:
@@ -250,6 +449,6 @@ class Collator:
             n_pad = width - len(row["input_ids"])
             last = row["position_ids"][-1]
             for key in columns:
-                more = range(last + 1, last + 1 + n_pad) if key == "position_ids" else [filling[key]] * n_pad
+                more = range(last + 1, last + 1 + n_pad) if key == "position_ids" else [padding[key]] * n_pad
                 batch[key].append([*row[key], *more])
         return {key: torch.tensor(value) for key, value in batch.items()}

@@ -1,4 +1,4 @@
-"""The model and tokenizer of a training run: loaded or new, and what was chosen said in words."""
+"""The tokenizer and the model of a training run: loaded, or new."""
 
 from __future__ import annotations
 
@@ -6,67 +6,24 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kinject.corpus import CorpusRow
+from kinject import models
+from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.recipe import TokenizerSection, TrainRecipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def load(recipe: TrainRecipe, rows: Iterable[CorpusRow]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
-    """Return the model in float32 (or as asked), its tokenizer, and what was chosen."""
-    from kinject.models import choose_attention, choose_device, load_model, load_tokenizer, new_model
+def load_training_tokenizer(recipe: TrainRecipe, rows: Iterable[CorpusRow] | None = None) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that the recipe names: the model's, that of a folder, or one trained on the corpus.
 
-    section = recipe.model
-    if section.new is None:
-        assert section.path is not None
-        dtype = "float32" if section.dtype == "auto" else section.dtype
-        loaded = load_model(
-            section.path, dtype=dtype, attention=section.attention, device=section.device,
-            revision=section.revision, quantization=section.quantization,
-        )  # fmt: skip
-        said = _look_further(loaded.model, section.attention, loaded.device)
-        if section.quantization == "4bit":
-            _keep_gradients(loaded.model)
-        return loaded.model, loaded.tokenizer, [*loaded.notes, *said, *_precision_notes(recipe)]
-    if isinstance(section.tokenizer, TokenizerSection):
-        tokenizer = tokenizer_of(section.tokenizer, rows)
-    else:
-        assert section.tokenizer is not None
-        tokenizer = load_tokenizer(section.tokenizer, revision=section.revision)
-    attention = choose_attention(section.attention, choose_device(section.device))
-    model = new_model(section.new, tokenizer, recipe.seed, attention)
-    n = sum(parameter.numel() for parameter in model.parameters())
-    return (
-        model,
-        tokenizer,
-        [
-            f"new {section.new['model_type']} with random weights: {n:,} parameters, "
-            f"{len(tokenizer):,} tokens, {model.config._attn_implementation} attention"
-        ],
-    )
-
-
-def tokenizer_of(section: TokenizerSection, rows: Iterable[CorpusRow]) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that `section` asks for, trained on the texts of `rows`."""
-    from kinject.models import train_tokenizer
-
-    return train_tokenizer((text for row in rows for text in _texts(row)), section.vocab_size)
-
-
-def _look_further(model: PreTrainedModel, asked: str, device: str) -> list[str]:
-    """Give `model` torch's variable-length attention where ``auto`` found no flash-attn but this is there; say so.
-
-    It is tried on a short row of the model first. Where it fails, or reads the row otherwise than sdpa does, sdpa stays.
+    The corpus is `rows`, by default the recipe's, which is then read once more than to tokenise it.
     """
-    from kinject.models import try_varlen, varlen_unavailable_reason
-
-    if asked != "auto" or model.config._attn_implementation != "sdpa" or varlen_unavailable_reason(device):
-        return []
-    reason = try_varlen(model)
-    if reason:
-        return [f"attention: sdpa with documents kept apart; torch's variable-length attention is not used ({reason})"]
-    return ["attention: torch's variable-length attention (flash-attn is not installed)"]
+    section, corpus = recipe.model, recipe.corpus
+    if isinstance(section.tokenizer, TokenizerSection):
+        texts = (text for row in (rows or CorpusFile(Path(corpus.path))) for text in _texts(row))
+        return models.train_tokenizer(texts, section.tokenizer.vocab_size)
+    return models.load_tokenizer(section.tokenizer or section.path or "", revision=section.revision)
 
 
 def _texts(row: CorpusRow) -> list[str]:
@@ -75,11 +32,46 @@ def _texts(row: CorpusRow) -> list[str]:
     return [row.text] if row.shape == "text" else [row.prompt + row.completion]
 
 
+def load_training_model(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, list[str]]:
+    """Return the model, in float32 unless the recipe names a dtype, and notes on the choices made for it."""
+    section = recipe.model
+    if section.path is None:
+        fields = section.new or {}
+        attention = models.choose_attention(section.attention, models.choose_device(section.device))
+        model = models.new_model(fields, tokenizer, recipe.seed, attention)
+        n = sum(parameter.numel() for parameter in model.parameters())
+        return model, [
+            f"new {fields['model_type']} with random weights: {n:,} parameters, "
+            f"{len(tokenizer):,} tokens, {model.config._attn_implementation} attention"
+        ]
+    loaded = models.load_model(
+        section.path, dtype="float32" if section.dtype == "auto" else section.dtype, attention=section.attention,
+        device=section.device, revision=section.revision, quantization=section.quantization, tokenizer=tokenizer,
+    )  # fmt: skip
+    notes = [*loaded.notes, *_use_varlen(loaded.model, section.attention, loaded.device)]
+    if section.quantization == "4bit":
+        _keep_gradients(loaded.model)
+    return loaded.model, [*notes, *_precision_notes(recipe)]
+
+
+def _use_varlen(model: PreTrainedModel, attention: str, device: str) -> list[str]:
+    """Switch `model` to torch's variable-length attention if ``auto`` found no flash-attn but this is there; return a note.
+
+    It is tried on a short row of the model first. If it fails, or its logits differ from sdpa's, sdpa stays.
+    """
+    if attention != "auto" or model.config._attn_implementation != "sdpa" or models.varlen_unavailable_reason(device):
+        return []
+    reason = models.try_varlen(model)
+    if reason:
+        return [f"attention: sdpa with documents kept apart; torch's variable-length attention is not used ({reason})"]
+    return ["attention: torch's variable-length attention (flash-attn is not installed)"]
+
+
 def _keep_gradients(model: PreTrainedModel) -> None:
     """Keep bitsandbytes from repacking 4-bit weights for inference on CPUs with AVX512-BF16.
 
-    One forward pass in evaluation mode (a held-out loss, the packing check) would do it, and the repacked product has no
-    gradient: adapters below it would stop learning in silence (bitsandbytes 0.50).
+    One forward pass in evaluation mode (a validation loss, the packing check) would do it, and the repacked product has
+    no gradient: adapters below it would stop learning without an error (bitsandbytes 0.50).
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -87,7 +79,7 @@ def _keep_gradients(model: PreTrainedModel) -> None:
 
 
 def _precision_notes(recipe: TrainRecipe) -> list[str]:
-    """Return a warning where fp16 is asked for and the weights were saved in bfloat16, whose range fp16 lacks."""
+    """Return a warning if fp16 is chosen and the weights were saved in bfloat16, whose range fp16 lacks."""
     if not recipe.trainer.get("fp16"):
         return []
     from transformers import AutoConfig
@@ -101,16 +93,14 @@ def _precision_notes(recipe: TrainRecipe) -> list[str]:
     ]
 
 
-def chat_template(recipe: TrainRecipe, path: str) -> str:
+def read_chat_template(recipe: TrainRecipe, path: str) -> str:
     """Return a chat template from a Jinja file, or from the tokenizer in a folder or on the hub."""
-    from kinject.models import load_tokenizer
-
     if path.endswith((".jinja", ".j2")):
         try:
             return Path(path).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise recipe.error("trainer.chat_template_path", f"{path}: cannot be read: {error}.") from error
-    template = load_tokenizer(path).chat_template
+    template = models.load_tokenizer(path).chat_template
     if not isinstance(template, str):
         raise recipe.error("trainer.chat_template_path", f"the tokenizer in {path} has no chat template.")
     return template

@@ -21,15 +21,15 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
     in memory at a time; the sum is made in float32 and kept in the tuned model's dtype. Raises `InputError` for a folder
     without weights, or when the two do not hold the same tensors.
     """
-    wrong = [alpha for alpha in alphas if not 0 <= alpha <= 1]
-    if wrong:
-        raise InputError(f"--alpha: found {wrong[0]}, allowed: 0 (the base) to 1 (the tuned model).")
+    invalid = [alpha for alpha in alphas if not 0 <= alpha <= 1]
+    if invalid:
+        raise InputError(f"--alpha: found {invalid[0]}, allowed: 0 (the base) to 1 (the tuned model).")
     done: dict[float, Path] = {}
     with TemporaryDirectory(prefix="kinject-merge-") as scratch:
-        for given in (Path(base), Path(tuned)):
-            checked_hashes(given)
-        tuned_dir = _whole(Path(tuned), Path(scratch))
-        _same_tensors(Path(base), tuned_dir)
+        for folder in (Path(base), Path(tuned)):
+            checked_hashes(folder)
+        tuned_dir = _full_weights(Path(tuned), Path(scratch))
+        _check_same_tensors(Path(base), tuned_dir)
         for alpha in alphas:
             final = out / f"alpha-{alpha:g}"
             part = out / f".alpha-{alpha:g}.part"
@@ -48,8 +48,8 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
     return done
 
 
-def _whole(tuned: Path, scratch: Path) -> Path:
-    """Return the folder of whole weights: `tuned` itself, or its adapter folded into the base that it names."""
+def _full_weights(tuned: Path, scratch: Path) -> Path:
+    """Return the folder of full weights: `tuned` itself, or its adapter folded into the base that it names."""
     if not (tuned / "adapter_config.json").exists():
         return tuned
     from kinject.models import load_model
@@ -69,30 +69,30 @@ def _tensors(folder: Path) -> Iterator[dict[str, Any]]:
     if not shards:
         raise InputError(f"{folder}: no *.safetensors in this folder. Give folders that save_pretrained wrote.")
     with ExitStack() as stack:
-        held: dict[str, Any] = {}
+        files: dict[str, Any] = {}
         for shard in shards:
             try:
                 file = stack.enter_context(safe_open(str(shard), framework="pt"))
             except (SafetensorError, OSError) as error:
                 raise InputError(f"{shard}: cannot be read ({error}). Make the model again.") from error
-            held.update(dict.fromkeys(file.keys(), file))
-        yield held
+            files.update(dict.fromkeys(file.keys(), file))
+        yield files
 
 
-def _same_tensors(base: Path, tuned: Path) -> None:
+def _check_same_tensors(base: Path, tuned: Path) -> None:
     with _tensors(base) as ours, _tensors(tuned) as theirs:
-        astray = sorted(ours.keys() ^ theirs.keys())
-        if not astray:
-            astray = [n for n in ours if ours[n].get_slice(n).get_shape() != theirs[n].get_slice(n).get_shape()]
-    if astray:
+        different = sorted(ours.keys() ^ theirs.keys())
+        if not different:
+            different = [n for n in ours if ours[n].get_slice(n).get_shape() != theirs[n].get_slice(n).get_shape()]
+    if different:
         raise InputError(
-            f"{tuned}: {astray[0]} differs from {base} in name or shape, so it was not trained from it. Give the base "
+            f"{tuned}: {different[0]} differs from {base} in name or shape, so it was not trained from it. Give the base "
             "model of this run."
         )
 
 
 def _write(base: Path, tuned: Path, alpha: float, part: Path) -> None:
-    """Write every shard of `tuned` averaged, and beside them what else makes it a model folder."""
+    """Write every shard of `tuned` averaged, and the other files of a model folder."""
     import torch
     from safetensors import safe_open
     from safetensors.torch import save_file

@@ -31,54 +31,50 @@ from kinject.disk.sums import SUMS
 from kinject.errors import TrainingError
 from kinject.process import is_first_process
 from kinject.recipe import TrainRecipe
-from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults
-from kinject.train.data import REPLAY, TrainingData, exposures_by_document, note_fill, summarise_exposures
-from kinject.train.load import load
-from kinject.train.pickles import numbers_only
-from kinject.train.prepare import Corpora, prepare, read_corpora
+from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only
+from kinject.train.data import exposures_by_document, summarize_exposures
 from kinject.types import TrainResult
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-    from trl import SFTConfig
-
     from kinject.train.trainer import KnowledgeTrainer
 
 log = logging.getLogger(__name__)
 
-_CORPUS_CURE = "Run kinject augment again: nothing is asked twice. If you changed it yourself, give it another name."
+_CORPUS_FIX = "Run kinject augment again: nothing is requested twice. If you changed it yourself, give it another name."
 _FILES = ("log.jsonl", "timing.jsonl", f"model/{SUMS}")
-"""What a finished run holds beside its sealed files; the manifest has the hashes."""
+"""Files of a finished run whose hashes the manifest holds."""
+_SECTIONS = ("seed", "method", "model", "adapter", "corpus", "trainer")
+_OPTIONAL_SECTIONS = ("regularization", "guards", "techniques", "probes")
 
 
 def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
-    """Train as `recipe` says. A finished run of the same recipe and inputs is left as it is.
+    """Train as `recipe` says. A finished run of the same recipe and inputs is not repeated.
 
-    Raises `RecipeError` before any model loads, `InputError` for a bad corpus or model, `TrainingError` when text would
-    be lost, when the folder holds another run, or when the loss stops being a number; `DiskError` for the disk's faults.
+    Raises `RecipeError` before any model loads, `InputError` for a bad corpus or model, `TrainingError` if text would be
+    lost, if the folder holds another run, or if the loss is no longer finite; `DiskError` for the disk's faults.
     """
-    from kinject.train.config import build_config, peft_config
+    from kinject.train.config import make_lora_config, make_sft_config
+    from kinject.train.setup import make_trainer
 
-    config = build_config(recipe)
-    adapter = peft_config(recipe)
-    inputs = inputs_of(recipe)
+    make_sft_config(recipe)  # its faults, before the folder changes
+    make_lora_config(recipe)
+    inputs = hash_inputs(recipe)
     with lock_dir(recipe.run_dir) if is_first_process() else contextlib.nullcontext():
-        done = _look_at_folder(recipe, inputs, resume=resume, overwrite=overwrite)
-        if done is not None:
-            return done
-        corpora = read_corpora(recipe)
-        model, tokenizer, notes = load(recipe, corpora.rows)
-        data, trainer, more = _build(recipe, config, adapter, model, tokenizer, corpora)
-        notes = [*recipe.notes, *notes, *more]
+        finished = _check_folder(recipe, inputs, resume=resume, overwrite=overwrite)
+        if finished is not None:
+            return finished
+        trainer = make_trainer(recipe, inputs)
+        notes = [*recipe.notes, *trainer.notes]
         if is_first_process():
             for note in notes:
                 log.info(note)
             text = yaml.safe_dump(dict(recipe.raw), sort_keys=False, allow_unicode=True)
             write_text(recipe.run_dir / "recipe.yaml", text)
-        _write_manifest(recipe, inputs, {"finished": False, "tokens": data.account.as_dict(), "notes": notes})
-        checkpoint = _agreed(trainer, recipe.run_dir) if resume else None
+        tokens = trainer.training_data.account.as_dict()
+        _write_manifest(recipe, inputs, {"finished": False, "tokens": tokens, "notes": notes})
+        checkpoint = _agreed_checkpoint(trainer, recipe.run_dir) if resume else None
         if checkpoint is not None:
-            trainer.args.eval_on_start = False  # the checkpoint's log holds it
+            trainer.args.eval_on_start = False  # the checkpoint's log holds that evaluation
         started = time.monotonic()
         with disk_faults(recipe.run_dir), numbers_only(checkpoint):
             try:
@@ -86,34 +82,43 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
             finally:
                 _close_screen(trainer)
             seconds = time.monotonic() - started
-            model_dir = _save(trainer, recipe)
-        loss = output.metrics["train_loss"]
+            model_dir = _save_model(trainer, recipe)
         counts = {
-            "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch, "loss": loss,
-            "seconds": round(seconds, 1), "resumed_from": checkpoint.name if checkpoint else None,
-            "tokens": data.account.as_dict(), "replay_share": round(data.shares.get(REPLAY, 0.0), 4),
-            "shares": {name: round(share, 4) for name, share in data.shares.items()}, "notes": notes,
-            "exposures": summarise_exposures(data.exposures, trainer.state.epoch),
-            "skipped_updates": trainer.guard.skipped, "warnings": trainer.guard.warnings,
+            "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch,
+            "loss": output.metrics["train_loss"], "seconds": round(seconds, 1),
+            "resumed_from": checkpoint.name if checkpoint else None, "tokens": tokens, "notes": notes,
+            **_count_data(trainer), "skipped_updates": trainer.guard.skipped, "warnings": trainer.guard.warnings,
         }  # fmt: skip
         if is_first_process():
-            write_sealed(recipe.run_dir / "exposures.json", exposures_by_document(data.exposures, trainer.state.epoch))
+            exposures = exposures_by_document(trainer.training_data.exposures, trainer.state.epoch)
+            write_sealed(recipe.run_dir / "exposures.json", exposures)
         _write_manifest(recipe, inputs, counts)
     return _result(recipe, counts, model_dir, already_done=False)
 
 
-def trainer_of(recipe: TrainRecipe) -> KnowledgeTrainer:
-    """Return the trainer of `recipe` as `run` would start it; beside the token cache nothing is written.
+def render_summary(result: TrainResult) -> str:
+    """Return the result of a run as text: the steps, the tokens, the folder of the model."""
+    if result.already_done:
+        return f"{result.run_dir}: this run is finished; nothing to do. Model: {result.model_dir}"
+    account = result.account
+    loss = "" if result.final_loss is None else f", loss {result.final_loss:.3f}"
+    rate = result.n_steps / result.seconds if result.seconds else 0.0
+    return "\n".join(
+        [
+            f"{result.n_steps} steps ({result.n_epochs:.2f} epochs) in {result.seconds:.0f} s, {rate:.1f} steps/s{loss}",
+            f"tokens in an epoch: {account['source']:,} source = {account['trained']:,} trained + {account['masked']:,} "
+            f"read only + {account['truncated']:,} truncated + {account['dropped']:,} dropped",
+            f"model: {result.model_dir}   log: {result.run_dir}/log.jsonl   manifest: {result.run_dir}/manifest.json",
+        ]
+    )
 
-    Raises what `run` raises before the first step.
-    """
-    from kinject.train.config import build_config, peft_config
 
-    config, adapter = build_config(recipe), peft_config(recipe)
-    corpora = read_corpora(recipe)
-    model, tokenizer, _ = load(recipe, corpora.rows)
-    _, trainer, _ = _build(recipe, config, adapter, model, tokenizer, corpora)
-    return trainer
+def _count_data(trainer: KnowledgeTrainer) -> dict[str, Any]:
+    data = trainer.training_data
+    return {
+        "fractions": {name: round(fraction, 4) for name, fraction in data.fractions.items()},
+        "exposures": summarize_exposures(data.exposures, trainer.state.epoch),
+    }
 
 
 def _result(recipe: TrainRecipe, counts: Mapping[str, Any], model_dir: Path, *, already_done: bool) -> TrainResult:
@@ -124,24 +129,22 @@ def _result(recipe: TrainRecipe, counts: Mapping[str, Any], model_dir: Path, *, 
     )  # fmt: skip
 
 
-def inputs_of(recipe: TrainRecipe) -> dict[str, str]:
-    """Return the hashes of everything that decides the outcome; their fingerprint tells one run from another."""
+def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
+    """Return the hashes of all that decides the outcome of a run, and a fingerprint of them and of the recipe."""
     model, corpus = recipe.model, recipe.corpus
-    inputs = {"corpus": check_output(Path(corpus.path), _CORPUS_CURE)}
-    inputs |= {name: check_output(Path(part.path), _CORPUS_CURE) for name, part in corpus.parts().items()}
+    inputs = {"corpus": check_output(Path(corpus.path), _CORPUS_FIX)}
+    inputs |= {name: check_output(Path(part.path), _CORPUS_FIX) for name, part in corpus.parts().items()}
     if corpus.validation_corpus is not None:
-        inputs["validation_corpus"] = check_output(Path(corpus.validation_corpus), _CORPUS_CURE)
+        inputs["validation_corpus"] = check_output(Path(corpus.validation_corpus), _CORPUS_FIX)
     if recipe.probes is not None:
         inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
         if isinstance(path, str):
             folder = Path(path)
-            there = tree_hash(folder, known=checked_hashes(folder)) if folder.is_dir() else ""
-            inputs[name] = there or f"hub:{path}@{model.revision or 'main'}"
-    sections = {key: recipe.raw.get(key) for key in ("seed", "method", "model", "adapter", "corpus", "trainer")}
-    sections |= {
-        key: recipe.raw[key] for key in ("regularization", "guards", "techniques", "probes") if key in recipe.raw
-    }
+            digest = tree_hash(folder, known=checked_hashes(folder)) if folder.is_dir() else ""
+            inputs[name] = digest or f"hub:{path}@{model.revision or 'main'}"
+    sections = {key: recipe.raw.get(key) for key in _SECTIONS}
+    sections |= {key: recipe.raw[key] for key in _OPTIONAL_SECTIONS if key in recipe.raw}
     return {**inputs, "fingerprint": content_id(inputs, sections)}
 
 
@@ -153,10 +156,13 @@ def _write_manifest(recipe: TrainRecipe, inputs: Mapping[str, str], counts: Mapp
     write_manifest(path, stage="train", inputs=inputs, recipe=recipe.raw, counts=counts, outputs=outputs)
 
 
-def _look_at_folder(
+def _check_folder(
     recipe: TrainRecipe, inputs: Mapping[str, str], *, resume: bool, overwrite: bool
 ) -> TrainResult | None:
-    """Return the result of a finished run of the same inputs; clear the folder, or refuse it, when it holds another."""
+    """Return the result of a finished run of the same inputs, if any; else clear the folder.
+
+    Raises `TrainingError` if the folder holds another run, or needs --resume or --overwrite.
+    """
     folder = recipe.run_dir
     manifest = None if overwrite else read_manifest(folder / "manifest.json")
     if manifest is not None:
@@ -177,68 +183,37 @@ def _look_at_folder(
             )
         if checkpoints(folder) and not resume:
             raise TrainingError(
-                f"{folder}: holds an unfinished run (newest checkpoint: {checkpoints(folder)[0][1].name}). Go on with "
+                f"{folder}: holds an unfinished run (newest checkpoint: {checkpoints(folder)[0][1].name}). Continue with "
                 "--resume, or start over with --overwrite."
             )
     if manifest is None and not resume and not overwrite and (checkpoints(folder) or (folder / "model").exists()):
         raise TrainingError(
-            f"{folder}: holds checkpoints or a model, but no manifest.json that says of which run. Go on with --resume if it is "
-            "this one, or start over with --overwrite."
+            f"{folder}: holds checkpoints or a model, but no manifest.json, so its run is unknown. Continue with --resume if it "
+            "is this one, or start over with --overwrite."
         )
     if not resume and is_first_process():
-        stale = [*(path for _, path in checkpoints(folder)), folder / "model"]
-        for path in stale:
+        for path in (*(path for _, path in checkpoints(folder)), folder / "model"):
             if path.exists():
                 shutil.rmtree(path)
     return None
 
 
 def _damage(folder: Path, manifest: Mapping[str, Any]) -> str:
-    """Return what is not as the finished run wrote it, "" where all is."""
+    """Return the first file that differs from what the finished run wrote; "" without any."""
     for name, wanted in manifest.get("outputs", {}).items():
         if not (folder / name).is_file() or file_hash(folder / name) != wanted:
             return f"{folder / name}: is not what the run wrote (manifest.json has its hash)"
     return read_sums(folder / "model")[1]
 
 
-def _agreed(trainer: KnowledgeTrainer, run_dir: Path) -> Path | None:
-    """Return the checkpoint to go on from: the first process reads it through, the others are told."""
-    held = [checkpoint_to_resume(run_dir) if is_first_process() else None]
+def _agreed_checkpoint(trainer: KnowledgeTrainer, run_dir: Path) -> Path | None:
+    """Return the checkpoint to resume from: the first process checks it and sends its path to the others."""
+    shared = [checkpoint_to_resume(run_dir) if is_first_process() else None]
     if trainer.accelerator.num_processes > 1:
         from accelerate.utils import broadcast_object_list
 
-        broadcast_object_list(held)
-    return held[0]
-
-
-def _build(
-    recipe: TrainRecipe,
-    config: SFTConfig,
-    adapter: Any,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    corpora: Corpora,
-) -> tuple[TrainingData, KnowledgeTrainer, list[str]]:
-    from kinject.train.build import build_trainer
-    from kinject.train.guards import check_start
-    from kinject.train.trainable import check_trained, summarise
-
-    prepared = prepare(recipe, tokenizer, corpora)
-    data, layout, notes = prepared.data, prepared.layout, prepared.notes
-    trainer = build_trainer(recipe, config, adapter, (model, tokenizer), data, prepared.held_out)
-    names = check_trained(trainer.model, recipe)
-    notes += check_start(recipe.guards, tokenizer, trainer.model, len(data.rows), config)
-    n_all = sum(parameter.numel() for parameter in trainer.model.parameters())
-    n_trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
-    precision = "bf16" if config.bf16 else "fp16" if config.fp16 else "float32"
-    notes.append(
-        f"trains {n_trained:,} of {n_all:,} parameters in {precision}, {len(data.rows):,} rows, "
-        f"layout {layout.strategy or 'unpacked'}{', spread' if layout.spread else ''}"
-    )
-    notes += [*note_fill(data.rows, layout), *trainer.notes]
-    if n_trained < n_all:
-        notes.append(f"these train: {', '.join(summarise(names))}")
-    return data, trainer, notes
+        broadcast_object_list(shared)
+    return shared[0]
 
 
 def _close_screen(trainer: KnowledgeTrainer) -> None:
@@ -249,8 +224,8 @@ def _close_screen(trainer: KnowledgeTrainer) -> None:
             callback.close()
 
 
-def _save(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
-    """Write the folder of model and tokenizer whole or not at all; with `adapter.merge`, the adapter folded in."""
+def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
+    """Write model and tokenizer to model/, whole or not at all; with `adapter.merge`, the adapter folded in."""
     part, final = recipe.run_dir / ".model.part", recipe.run_dir / "model"
     if is_first_process():
         shutil.rmtree(part, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: transformers' and torch's own, and the two that neither has; the planned curve of a recipe.
+"""Learning-rate schedules: transformers' and torch's own, and two that neither has; the planned curve of a recipe.
 
 The rate of update ``i`` (from 0) is ``learning_rate * f(i)``; warm-up runs from 0 in a straight line. docs/schedules.md
 gives every formula.
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Schedule:
     """A schedule as a recipe names it.
 
-    `warmup` are steps, or a share of all steps below 1; `width` is the model's hidden size (noam alone reads it);
-    `higher_is_better` says of the watched metric what reduce_lr_on_plateau has to know.
+    `warmup` are steps, or a fraction of all steps if below 1; `width` is the model's hidden size (only noam uses it);
+    `higher_is_better` is about the metric of reduce_lr_on_plateau and greedy.
     """
 
     name: str = "linear"
@@ -38,19 +38,19 @@ class Schedule:
     higher_is_better: bool = False
 
     def warmup_steps(self, n_steps: int) -> int:
-        """Return the steps of warm-up in a run of `n_steps`, a share rounded up as transformers does."""
+        """Return the steps of warm-up in a run of `n_steps`, a fraction rounded up as in transformers."""
         return int(self.warmup) if self.warmup >= 1 else math.ceil(n_steps * self.warmup)
 
-    def over(self, optimizer: torch.optim.Optimizer, n_steps: int) -> Any:
+    def make_scheduler(self, optimizer: torch.optim.Optimizer, n_steps: int) -> Any:
         """Return the scheduler (torch.optim.lr_scheduler.LRScheduler) that drives `optimizer` for `n_steps` updates.
 
-        Raises `TrainingError` when the schedule has no room in so few steps.
+        Raises `TrainingError` if the schedule does not fit into so few steps.
         """
         warmup, kwargs = self.warmup_steps(n_steps), dict(self.kwargs)
         if self.name in ("polynomial", "one_cycle", "warmup_stable_decay", "flat_then_cosine") and warmup >= n_steps:
             raise TrainingError(
                 f"trainer.warmup_steps: {warmup} steps of warm-up leave none of {n_steps} to lr_scheduler_type: "
-                f"{self.name}. Lower it, or give it as a share (0.1)."
+                f"{self.name}. Lower it, or give it as a fraction (0.1)."
             )
         if self.name in TORCH_SCHEDULES:
             return self._of_torch(optimizer, n_steps, warmup)
@@ -69,26 +69,26 @@ class Schedule:
         return get_scheduler(self.name, optimizer, warmup, n_steps, kwargs)
 
     def _decay_steps(self, n_steps: int, warmup: int) -> int:
-        asked = self.kwargs["num_decay_steps"]
-        n_decay = int(asked) if asked >= 1 else math.ceil(n_steps * asked)
+        wanted = self.kwargs["num_decay_steps"]
+        n_decay = int(wanted) if wanted >= 1 else math.ceil(n_steps * wanted)
         if warmup + n_decay > n_steps:
             raise TrainingError(
                 f"trainer.lr_scheduler_kwargs.num_decay_steps: {warmup} steps of warm-up and {n_decay} of decay are more "
-                f"than the run's {n_steps}. Lower one, or give it as a share (0.2)."
+                f"than the run's {n_steps}. Lower one, or give it as a fraction (0.2)."
             )
         return n_decay
 
     def _of_torch(self, optimizer: torch.optim.Optimizer, n_steps: int, warmup: int) -> Any:
         if self.name == "one_cycle":
-            asked = dict(self.kwargs)
-            if warmup:  # torch's climb ends at update pct_start * n_steps - 1
-                asked["pct_start"] = (warmup + 1) / n_steps
-            top = [group["lr"] for group in optimizer.param_groups]
-            return OneCycleLR(optimizer, top, total_steps=n_steps, cycle_momentum=False, **asked)
+            options = dict(self.kwargs)
+            if warmup:  # torch's warm-up ends at update pct_start * n_steps - 1
+                options["pct_start"] = (warmup + 1) / n_steps
+            peaks = [group["lr"] for group in optimizer.param_groups]
+            return OneCycleLR(optimizer, peaks, total_steps=n_steps, cycle_momentum=False, **options)
         if not warmup:
             return _torch_class(self.name)(optimizer, **self.kwargs)
-        climb = LambdaLR(optimizer, Climb(warmup))
-        return SequentialLR(optimizer, [climb, _torch_class(self.name)(optimizer, **self.kwargs)], [warmup])
+        ramp = LambdaLR(optimizer, LinearRamp(warmup))
+        return SequentialLR(optimizer, [ramp, _torch_class(self.name)(optimizer, **self.kwargs)], [warmup])
 
 
 def _torch_class(name: str) -> Any:
@@ -96,7 +96,7 @@ def _torch_class(name: str) -> Any:
 
 
 @dataclass
-class Climb:
+class LinearRamp:
     """A straight line from 0 to 1 in `warmup` steps."""
 
     warmup: int
@@ -123,35 +123,35 @@ class Noam:
 
 
 class WarmPlateau(ReduceLROnPlateau):
-    """torch's ReduceLROnPlateau behind a warm-up, during which no evaluation counts against the rate.
+    """torch's ReduceLROnPlateau after a warm-up, during which no evaluation lowers the rate.
 
-    `warm` gives the rate of each update of the warm-up; it depends on the update alone, so a resumed run goes on exactly.
+    `warm` sets the rate of each update of the warm-up; it depends on the update alone, so resuming changes nothing.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, warmup: int, **kwargs: Any) -> None:
         self.warmup, self.warm_step = warmup, 0
-        self.tops: Sequence[float] = [group["lr"] for group in optimizer.param_groups]
+        self.peaks: Sequence[float] = [group["lr"] for group in optimizer.param_groups]
         super().__init__(optimizer, **kwargs)
         self.warm(0)
 
     def warm(self, step: int) -> None:
-        """Set the rate of update `step` (from 0) up to the end of the warm-up, and leave it alone afterwards."""
+        """Set the rate of update `step` (from 0) until the end of the warm-up; change nothing afterwards."""
         if self.warmup and step <= self.warmup and step >= self.warm_step:
-            for group, top in zip(self.optimizer.param_groups, self.tops, strict=True):
-                group["lr"] = top * min(1.0, step / self.warmup)
+            for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+                group["lr"] = peak * min(1.0, step / self.warmup)
             self.warm_step = step + 1
 
     def step(self, metrics: Any, epoch: int | None = None) -> None:  # type: ignore[override]
-        """Count an evaluation, once the rate has been at its top for an update."""
+        """Count an evaluation, once the rate has been at its peak for an update."""
         if not self.warmup or self.warm_step > self.warmup:
             super().step(metrics, epoch)
 
 
 class WarmUp(TrainerCallback):  # type: ignore[misc]
-    """Warms a `WarmPlateau` up: Trainer steps it at evaluations alone."""
+    """Warms up a `WarmPlateau`: Trainer steps it only at evaluations."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the rate of the update that begins."""
+        """Set the rate of the next update."""
         if isinstance(kwargs.get("lr_scheduler"), WarmPlateau):
             kwargs["lr_scheduler"].warm(state.global_step)
 
@@ -166,9 +166,9 @@ def schedule_of(args: Any, model: Any) -> Schedule:
 def planned_curve(recipe: TrainRecipe, n_steps: int) -> list[float]:
     """Return the learning rate of each of the `n_steps` updates that `recipe` would make, without a model or training.
 
-    They are the rates of the topmost layer where `techniques.layerwise_lr_decay` lowers those below. A schedule that follows a
-    metric (reduce_lr_on_plateau, greedy) is drawn as it would be if every evaluation were better than the last. `noam`
-    reads the model's config for its width. Raises `TrainingError` when the schedule has no room in so few steps.
+    They are the rates of the topmost layer if `techniques.layerwise_lr_decay` lowers those below. A schedule that
+    follows a metric (reduce_lr_on_plateau, greedy) is drawn as if every evaluation were better than the last. `noam`
+    reads the model's config for its width. Raises `TrainingError` if the schedule does not fit into so few steps.
     """
     from trl import SFTConfig
 
@@ -181,7 +181,7 @@ def planned_curve(recipe: TrainRecipe, n_steps: int) -> list[float]:
     weight = torch.nn.Parameter(torch.zeros(()))
     weight.grad = torch.zeros(())
     optimizer = torch.optim.SGD([weight], lr=rate)
-    scheduler = schedule.over(optimizer, n_steps)
+    scheduler = schedule.make_scheduler(optimizer, n_steps)
     rates = []
     for step in range(n_steps):
         if isinstance(scheduler, WarmPlateau):
@@ -199,8 +199,8 @@ def _width(recipe: TrainRecipe) -> int:
 
     section = recipe.model
     if section.new is not None:
-        new = dict(section.new)
-        config = AutoConfig.for_model(new.pop("model_type"), **new)
+        fields = dict(section.new)
+        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     else:
         config = AutoConfig.from_pretrained(section.path, revision=section.revision, trust_remote_code=False)
     return int(config.get_text_config().hidden_size)

@@ -161,12 +161,12 @@ def main(arguments: Sequence[str]) -> int:
     """Take the steps of the recipe at `arguments[0]` and write `RESULT`; return the exit code."""
     import torch
 
-    from kinject.train.run import trainer_of
+    from kinject.train.setup import make_trainer
 
     device, refused = "cpu", False
     try:
         recipe = read_recipe(Path(arguments[0]), verb="train")
-        trainer = trainer_of(recipe)
+        trainer = make_trainer(recipe)
         device = trainer.args.device.type
         if "--longest-rows" in arguments:
             n_rows = trainer.args.max_steps * trainer.args.per_device_train_batch_size

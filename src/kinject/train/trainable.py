@@ -1,4 +1,4 @@
-"""Which parameters train, at which share of the learning rate, and proof that they are those that were asked for."""
+"""Which parameters train: frozen ones, re-initialised layers, a base that is frozen for the first updates; and a check."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
+
 from kinject.errors import TrainingError
 from kinject.recipe import TrainRecipe
 
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
-_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|wpe|embed_in)\.")
 
 
 def freeze(model: Any, recipe: TrainRecipe) -> None:
-    """Stop the parameters that match `model.freeze` from training. Raises `RecipeError` for a pattern without a match."""
+    """Freeze the parameters that match `model.freeze`. Raises `RecipeError` for a pattern without a match."""
     names = [name for name, _ in model.named_parameters()]
     for pattern in recipe.model.freeze:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -27,8 +28,8 @@ def freeze(model: Any, recipe: TrainRecipe) -> None:
             parameter.requires_grad_(False)
 
 
-def check_trained(model: Any, recipe: TrainRecipe) -> list[str]:
-    """Return the names that train. Raises `TrainingError` when they are not exactly those that the recipe asks for.
+def check_trainable(model: Any, recipe: TrainRecipe) -> list[str]:
+    """Return the names that train. Raises `TrainingError` if they are not exactly those that the recipe names.
 
     Without an adapter these are all but the frozen; with one, its own weights beside every target, and a whole copy of
     every module in `modules_to_save` (embed_tokens and lm_head among them).
@@ -36,14 +37,16 @@ def check_trained(model: Any, recipe: TrainRecipe) -> list[str]:
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if recipe.adapter is None:
         frozen = recipe.model.freeze
-        asked = [n for n, _ in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
-        astray = sorted(set(asked) ^ set(trained))
-        if astray:
-            raise TrainingError(f"what trains is not what was asked; these differ: {', '.join(astray[:5])}.")
+        wanted = [n for n, _ in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
+        different = sorted(set(wanted) ^ set(trained))
+        if different:
+            raise TrainingError(
+                f"the parameters that train are not those of the recipe; these differ: {', '.join(different[:5])}."
+            )
     else:
         _check_adapter(trained, recipe.adapter)
     if not trained:
-        raise TrainingError("no parameter trains. Look at model.freeze and at the adapter section.")
+        raise TrainingError("no parameter trains. Check model.freeze and the adapter section.")
     return trained
 
 
@@ -54,52 +57,94 @@ def _check_adapter(trained: Sequence[str], adapter: Any) -> None:
     for module, mark in wanted:
         if not any(f".{module}." in f".{name}" and mark in name for name in trained):
             raise TrainingError(f"the adapter asks to train {module}, but none of its weights train. Check its name.")
-    own = ("lora_", "modules_to_save", "trainable_tokens")
-    stray = [name for name in trained if not any(mark in name for mark in own)]
-    if stray and adapter.get("bias", "none") == "none":
-        raise TrainingError(f"beside the adapter these train, unasked: {', '.join(stray[:5])}.")
+    marks = ("lora_", "modules_to_save", "trainable_tokens")
+    others = [name for name in trained if not any(mark in name for mark in marks)]
+    if others and adapter.get("bias", "none") == "none":
+        raise TrainingError(f"these train although they are not in the adapter: {', '.join(others[:5])}.")
 
 
-def summarise(names: Sequence[str]) -> list[str]:
+def reinitialize_last_layers(model: Any, recipe: TrainRecipe) -> list[str]:
+    """Draw new weights for the last `techniques.reinitialize_last_layers`, as the architecture does for a new model.
+
+    Re-initialising helps small data sets (arXiv 2006.05987). The weights depend on the recipe's seed alone, so a resumed
+    run draws the same. Returns the names of the parameters. Raises `RecipeError` if the model has fewer layers.
+    """
+    wanted = recipe.techniques.reinitialize_last_layers
+    n_layers = model.config.get_text_config().num_hidden_layers
+    if wanted > n_layers:
+        fault = f"found {wanted}, but the model has {n_layers} layers. Set at most {n_layers}."
+        raise recipe.error("techniques.reinitialize_last_layers", fault)
+    if not wanted:
+        return []
+    names = [name for name, _ in model.named_parameters() if _at_least(name, n_layers - wanted)]
+    for name in names:
+        model.get_parameter(name)._is_hf_initialized = False  # transformers skips weights that it has marked as loaded
+    devices = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng(devices), torch.no_grad():
+        torch.manual_seed(recipe.seed)
+        for name, module in model.named_modules():
+            if _at_least(f"{name}.", n_layers - wanted) and not _at_least(f"{name.rpartition('.')[0]}.", 0):
+                module.apply(model._init_weights)
+    return names
+
+
+def _at_least(name: str, first: int) -> bool:
+    number = layer_number(name)
+    return number is not None and number >= first
+
+
+class FreezeWarmup:
+    """Drops the gradients of the base in the first updates; `first` are the names that train from the start.
+
+    An optimizer does not change weights without a gradient, by weight decay neither, and their moments begin with their
+    first gradient. The count comes from the trainer's step, so resuming changes nothing.
+    """
+
+    def __init__(self, steps: int, first: Sequence[str]) -> None:
+        self.steps, self.first = steps, frozenset(first)
+
+    def drop_gradients(self, model: Any, step: int) -> None:
+        """Drop the base's gradients if this (0-based) update is one of the first."""
+        if step >= self.steps:
+            return
+        for name, parameter in model.named_parameters():
+            if name.removeprefix("module.").replace("_orig_mod.", "") not in self.first:
+                parameter.grad = None
+
+
+def freeze_base_steps(model: Any, recipe: TrainRecipe, reinitialized: Sequence[str]) -> FreezeWarmup | None:
+    """Return the warm-up of `techniques.freeze_base_steps`, if any. Raises `RecipeError` for a pattern without a match.
+
+    The parameters of `freeze_base_except` train from the start; by default those of `reinitialized`.
+    """
+    techniques = recipe.techniques
+    if techniques.freeze_base_steps is None:
+        return None
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    for pattern in techniques.freeze_base_except:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            fault = f"{pattern!r} matches no parameter that trains. Names look like {', '.join(names[:3])}."
+            raise recipe.error("techniques.freeze_base_except", fault)
+    first = [name for name in names if any(fnmatchcase(name, pattern) for pattern in techniques.freeze_base_except)]
+    return FreezeWarmup(techniques.freeze_base_steps, first or reinitialized)
+
+
+def summarize_names(names: Sequence[str]) -> list[str]:
     """Return names with layer numbers joined: ``model.layers.{0-3}.mlp.up_proj.weight``."""
     layers: dict[str, list[int]] = {}
     for name in names:
-        found = _LAYER.search(name)
-        key = name if found is None else name[: found.start(1)] + "*" + name[found.end(1) :]
-        layers.setdefault(key, []).extend([] if found is None else [int(found[1])])
-    return [key.replace("*", _span(sorted(held))) if held else key for key, held in layers.items()]
+        match = _LAYER.search(name)
+        key = name if match is None else name[: match.start(1)] + "*" + name[match.end(1) :]
+        layers.setdefault(key, []).extend([] if match is None else [int(match[1])])
+    return [key.replace("*", _span(sorted(numbers))) if numbers else key for key, numbers in layers.items()]
 
 
 def _span(numbers: Sequence[int]) -> str:
-    whole = len(numbers) == numbers[-1] - numbers[0] + 1
-    return f"{{{numbers[0]}-{numbers[-1]}}}" if whole else "{" + ",".join(map(str, numbers)) + "}"
+    contiguous = len(numbers) == numbers[-1] - numbers[0] + 1
+    return f"{{{numbers[0]}-{numbers[-1]}}}" if contiguous else "{" + ",".join(map(str, numbers)) + "}"
 
 
 def layer_number(name: str) -> int | None:
-    """Return the layer in which the parameter `name` stands, None outside the layers."""
-    found = _LAYER.search(f".{name}")
-    return None if found is None else int(found[1])
-
-
-def rate_share(name: str, n_layers: int, decay: float) -> float:
-    """Return what `name` gets of the learning rate: 1 above the layers and in the last, `decay` less a layer below.
-
-    The embeddings lie under layer 0 (ULMFiT's discriminative fine-tuning, arXiv 1801.06146).
-    """
-    found = _LAYER.search(name)
-    if found is not None:
-        return float(decay ** (n_layers - 1 - int(found[1])))
-    return float(decay**n_layers) if _EMBEDDING.search(name) else 1.0
-
-
-def split_by_layer(optimizer: Any, model: Any, decay: float) -> None:
-    """Split the groups of a fresh `optimizer` so that each holds the parameters of one rate share, in order."""
-    n_layers = model.config.get_text_config().num_hidden_layers
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = []
-    for group in optimizer.param_groups:
-        by_share: dict[float, list[Any]] = {}
-        for parameter in group["params"]:
-            by_share.setdefault(rate_share(names[id(parameter)], n_layers, decay), []).append(parameter)
-        groups += [{**group, "params": held, "lr": group["lr"] * share} for share, held in sorted(by_share.items())]
-    optimizer.param_groups[:] = groups
+    """Return the number of the layer that holds the parameter `name`; None outside the layers."""
+    match = _LAYER.search(f".{name}")
+    return None if match is None else int(match[1])

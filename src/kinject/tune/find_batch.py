@@ -60,9 +60,9 @@ def find_batch(recipe: TrainRecipe, limit: int | None, max_batch: int | None) ->
     Raises `InputError` if not even one row fits.
     """
     from kinject.models import choose_device
-    from kinject.train.config import build_config
+    from kinject.train.config import make_sft_config
 
-    config = build_config(recipe)
+    config = make_sft_config(recipe)
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     if limit is None and device != "cuda":
         limit = available_memory()
@@ -108,10 +108,10 @@ class _Trials:
     """The trials of one recipe on one machine, kept on disk."""
 
     def __init__(self, recipe: TrainRecipe, folder: Path, device: str, limit: int | None) -> None:
-        from kinject.train.run import inputs_of
+        from kinject.train.run import hash_inputs
 
         self.recipe, self.folder, self.device, self.limit = recipe, folder, device, limit
-        files = {name: content for name, content in inputs_of(recipe).items() if name != "fingerprint"}
+        files = {name: content for name, content in hash_inputs(recipe).items() if name != "fingerprint"}
         self.identity = content_id(_FORMAT, device, dict(self.trial_recipe(0, Path()).raw), files)
         self.path = folder / "trials.json"
         self.done: dict[int, BatchTrial] = {}

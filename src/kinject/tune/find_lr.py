@@ -78,18 +78,19 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
     """
     check_ramp(ramp)
     _check_optimizer(recipe)
-    from kinject.train.run import inputs_of, trainer_of
+    from kinject.train.run import hash_inputs
+    from kinject.train.setup import make_trainer
 
     folder = recipe.run_dir / "find-lr"
     short = ramp_recipe(recipe, ramp, folder)
-    files = {name: content for name, content in inputs_of(recipe).items() if name != "fingerprint"}
+    files = {name: content for name, content in hash_inputs(recipe).items() if name != "fingerprint"}
     values = {key: value for key, value in short.raw.items() if key != "run_dir"}
     identity = content_id(_FORMAT, asdict(ramp), values, files)
     with lock_dir(folder):
         stored = _read_stored(folder / "lr.json", identity)
         if stored is not None:
             return stored, folder
-        rates, losses, ended = range_test(trainer_of(short), ramp)
+        rates, losses, ended = range_test(make_trainer(short), ramp)
         result = suggest(rates, losses, ramp, ended)
         write_text(folder / "lr.csv", _csv(result))
         with atomic_file(folder / "lr.png", "wb") as file:

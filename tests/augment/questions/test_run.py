@@ -133,7 +133,7 @@ def test_the_endpoint_and_the_sandbox_in_process_give_the_same_questions_and_a_r
 
 def test_killed_half_way_nothing_answered_is_asked_again(make: Make, examiner: Callable[..., Any]) -> None:
     server = examiner(revoke_after=70)
-    with pytest.raises(EndpointError, match="What was answered is stored"):
+    with pytest.raises(EndpointError, match="Every answer is stored"):
         make_questions(make(server.url))
     server.state.options = type(server.state.options)()
     assert make_questions(make(server.url)).got == 24
@@ -232,7 +232,7 @@ def test_a_passage_without_an_answer_is_told_and_asked_about_by_the_next_run(
     server = examiner(faults={"500": 0.05})
     result = make_questions(make(server.url))
     assert sum(result.failed.values()) * 2 == result.asked - result.got > 0
-    assert "passages that no answer came for" in render_questions(result)
+    assert "passages without an answer" in render_questions(result)
     monkeypatch.setattr("kinject.augment.requests.sender.N_TRIES", 8)
     assert make_questions(make(server.url)).got == 24
 

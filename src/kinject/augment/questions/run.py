@@ -1,4 +1,4 @@
-"""The stage: documents in, two question sets out, everything counted."""
+"""The stage `questions`: documents in, a validation and a test set of questions out."""
 
 from __future__ import annotations
 
@@ -7,218 +7,36 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from kinject.augment.checks.checker import normal_form
+from kinject.augment.plan import PassageFile
 from kinject.augment.questions.drafts import REASONS, Candidate, Draft, find_fault
 from kinject.augment.questions.prompts import LETTERS, closed_book, propose, verify
 from kinject.augment.questions.writer import Outcome, QuestionWriter
-from kinject.augment.requests import generator_identity, open_generator
-from kinject.augment.requests.cache import AnswerCache
-from kinject.augment.requests.sender import Sender, Traffic, run_workers
+from kinject.augment.requests import generator_identity
+from kinject.augment.requests.sender import Sender, Traffic, open_sender, run_workers
 from kinject.augment.validation import limits_of, questions_of_recipe
 from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.passages import split_passages, token_spans
-from kinject.disk import Journal, Places, Row, content_id, lock_dir, read_jsonl, write_jsonl, write_manifest
+from kinject.disk import Journal, Places, Row, content_id, lock_dir, open_jsonl, write_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.terminal import Progress
-from kinject.types import Document, Passage, Usage
-
-
-def make_questions(recipe: QuestionsRecipe) -> QuestionsResult:
-    """Write the questions that `recipe` asks for; a rerun asks only about passages that are not done.
-
-    A run that comes to the end of its budget ends short, with the questions that it has.
-
-    Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
-    Whatever was answered before stays stored.
-    """
-    section = questions_of_recipe(recipe)
-    with lock_dir(recipe.run_dir):
-        return asyncio.run(_make(recipe, section))
-
-
-@dataclass(frozen=True)
-class _Work:
-    """The passages of a recipe, read anew on each pass so that they never lie in memory."""
-
-    recipe: QuestionsRecipe
-    section: QuestionsSection
-
-    def passages(self) -> Iterator[tuple[Document, Passage]]:
-        """Yield every passage with its document. Raises as `read_documents` and `token_spans`."""
-        spans = token_spans(self.section.tokenizer)
-        for document in read_documents(Path(self.section.documents)):
-            for passage in split_passages(document, self.section.passage_tokens, spans):
-                yield document, passage
-
-    def identity(self, document: Document, passage: Passage) -> str:
-        """Return an id that depends on everything that shapes the questions on a passage."""
-        section, blank = self.section, ("",) * len(LETTERS)
-        asked = [
-            propose(document.title, passage.text, section.n_proposed, ()),
-            verify("", "", "", blank),
-            closed_book("", blank),
-        ]
-        numbers = [section.n_questions, section.n_proposed, section.closed_book, section.max_attempts, self.recipe.seed]
-        return content_id("questions", passage.id, asked, numbers, generator_identity(section.generator))
-
-
-class _Outcomes:
-    """outcomes.jsonl of a run folder: what came of each passage, found by its id, not kept in memory."""
-
-    def __init__(self, run_dir: Path) -> None:
-        with contextlib.ExitStack() as stack:
-            self._places = stack.enter_context(Places())
-            self._journal = stack.enter_context(Journal(run_dir / "outcomes.jsonl", sync=False, each=self._note))
-            self._open = stack.pop_all()
-
-    def _note(self, place: int, row: Row) -> None:
-        try:
-            self._places.add(str(row.get("id")), place)
-        except InputError as error:
-            raise InputError(f"outcomes.jsonl: {error}. The file was changed by hand; move it away.") from error
-
-    def get(self, identity: str) -> Row | None:
-        """Return the row of a passage that is done, None of another."""
-        places = self._places.of(identity)
-        return self._journal.row_at(places[-1]) if places else None
-
-    def add(self, row: Row) -> None:
-        """Store the row of a passage that is done."""
-        self._places.add(row["id"], self._journal.append(row))
-
-    def __enter__(self) -> _Outcomes:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
-
-
-@dataclass
-class _Run:
-    """One run: `failed` counts passages without an answer by error."""
-
-    work: _Work
-    outcomes: _Outcomes
-    writer: QuestionWriter
-    progress: Progress
-    failed: Counter[str] = field(default_factory=Counter)
-
-    async def do(self, item: tuple[Document, Passage]) -> None:
-        """Examine one passage, if it is not done, and store what came of it."""
-        document, passage = item
-        identity = self.work.identity(document, passage)
-        if self.outcomes.get(identity) is None:
-            try:
-                outcome = await self.writer.write(document, passage)
-            except InputError as error:
-                raise InputError(f"{document.source}: {error}") from error
-            except EndpointError as error:
-                if error.fatal:
-                    raise
-                self.failed[str(error)] += 1
-            else:
-                self.outcomes.add(outcome_row(identity, passage, outcome))
-        self.progress.set_status(self.writer.sender.status())
-        self.progress.advance()
-
-
-async def _make(recipe: QuestionsRecipe, section: QuestionsSection) -> QuestionsResult:
-    work = _Work(recipe, section)
-    counts = Counter[str]()
-    last = ""
-    # Reads every document before the first request: a fault on the last line must not cost money.
-    for document, _ in work.passages():
-        counts["passages"] += 1
-        counts["documents"] += document.id != last
-        last = document.id
-    with _Outcomes(recipe.run_dir) as outcomes, Progress("questions", counts["passages"], "passages") as progress:
-        run = await _ask(recipe, section, work, outcomes, progress)
-        picking = Picking(section.n_questions)
-        paths = [recipe.run_dir / f"{name}.jsonl" for name in ("questions", "rejected", "validation", "test")]
-        questions_path, rejected_path, validation_path, test_path = paths
-        write_jsonl(questions_path, _picked(work, outcomes, picking, 0))
-        write_jsonl(rejected_path, _picked(work, outcomes, Picking(section.n_questions), 1))
-    n_by_set = [
-        write_jsonl(path, questions_of(_rows(questions_path), section.validation, validation=path is validation_path))
-        for path in (validation_path, test_path)
-    ]
-    sender = run.writer.sender
-    result = QuestionsResult(
-        run_dir=recipe.run_dir, questions_path=questions_path, rejected_path=rejected_path,
-        manifest_path=recipe.run_dir / "manifest.json", n_documents=counts["documents"], n_passages=counts["passages"],
-        asked=counts["passages"] * section.n_questions, got=picking.counts["got"], n_validation=n_by_set[0],
-        n_test=n_by_set[1], spare=picking.counts["spare"], refused=dict(picking.refused.most_common()),
-        failed=dict(run.failed.most_common()), tokens_in=picking.counts["tokens_in"],
-        tokens_out=picking.counts["tokens_out"], n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached,
-        cost=sender.budget.spent, out_of_budget=sender.out_of_budget, unsure=sender.traffic.unsure(),
-    )  # fmt: skip
-    _write_manifest(recipe, section, result, sender.traffic)
-    return result
-
-
-async def _ask(
-    recipe: QuestionsRecipe, section: QuestionsSection, work: _Work, outcomes: _Outcomes, progress: Progress
-) -> _Run:
-    limits = limits_of(section)
-    async with contextlib.AsyncExitStack() as stack:
-        writer = await stack.enter_async_context(open_generator(recipe, section.generator))
-        cache = stack.enter_context(AnswerCache(recipe.run_dir / "cache.sqlite")) if writer.remote else None
-        sender = Sender(writer, cache, limits, cache.usage() if cache else Usage())
-        run = _Run(work, outcomes, QuestionWriter(sender, section, recipe.seed), progress)
-        began = time.monotonic()
-        try:
-            await run_workers(work.passages(), run.do, sender, limits.concurrency)
-        except EndpointError as error:
-            raise EndpointError(
-                f"{error} What was answered is stored; the same command goes on.", fatal=True
-            ) from error
-        sender.traffic.seconds = time.monotonic() - began
-    return run
-
-
-def _picked(work: _Work, outcomes: _Outcomes, picking: Picking, part: int) -> Iterator[Row]:
-    """Yield the questions (part 0) or the refused drafts (part 1) of all passages that are done, in order."""
-    for document, passage in work.passages():
-        stored = outcomes.get(work.identity(document, passage))
-        if stored is not None:
-            yield from picking.pick(document, stored)[part]
-
-
-def _rows(path: Path) -> Iterator[Row]:
-    return (row for _, row in read_jsonl(path))
-
-
-def _write_manifest(
-    recipe: QuestionsRecipe, section: QuestionsSection, result: QuestionsResult, traffic: Traffic
-) -> None:
-    names = (
-        "n_documents", "n_passages", "asked", "got", "n_validation", "n_test", "spare", "refused", "failed", "tokens_in",
-        "tokens_out", "cost", "out_of_budget",
-    )  # fmt: skip
-    counts = {name: getattr(result, name) for name in names}
-    counts["this_run"] = traffic.counts()
-    inputs = document_hashes(Path(section.documents))
-    write_manifest(
-        result.manifest_path, stage="questions", inputs=inputs, recipe=recipe.raw, counts=counts,
-        outputs=["questions.jsonl", "validation.jsonl", "test.jsonl"],
-    )  # fmt: skip
+from kinject.types import Document, Passage
 
 
 @dataclass(frozen=True)
 class QuestionsResult:
-    """What `make_questions` made. `asked` and `got` count questions, `refused` drafts by reason, `failed` passages by error.
+    """What `make_questions` made.
 
-    `spare` counts questions that held but were not among the most specific ones. Tokens are those of every passage that
-    is done; `cost` is that of everything ever answered into the run folder, in the currency of the prices; `unsure` says
-    what of it is not known for certain.
+    `asked` and `got` count questions, `refused` drafts by reason, `failed` passages without an answer by error. `spare`
+    counts questions without a fault that are not among the most specific ones. `tokens_in` and `tokens_out` are those of
+    every passage that is done; `n_sent` and `n_cached` are of this run alone. `cost` is that of everything ever answered
+    into the run folder, in the currency of the prices; `cost_note` names the part of it that is estimated.
     """
 
     run_dir: Path
@@ -240,21 +58,159 @@ class QuestionsResult:
     n_cached: int
     cost: float
     out_of_budget: bool
-    unsure: str = ""
+    cost_note: str = ""
 
     @property
     def short(self) -> bool:
-        """Whether fewer questions came out than were asked for."""
+        """Whether there are fewer questions than requested."""
         return self.got < self.asked
 
 
-def outcome_row(identity: str, passage: Passage, outcome: Outcome) -> Row:
-    """Return what is stored of a passage that is done."""
+def make_questions(recipe: QuestionsRecipe) -> QuestionsResult:
+    """Write the questions of `recipe`; a rerun sends requests only for passages that are not done.
+
+    A run whose budget is spent ends short, with the questions that it has.
+
+    Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
+    Every answer before that stays stored.
+    """
+    section = questions_of_recipe(recipe)
+    with lock_dir(recipe.run_dir):
+        return asyncio.run(_make_questions(recipe, section))
+
+
+async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection) -> QuestionsResult:
+    run_dir = recipe.run_dir
+    selector = QuestionSelector(section)
+    with PassageFile(run_dir) as passages:
+        # Every document is read before the first request: a fault on the last line must not cost money.
+        n_documents, n_passages = _read_documents(section, passages)
+        with _OutcomeFile(run_dir) as outcomes, Progress("questions", n_passages, "passages") as progress:
+            sender, failed = await _request_questions(recipe, section, passages, outcomes, progress)
+            _write_files(recipe, passages, outcomes, selector)
+    counts = selector.counts
+    result = QuestionsResult(
+        run_dir=run_dir, questions_path=run_dir / "questions.jsonl", rejected_path=run_dir / "rejected.jsonl",
+        manifest_path=run_dir / "manifest.json", n_documents=n_documents, n_passages=n_passages,
+        asked=n_passages * section.n_questions, got=counts["got"], n_validation=counts["validation"],
+        n_test=counts["test"], spare=counts["spare"], refused=dict(selector.refused.most_common()),
+        failed=dict(failed.most_common()), tokens_in=counts["tokens_in"], tokens_out=counts["tokens_out"],
+        n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached, cost=sender.budget.spent,
+        out_of_budget=sender.out_of_budget, cost_note=sender.traffic.cost_note(),
+    )  # fmt: skip
+    _write_manifest(recipe, section, result, sender.traffic)
+    return result
+
+
+def _read_documents(section: QuestionsSection, passages: PassageFile) -> tuple[int, int]:
+    """Read and split every document, once in a run; return the numbers of documents and passages.
+
+    Raises as `read_documents` and `token_spans`.
+    """
+    spans = token_spans(section.tokenizer)
+    n_documents = n_passages = 0
+    for document in read_documents(Path(section.documents)):
+        split = split_passages(document, section.passage_tokens, spans)
+        passages.add(document, split)
+        n_documents += 1
+        n_passages += len(split)
+    return n_documents, n_passages
+
+
+def _passages_of(passages: PassageFile) -> Iterator[tuple[Document, Passage]]:
+    return ((document, passage) for document, split in passages for passage in split)
+
+
+async def _request_questions(
+    recipe: QuestionsRecipe,
+    section: QuestionsSection,
+    passages: PassageFile,
+    outcomes: _OutcomeFile,
+    progress: Progress,
+) -> tuple[Sender, Counter[str]]:
+    """Write the questions of every passage that is not done; return the sender and the failed passages by error."""
+    limits = limits_of(section)
+    failed = Counter[str]()
+    async with open_sender(section.generator, recipe.run_dir, limits) as sender:
+        writer = QuestionWriter(sender, section, recipe.seed)
+
+        async def process(item: tuple[Document, Passage]) -> None:
+            document, passage = item
+            outcome_id = _outcome_id(recipe, document, passage)
+            if outcomes.get(outcome_id) is None:
+                try:
+                    outcome = await writer.write(document, passage)
+                except InputError as error:
+                    raise InputError(f"{document.source}: {error}") from error
+                except EndpointError as error:
+                    if error.fatal:
+                        raise
+                    failed[str(error)] += 1
+                else:
+                    outcomes.add(_outcome_row(outcome_id, passage, outcome))
+            progress.set_status(sender.status())
+            progress.advance()
+
+        start = time.monotonic()
+        try:
+            await run_workers(_passages_of(passages), process, sender, limits.concurrency)
+        except EndpointError as error:
+            raise EndpointError(f"{error} Every answer is stored; the same command resumes.", fatal=True) from error
+        sender.traffic.seconds = time.monotonic() - start
+    return sender, failed
+
+
+def _outcome_id(recipe: QuestionsRecipe, document: Document, passage: Passage) -> str:
+    """Return an id that depends on everything that shapes the questions on a passage."""
+    section, blank = recipe.questions, ("",) * len(LETTERS)
+    messages = [
+        propose(document.title, passage.text, section.n_proposed, ()),
+        verify("", "", "", blank),
+        closed_book("", blank),
+    ]
+    numbers = [section.n_questions, section.n_proposed, section.closed_book, section.max_attempts, recipe.seed]
+    return content_id("questions", passage.id, messages, numbers, generator_identity(section.generator))
+
+
+class _OutcomeFile:
+    """outcomes.jsonl of a run folder: the outcome of each passage by id, read from the file on demand."""
+
+    def __init__(self, run_dir: Path) -> None:
+        with contextlib.ExitStack() as stack:
+            self._places = stack.enter_context(Places())
+            self._journal = stack.enter_context(Journal(run_dir / "outcomes.jsonl", sync=False, each=self._index))
+            self._open = stack.pop_all()
+
+    def _index(self, offset: int, row: Row) -> None:
+        try:
+            self._places.add(str(row.get("id")), offset)
+        except InputError as error:
+            raise InputError(f"outcomes.jsonl: {error}. The file was changed by hand; move it away.") from error
+
+    def get(self, outcome_id: str) -> Row | None:
+        """Return the row of a passage, None if it is not done."""
+        offsets = self._places.of(outcome_id)
+        return self._journal.row_at(offsets[-1]) if offsets else None
+
+    def add(self, row: Row) -> None:
+        """Store the row of a passage that is done."""
+        self._places.add(row["id"], self._journal.append(row))
+
+    def __enter__(self) -> _OutcomeFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+
+def _outcome_row(outcome_id: str, passage: Passage, outcome: Outcome) -> Row:
     return {
-        "id": identity,
+        "id": outcome_id,
         "passage_id": passage.id,
         "document_id": passage.document_id,
-        "candidates": [{**_draft_row(found.draft), "specificity": found.specificity} for found in outcome.candidates],
+        "candidates": [{**_draft_row(one.draft), "specificity": one.specificity} for one in outcome.candidates],
         "refused": [
             {**(_draft_row(draft) if draft else {}), "reason": reason, "detail": detail}
             for draft, reason, detail in outcome.refused
@@ -269,48 +225,46 @@ def _draft_row(draft: Draft) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _draft_of(row: Mapping[str, Any]) -> Draft:
-    return Draft(row["question"], row["answer"], tuple(row["wrong"]), row["sentence"])
+class QuestionSelector:
+    """Selects the questions of one document after the other, and counts them."""
 
-
-class Picking:
-    """Picks the questions of a document's passages, one document after the other, and counts."""
-
-    def __init__(self, n_questions: int) -> None:
-        self._n_questions = n_questions
+    def __init__(self, section: QuestionsSection) -> None:
+        self._n_questions = section.n_questions
+        self._validation = section.validation
         self._document = ""
-        self._picked: list[Draft] = []
+        self._selected: list[Draft] = []
         self.counts = Counter[str]()
         self.refused = Counter[str]()
 
-    def pick(self, document: Document, stored: Row) -> tuple[list[Row], list[Row]]:
-        """Return (rows of the questions picked from a stored outcome, rows of what was refused).
+    def select(self, document: Document, outcome: Row) -> tuple[str, list[Row], list[Row]]:
+        """Return (``validation`` or ``test``, rows of selected questions, rows of refused drafts) of a stored outcome.
 
-        They are the most specific ones that ask for nothing that an earlier passage of the document was asked.
+        The most specific questions are selected, without duplicates of questions on earlier passages of the document.
         """
         if document.id != self._document:
-            self._document, self._picked = document.id, []
-        rows: list[Row] = []
-        refused = list(stored["refused"])
-        for found in stored["candidates"]:
-            candidate = Candidate(_draft_of(found), found["specificity"])
-            # The passage is not at hand, and all else held before: only what it repeats is asked for.
-            reason, detail = find_fault(candidate.draft, candidate.draft.sentence, self._picked)
+            self._document, self._selected = document.id, []
+        selected: list[Row] = []
+        refused = list(outcome["refused"])
+        for row in outcome["candidates"]:
+            draft = Draft(row["question"], row["answer"], tuple(row["wrong"]), row["sentence"])
+            # The other faults were checked against the passage: with the sentence alone, only a duplicate can appear.
+            reason, detail = find_fault(draft, draft.sentence, self._selected)
             if reason:
-                refused.append({**found, "reason": reason, "detail": detail})
-            elif len(rows) < self._n_questions:
-                rows.append(question_row(document, stored["passage_id"], candidate))
-                self._picked.append(candidate.draft)
+                refused.append({**row, "reason": reason, "detail": detail})
+            elif len(selected) < self._n_questions:
+                selected.append(_question_row(document, outcome["passage_id"], Candidate(draft, row["specificity"])))
+                self._selected.append(draft)
             else:
                 self.counts["spare"] += 1
-        self.counts.update(got=len(rows), **stored["usage"])
+        split = "validation" if is_validation(document.id, self._validation) else "test"
+        self.counts.update({split: len(selected), "got": len(selected)}, **outcome["usage"])
         self.refused.update(row["reason"] for row in refused)
-        place = {"document_id": document.id, "passage_id": stored["passage_id"]}
-        return rows, [place | row for row in refused]
+        source = {"document_id": document.id, "passage_id": outcome["passage_id"]}
+        return split, selected, [source | row for row in refused]
 
 
-def question_row(document: Document, passage_id: str, candidate: Candidate) -> Row:
-    """Return a question in the question format, with what it goes by beside."""
+def _question_row(document: Document, passage_id: str, candidate: Candidate) -> Row:
+    """Return a question in the question format, with its passage, sentence and specificity."""
     draft = candidate.draft
     choices = list(draft.choices)
     answer = choices.index(draft.answer)
@@ -328,29 +282,59 @@ def question_row(document: Document, passage_id: str, candidate: Candidate) -> R
     }
 
 
-def is_validation(document_id: str, share: float) -> bool:
-    """Return whether the questions on a document are for validation: by its id alone, so that it stays where it is."""
-    return int(content_id("split", document_id), 16) < share * 2**64
+def is_validation(document_id: str, fraction: float) -> bool:
+    """Return whether the questions on a document are for validation. It depends on the id alone, so it never changes."""
+    return int(content_id("split", document_id), 16) < fraction * 2**64
 
 
-def questions_of(rows: Iterator[Row], share: float, *, validation: bool) -> Iterator[Row]:
-    """Yield the rows of one of the two sets."""
-    return (row for row in rows if is_validation(row["document_id"], share) is validation)
+def _write_files(
+    recipe: QuestionsRecipe, passages: PassageFile, outcomes: _OutcomeFile, selector: QuestionSelector
+) -> None:
+    """Write questions.jsonl, its two parts validation.jsonl and test.jsonl, and rejected.jsonl, in order of passages."""
+    with contextlib.ExitStack() as stack:
+        files = ("questions", "validation", "test", "rejected")
+        write = {name: stack.enter_context(open_jsonl(recipe.run_dir / f"{name}.jsonl")) for name in files}
+        for document, passage in _passages_of(passages):
+            outcome = outcomes.get(_outcome_id(recipe, document, passage))
+            if outcome is None:
+                continue
+            split, selected, refused = selector.select(document, outcome)
+            for row in selected:
+                write["questions"](row)
+                write[split](row)
+            for row in refused:
+                write["rejected"](row)
+
+
+def _write_manifest(
+    recipe: QuestionsRecipe, section: QuestionsSection, result: QuestionsResult, traffic: Traffic
+) -> None:
+    names = (
+        "n_documents", "n_passages", "asked", "got", "n_validation", "n_test", "spare", "refused", "failed", "tokens_in",
+        "tokens_out", "cost", "out_of_budget",
+    )  # fmt: skip
+    counts = {name: getattr(result, name) for name in names}
+    counts["this_run"] = traffic.counts()
+    inputs = document_hashes(Path(section.documents))
+    write_manifest(
+        result.manifest_path, stage="questions", inputs=inputs, recipe=recipe.raw, counts=counts,
+        outputs=["questions.jsonl", "validation.jsonl", "test.jsonl"],
+    )  # fmt: skip
 
 
 def render_questions(result: QuestionsResult) -> str:
-    """Return the table that ends a run: what was kept, in which set, what was refused and why, and what it cost."""
+    """Return the summary of a run: questions by set, refused drafts by reason, requests and cost."""
     lines = [
         f"{result.n_documents} documents, {result.n_passages} passages -> {result.got} of {result.asked} questions "
         f"in {result.questions_path}",
         f"validation.jsonl {result.n_validation}, test.jsonl {result.n_test} (by document); "
-        f"{result.spare} more held, but were less specific",
+        f"{result.spare} more are valid but less specific",
     ]
     if result.refused:
         lines += ["", f"questions refused (each in {result.rejected_path}):"]
         lines += [f"{number:>8}  {reason}: {REASONS[reason]}" for reason, number in result.refused.items()]
     if result.failed:
-        lines += ["", "passages that no answer came for:"]
+        lines += ["", "passages without an answer:"]
         lines += [f"{number:>8}  {error}" for error, number in result.failed.items()]
     lines += [
         "",
@@ -358,14 +342,14 @@ def render_questions(result: QuestionsResult) -> str:
         f"{result.tokens_in:,} tokens in, {result.tokens_out:,} out",
     ]
     if result.cost:
-        lines.append(f"cost {result.cost:.4f}, everything answered into {result.run_dir} included")
-    if result.unsure:
-        lines.append(result.unsure)
+        lines.append(f"cost {result.cost:.4f}, including everything answered into {result.run_dir} before")
+    if result.cost_note:
+        lines.append(result.cost_note)
     if result.out_of_budget:
-        lines.append("Stopped before the budget was crossed.")
+        lines.append("Stopped before the budget was exceeded.")
     if result.short:
-        cure = "run again for what failed; " if result.failed else ""
+        rerun = "run again for the failed passages; " if result.failed else ""
         lines.append(
-            f"Short by {result.asked - result.got}: {cure}raise questions.max_attempts or n_proposed for more."
+            f"Short by {result.asked - result.got}: {rerun}raise questions.max_attempts or n_proposed for more."
         )
     return "\n".join(lines)

@@ -41,7 +41,7 @@ SECONDS_TO_FILL = 0.5
 """How long nothing new must have come before a batch is handed in."""
 FIRST_POLL, LONGEST_POLL = 2.0, 60.0
 """Seconds before a batch is looked at again: doubled each time up to the most."""
-PATIENCE = 600.0
+MAX_SILENCE = 600.0
 """Seconds that the endpoint may answer nothing about files and batches before the run stops. Batches go on meanwhile."""
 _ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -192,8 +192,8 @@ class BatchEndpoint:
                 async with self._endpoint.calling() as client:
                     return await call(client)
             except Transient as fault:
-                if time.monotonic() - since > PATIENCE:
-                    told = f"{fault} Nothing else came for {PATIENCE:.0f} s; batches that were handed in go on."
+                if time.monotonic() - since > MAX_SILENCE:
+                    told = f"{fault} Nothing else came for {MAX_SILENCE:.0f} s; batches that were handed in go on."
                     raise EndpointError(told, fatal=True) from fault
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_POLL)

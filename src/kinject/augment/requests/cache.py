@@ -134,7 +134,7 @@ class AnswerCache:
     def _write(self, rows: Sequence[_Row]) -> None:
         self._insert("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)", rows)
 
-    def note_lost(self, usage: Usage) -> None:
+    def put_lost(self, usage: Usage) -> None:
         """Count what an answer that came to nothing may have cost. Raises `DiskError` as `put`."""
         row = (usage.tokens_in, usage.tokens_out)
         self._insert("INSERT INTO lost VALUES (?, ?, ?)", [(*row, _crc32_of_lost(*row))])

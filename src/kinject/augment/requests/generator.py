@@ -1,4 +1,4 @@
-"""What every generator has in common: how it is asked, and how it fails."""
+"""The interface of a generator, and its errors."""
 
 from __future__ import annotations
 
@@ -9,39 +9,35 @@ from typing import Any
 from kinject.errors import EndpointError
 from kinject.types import Completion, Message, Usage
 
-AsyncGenerator = Callable[[list[Message], int], Awaitable[Completion]]
+Ask = Callable[[list[Message], int], Awaitable[Completion]]
 """(messages, seed) -> completion, without blocking. Raises `EndpointError` (`Transient`: may pass)."""
-
-
-def _nothing() -> None:
-    return None
 
 
 @dataclass(frozen=True, slots=True)
 class Generator:
     """An open generator.
 
-    `identity` holds everything besides messages and seed that shapes an answer; it goes into ids and cache keys, so it
-    holds no key and no timeout. `remote` answers cost money or time: they are cached and limited. `abandon` ends all
-    waiting for answers that would take hours; seconds are waited for.
+    `identity` holds everything besides messages and seed that shapes an answer. It is part of ids and cache keys, so it
+    holds no API key and no timeout. `remote` answers cost money or time: they are cached and limited. `abandon` stops
+    waiting for answers that would take hours, not for those that take seconds.
     """
 
     name: str
     identity: Mapping[str, Any]
     remote: bool
-    ask: AsyncGenerator
-    abandon: Callable[[], None] = _nothing
+    ask: Ask
+    abandon: Callable[[], None] = lambda: None
 
 
 class Stopped(Exception):
-    """The run is ending: this request was not sent, or its answer is not waited for."""
+    """The run is ending: this request was not sent, or nothing waits for its answer."""
 
 
 class Transient(EndpointError):
     """A request failed in a way that may pass: `kind` is overload, server error, timeout, connection or malformed.
 
-    `retry_after` is the pause in seconds that the endpoint asked for, None where it asked for none. `lost` is there where
-    an answer was on its way and may have been charged: the tokens that it named, 0 where it named none.
+    `retry_after` is the pause in seconds that the endpoint asked for, or None. `lost` is set where an answer was
+    interrupted and may have been charged: the tokens that it reported, 0 without a report.
     """
 
     def __init__(self, message: str, *, kind: str, retry_after: float | None = None, lost: Usage | None = None) -> None:

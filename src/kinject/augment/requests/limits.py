@@ -1,4 +1,4 @@
-"""How much may be asked at once, in a minute and in all: concurrency that adapts, rate limits and a budget that hold."""
+"""Limits of requests: adaptive concurrency, rate limits and a budget that is never exceeded."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kinject.types import Usage
+
 PERIOD = 60.0
-"""Seconds of the window in which rate limits hold."""
+"""Seconds of the window of a rate limit."""
 _GROWTH = 0.1
-"""What one answer adds to the number of requests allowed at once; a refusal takes 1 away."""
+"""Added to the concurrency limit by each answer; each refusal subtracts 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a run may use. Rates are per minute and None where there is none; prices are per million tokens.
+    """The limits of a run. Rates are per minute, None without a limit; prices are per million tokens.
 
     `budget` is in the currency of the prices and covers the run folder, earlier runs included.
     """
@@ -29,16 +31,16 @@ class Limits:
     budget: float | None = None
 
     def cost(self, tokens_in: float, tokens_out: float) -> float:
-        """Return what so many tokens cost."""
+        """Return the cost of tokens."""
         return (tokens_in * self.price_in + tokens_out * self.price_out) / 1e6
 
 
 class AdaptiveConcurrency:
-    """Lets up to `limit` requests through at once; `limit` follows what the endpoint bears, from `most` down and back up.
+    """Lets up to `limit` requests through at once. `limit` starts at `most` and follows the endpoint's capacity.
 
-    Each refusal for overload lowers it by one, so that a burst of four times an endpoint's capacity, of which three of
-    four are refused, leaves just the capacity. Each answer raises it by a tenth: an endpoint that refuses fewer than
-    one in ten at any load is used in full, and one at its capacity is probed by as much.
+    Each refusal for overload lowers it by one: of a burst of four times the capacity three in four are refused, which leaves
+    the capacity. Each answer raises it by a tenth: an endpoint that refuses fewer than one in ten at any load is used in
+    full, and one at its capacity is probed by as much.
     """
 
     def __init__(self, most: int) -> None:
@@ -77,27 +79,27 @@ class AdaptiveConcurrency:
 
 
 class RateLimit:
-    """At most `per_period` units in any window of `PERIOD` seconds, retries included."""
+    """Allows `per_period` units in any window of `PERIOD` seconds, retries included."""
 
     def __init__(self, per_period: int | None) -> None:
         self._limit = per_period
         self._spent: deque[list[float]] = deque()
         self._sum = 0.0
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def take(self, units: float = 1.0) -> list[float]:
-        """Return when `units` may be spent (more than the limit: when nothing else is), as an entry for `settle`."""
+        """Wait until `units` may be spent (more than the limit: until nothing else is); return an entry for `settle`."""
         entry = [time.monotonic(), units]
         if self._limit is None:
             return entry
-        async with self._turn:
+        async with self._lock:
             while True:
                 now = time.monotonic()
                 while self._spent and self._spent[0][0] <= now - PERIOD:
                     self._sum -= self._spent.popleft()[1]
                 if not self._spent or self._sum + units <= self._limit:
                     break
-                # Looked at again soon: an answer may give back what was set aside for it.
+                # Short sleeps: an answer may return part of its reservation.
                 await asyncio.sleep(min(max(self._spent[0][0] + PERIOD - now, 0.001), 0.1))
             entry[0] = time.monotonic()
             self._spent.append(entry)
@@ -105,7 +107,7 @@ class RateLimit:
         return entry
 
     def settle(self, entry: list[float], units: float) -> None:
-        """Correct an entry to what was really spent."""
+        """Correct an entry to the units that were really spent."""
         if self._limit is not None and entry[0] > time.monotonic() - PERIOD:
             self._sum += units - entry[1]
             entry[1] = units
@@ -113,18 +115,18 @@ class RateLimit:
 
 @dataclass
 class SharedBudget:
-    """Money that several senders may share: `most` is the hard limit, `reserved` what requests in flight may cost."""
+    """The budget of a run, for one or more senders: `most` is the limit, `reserved` is for requests in flight."""
 
     most: float | None
     spent: float = 0.0
     reserved: float = 0.0
     n_reserved: int = 0
     empty: bool = False
-    """Whether a request was not sent because it could have overdrawn it."""
+    """Whether a request was not sent because it could have exceeded the budget."""
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
     def wake(self, *, everyone: bool = False) -> None:
-        """Let the first who waits for money (or everyone) look again."""
+        """Let the first waiting request (or all of them) try again."""
         while self.waiting:
             future = self.waiting.popleft()
             if not future.done():
@@ -134,43 +136,43 @@ class SharedBudget:
 
 
 class Budget:
-    """What one sender's requests cost at its prices, out of a purse that must not be overdrawn."""
+    """The cost of one sender's requests at its prices, charged to a budget that is never exceeded."""
 
-    def __init__(self, limits: Limits, tokens_in: int, tokens_out: int, purse: SharedBudget | None = None) -> None:
-        """`tokens_in` and `tokens_out` were spent by earlier runs; without a `purse` it has one of its own."""
+    def __init__(self, limits: Limits, spent: Usage, shared: SharedBudget | None = None) -> None:
+        """`spent` are the tokens of earlier runs; without `shared` the budget is the sender's own."""
         self._limits = limits
-        self.purse = purse or SharedBudget(limits.budget)
-        self.purse.spent += limits.cost(tokens_in, tokens_out)
+        self.shared = shared or SharedBudget(limits.budget)
+        self.shared.spent += limits.cost(spent.tokens_in, spent.tokens_out)
 
     @property
     def spent(self) -> float:
-        """What was spent from the purse, by all who share it."""
-        return self.purse.spent
+        """The cost so far, of all senders that share the budget."""
+        return self.shared.spent
 
     async def reserve(self, tokens_in: float, tokens_out: float, ending: Callable[[], bool]) -> float | None:
-        """Return the most that a request may cost, set aside; None where that could cross the budget, or at the end.
+        """Reserve and return the most that a request may cost; None where that could exceed the budget, or at the end.
 
-        Requests cost less than is set aside for them: while some are in flight, it waits for what they give back.
+        Requests cost less than is reserved for them: while some are in flight, this waits for the rest of theirs.
         """
         most = self._limits.cost(tokens_in, tokens_out)
-        purse = self.purse
-        while purse.most is not None and purse.spent + purse.reserved + most > purse.most:
-            if not purse.n_reserved:
-                purse.empty = True
+        shared = self.shared
+        while shared.most is not None and shared.spent + shared.reserved + most > shared.most:
+            if not shared.n_reserved:
+                shared.empty = True
                 return None
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            purse.waiting.append(future)
+            shared.waiting.append(future)
             await future
             if ending():
                 return None
-        purse.reserved += most
-        purse.n_reserved += 1
-        purse.wake()  # what was given back may be enough for the next one, too
+        shared.reserved += most
+        shared.n_reserved += 1
+        shared.wake()  # the rest may be enough for the next request, too
         return most
 
     def settle(self, reserved: float, tokens_in: int, tokens_out: int) -> None:
-        """Replace what was set aside by what the answer cost."""
-        self.purse.reserved -= reserved
-        self.purse.n_reserved -= 1
-        self.purse.spent += self._limits.cost(tokens_in, tokens_out)
-        self.purse.wake()
+        """Replace a reservation by the cost of the answer."""
+        self.shared.reserved -= reserved
+        self.shared.n_reserved -= 1
+        self.shared.spent += self._limits.cost(tokens_in, tokens_out)
+        self.shared.wake()

@@ -1,4 +1,4 @@
-"""Sends requests: from the cache where it can, within the limits, again after a fault that may pass."""
+"""Sends requests within the limits, answers them from the cache, retries passing faults; runs many workers on one sender."""
 
 from __future__ import annotations
 
@@ -9,83 +9,86 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
+from kinject.augment.requests import open_generator
 from kinject.augment.requests.cache import AnswerCache, request_key
-from kinject.augment.requests.generator import Generator, Transient
-from kinject.augment.requests.generator import Stopped as Stopped
+from kinject.augment.requests.generator import Generator, Stopped, Transient
 from kinject.augment.requests.limits import AdaptiveConcurrency, Budget, Limits, RateLimit
 from kinject.errors import EndpointError, Terminated
+from kinject.recipe import GeneratorSection
 from kinject.types import Completion, Message, Usage
 
 N_TRIES = 8
 """Times that one request is sent before it counts as failed; refusals for overload do not count."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
-"""Seconds before the first retry, doubled at each further one, and the most; jittered between half and whole."""
-PATIENCE = 600.0
-"""Seconds that an endpoint may answer nothing, be it overloaded or gone, before the run stops."""
+"""Seconds before the first retry and the maximum: doubled at each retry, with a jitter of half to whole."""
+MAX_SILENCE = 600.0
+"""Seconds without any answer, from an endpoint that is overloaded or gone, before the run stops."""
 LONGEST_WAIT = 120.0
-"""Most seconds that are waited because the endpoint asks for it; then it is asked again."""
+"""Most seconds of a pause that the endpoint asks for."""
 N_FAILURES_IN_A_ROW = 20
-"""Requests that fail for good, one after the other without an answer between, before the run stops."""
+"""Requests that fail for good, without an answer in between, before the run stops."""
 _ALIVE = 5.0
-"""Seconds since the last answer in which an endpoint that refuses for overload counts as answering others."""
+"""Seconds since the last answer within which an overloaded endpoint counts as answering other requests."""
 _PRESSURE = ("overload", "timeout", "connection")
 _CHARACTERS_PER_TOKEN = 3.0
-"""A low guess, so that what is set aside for a request is rather too much than too little."""
+"""A low estimate, so that the cost reserved for a request is rather too high than too low."""
 
 
 @dataclass
 class Traffic:
-    """What went over the wire in this run."""
+    """Counts of the requests of this run."""
 
     n_sent: int = 0
     n_answered: int = 0
     n_cached: int = 0
     n_retried: dict[str, int] = field(default_factory=dict)
     n_lost: int = 0
-    """Answers that were on their way, came to nothing, and may have been charged."""
+    """Answers that were interrupted and may have been charged."""
     n_estimated: int = 0
-    """Answers that did not say, or not believably, what they cost."""
+    """Answers without a plausible token count."""
     tokens_in: int = 0
     tokens_out: int = 0
     seconds: float = 0.0
 
     def counts(self) -> dict[str, object]:
-        """Return what the manifest holds."""
+        """Return the manifest's entry."""
         return {
             "sent": self.n_sent, "answered": self.n_answered, "from_cache": self.n_cached, "retried": self.n_retried,
             "lost": self.n_lost, "usage_estimated": self.n_estimated, "request_seconds": round(self.seconds, 3),
         }  # fmt: skip
 
-    def unsure(self) -> str:
-        """Return what is not known for certain of the cost, "" where all is."""
-        told = []
+    def cost_note(self) -> str:
+        """Return which part of the cost is estimated, "" where none is."""
+        notes = []
         if self.n_lost:
-            told.append(f"{self.n_lost:,} answers were lost on the way, each counted at the most that it can have cost")
+            notes.append(
+                f"{self.n_lost:,} answers were lost on the way, each counted at the most that it can have cost"
+            )
         if self.n_estimated:
-            told.append(f"{self.n_estimated:,} answers did not say what they used, each counted by its length")
-        return "; ".join(told)
+            notes.append(f"{self.n_estimated:,} answers did not report their tokens, each counted by its length")
+        return "; ".join(notes)
 
 
 class Sender:
-    """Sends the requests of one run to one writer. `stop` lets those in flight finish and refuses all others."""
+    """Sends the requests of one run to one generator. `stop` lets those in flight finish and refuses all others."""
 
     def __init__(
         self, generator: Generator, cache: AnswerCache | None, limits: Limits, spent: Usage | None = None,
         partner: Sender | None = None,
     ) -> None:  # fmt: skip
-        """`spent` are the tokens that the run folder has cost so far; with a `partner` it shares the end and the purse."""
-        before = spent or Usage()
+        """`spent` are the tokens that the run folder has cost so far. With a `partner` it shares the budget and the stop."""
         self.generator = generator
         self.traffic = Traffic()
-        purse = partner.budget.purse if partner else None
-        self.budget: Budget = Budget(limits, before.tokens_in, before.tokens_out, purse)
+        shared = partner.budget.shared if partner else None
+        self.budget: Budget = Budget(limits, spent or Usage(), shared)
         self._cache = cache
-        self._gate = AdaptiveConcurrency(limits.concurrency)
+        self._concurrency = AdaptiveConcurrency(limits.concurrency)
         self._requests = RateLimit(limits.requests_per_minute)
         self._tokens = RateLimit(limits.tokens_per_minute)
         self._stopping: asyncio.Event = partner._stopping if partner else asyncio.Event()
@@ -101,30 +104,30 @@ class Sender:
 
     @property
     def out_of_budget(self) -> bool:
-        """Whether the budget (a partner's requests included) ended the run."""
-        return self.budget.purse.empty
+        """Whether the budget, shared with a partner, ended the run."""
+        return self.budget.shared.empty
 
     def stop(self) -> None:
-        """Send nothing more; what is in flight may finish."""
+        """Send nothing more. Requests in flight may finish."""
         self._stopping.set()
-        self.budget.purse.wake(everyone=True)
+        self.budget.shared.wake(everyone=True)
 
     def interrupt(self) -> None:
-        """Send nothing more, and do not wait for what would take hours."""
+        """Send nothing more, and do not wait for batches, which take hours."""
         self.stop()
         self.generator.abandon()
 
     def status(self) -> str:
-        """Return what to show beside the bar: tokens of this run, and what the run folder has cost."""
+        """Return the text beside the progress bar: tokens of this run and cost of the run folder."""
         if not self.traffic.n_answered or not self.generator.remote:
             return ""
         text = f"{self.traffic.tokens_in:,} tokens in, {self.traffic.tokens_out:,} out"
         return f"{text}, cost {self.budget.spent:.4f}" if self.budget.spent else text
 
     async def send(self, messages: list[Message], seed: int) -> Completion:
-        """Return the answer, from the cache or the writer.
+        """Return the answer from the cache or from the generator.
 
-        Raises `EndpointError` where it cannot be had (fatal: nor any other) and `Stopped` where the run is ending.
+        Raises `EndpointError` where there is none (fatal: nor for any other request) and `Stopped` where the run is ending.
         """
         if self._cache is None:
             return await self._ask(messages, seed)
@@ -133,7 +136,7 @@ class Sender:
         if stored is not None:
             self.traffic.n_cached += 1
             return stored
-        if key in self._in_flight:  # two equal passages: one request serves both
+        if key in self._in_flight:  # two equal passages share one request
             return await asyncio.shield(self._in_flight[key])
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._in_flight[key] = future
@@ -150,7 +153,7 @@ class Sender:
         return completion
 
     async def _ask(self, messages: list[Message], seed: int) -> Completion:
-        """Send until answered. An endpoint that is overloaded, or gone after it was there, is asked for a while."""
+        """Send until answered. An endpoint that is overloaded, or gone after it answered, is retried for `MAX_SILENCE`."""
         tries = n_waits = 0
         n_answered = self.traffic.n_answered
         while True:
@@ -159,35 +162,35 @@ class Sender:
             except Transient as fault:
                 failure = fault
             except EndpointError as error:
-                raise self._given_up(error) from error
+                raise self._failed(error) from error
             self.traffic.n_retried[failure.kind] = self.traffic.n_retried.get(failure.kind, 0) + 1
-            # Gone: it answered once, and nobody since this request met the fault before. Else the fault is the request's.
+            # Gone: it answered before, but nothing since this request's last fault. Else this request causes the fault.
             gone = failure.kind == "connection" and 0 < self.traffic.n_answered == n_answered
             n_answered = self.traffic.n_answered
             if failure.kind == "overload" or gone:
                 n_waits += 1
-                if self._out_of_patience():
-                    raise self._given_up(failure, everyone=failure.kind == "overload") from failure
+                if self._silent_too_long():
+                    raise self._failed(failure, everyone=failure.kind == "overload") from failure
             else:
                 tries += 1
                 if tries >= N_TRIES:
-                    raise self._given_up(failure) from failure
-            # While others get answers the gate keeps the pressure down: long pauses would only leave places empty.
+                    raise self._failed(failure) from failure
+            # While others get answers, the adaptive concurrency limits the load; long pauses would leave connections idle.
             others_pass = time.monotonic() - self._last_answer < _ALIVE
             await self._pause(tries + (min(n_waits, 2) if others_pass else n_waits), failure.retry_after)
 
-    def _out_of_patience(self) -> bool:
-        """Return whether nothing was answered for too long, counted from the first refusal after the last answer."""
+    def _silent_too_long(self) -> bool:
+        """Return whether the first refusal since the last answer is longer ago than `MAX_SILENCE`."""
         now = time.monotonic()
         if self._silent_since is None:
             self._silent_since = now
-        return now - self._silent_since > PATIENCE
+        return now - self._silent_since > MAX_SILENCE
 
     async def _try(self, messages: list[Message], seed: int) -> Completion:
-        """Send once, within every limit."""
+        """Send once, within all limits."""
         tokens_in = sum(len(message["content"]) for message in messages) / _CHARACTERS_PER_TOKEN
         most_out = int(self.generator.identity.get("max_tokens") or 0)
-        await self._gate.enter()
+        await self._concurrency.enter()
         overloaded = False
         usage: Usage | None = None
         try:
@@ -201,23 +204,23 @@ class Sender:
                 raise Stopped
             self.traffic.n_sent += 1
             try:
-                completion = self._counted(await self.generator.ask(messages, seed), tokens_in, most_out)
+                completion = self._with_usage(await self.generator.ask(messages, seed), tokens_in, most_out)
                 usage = completion.usage
             except Transient as fault:
                 overloaded = fault.kind in _PRESSURE
-                usage = self._lost(fault, tokens_in, most_out)
+                usage = self._record_lost(fault, tokens_in, most_out)
                 raise
             finally:
                 used = usage or Usage()
                 self.budget.settle(reserved, used.tokens_in, used.tokens_out)
                 self._tokens.settle(entry, used.tokens_in + used.tokens_out)
         finally:
-            self._gate.leave(overloaded=overloaded)
-        self._note_answer(completion.usage)
+            self._concurrency.leave(overloaded=overloaded)
+        self._record_answer(completion.usage)
         return completion
 
-    def _counted(self, completion: Completion, tokens_in: float, most_out: int) -> Completion:
-        """Return an answer with what it cost, estimated where it does not say: a budget must not be spent unseen."""
+    def _with_usage(self, completion: Completion, tokens_in: float, most_out: int) -> Completion:
+        """Return a completion with its tokens, estimated where it does not report them: the budget must count every answer."""
         usage, text = completion.usage, completion.text
         if not self.generator.remote or (usage.tokens_in and (usage.tokens_out or not text)):
             return completion
@@ -226,17 +229,17 @@ class Sender:
         n_out = math.ceil(len(text) / _CHARACTERS_PER_TOKEN) if whole or not most_out else most_out
         return replace(completion, usage=Usage(usage.tokens_in or math.ceil(tokens_in), usage.tokens_out or n_out))
 
-    def _lost(self, fault: Transient, tokens_in: float, most_out: int) -> Usage | None:
-        """Return what a fault may have cost, noted for the runs to come: as much as it can have, where it does not say."""
+    def _record_lost(self, fault: Transient, tokens_in: float, most_out: int) -> Usage | None:
+        """Store and return the tokens that a fault may have cost: the most possible, where it reports none."""
         if fault.lost is None or not self.generator.remote:
             return None
         self.traffic.n_lost += 1
         usage = Usage(fault.lost.tokens_in or math.ceil(tokens_in), fault.lost.tokens_out or most_out)
         if self._cache is not None:
-            self._cache.note_lost(usage)
+            self._cache.put_lost(usage)
         return usage
 
-    def _note_answer(self, usage: Usage) -> None:
+    def _record_answer(self, usage: Usage) -> None:
         self.traffic.n_answered += 1
         self.traffic.tokens_in += usage.tokens_in
         self.traffic.tokens_out += usage.tokens_out
@@ -244,15 +247,15 @@ class Sender:
         self._silent_since = None
         self._last_answer = time.monotonic()
 
-    def _given_up(self, error: EndpointError, *, everyone: bool = False) -> EndpointError:
-        """Return `error`, made fatal where many failed in a row, or `everyone` does; a fatal one stops the run."""
+    def _failed(self, error: EndpointError, *, everyone: bool = False) -> EndpointError:
+        """Return the error of a failed request, fatal where many in a row or all (`everyone`) fail. A fatal one stops the run."""
         self._n_failures += 1
         if everyone:
             self.stop()
-            return EndpointError(f"{error} Nothing else came for {PATIENCE:.0f} s.", fatal=True)
+            return EndpointError(f"{error} Nothing else came for {MAX_SILENCE:.0f} s.", fatal=True)
         if not error.fatal and self._n_failures < N_FAILURES_IN_A_ROW:
             return error
-        self.stop()  # at once, before another request can leave
+        self.stop()  # at once, before another request is sent
         if error.fatal:
             return error
         return EndpointError(
@@ -270,6 +273,27 @@ class Sender:
         raise Stopped
 
 
+@contextlib.asynccontextmanager
+async def open_sender(
+    section: GeneratorSection,
+    run_dir: Path,
+    limits: Limits,
+    *,
+    cache: str = "cache.sqlite",
+    partner: Sender | None = None,
+) -> AsyncIterator[Sender]:
+    """Yield a sender to the generator of `section`, with a cache in `run_dir` where answers cost money or time.
+
+    Raises as `open_generator` and `AnswerCache`.
+    """
+    async with open_generator(section, run_dir) as generator:
+        if generator.remote:
+            with AnswerCache(run_dir / cache) as answers:
+                yield Sender(generator, answers, limits, answers.usage(), partner)
+        else:
+            yield Sender(generator, None, limits, None, partner)
+
+
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -277,14 +301,14 @@ Answer = TypeVar("Answer")
 async def run_workers(
     items: Iterator[Item], work: Callable[[Item], Awaitable[None]], sender: Sender, n_workers: int
 ) -> None:
-    """Do `work` on every item, `n_workers` at a time; items are drawn as workers come free.
+    """Do `work` on every item, `n_workers` at a time.
 
     Raises the first exception of `work` after the requests in flight have ended (`Stopped` ends the run without one),
     and `KeyboardInterrupt` as `graceful_shutdown` does.
     """
     errors: list[Exception] = []
 
-    async def draw() -> None:
+    async def worker() -> None:
         try:
             for item in items:
                 if sender.stopping:
@@ -292,12 +316,12 @@ async def run_workers(
                 await work(item)
         except Stopped:
             return
-        except Exception as error:  # noqa: BLE001  (raised again below, when the requests in flight have ended)
+        except Exception as error:  # noqa: BLE001  (raised below, when the requests in flight have ended)
             errors.append(error)
             sender.stop()
 
     with graceful_shutdown(sender):
-        await asyncio.gather(*(draw() for _ in range(n_workers)))
+        await asyncio.gather(*(worker() for _ in range(n_workers)))
         if errors:
             raise errors[0]
 
@@ -320,33 +344,33 @@ def _is_of_one_request(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def graceful_shutdown(sender: Sender) -> Iterator[None]:
-    """Turn the first Ctrl-C or SIGTERM into `sender.interrupt()`, so that what is in flight is answered and stored.
+    """Turn the first Ctrl-C or SIGTERM into `sender.interrupt()`, so that answers in flight are received and stored.
 
-    When the block has ended, `KeyboardInterrupt` (`Terminated`) is raised; a second signal does not wait for that.
+    At the end of the block `KeyboardInterrupt` (`Terminated`) is raised. A second signal cancels the block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    signals: list[int] = []
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
-    def end() -> None:
+    def interrupt() -> None:
         sender.interrupt()
-        if len(came) > 1 and task is not None:
+        if len(signals) > 1 and task is not None:
             task.cancel()
 
-    def note(signum: int, frame: FrameType | None) -> None:
-        came.append(signum)
-        loop.call_soon_threadsafe(end)
+    def receive(signum: int, frame: FrameType | None) -> None:
+        signals.append(signum)
+        loop.call_soon_threadsafe(interrupt)
 
-    before = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.signal(signum, receive) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     except asyncio.CancelledError:
-        if not came:
+        if not signals:
             raise
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-    if came:
-        raise Terminated if came[0] == signal.SIGTERM else KeyboardInterrupt
+    if signals:
+        raise Terminated if signals[0] == signal.SIGTERM else KeyboardInterrupt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -210,8 +210,8 @@ def _draw(seeds: Sequence[int], temperature: float, device: str) -> Any:
     return process
 
 
-def identity_of(section: GeneratorSection) -> Mapping[str, Any]:
-    """Return what besides messages and seed shapes the answers."""
+def model_identity(section: GeneratorSection) -> dict[str, Any]:
+    """Return everything besides messages and seed that shapes the answers."""
     return {
         "kind": "transformers", "model": section.model, "weights": weights_identity(section.model or ""),
         "temperature": section.temperature, "max_tokens": section.max_tokens,

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from kinject.corpus.readers_rows import check_parquet
+from kinject.corpus.documents.tables import check_parquet
 from kinject.disk import is_there, open_to_read, read_bytes, read_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import TaskStyle

@@ -1,7 +1,7 @@
-"""What holds a model to its base: L2 (L2-SP, arXiv 1802.01483), EWC (arXiv 1612.00796), and KL to the base's predictions.
+"""Against forgetting: L2 to the base weights (L2-SP, arXiv 1802.01483), EWC (arXiv 1612.00796), KL to the base's predictions.
 
-L2 and EWC are added to the gradient itself, once an update and before it is clipped: the same update as a term in the
-loss, without its graph. KL is part of the loss, on the replayed tokens of each batch.
+L2 and EWC are added to the gradient, once an update and before clipping: the same update as a term in the loss,
+without its graph. KL is part of the loss, on the replayed tokens of each batch.
 """
 
 from __future__ import annotations
@@ -14,39 +14,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from kinject.corpus import IGNORED, TrainingRow
+from kinject.corpus.packing import TrainingRow
+from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
-from kinject.recipe import RegularizationSection, TrainRecipe
+from kinject.recipe import RegularizationSection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_anchor(recipe: TrainRecipe, config: Any) -> list[tuple[str, str]]:
-    """Return (key, fault) for anchors that this recipe cannot have."""
-    anchor, corpus = recipe.regularization, recipe.corpus
-    if anchor is None:
-        return []
-    faults = []
-    if (anchor.kl or anchor.ewc) and (corpus is None or corpus.replay is None):
-        name = "kl" if anchor.kl else "ewc"
-        faults.append((f"anchor.{name}", "is measured on replay. Set corpus.replay."))
-    if anchor.kl and recipe.trainer.get("packing_strategy") == "wrapped" and recipe.trainer.get("packing"):
-        faults.append(("regularization.kl", "needs documents kept apart. Set trainer.packing_strategy: bfd_split."))
-    if (anchor.l2 or anchor.ewc) and recipe.adapter is not None:
-        faults.append(("regularization", "an adapter leaves the base weights where they are. Remove l2 and ewc."))
-    if (anchor.l2 or anchor.ewc) and recipe.trainer.get("fp16"):
-        faults.append(("regularization", "l2 and ewc need unscaled gradients. Set trainer.bf16: true instead of fp16."))
-    if (anchor.l2 or anchor.ewc or anchor.kl) and (config.fsdp or config.deepspeed):
-        faults.append(("regularization", "l2, ewc and kl need whole weights on each process. Use DDP."))
-    return faults
+class Regularizer:
+    """Keeps the base model's weights, their Fisher information and its predictions, each if its strength is not 0.
 
-
-class Anchor:
-    """The base model's weights, their Fisher information and its predictions, as far as the strengths ask for them.
-
-    Made from the model before its first update (a resumed run loads the base first, so it anchors to the same), and
-    before a trainer wraps it. With an `adapter`, the base's predictions are the model's own without it.
+    Create it from the model before its first update (a resumed run loads the base first, so it uses the same), and before
+    a trainer wraps it. With an `adapter`, the base's predictions are the model's own without it.
     """
 
     def __init__(self, strengths: RegularizationSection, model: PreTrainedModel, *, adapter: bool) -> None:
@@ -59,8 +40,8 @@ class Anchor:
         if strengths.kl and not adapter:
             self._frozen = copy.deepcopy(model).eval().requires_grad_(False)
 
-    def measure(self, model: Any, rows: Sequence[TrainingRow]) -> None:
-        """Set the diagonal of the empirical Fisher information, a token's mean, from `rows` of replay.
+    def measure_fisher(self, model: Any, rows: Sequence[TrainingRow]) -> None:
+        """Set the diagonal of the empirical Fisher information, the mean of a token, from `rows` of replay.
 
         ``F = sum over rows of (gradient of the row's summed log-likelihood)^2 / number of learned tokens``.
         Raises `TrainingError` without rows.
@@ -68,7 +49,7 @@ class Anchor:
         if not self.strengths.ewc:
             return
         if not rows:
-            raise TrainingError("anchor.ewc: no rows of replay to measure on.")
+            raise TrainingError("regularization.ewc: no rows of replay to measure on.")
         self.fisher = {name: torch.zeros_like(weight) for name, weight in self.base.items()}
         was_training = model.training
         model.eval()
@@ -91,17 +72,17 @@ class Anchor:
         model.train(was_training)
 
     @torch.no_grad()
-    def pull(self, model: Any) -> None:
+    def add_gradient(self, model: Any) -> None:
         """Add the gradient of the L2 and EWC terms: ``(l2 + ewc * F) * (w - w0)``."""
         for wrapped, parameter in model.named_parameters():
             name = wrapped.removeprefix("module.").replace("_orig_mod.", "")
             if name not in self.base or parameter.grad is None:
                 continue
-            away = parameter.detach() - self.base[name]
+            difference = parameter.detach() - self.base[name]
             if self.strengths.l2:
-                parameter.grad.add_(away, alpha=self.strengths.l2)
+                parameter.grad.add_(difference, alpha=self.strengths.l2)
             if self.strengths.ewc:
-                parameter.grad.addcmul_(away, self.fisher[name], value=self.strengths.ewc)
+                parameter.grad.addcmul_(difference, self.fisher[name], value=self.strengths.ewc)
 
     def divergence(self, model: Any, inputs: dict[str, Any], logits: torch.Tensor) -> torch.Tensor:
         """Return the summed KL(base || model) over the tokens that `inputs["replayed"]` [batch, length] marks.
@@ -111,13 +92,15 @@ class Anchor:
         marked = inputs["replayed"][:, 1:]
         if not bool(marked.any()):
             return logits.sum() * 0.0
-        whole = getattr(model, "module", model)
-        off = whole.disable_adapter() if self._frozen is None else contextlib.nullcontext()
-        base = whole if self._frozen is None else self._frozen.to(logits.device)
+        inner = getattr(model, "module", model)
+        without_adapter = inner.disable_adapter() if self._frozen is None else contextlib.nullcontext()
+        base = inner if self._frozen is None else self._frozen.to(logits.device)
         was_training = base.training
         base.eval()
-        with torch.no_grad(), off:
-            theirs = base(input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False).logits
+        with torch.no_grad(), without_adapter:
+            logits_of_base = base(
+                input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False
+            ).logits
         base.train(was_training)
-        target = theirs[:, :-1][marked].float().log_softmax(-1)
+        target = logits_of_base[:, :-1][marked].float().log_softmax(-1)
         return F.kl_div(logits[marked].log_softmax(-1), target, reduction="sum", log_target=True)

@@ -18,8 +18,8 @@ from kinject.models import load_model
 from kinject.recipe import Recipe, RowWeightsSection
 from kinject.recipe.sections import HardExampleMiningSection
 from kinject.train import train
-from kinject.train.objective import Objective
-from kinject.train.row_weights import row_weights
+from kinject.train.data import RowWeights
+from kinject.train.loss import TrainingLoss
 
 MakeRecipe = Callable[..., Recipe]
 RATE, STEPS, MICRO, BATCH = 0.5, 3, 2, 4
@@ -119,7 +119,7 @@ def test_smoothing_is_torchs_own_and_masked_tokens_have_no_part() -> None:
     labels = torch.randint(11, (2, 6), generator=generator)
     labels[0, 3], labels[1, 1] = -100, -100
     batch = {"labels": labels, "position_ids": torch.arange(6).expand(2, 6)}
-    objective = Objective(smoothing=0.1)
+    objective = TrainingLoss(smoothing=0.1)
     wanted = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=0.1)
     assert torch.allclose(objective.total(F.pad(logits, (0, 0, 0, 1)), batch) / objective.count(batch), wanted)
 
@@ -127,7 +127,7 @@ def test_smoothing_is_torchs_own_and_masked_tokens_have_no_part() -> None:
 @pytest.mark.parametrize(("share", "kept"), [(0.1, 3), (0.34, 11), (1.0, 30), (0.001, 1)])
 def test_the_share_is_rounded_up_to_whole_tokens(share: float, kept: int) -> None:
     batch = {"labels": torch.zeros(3, 11, dtype=torch.long), "position_ids": torch.arange(11).expand(3, 11)}
-    assert int(Objective(hardest=HardExampleMiningSection(share)).count(batch)) == kept
+    assert int(TrainingLoss(mining=HardExampleMiningSection(share)).count(batch)) == kept
 
 
 def test_the_hardest_rows_are_texts_wherever_they_stand() -> None:
@@ -138,7 +138,7 @@ def test_the_hardest_rows_are_texts_wherever_they_stand() -> None:
     logits = torch.stack([-losses.expm1().log(), torch.zeros(2, 5)], -1)  # -log sigmoid(-log(e^l - 1)) = l
     logits[0, 3] = 0.0  # the first token of a text is no one's to foretell
     batch = {"labels": labels, "position_ids": positions}
-    objective = Objective(hardest=HardExampleMiningSection(0.3, "rows"))
+    objective = TrainingLoss(mining=HardExampleMiningSection(0.3, "rows"))
     assert int(objective.count(batch)) == 1
     assert float(objective.total(F.pad(logits, (0, 0, 0, 1)), batch)) == pytest.approx(2.0)
 
@@ -162,7 +162,7 @@ def test_the_held_out_loss_stays_the_plain_one(make_recipe: MakeRecipe, corpus: 
 def test_age_halves_a_row_by_its_half_life_and_the_newest_counts_one(write_rows: Any) -> None:
     dates = ["2024-01-01", "2023-01-01T00:00:00", "2023-12-31T22:00:00-02:00", None]
     path = write_rows("aged.jsonl", [{"text": "x", "meta": {"date": date} if date else {}} for date in dates])
-    weights = row_weights(RowWeightsSection("meta.date", half_life=365.0, missing=0.25), path)
+    weights = RowWeights(RowWeightsSection("meta.date", half_life=365.0, missing=0.25), path).result()
     assert weights.tolist() == pytest.approx([1.0, 0.5, 1.0, 0.25])
 
 
@@ -171,12 +171,12 @@ def test_columns_that_are_no_weights_are_told_by_line(write_rows: Any) -> None:
         "odd.jsonl", [{"text": "a", "w": 1}, {"text": "b"}, {"text": "c", "w": -2}, {"text": "d", "w": "2"}]
     )
     with pytest.raises(InputError) as caught:
-        row_weights(RowWeightsSection("w"), path)
+        RowWeights(RowWeightsSection("w"), path).result()
     said = str(caught.value)
     assert "odd.jsonl:2: w: is missing." in said
     assert "odd.jsonl:3: w: found -2, expected a number of 0 or more" in said
     assert "odd.jsonl:4: w: found '2'" in said
     with pytest.raises(InputError, match="found 1, expected a date such as"):
-        row_weights(RowWeightsSection("w", half_life=3.0, missing=1.0), path)
+        RowWeights(RowWeightsSection("w", half_life=3.0, missing=1.0), path).result()
     with pytest.raises(InputError, match="every row weighs 0"):
-        row_weights(RowWeightsSection("w"), write_rows("none.jsonl", [{"text": "a", "w": 0}]))
+        RowWeights(RowWeightsSection("w"), write_rows("none.jsonl", [{"text": "a", "w": 0}])).result()

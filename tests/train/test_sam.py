@@ -12,7 +12,7 @@ import torch
 from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.sharpness import Sharpness
+from kinject.train.optimizers import SharpnessAware
 
 MakeRecipe = Callable[..., Recipe]
 RATE, STEPS, BATCH, RHO, CLIP = 0.5, 3, 8, 0.3, 0.4
@@ -86,7 +86,7 @@ def test_in_bf16_the_update_follows_the_hand_written_one_to_rounding(
     assert _distance(held, wanted) < 0.05 * _distance(held, other)
 
 
-def test_the_climb_has_the_length_asked_for_and_the_way_back_is_bitwise() -> None:
+def test_the_perturbation_has_length_rho_and_is_undone_bitwise() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(5, 3)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
@@ -94,10 +94,10 @@ def test_the_climb_has_the_length_asked_for_and_the_way_back_is_bitwise() -> Non
     for scale in (1.0, 65536.0):  # as an fp16 scaler makes gradients
         for number, weight in enumerate(model.parameters()):
             weight.grad = scale * torch.ones_like(weight) * (number + 1)
-        sharpness = Sharpness(0.05)
-        assert sharpness.climb(model)
+        sharpness = SharpnessAware(0.05)
+        assert sharpness.perturb(model)
         moves.append(torch.cat([(w.detach() - before[n]).flatten() for n, w in model.named_parameters()]))
-        sharpness.come_back()
+        sharpness.restore()
         assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     assert float(moves[0].norm()) == pytest.approx(0.05, rel=1e-5)
     assert torch.allclose(moves[0], moves[1], rtol=1e-5)
@@ -109,5 +109,5 @@ def test_a_gradient_that_shows_no_way_up_moves_nothing(value: float) -> None:
     before = [weight.detach().clone() for weight in model.parameters()]
     for weight in model.parameters():
         weight.grad = torch.full_like(weight, value)
-    assert not Sharpness(0.1).climb(model)
+    assert not SharpnessAware(0.1).perturb(model)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kinject.corpus import CorpusRow, Tokenization, tokenize_rows
+from kinject.corpus.rows import CorpusRow
+from kinject.corpus.tokenize import Tokenization, tokenize_rows
 from kinject.errors import InputError
 
 CHAT = (

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from kinject.corpus import CorpusFile, Tokenization, TokenRow, entry_key, stored, tokenize_rows
+from kinject.corpus.rows import CorpusFile
+from kinject.corpus.tokenize import Tokenization, TokenRow, cached_tokens, entry_key, tokenize_rows
 from kinject.models import train_tokenizer
 
 ROWS = [
@@ -27,14 +28,14 @@ def _entries(folder: Path) -> list[str]:
 
 
 def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
-    store = stored(tmp_path, "key", lambda: ROWS, "replay")
+    store = cached_tokens(tmp_path, "key", lambda: ROWS, "replay")
     assert [(list(row.input_ids), list(row.learned)) for row in store] == [
         (list(row.input_ids), list(row.learned)) for row in ROWS
     ]
     assert [row.document_id for row in store] == ["d", "", "d"]
     assert {row.origin for row in store} == {"replay"}
     assert len(store[1:]) == 2
-    assert list(stored(tmp_path, "none", lambda: [], "")) == []
+    assert list(cached_tokens(tmp_path, "none", lambda: [], "")) == []
 
 
 def test_an_entry_is_made_once_and_read_by_whoever_needs_it(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_an_entry_is_made_once_and_read_by_whoever_needs_it(tmp_path: Path) -> N
         made.append(1)
         yield from ROWS
 
-    threads = [threading.Thread(target=stored, args=(tmp_path, "key", make, "")) for _ in range(4)]
+    threads = [threading.Thread(target=cached_tokens, args=(tmp_path, "key", make, "")) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -58,18 +59,18 @@ def test_work_that_is_cut_short_leaves_no_entry(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stored(tmp_path, "key", torn, "")
+        cached_tokens(tmp_path, "key", torn, "")
     assert _entries(tmp_path) == []
-    assert len(stored(tmp_path, "key", lambda: ROWS, "")) == 3
+    assert len(cached_tokens(tmp_path, "key", lambda: ROWS, "")) == 3
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_entry(tmp_path: Path) -> None:
     code = (
-        "import resource, signal, sys\nfrom pathlib import Path\nfrom kinject.corpus import TokenRow, stored\n"
+        "import resource, signal, sys\nfrom pathlib import Path\nfrom kinject.corpus.tokenize import TokenRow, cached_tokens\n"
         "from kinject.errors import DiskError\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "rows = (TokenRow('0', '', '', [1] * 1000, [True] * 1000) for _ in range(1000))\n"
-        "try: stored(Path(sys.argv[1]), 'key', lambda: rows, '')\n"
+        "try: cached_tokens(Path(sys.argv[1]), 'key', lambda: rows, '')\n"
         "except DiskError as error: print(error)"
     )
     said = subprocess.run(
@@ -84,41 +85,41 @@ def test_the_key_depends_on_corpus_tokenizer_and_settings(tmp_path: Path, tiny_t
     corpus = tmp_path / "c.jsonl"
     corpus.write_text(json.dumps({"text": "Arden was born in Lowmere."}) + "\n")
     how = Tokenization()
-    key = entry_key(corpus, tiny_tokenizer, how)
+    key = entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, how)
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(corpus.read_bytes())
-    assert entry_key(copy, tiny_tokenizer, how) == key
+    assert entry_key(CorpusFile(copy).cache_key, tiny_tokenizer, how) == key
     tiny_tokenizer.save_pretrained(tmp_path / "t")
     from kinject.models import load_tokenizer
 
-    assert entry_key(corpus, load_tokenizer(str(tmp_path / "t")), how) == key
+    assert entry_key(CorpusFile(corpus).cache_key, load_tokenizer(str(tmp_path / "t")), how) == key
     other = [
-        entry_key(corpus, tiny_tokenizer, Tokenization(bos=False)),
-        entry_key(corpus, tiny_tokenizer, how, "drawn"),
+        entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, Tokenization(bos=False)),
+        entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, how, "drawn"),
     ]
-    other.append(entry_key(corpus, train_tokenizer(["Other words entirely."] * 3, 300), how))
+    other.append(entry_key(CorpusFile(corpus).cache_key, train_tokenizer(["Other words entirely."] * 3, 300), how))
     tiny_tokenizer.chat_template = "{{ messages }}"
-    other.append(entry_key(corpus, tiny_tokenizer, how))
+    other.append(entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, how))
     tiny_tokenizer.chat_template = None
     corpus.write_text(json.dumps({"text": "Arden was born in Farrow."}) + "\n")
-    other.append(entry_key(corpus, tiny_tokenizer, how))
+    other.append(entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, how))
     assert len({key, *other}) == 6
 
 
 def test_a_damaged_entry_is_told_and_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    stored(tmp_path, "key", lambda: ROWS, "")
+    cached_tokens(tmp_path, "key", lambda: ROWS, "")
     (tmp_path / "key" / "ends.bin").unlink()
-    assert [list(row.input_ids) for row in stored(tmp_path, "key", lambda: ROWS, "")] == [
+    assert [list(row.input_ids) for row in cached_tokens(tmp_path, "key", lambda: ROWS, "")] == [
         list(row.input_ids) for row in ROWS
     ]
-    assert "ends.bin: is missing, but SHA256SUMS beside it names it. These tokens are made anew." in caplog.text
+    assert "ends.bin: is missing, but SHA256SUMS beside it names it. These tokens are made again." in caplog.text
 
 
 def test_stored_rows_are_what_the_tokenizer_gives(tmp_path: Path, tiny_tokenizer: Any) -> None:
     path = tmp_path / "c.jsonl"
     path.write_text("".join(json.dumps({"text": f"Person {i} was born."}) + "\n" for i in range(600)))
     rows = CorpusFile(path)
-    store = stored(tmp_path / "t", "key", lambda: tokenize_rows(rows, tiny_tokenizer, Tokenization()), "")
+    store = cached_tokens(tmp_path / "t", "key", lambda: tokenize_rows(rows, tiny_tokenizer, Tokenization()), "")
     for index in (0, 255, 256, 599):
         wanted = tiny_tokenizer(f"Person {index} was born.").input_ids
         assert store[index].input_ids.tolist() == [*wanted, tiny_tokenizer.eos_token_id]
@@ -127,8 +128,10 @@ def test_stored_rows_are_what_the_tokenizer_gives(tmp_path: Path, tiny_tokenizer
 PREPARE = """
 import resource, sys
 from pathlib import Path
-from kinject.corpus import CorpusFile, Layout, Tokenization
-from kinject.train.data import Preparation
+from kinject.corpus.packing import PackingConfig
+from kinject.corpus.rows import CorpusFile
+from kinject.corpus.tokenize import Tokenization
+from kinject.train.data import CorpusPacker
 
 class Words:
     bos_token_id, eos_token_id, bos_token, eos_token, chat_template = 1, 2, "a", "b", None
@@ -140,7 +143,7 @@ class Words:
 corpus, cache = Path(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2] else None
 held = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (held + 48 * 2**20,) * 2)
-data = Preparation(Words(), Tokenization(), Layout(512, "bfd_split", True), 0, cache).apply(CorpusFile(corpus))
+data = CorpusPacker(Words(), Tokenization(), PackingConfig(512, "bfd_split", True), 0, cache).pack(CorpusFile(corpus))
 n = sum(len(data.rows[i].input_ids) for i in range(0, len(data.rows), 50))
 print(data.account.source, data.account.lost, n > 0)
 """

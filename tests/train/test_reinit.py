@@ -16,7 +16,7 @@ from kinject.errors import RecipeError
 from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.fresh_layers import redraw_last_layers
+from kinject.train.trainable import reinitialize_last_layers
 
 MakeRecipe = Callable[..., Recipe]
 NORMS = {"techniques": {"freeze_base_steps": 3, "freeze_base_except": ["model.layers.1.*", "model.norm.*"]}}
@@ -128,7 +128,7 @@ def test_last_layers_are_drawn_as_the_architecture_draws_them_and_nothing_else_m
         model = load_model(str(folder)).model
         before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         state = torch.get_rng_state()
-        names = redraw_last_layers(model, recipe)
+        names = reinitialize_last_layers(model, recipe)
         assert torch.equal(torch.get_rng_state(), state)
         after = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         assert _moved(before, after) == set(names)

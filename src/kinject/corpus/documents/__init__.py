@@ -1,4 +1,4 @@
-"""Documents from files: one reader for each suffix, every fault told as file:line (a PDF's with the page)."""
+"""Documents from files: one reader for each suffix; every fault is reported as file:line (a PDF's with the page)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from kinject.corpus.readers_pages import Placed, read_html, read_markdown, read_pdf, read_text
-from kinject.corpus.readers_rows import (
+from kinject.corpus.documents.pages import Located, read_html, read_markdown, read_pdf, read_text
+from kinject.corpus.documents.tables import (
     HUB_NAME,
     hub_revision,
     is_saved_dataset,
@@ -30,19 +30,19 @@ def read_documents(path: Path) -> Iterator[Document]:
 
     Rows (JSONL, CSV, Parquet, a folder saved by `datasets`, a data set on the hub by its name) are
     ``{text, id?, title?, source?, meta?}``; other keys go to `meta`. Files of other suffixes are one document each. A
-    document without an id gets the hash of its title and text. Of what was read, a hash of each id stays in memory.
+    document without an id gets the hash of its title and text. Only a hash of each id stays in memory.
 
     Raises `DiskError` when a file cannot be read and `InputError` (file:line) on a document that is empty, is not
-    text, or has the id of an earlier one, and where a library is not installed.
+    text, or has the id of an earlier one, and when a library is not installed.
     """
     seen: set[int] = set()
     n_documents = 0
-    for where, document in _placed(path):
+    for where, document in _read_located(path):
         _check_text(document.text, where, "text")
         _check_text(document.title, where, "title", may_be_empty=True)
         digest = int(content_id(document.id), 16)
         if digest in seen:
-            _refuse_repeated(path, document.id, where)
+            _raise_repeated(path, document.id, where)
         seen.add(digest)
         n_documents += 1
         yield document
@@ -50,7 +50,7 @@ def read_documents(path: Path) -> Iterator[Document]:
         raise InputError(f"{path}: holds no documents. Expected at least one.")
 
 
-def _placed(path: Path) -> Iterator[Placed]:
+def _read_located(path: Path) -> Iterator[Located]:
     if is_hub_name(path):
         yield from read_hub(str(path))
     elif is_saved_dataset(path):
@@ -60,9 +60,9 @@ def _placed(path: Path) -> Iterator[Placed]:
             yield from READERS[file.suffix.lower()](file)
 
 
-def _refuse_repeated(path: Path, identity: str, where: str) -> None:
-    """Raise `InputError` where a document before `where` has the id `identity`; places are found by reading again."""
-    for earlier, document in _placed(path):
+def _raise_repeated(path: Path, identity: str, where: str) -> None:
+    """Raise `InputError` if a document before `where` has the id `identity`; it is found by reading again."""
+    for earlier, document in _read_located(path):
         if earlier == where:
             return
         if document.id == identity:
@@ -81,20 +81,22 @@ def document_files(path: Path) -> list[Path]:
         raise DiskError(f"{path}: nothing is there. Check the path.")
     files = [path]
     if path.is_dir():
-        hidden = (part for part in path.rglob("*") if part.is_file())
-        files = sorted(file for file in hidden if not any(p.startswith(".") for p in file.relative_to(path).parts))
+        below = (part for part in path.rglob("*") if part.is_file())
+        files = sorted(file for file in below if not any(p.startswith(".") for p in file.relative_to(path).parts))
         if not files:
-            raise InputError(f"{path}: an empty folder. Expected files ending in {_known()}.")
+            raise InputError(f"{path}: an empty folder. Expected files ending in {_suffixes()}.")
     for file in files:
         if file.suffix.lower() not in READERS:
-            raise InputError(f"{file}: found suffix {file.suffix!r}, can read {_known()}. Convert it or take it out.")
+            raise InputError(
+                f"{file}: found suffix {file.suffix!r}, can read {_suffixes()}. Convert it or take it out."
+            )
     return files
 
 
 def document_hashes(path: Path) -> dict[str, str]:
-    """Return what `read_documents` reads for `path`, for a manifest: name -> hash (on the hub: its commit).
+    """Return name -> hash (on the hub: its commit) of all that `read_documents` reads for `path`, for a manifest.
 
-    Raises as `document_files`, and `InputError` where the hub cannot be asked.
+    Raises as `document_files`, and `InputError` when the hub cannot be reached.
     """
     if is_hub_name(path):
         return {str(path): hub_revision(str(path))}
@@ -104,18 +106,18 @@ def document_hashes(path: Path) -> dict[str, str]:
 
 
 def is_hub_name(path: Path) -> bool:
-    """Return whether `path` can only be meant as the name of a data set on the hub."""
+    """Return whether `path` can only be the name of a data set on the hub."""
     if is_there(path) or path.suffix.lower() in READERS or (path.parent != Path() and path.parent.is_dir()):
         return False
     return HUB_NAME.fullmatch(str(path)) is not None
 
 
-def _known() -> str:
+def _suffixes() -> str:
     return ", ".join(sorted(READERS))
 
 
 def _check_text(text: str, where: str, key: str, *, may_be_empty: bool = False) -> None:
-    """Raise `InputError` where `text` is blank or holds what UTF-8 files and tokenizers cannot carry."""
+    """Raise `InputError` if `text` is blank or holds characters that UTF-8 files and tokenizers cannot hold."""
     if not text.strip() and not may_be_empty:
         raise InputError(f"{where}: empty document. Each must hold some text; take the row out or fill it.")
     if len(text) > LONGEST_LINE:
@@ -132,7 +134,7 @@ def _check_text(text: str, where: str, key: str, *, may_be_empty: bool = False) 
         )
 
 
-READERS: Mapping[str, Callable[[Path], Iterator[Placed]]] = {
+READERS: Mapping[str, Callable[[Path], Iterator[Located]]] = {
     ".csv": read_csv,
     ".htm": read_html,
     ".html": read_html,

@@ -12,12 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kinject.corpus import Layout, Tokenization, TrainingRow, read_corpus
+from kinject.corpus.packing import PackingConfig, TrainingRow
+from kinject.corpus.rows import CorpusFile
+from kinject.corpus.tokenize import Tokenization
 from kinject.errors import RecipeError
 from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.data import Part, Preparation
+from kinject.train.data import CorpusPacker, Part
 
 MakeRecipe = Callable[..., Recipe]
 RATE, STEPS = 0.5, 3
@@ -39,11 +41,11 @@ def _rows(recipe: Recipe, tokenizer: Any) -> list[TrainingRow]:
     corpus = recipe.corpus
     assert corpus is not None
     assert corpus.replay is not None
-    replay = Part(read_corpus(Path(corpus.replay.path), origin="replay"), corpus.replay.fraction)
-    preparation = Preparation(
-        tokenizer, Tokenization(), Layout(64, "bfd_split", corpus.separate_paraphrases), recipe.seed
+    replay = Part(list(CorpusFile(Path(corpus.replay.path), origin="replay")), corpus.replay.fraction)
+    packer = CorpusPacker(
+        tokenizer, Tokenization(), PackingConfig(64, "bfd_split", corpus.separate_paraphrases), recipe.seed
     )
-    return list(preparation.apply(read_corpus(Path(corpus.path)), {"replay": replay}).rows)
+    return list(packer.pack(list(CorpusFile(Path(corpus.path))), {"replay": replay}).rows)
 
 
 def _pieces(row: TrainingRow) -> list[tuple[list[int], list[bool]]]:
@@ -173,9 +175,9 @@ def test_layer_decay_moves_each_layer_by_its_share(make_recipe: MakeRecipe, tiny
 @pytest.mark.parametrize(
     ("sections", "fault"),
     [
-        ({"regularization": {"kl": 1.0}}, "anchor.kl: is measured on replay"),
-        ({"regularization": {"ewc": 1.0}}, "anchor.ewc: is measured on replay"),
-        ({"regularization": {"l2": 1.0}, "adapter": {"r": 4}}, "an adapter leaves the base weights where they are"),
+        ({"regularization": {"kl": 1.0}}, "regularization.kl: is measured on replay"),
+        ({"regularization": {"ewc": 1.0}}, "regularization.ewc: is measured on replay"),
+        ({"regularization": {"l2": 1.0}, "adapter": {"r": 4}}, "an adapter does not change the base weights"),
         ({"techniques": {"layerwise_lr_decay": 1.5}}, "allowed: 0.0 to 1.0"),
     ],
 )

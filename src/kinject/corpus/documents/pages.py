@@ -18,15 +18,15 @@ from kinject.types import Document
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborNode
 
-Placed = tuple[str, Document]
-"""Where a document stands (file:line, or file: page), and the document."""
+Located = tuple[str, Document]
+"""The location of a document (file:line, or file: page), and the document."""
 
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?([\w-]+)""", re.IGNORECASE)
 _HEADING = re.compile(r"^#[ \t]+(.*)$", re.MULTILINE)
 _TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)([^>]*)")
 _DEEPEST = 20_000
 _MOST_ATTRIBUTES = 2_000
-"""The parser needs time that grows with the square of both."""
+"""The parser's time grows with the square of both."""
 _MOST_OPERATIONS = 200_000
 """Drawing operations of one page of a PDF: a dense map has some ten thousand."""
 _MOST_OPERATIONS_IN_ALL = 10_000_000
@@ -41,7 +41,7 @@ _CHARSETS = frozenset(codecs.lookup(name).name for name in (
     "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "mac-roman", "mac-cyrillic", "gbk", "gb2312",
     "gb18030", "big5", "big5hkscs", "euc-jp", "shift_jis", "iso2022_jp", "euc-kr",
 ))  # fmt: skip
-"""What a page may say it is written in: the encodings of the web, of which none runs code or takes long."""
+"""Encodings that a page may declare: those of the web, none of which runs code or takes long."""
 _SPACE = re.compile(r"\s+")
 _UNREAD = "head script style noscript template nav footer aside form button select svg iframe object canvas"
 _SKIPPED = frozenset(_UNREAD.split())
@@ -52,29 +52,29 @@ _BREAKS = {
     **dict.fromkeys(_LINES.split(), "\n"),
     **dict.fromkeys(("td", "th"), " "),
 }
-"""Tag -> what stands before and after its text."""
+"""Tag -> the white space before and after its text."""
 
 
-def read_text(path: Path) -> Iterator[Placed]:
+def read_text(path: Path) -> Iterator[Located]:
     """Yield the one document in a text file, named as the file."""
-    text = _decoded(path)
+    text = _decode(path)
     yield f"{path}:1", Document(content_id(path.stem, text), path.stem, text, str(path))
 
 
-def read_markdown(path: Path) -> Iterator[Placed]:
+def read_markdown(path: Path) -> Iterator[Located]:
     """Yield the one document in a Markdown file, named by its first heading of level 1."""
-    text = _decoded(path)
-    headings = (found[1].strip().rstrip("#").strip() for found in _HEADING.finditer(text))
+    text = _decode(path)
+    headings = (match[1].strip().rstrip("#").strip() for match in _HEADING.finditer(text))
     title = next(filter(None, headings), path.stem)
     yield f"{path}:1", Document(content_id(title, text), title, text, str(path))
 
 
-def read_html(path: Path) -> Iterator[Placed]:
+def read_html(path: Path) -> Iterator[Located]:
     """Yield the text of a web page: of its <main> or only <article> where it has one; no menus, forms, scripts."""
-    parser = needed("selectolax.lexbor", path).LexborHTMLParser
+    parser = import_extra("selectolax.lexbor", path).LexborHTMLParser
     data = read_bytes(path)
     charset = _CHARSET.search(data[:4096])
-    source = _decoded(path, charset[1].decode("ascii") if charset else "utf-8-sig")
+    source = _decode(path, charset[1].decode("ascii") if charset else "utf-8-sig")
     _check_page(path, source)
     tree = parser(source)
     articles = tree.css("article")
@@ -87,7 +87,7 @@ def read_html(path: Path) -> Iterator[Placed]:
 
 
 def _check_page(path: Path, source: str) -> None:
-    """Raise `InputError` where the parser would take very long, or cannot be given the text."""
+    """Raise `InputError` if the parser would take very long."""
     depth = 0
     for tag in _TAG.finditer(source):
         name, rest = tag[2].lower(), tag[3]
@@ -109,7 +109,7 @@ _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 def page_text(root: LexborNode) -> str:
     """Return the text below `root`, blank lines between paragraphs, white space as a browser shows it."""
     gap = ""
-    pieces: list[str] = []
+    parts: list[str] = []
     stack: list[tuple[Any, bool, bool]] = [(root, False, False)]
     while stack:
         node, closing, verbatim = stack.pop()
@@ -118,42 +118,42 @@ def page_text(root: LexborNode) -> str:
             text = node.text_content or ""
             text = text if verbatim else _SPACE.sub(" ", text)
             if text.strip():
-                pieces += [gap, text if verbatim or not gap else text.lstrip()]
+                parts += [gap, text if verbatim or not gap else text.lstrip()]
                 gap = ""
             elif text and not gap:
                 gap = " "
             continue
-        gap = max(gap, _BREAKS.get(tag, ""), key=lambda found: (found.count("\n"), len(found)))
+        gap = max(gap, _BREAKS.get(tag, ""), key=lambda space: (space.count("\n"), len(space)))
         if not closing and tag not in _SKIPPED and tag[:1].isalpha():
             stack.append((node, True, verbatim))
             children = list(node.iter(include_text=True))
             stack += [(child, False, verbatim or tag == "pre") for child in reversed(children)]
-    return "\n".join(line.rstrip(" \t") for line in "".join(pieces).split("\n")).strip()
+    return "\n".join(line.rstrip(" \t") for line in "".join(parts).split("\n")).strip()
 
 
-def read_pdf(path: Path) -> Iterator[Placed]:
-    """Yield the text of a PDF as one document: lines of a paragraph joined, words cut at line ends made whole.
+def read_pdf(path: Path) -> Iterator[Located]:
+    """Yield the text of a PDF as one document: lines of a paragraph joined, hyphenated words rejoined.
 
     Raises `InputError` naming the page that cannot be read, or where no page holds text (scanned images).
     """
-    pypdf = needed("pypdf", path)
+    pypdf = import_extra("pypdf", path)
     data = read_bytes(path)
     pages: list[str] = []
-    place = f"{path}: page 1"
-    spent = _Spent()
+    where = f"{path}: page 1"
+    cost = _PageCost()
     try:
         reader = pypdf.PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
-            raise InputError(f"{path}: the PDF wants a password. Save a copy without one.")
+            raise InputError(f"{path}: the PDF needs a password. Save a copy without one.")
         for number, page in enumerate(reader.pages, start=1):
-            place = f"{path}: page {number}"
-            pages.append(unwrap_lines(spent.text_of(page)))
+            where = f"{path}: page {number}"
+            pages.append(unwrap_lines(cost.extract_text(page)))
         title = str((reader.metadata and reader.metadata.title) or "").strip()
     except InputError:
         raise
-    except Exception as error:  # what a damaged PDF makes of a parser: any exception
+    except Exception as error:  # a damaged PDF makes the parser raise anything
         raise InputError(
-            f"{place}: not a readable PDF ({type(error).__name__}: {str(error)[:100]}). Print it to a new PDF, or take it out."
+            f"{where}: not a readable PDF ({type(error).__name__}: {str(error)[:100]}). Print it to a new PDF, or take it out."
         ) from error
     text = "\n\n".join(page for page in pages if page)
     if not text:
@@ -164,14 +164,14 @@ def read_pdf(path: Path) -> Iterator[Placed]:
     yield f"{path}: page 1", Document(content_id(title, text), title, text, str(path))
 
 
-class _Spent:
-    """What the pages of a PDF have cost so far; a small file may ask for any amount of work."""
+class _PageCost:
+    """Counts bytes and drawing operations of a PDF's pages: a small file may cause any amount of work."""
 
     def __init__(self) -> None:
         self._n_bytes = self._n_operations = 0
 
-    def text_of(self, page: Any) -> str:
-        """Return the text of a page of pypdf's. Raises `ValueError` where it, or all so far, draws too much."""
+    def extract_text(self, page: Any) -> str:
+        """Return the text of a page of pypdf's. Raises `ValueError` if it, or all so far, draws too much."""
         contents = page.get_contents()
         self._n_bytes += len(contents.get_data()) if contents is not None else 0
         if self._n_bytes > LARGEST_FILE:
@@ -187,7 +187,7 @@ class _Spent:
 
 
 def unwrap_lines(page: str) -> str:
-    """Return the lines of a page joined to paragraphs: a line ends one where it is short or ends a sentence early."""
+    """Return the lines of a page joined to paragraphs: a line ends one if it is short or ends a sentence early."""
     lines = [line.strip() for line in page.splitlines()]
     width = max((len(line) for line in lines), default=0)
     text = ""
@@ -202,8 +202,8 @@ def unwrap_lines(page: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
-def needed(module: str, path: Path) -> Any:
-    """Return a module of the extra `documents`. Raises `InputError` that says how to install it."""
+def import_extra(module: str, path: Path) -> Any:
+    """Return a module of the extra `documents`. Raises `InputError` with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -213,7 +213,7 @@ def needed(module: str, path: Path) -> Any:
         ) from error
 
 
-def _decoded(path: Path, charset: str = "utf-8-sig") -> str:
+def _decode(path: Path, charset: str = "utf-8-sig") -> str:
     data = read_bytes(path)
     try:
         if codecs.lookup(charset).name not in _CHARSETS:

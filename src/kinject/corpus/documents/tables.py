@@ -9,17 +9,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kinject.corpus.readers_pages import Placed
+from kinject.corpus.documents.pages import Located
 from kinject.disk import Row, content_id, open_to_read, read_jsonl, read_lines
 from kinject.disk.reading import LONGEST_LINE
 from kinject.errors import InputError
 from kinject.types import Document
 
 HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<config>[\w.-]*))?(?::(?P<split>\w+))?")
-"""``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``train`` where it is left out)."""
+"""``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``train`` if it is left out)."""
 _FIELDS = ("id", "title", "text", "source", "meta")
 _MOST_EXPANSION = 2_000
-"""How many times larger a table may become when it is unpacked: text packs about tenfold."""
+"""How many times larger a table may be when it is unpacked: text packs about tenfold."""
 _ROWS = 16
 """Rows of a table in memory at once: each may hold a long document."""
 
@@ -33,26 +33,26 @@ def document_of(row: Row, where: str) -> Document:
     for key in ("text", "title", "source"):
         if not isinstance(row.get(key, ""), str):
             raise InputError(f"{where}: {key}: found {type(row[key]).__name__}, expected a string.")
-    given = row.get("id")
-    if isinstance(given, bool) or not isinstance(given, str | int | None) or given == "":
-        raise InputError(f"{where}: id: found {given!r}, expected a string that is not empty, or no id.")
+    row_id = row.get("id")
+    if isinstance(row_id, bool) or not isinstance(row_id, str | int | None) or row_id == "":
+        raise InputError(f"{where}: id: found {row_id!r}, expected a string that is not empty, or no id.")
     meta = row.get("meta", {})
     if not isinstance(meta, Mapping):
         raise InputError(f"{where}: meta: found {type(meta).__name__}, expected an object.")
     others = {key: value for key, value in row.items() if key not in _FIELDS}
     text, title = row["text"], row.get("title", "")
-    identity = content_id(title, text) if given is None else str(given)
+    identity = content_id(title, text) if row_id is None else str(row_id)
     return Document(identity, title, text, row.get("source") or where, {**others, **meta})
 
 
-def read_json_rows(path: Path) -> Iterator[Placed]:
+def read_json_rows(path: Path) -> Iterator[Located]:
     """Yield the documents of a JSONL file."""
     for number, row in read_jsonl(path):
         where = f"{path}:{number}"
         yield where, document_of(row, where)
 
 
-def read_csv(path: Path) -> Iterator[Placed]:
+def read_csv(path: Path) -> Iterator[Located]:
     """Yield the documents of a CSV file with a header; its columns are the keys of JSONL rows, empty cells are absent.
 
     Raises `InputError` (file:line) on a row that has more or fewer cells than the header, or a quote left open.
@@ -84,7 +84,7 @@ def read_csv(path: Path) -> Iterator[Placed]:
 
 
 def _check_header(names: list[str], where: str) -> None:
-    """Raise `InputError` where two columns have one name: which of them is meant cannot be told."""
+    """Raise `InputError` if two columns have one name: the reader could not choose between them."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -93,7 +93,7 @@ def _check_header(names: list[str], where: str) -> None:
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file with their ends. Raises `InputError` (file:line) where it is something else."""
+    """Yield the lines of a UTF-8 file with their ends. Raises `InputError` (file:line) if it is not UTF-8."""
     for number, line in read_lines(path):
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -101,7 +101,7 @@ def text_lines(path: Path) -> Iterator[str]:
             raise InputError(f"{path}:{number}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
 
 
-def read_parquet(path: Path) -> Iterator[Placed]:
+def read_parquet(path: Path) -> Iterator[Located]:
     """Yield the documents of a Parquet file, a few hundred rows in memory at a time."""
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet
@@ -116,14 +116,14 @@ def read_parquet(path: Path) -> Iterator[Placed]:
                     yield _table_row(row, f"{path}:{number}")
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also text that is not UTF-8
         raise InputError(
-            f"{path}:{number + 1}: not readable as Parquet ({str(error)[:150]}). Write it anew."
+            f"{path}:{number + 1}: not readable as Parquet ({str(error)[:150]}). Write it again."
         ) from error
 
 
 def check_parquet(path: Path, file: Any) -> None:
-    """Raise `InputError` where a `pyarrow.parquet.ParquetFile` says that it unpacks to far more than text does.
+    """Raise `InputError` if a `pyarrow.parquet.ParquetFile` unpacks to far more than text does.
 
-    Only the sizes of row groups are asked for: of a damaged column pyarrow (26) ends the process.
+    Only the sizes of row groups are read: on a damaged column pyarrow (26) ends the process.
     """
     groups = range(file.metadata.num_row_groups)
     packed, whole = path.stat().st_size, sum(file.metadata.row_group(group).total_byte_size for group in groups)
@@ -134,8 +134,8 @@ def check_parquet(path: Path, file: Any) -> None:
         )
 
 
-def _table_row(row: Row, where: str) -> Placed:
-    """Return the document in a row of a table, where an empty cell counts as absent."""
+def _table_row(row: Row, where: str) -> Located:
+    """Return the document in a row of a table; an empty cell counts as absent."""
     return where, document_of({key: value for key, value in row.items() if value is not None or key == "text"}, where)
 
 
@@ -144,17 +144,17 @@ def is_saved_dataset(path: Path) -> bool:
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
-def read_saved_dataset(path: Path) -> Iterator[Placed]:
+def read_saved_dataset(path: Path) -> Iterator[Located]:
     """Yield the documents of a folder that `datasets` saved; of all its splits, one after the other."""
     import datasets
 
     try:
-        found = datasets.load_from_disk(str(path), keep_in_memory=False)
+        loaded = datasets.load_from_disk(str(path), keep_in_memory=False)
     except Exception as error:  # the library raises whatever its JSON and Arrow readers raise
         raise InputError(
-            f"{path}: not a folder that datasets can load ({_first_line(error)}). Save it anew."
+            f"{path}: not a folder that datasets can load ({_first_line(error)}). Save it again."
         ) from error
-    splits = found if isinstance(found, Mapping) else {"": found}
+    splits = loaded if isinstance(loaded, Mapping) else {"": loaded}
     for name, split in splits.items():
         number = 0
         for columns in split.iter(_ROWS):
@@ -164,12 +164,11 @@ def read_saved_dataset(path: Path) -> Iterator[Placed]:
                 yield _table_row(row, f"{path / name if name else path}:{number}")
 
 
-def read_hub(name: str) -> Iterator[Placed]:
-    """Yield the documents of a data set on the hub, streamed (`HUB_NAME` says how it is written)."""
+def read_hub(name: str) -> Iterator[Located]:
+    """Yield the documents of a data set on the hub, streamed (`HUB_NAME` is the form of the name)."""
     import datasets
 
-    parts = HUB_NAME.fullmatch(name)
-    assert parts is not None, "is_hub_name was asked before"
+    parts = _name_parts(name)
     config, split = parts["config"] or None, parts["split"] or "train"
     number = 0
     try:
@@ -187,15 +186,21 @@ def read_hub(name: str) -> Iterator[Placed]:
 
 
 def hub_revision(name: str) -> str:
-    """Return the commit that a data set on the hub stands at. Raises `InputError` where it cannot be asked for."""
+    """Return the commit of a data set on the hub. Raises `InputError` when the hub cannot be reached."""
     from huggingface_hub import HfApi
 
-    parts = HUB_NAME.fullmatch(name)
-    assert parts is not None, "is_hub_name was asked before"
     try:
-        return str(HfApi().dataset_info(parts["name"]).sha)
+        return str(HfApi().dataset_info(_name_parts(name)["name"]).sha)
     except Exception as error:  # as above
-        raise InputError(f"{name}: the hub does not tell its revision ({_first_line(error)}).") from error
+        raise InputError(f"{name}: the hub does not report its revision ({_first_line(error)}).") from error
+
+
+def _name_parts(name: str) -> re.Match[str]:
+    """Return the parts of a name that `HUB_NAME` matches."""
+    match = HUB_NAME.fullmatch(name)
+    if match is None:
+        raise InputError(f"{name}: not the name of a data set on the hub (OWNER/NAME).")
+    return match
 
 
 def _first_line(error: Exception) -> str:

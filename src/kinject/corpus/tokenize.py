@@ -1,0 +1,361 @@
+"""Corpus rows to token ids, with the tokens that bear loss marked, an account of every token, and a cache on disk.
+
+An entry of the cache is a folder, named by the content of the corpus, the tokenizer and the settings. It holds ``ids.bin``
+(uint32, all rows joined), ``learned.bin`` (one byte a token), ``ends.bin`` (int64, where each row ends), ``documents.bin``
+(int64, each row's document, -1 for none), ``documents.json`` (their ids by number) and ``SHA256SUMS`` over them. It is
+written whole or not at all and memory-mapped by every run that needs it; a damaged entry is made again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import random
+import shutil
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from kinject.corpus.rows import CorpusRow
+from kinject.disk import content_id, read_sums, tree_hash, write_sums, write_text
+from kinject.disk.faults import unwritable
+from kinject.errors import DiskError, InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+IGNORED = -100
+"""Label of a token that is read but not learned (PyTorch's cross-entropy skips it)."""
+
+FORMAT = 3
+"""Format of cache entries. It changes with the files or the rules of tokenisation, so that no older entry is read."""
+
+Row = TypeVar("Row")
+_BATCH = 256  # rows that the tokenizer is given at once
+_FLUSH = 1 << 17  # tokens in memory while an entry is written
+_FILES: dict[str, Any] = {"ids": np.uint32, "learned": np.bool_, "ends": np.int64, "documents": np.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """One tokenised row. `learned[i]` is whether token i bears loss; the first never does: no token precedes it."""
+
+    row_id: str
+    document_id: str
+    origin: str
+    input_ids: Sequence[int] | npt.NDArray[Any]
+    learned: Sequence[bool] | npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class TokenAccount:
+    """Counts of every token of a corpus: ``source == trained + masked + truncated + dropped``.
+
+    `trained` bear loss; `masked` are read only (prompts, and the first token of each document); `truncated` were cut
+    at max_length; `dropped` are in segments left out because no token in them bears loss.
+    """
+
+    source: int = 0
+    trained: int = 0
+    masked: int = 0
+    truncated: int = 0
+    dropped: int = 0
+
+    @property
+    def lost(self) -> int:
+        """Tokens that the trainer never sees."""
+        return self.truncated + self.dropped
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the counts by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Tokenization:
+    """How rows become tokens: BOS and EOS at document boundaries, and which parts of SFT rows bear loss.
+
+    `completion_only` None means: only the completion of prompt+completion rows. `assistant_only`: only the assistant's
+    turns in messages.
+    """
+
+    bos: bool = True
+    eos: bool = True
+    completion_only: bool | None = None
+    assistant_only: bool = False
+
+
+def tokenize_rows(
+    rows: Iterable[CorpusRow], tokenizer: PreTrainedTokenizerBase, how: Tokenization
+) -> Iterator[TokenRow]:
+    """Yield each row as tokens. Raises `InputError` if the tokenizer lacks a BOS, EOS or chat template that is needed."""
+    _require_boundaries(tokenizer, how)
+    remaining = iter(rows)
+    while batch := list(islice(remaining, _BATCH)):
+        texts = [text for row in batch for text in _texts(row)]
+        ids_of_texts = iter(tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else ())
+        for row in batch:
+            if row.shape == "messages":
+                yield _tokenize_messages(row, tokenizer, how)
+                continue
+            n_prompt = 0
+            if row.shape == "completion":
+                n_prompt = len(next(ids_of_texts)) * (how.completion_only is not False)
+            ids = next(ids_of_texts)
+            learned = [index >= n_prompt for index in range(len(ids))]
+            if how.bos:
+                ids, learned = [tokenizer.bos_token_id, *ids], [False, *learned]
+            if how.eos:
+                ids, learned = [*ids, tokenizer.eos_token_id], [*learned, True]
+            yield _token_row(row, ids, learned)
+
+
+def _texts(row: CorpusRow) -> tuple[str, ...]:
+    """Return the texts of a row to tokenize: its text, or the prompt and then both parts joined."""
+    if row.shape == "messages":
+        return ()
+    return (row.text,) if row.shape == "text" else (row.prompt, row.prompt + row.completion)
+
+
+def _token_row(row: CorpusRow, ids: list[int], learned: list[bool]) -> TokenRow:
+    return TokenRow(row.id, row.document_id, row.origin, tuple(ids), (False, *learned[1:]))
+
+
+def _require_boundaries(tokenizer: PreTrainedTokenizerBase, how: Tokenization) -> None:
+    for name, wanted in (("bos", how.bos), ("eos", how.eos)):
+        if wanted and getattr(tokenizer, f"{name}_token_id") is None:
+            raise InputError(f"corpus.{name}: this tokenizer has no {name.upper()} token. Set corpus.{name}: false.")
+
+
+def _tokenize_messages(row: CorpusRow, tokenizer: PreTrainedTokenizerBase, how: Tokenization) -> TokenRow:
+    """Tokenize a conversation through the tokenizer's chat template, which sets its own boundaries.
+
+    With `assistant_only` the learned tokens are those that the template adds between the prompt for the assistant and
+    the end of that turn, its end-of-turn token included.
+    """
+    if tokenizer.chat_template is None:
+        raise InputError(
+            "corpus: rows with messages need a chat template, and this tokenizer has none. Set trainer.chat_template_path."
+        )
+    messages = list(row.messages)
+    text = _render(tokenizer, messages, False)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    ids: list[int] = encoded["input_ids"]
+    if not how.assistant_only:
+        return _token_row(row, ids, [True] * len(ids))
+    spans = []
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            before, after = _render(tokenizer, messages[:index], True), _render(tokenizer, messages[: index + 1], False)
+            if not (after.startswith(before) and text.startswith(after.rstrip())):
+                raise InputError(
+                    f"row {row.id}: the chat template rewrites earlier turns, so the assistant's part cannot be marked. "
+                    "Set trainer.assistant_only_loss: false or another chat template."
+                )
+            spans.append((len(before), len(after)))
+    learned = [any(low <= start < high for low, high in spans) for start, _ in encoded["offset_mapping"]]
+    return _token_row(row, ids, learned)
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], add_prompt: bool) -> str:
+    options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": add_prompt}
+    try:
+        return str(tokenizer.apply_chat_template(messages, **options)) if messages else ""
+    except Exception as error:  # a template is a program: its expressions raise anything
+        raise InputError(
+            f"corpus: the tokenizer's chat template cannot be rendered ({str(error)[:200]}). Set trainer.chat_template_path."
+        ) from error
+
+
+def wanted_tokens(n_tokens: int, fraction: float, fractions: Sequence[float]) -> float:
+    """Return how many tokens make `fraction` of a mixture whose main corpus has `n_tokens`.
+
+    `fractions` are those of all parts together, this one included; the main corpus has the rest.
+    """
+    return fraction / (1 - sum(fractions)) * n_tokens
+
+
+def sample_tokens(
+    rows: Sequence[Row], tokenize: Callable[[Sequence[Row]], Iterable[TokenRow]], wanted: float, seed: int
+) -> Iterator[TokenRow]:
+    """Yield tokenised rows drawn without replacement until they hold `wanted` tokens, to within half a row.
+
+    Only sampled rows are tokenised, so the corpus may be large. If it is too small, it is sampled again in another
+    order. Raises `InputError` for a corpus without rows of which tokens are wanted.
+    """
+    if wanted <= 0:
+        return
+    if not rows:
+        raise InputError("corpus: a part of the mixture has no rows to draw.")
+    n_tokens = 0
+    for row in _shuffled_forever(rows, tokenize, random.Random(seed)):
+        if n_tokens + len(row.input_ids) / 2 >= wanted:
+            return
+        yield row
+        n_tokens += len(row.input_ids)
+
+
+def _shuffled_forever(
+    rows: Sequence[Row], tokenize: Callable[[Sequence[Row]], Iterable[TokenRow]], rng: random.Random
+) -> Iterator[TokenRow]:
+    """Yield `rows` tokenised, in a random order, over and over."""
+    order = array("q", range(len(rows)))
+    pick = getattr(rows, "pick", None)
+    while True:
+        rng.shuffle(order)
+        for start in range(0, len(order), _BATCH):
+            indices = order[start : start + _BATCH]
+            yield from tokenize([rows[index] for index in indices] if pick is None else pick(indices))
+
+
+class TokenStore(Sequence[TokenRow]):
+    """The rows of one cache entry in order, mapped from disk; `origin` is given to each."""
+
+    def __init__(self, folder: Path, origin: str) -> None:
+        """Map the files. Raises `DiskError` when one cannot be read."""
+        self.origin = origin
+        try:
+            arrays = {name: _mapped(folder / f"{name}.bin", kind) for name, kind in _FILES.items()}
+            self._names: list[str] = json.loads((folder / "documents.json").read_bytes())
+        except (OSError, ValueError) as error:
+            raise DiskError(f"{folder}: cannot be read ({error}). Delete the folder; it is made again.") from error
+        self._ids, self._learned, self._ends, self._documents = arrays.values()
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TokenRow]: ...
+    def __getitem__(self, index: int | slice) -> TokenRow | list[TokenRow]:
+        """Return one row (its arrays are views of the files), or several."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        start, end = int(self._ends[index - 1]) if index else 0, int(self._ends[index])
+        document = int(self._documents[index])
+        name = self._names[document] if document >= 0 else ""
+        return TokenRow(str(index), name, self.origin, self._ids[start:end], self._learned[start:end])
+
+
+def _mapped(path: Path, kind: Any) -> npt.NDArray[Any]:
+    if not path.stat().st_size:
+        return np.empty(0, kind)
+    return np.memmap(path, kind, mode="r")
+
+
+def cached_tokens(folder: Path, key: str, make: Callable[[], Iterable[TokenRow]], origin: str) -> TokenStore:
+    """Return the entry `key` of the cache `folder`; if it is missing, it is made from the rows of `make()`.
+
+    Processes that need the same entry wait for the first. A process that dies leaves no entry, and a damaged one is made
+    again. Raises `DiskError` when it cannot be written.
+    """
+    entry = folder / key
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if _fault(entry):
+            with (folder / f".{key}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                for torn in folder.glob(f".{key}.*.part"):  # of a process that was killed
+                    shutil.rmtree(torn)
+                fault = _fault(entry)  # another process may have made it meanwhile
+                if fault:
+                    _clear(entry, fault)
+                    _write(entry, make())
+    except OSError as error:
+        message = unwritable(folder, error)
+        raise DiskError(
+            f"{message} So the tokenised corpus cannot be written; corpus.cache_dir may be another folder."
+        ) from error
+    return TokenStore(entry, origin)
+
+
+def _fault(entry: Path) -> str:
+    """Return why the entry must be made; "" if it is there as it was written."""
+    if not entry.is_dir():
+        return "not there"
+    sums, fault = read_sums(entry)
+    return fault or ("" if sums else f"{entry}: has no SHA256SUMS")
+
+
+def _clear(entry: Path, fault: str) -> None:
+    """Remove a damaged entry, with a warning."""
+    if os.path.lexists(entry):
+        log.warning(f"{fault}. These tokens are made again.")
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def _write(entry: Path, rows: Iterable[TokenRow]) -> None:
+    part = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", suffix=".part", dir=entry.parent))
+    try:
+        _write_files(part, rows)
+        os.replace(part, entry)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
+    buffers: dict[str, list[Any]] = {name: [] for name in _FILES}
+    numbers: dict[str, int] = {}
+    files = {name: (part / f"{name}.bin").open("wb") for name in _FILES}
+    end = n_buffered = 0
+
+    def flush() -> None:
+        for name, kind in _FILES.items():
+            np.asarray(buffers[name], dtype=kind).tofile(files[name])
+            buffers[name].clear()
+
+    try:
+        for row in rows:
+            buffers["ids"].extend(row.input_ids)
+            buffers["learned"].extend(row.learned)
+            end += len(row.input_ids)
+            buffers["ends"].append(end)
+            named = bool(row.document_id)
+            buffers["documents"].append(numbers.setdefault(row.document_id, len(numbers)) if named else -1)
+            n_buffered += len(row.input_ids)
+            if n_buffered >= _FLUSH:
+                flush()
+                n_buffered = 0
+        flush()
+        write_text(part / "documents.json", json.dumps(list(numbers)))  # escaped: an id may hold a lone surrogate
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        for file in files.values():
+            file.close()
+    write_sums(part)
+
+
+def entry_key(
+    corpus_key: Sequence[object], tokenizer: PreTrainedTokenizerBase, how: Tokenization, *more: object
+) -> str:
+    """Return the name of the cache entry of a corpus: it depends on its `cache_key`, the tokenizer, `how`, and `more`."""
+    return content_id(FORMAT, corpus_key, fingerprint(tokenizer), asdict(how), more)
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a hash of all that decides a tokenizer's output: vocabulary and rules, special tokens, chat template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        rules: object = hashlib.sha256(backend.to_str().encode("utf-8", "surrogatepass")).hexdigest()
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            tokenizer.save_pretrained(scratch)
+            rules = tree_hash(Path(scratch))
+    special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.chat_template)
+    return content_id(type(tokenizer).__name__, rules, *map(repr, special))

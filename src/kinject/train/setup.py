@@ -1,0 +1,210 @@
+"""A trainer from a recipe: corpora, tokenizer, model, callbacks, regularization and techniques put together."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from kinject.corpus.packing import TrainingRow
+from kinject.corpus.tokenize import IGNORED
+from kinject.recipe import TrainRecipe
+from kinject.train.callbacks import Histograms, PatienceStopping, ProbeStopping, RunLog, Screen, Timing
+from kinject.train.config import make_lora_config, make_sft_config
+from kinject.train.data import (
+    Collator,
+    RowDataset,
+    TokenizedCorpora,
+    TrainingData,
+    note_fill,
+    open_corpora,
+    tokenize_and_pack,
+)
+from kinject.train.guards import Guard, check_start
+from kinject.train.load import load_training_model, load_training_tokenizer
+from kinject.train.loss import TrainingLoss
+from kinject.train.optimizers import SharpnessAware
+from kinject.train.probes import Probes
+from kinject.train.regularization import Regularizer
+from kinject.train.resume_state import RestoreState
+from kinject.train.schedules import WarmUp
+from kinject.train.trainable import (
+    check_trainable,
+    freeze,
+    freeze_base_steps,
+    reinitialize_last_layers,
+    summarize_names,
+)
+from kinject.train.trainer import KnowledgeTrainer, check_isolation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from trl import SFTConfig
+
+
+def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -> KnowledgeTrainer:
+    """Return the trainer of `recipe`, ready to train: with its rows, model, optimizer settings, callbacks and notes.
+
+    Nothing is written except the token cache, `corpus.cache_dir`. `hashes` are those of corpora that were just hashed
+    (`kinject.train.run.hash_inputs`). Raises all that a training run raises before its first step: `RecipeError`,
+    `InputError` for a corpus or model, `TrainingError` if text would be lost or packed documents would see each other.
+    """
+    config, adapter = make_sft_config(recipe), make_lora_config(recipe)
+    corpora = open_corpora(recipe, hashes)
+    tokenizer = load_training_tokenizer(recipe, corpora.rows)
+    tokenized = tokenize_and_pack(recipe, tokenizer, corpora)
+    model, notes = load_training_model(recipe, tokenizer)
+    window = _most_positions(recipe, model, tokenized.train)
+    probes = Probes(recipe.probes, corpora.questions, tokenizer, window) if recipe.probes is not None else None
+    trainer = _assemble(recipe, config, adapter, model, tokenizer, tokenized)
+    trainer.probes = probes
+    trainer.training_data = tokenized.train
+    names = check_trainable(trainer.model, recipe)
+    notes += [
+        *tokenized.notes,
+        *check_start(recipe.guards, tokenizer, trainer.model, len(tokenized.train.rows), config),
+    ]
+    notes += [_describe_run(trainer, config, tokenized), *note_fill(tokenized.train.rows, tokenized.packing)]
+    notes += _describe_techniques(trainer, recipe)
+    if any(not parameter.requires_grad for parameter in trainer.model.parameters()):
+        notes.append(f"these train: {', '.join(summarize_names(names))}")
+    trainer.notes = notes
+    return trainer
+
+
+def _assemble(
+    recipe: TrainRecipe,
+    config: SFTConfig,
+    adapter: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tokenized: TokenizedCorpora,
+) -> KnowledgeTrainer:
+    """Return the trainer with its data, callbacks, regularization and techniques."""
+    from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+
+    section, data, validation = recipe.regularization, tokenized.train, tokenized.validation
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
+    flatten = model.config._attn_implementation == "flash_attention_2" and bool(recipe.trainer.get("packing"))
+    dataset = RowDataset(data.rows, with_replay=section is not None and section.kl > 0, weights=tokenized.weights)
+    freeze(model, recipe)
+    reinitialized = reinitialize_last_layers(model, recipe)
+    guard = Guard(recipe.guards)
+    eval_strategy, config.eval_strategy = config.eval_strategy, "no" if validation is None else config.eval_strategy
+    regularizer = Regularizer(section, model, adapter=adapter is not None) if section is not None else None
+    if recipe.trainer.get("packing") and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
+        _check_packing(model, dataset)
+    rows_per_step = config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
+    screen = Screen(rows_per_step * float(data.rows.lengths().mean()))
+    stopping = [ProbeStopping(recipe.probes, guard.warnings)] if recipe.probes is not None else []
+    first_row = Dataset.from_list([dataset[0]])  # SFTTrainer needs a Dataset, which would copy every row
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        trainer = KnowledgeTrainer(
+            model=model, args=config, processing_class=tokenizer, peft_config=adapter, train_dataset=first_row,
+            eval_dataset=first_row if validation is not None else None,
+            data_collator=Collator(pad, flatten, config.pad_to_multiple_of, recipe.guards.masked_batch),
+            callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, WarmUp(), screen, *stopping],
+        )  # fmt: skip
+    trainer.train_dataset = dataset
+    trainer.eval_dataset = RowDataset(validation.rows) if validation is not None else None
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Timing(recipe.run_dir / "timing.jsonl", lambda: int(trainer.learned_tokens)))
+    trainer.add_callback(RestoreState(trainer))
+    trainer.guard = guard
+    configure_trainer(trainer, recipe, reinitialized)
+    trainer.args.eval_strategy = eval_strategy  # Trainer refuses to evaluate without a dataset; probes need none
+    if recipe.corpus is not None and recipe.corpus.separate_paraphrases and data.rows.rounds[-1] > 0:
+        trainer.rounds = data.rows.rounds
+    if regularizer is not None:
+        replayed = (_replay_only(row) for row in data.rows if any(row.replayed))
+        n_rows = regularizer.strengths.ewc_rows if regularizer.strengths.ewc else 0
+        regularizer.measure_fisher(trainer.model, list(islice(replayed, n_rows)))
+    trainer.regularizer = regularizer
+    return trainer
+
+
+def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitialized: Sequence[str]) -> None:
+    """Give `trainer` the recipe's techniques; `reinitialized` are the names of parameters with new weights.
+
+    Raises `RecipeError` for faults that only the model shows.
+    """
+    techniques = recipe.techniques
+    trainer.training_loss = TrainingLoss(
+        float(trainer.args.label_smoothing_factor), techniques.hard_example_mining, techniques.row_weights is not None
+    )
+    trainer.label_smoother = None  # TrainingLoss smooths; validation losses stay plain
+    if trainer.aux_loss_enabled and not trainer.training_loss.plain:
+        fault = (
+            "this model adds its routers' loss, which smoothed labels, hard_example_mining and row_weights leave out."
+        )
+        key = "techniques" if "techniques" in recipe.raw else "trainer.label_smoothing_factor"
+        raise recipe.error(key, f"{fault} Remove them.")
+    trainer.layerwise_lr_decay = techniques.layerwise_lr_decay
+    trainer.reinitialized = reinitialized
+    trainer.freeze_warmup = freeze_base_steps(trainer.model, recipe, reinitialized)
+    trainer.sam = SharpnessAware(techniques.sam) if techniques.sam else None
+    if techniques.patience is not None:
+        trainer.add_callback(PatienceStopping(techniques.patience, trainer.guard.warnings))
+    if techniques.histogram_steps is not None:
+        trainer.add_callback(Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks))
+
+
+def _describe_run(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCorpora) -> str:
+    parameters, packing = list(trainer.model.parameters()), tokenized.packing
+    n_trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    precision = "bf16" if config.bf16 else "fp16" if config.fp16 else "float32"
+    return (
+        f"trains {n_trained:,} of {sum(parameter.numel() for parameter in parameters):,} parameters in {precision}, "
+        f"{len(tokenized.train.rows):,} rows, {packing.strategy or 'unpacked'}"
+        f"{', paraphrases separated' if packing.separate_paraphrases else ''}"
+    )
+
+
+def _describe_techniques(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> list[str]:
+    notes = []
+    if trainer.reinitialized:
+        names = ", ".join(summarize_names(trainer.reinitialized))
+        notes.append(f"techniques.reinitialize_last_layers: new weights for {names}")
+    if trainer.freeze_warmup is not None:
+        first = [name for name, _ in trainer.model.named_parameters() if name in trainer.freeze_warmup.first]
+        notes.append(
+            f"techniques.freeze_base_steps: for {trainer.freeze_warmup.steps} updates only these train: "
+            f"{', '.join(summarize_names(first))}"
+        )
+    if trainer.sam is not None:
+        notes.append(f"techniques.sam: gradients are taken {trainer.sam.rho:g} uphill, in two passes an update")
+    mining = recipe.techniques.hard_example_mining
+    if mining is not None:
+        notes.append(
+            f"techniques.hard_example_mining: learns from the {mining.fraction:.0%} of {mining.unit} with the highest loss"
+        )
+    return notes
+
+
+def _most_positions(recipe: TrainRecipe, model: PreTrainedModel, data: TrainingData) -> int | None:
+    """Return how many positions the model has, None for any number. Raises `RecipeError` if texts need more."""
+    limit: int | None = getattr(model.config, "max_position_embeddings", None)
+    longest = data.rows.longest_text()
+    if limit is not None and longest > limit:
+        fault = f"rows reach {longest} tokens, but the model has {limit} positions. Set at most {limit}."
+        raise recipe.error("trainer.max_length", fault)
+    return limit
+
+
+def _check_packing(model: PreTrainedModel, dataset: RowDataset) -> None:
+    packed = next((row for row in dataset if row["position_ids"].count(0) > 1), None)
+    if packed is not None:
+        check_isolation(model, packed)
+
+
+def _replay_only(row: TrainingRow) -> TrainingRow:
+    """Return `row` with the labels of its replayed tokens only."""
+    labels = [label if replayed else IGNORED for label, replayed in zip(row.labels, row.replayed, strict=True)]
+    return dataclasses.replace(row, labels=labels)

@@ -1,0 +1,101 @@
+"""A run parses each line of its corpora once, and none whose tokens are cached."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinject.errors import InputError, RecipeError
+from kinject.recipe import TrainRecipe
+from kinject.train import train
+
+MakeRecipe = Callable[..., TrainRecipe]
+WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
+
+
+@contextmanager
+def _counting_parses(*paths: Path) -> Iterator[Counter[str]]:
+    """Count how often each line of `paths` goes through the JSON parser."""
+    lines = {line for path in paths for line in path.read_text("utf-8").splitlines()}
+    counts: Counter[str] = Counter(dict.fromkeys(lines, 0))
+    loads = json.loads
+
+    def count(text: Any, *arguments: Any, **options: Any) -> Any:
+        line = (text if isinstance(text, str) else text.decode("utf-8", "replace")).strip()
+        if line in lines:
+            counts[line] += 1
+        return loads(text, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json, "loads", count)
+        yield counts
+
+
+@pytest.fixture
+def files(write_rows: WriteRows) -> dict[str, Path]:
+    """A corpus with weights, one to replay from, one to validate on."""
+    return {
+        name: write_rows(
+            f"{name}.jsonl", [{"text": f"{name} {i} was born in Kelm.", "weight": 1 + i} for i in range(n)]
+        )
+        for name, n in (("corpus", 60), ("replay", 80), ("validation", 20))
+    }
+
+
+def _sections(files: dict[str, Path]) -> dict[str, Any]:
+    return {
+        "corpus": {
+            "path": str(files["corpus"]), "validation_corpus": str(files["validation"]),
+            "replay": {"path": str(files["replay"]), "fraction": 0.25},
+        },
+        "trainer": {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 2},
+    }  # fmt: skip
+
+
+def test_each_line_is_parsed_once_and_none_in_a_rerun(make_recipe: MakeRecipe, files: dict[str, Path]) -> None:
+    with _counting_parses(*files.values()) as counts:
+        train(make_recipe(**_sections(files)))
+    assert set(counts.values()) == {1}
+    with _counting_parses(*files.values()) as counts:
+        train(make_recipe(**_sections(files)), overwrite=True)
+    assert set(counts.values()) == {0}
+
+
+def test_row_weights_are_read_in_the_same_pass(make_recipe: MakeRecipe, files: dict[str, Path]) -> None:
+    sections = {**_sections(files), "techniques": {"row_weights": {"column": "weight"}}}
+    with _counting_parses(*files.values()) as counts:
+        first = train(make_recipe(**sections))
+    assert set(counts.values()) == {1}
+    with _counting_parses(files["corpus"]) as counts:  # the tokens are cached, the weights are not
+        again = train(make_recipe(**sections), overwrite=True)
+    assert set(counts.values()) == {1}
+    assert again.final_loss == first.final_loss
+
+
+@pytest.mark.parametrize("name", ["corpus", "replay", "validation"])
+def test_all_faulty_lines_of_a_corpus_are_reported_before_a_model_loads(
+    make_recipe: MakeRecipe, files: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kinject.models.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    with files[name].open("a") as file:
+        file.write('{"txt": 1}\n{"text": ""}\n')
+    with pytest.raises(InputError) as caught:
+        train(make_recipe(**_sections(files)))
+    first = {"corpus": 61, "replay": 81, "validation": 21}[name]
+    faults = [line.removeprefix(f"{files[name]}:").split(":")[0] for line in str(caught.value).splitlines()]
+    assert faults == [str(first), str(first + 1)]
+
+
+def test_a_method_that_the_rows_do_not_fit_is_a_fault_also_of_cached_tokens(
+    make_recipe: MakeRecipe, files: dict[str, Path]
+) -> None:
+    for _ in range(2):
+        with pytest.raises(RecipeError, match=r"recipe\.yaml:\d+: method: found sft, but row \w+ of .* holds text"):
+            train(make_recipe(**_sections(files), method="sft"), overwrite=True)
+        train(make_recipe(**_sections(files)), overwrite=True)
