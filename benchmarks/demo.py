@@ -39,10 +39,10 @@ def run_cold_and_warm(folder: Path) -> dict[str, float]:
     return {"cold": cold, "warm": timed_demo(folder)}
 
 
-def cells(folder: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
-    """Return the report's cells by (question set, model, K)."""
+def results_of(folder: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
+    """Return the report's results by (question set, arm, K)."""
     report = json.loads((folder / "runs" / "eval" / "report.json").read_text("utf-8"))
-    return {(cell["question_set"], cell["model"], cell["k"]): cell for cell in report["cells"]}
+    return {(result["question_set"], result["arm"], result["k"]): result for result in report["results"]}
 
 
 def figures(found: dict[tuple[str, str, int], dict[str, Any]]) -> list[tuple[str, str, str, bool]]:
@@ -78,7 +78,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     if arguments.report:
-        rows += figures(cells(arguments.report))
+        rows += figures(results_of(arguments.report))
     else:
         with tempfile.TemporaryDirectory() as scratch:
             clone = Path(scratch) / "kinject"
@@ -92,7 +92,7 @@ def main() -> None:
                 )
             )
             rows.append(("make demo, .venv and base there", f"{seconds['warm']:.0f} s", "90 s", seconds["warm"] <= 90))
-            rows += figures(cells(clone))
+            rows += figures(results_of(clone))
             if arguments.test:
                 tests = timed_demo(clone, "test")
                 rows.append(("make test", f"{tests:.0f} s", "600 s", tests <= 600))

@@ -144,7 +144,7 @@ def evaluation(n: int, folder: Path, style: str) -> Work:
         with AnswerStore(folder / "answers.jsonl") as book:
             assert book.find("base-0") is not None
         (pair,) = compare_runs([read_run(folder / "answers.jsonl")])
-        assert pair.cell.n == len(questions) == n
+        assert pair.result.n == len(questions) == n
         return n
 
     return work
@@ -154,13 +154,15 @@ def inference(n: int, folder: Path, style: str) -> Work:
     """`n` questions, two of a document, three seeds: a study's intervals and sign flips."""
     import numpy as np
 
-    from kinject.study.inference import Sheet, interval, near_p, sign_flip_p
+    from kinject.study.inference import CorrectnessMatrix, interval, near_p, sign_flip_p
 
     random = np.random.default_rng(0)
     ids, documents = tuple(map(str, range(n))), tuple(f"d{at // 2}" for at in range(n))
 
     def work() -> int:
-        one, other = (Sheet((random.random((3, n)) < share).astype(float), ids, documents) for share in (0.5, 0.45))
+        one, other = (
+            CorrectnessMatrix((random.random((3, n)) < share).astype(float), ids, documents) for share in (0.5, 0.45)
+        )
         interval(one)
         interval(one, other)
         sign_flip_p(one, other)
@@ -174,9 +176,9 @@ def report(n: int, folder: Path, style: str) -> Work:
     """`n` training runs, three seeds an arm, with 200 answers each: a study's scores, questions, pages and figures."""
     from kinject.corpus.questions import read_questions
     from kinject.recipe.study_section import ResourcesSection
-    from kinject.report.study_report import write_study_report
-    from kinject.results import Cost, StudyResult
-    from kinject.study.analysis import arm_infos, make_scores, question_lines
+    from kinject.report import write_report
+    from kinject.results import Cost, Report
+    from kinject.study.analysis import arm_infos, question_results, summarize_arms
     from kinject.study.arms import BASE, Arm
     from kinject.study.records import Records
 
@@ -199,15 +201,15 @@ def report(n: int, folder: Path, style: str) -> Work:
         records = Records("sum")
         for name, seed in runs:
             records.read("model", name, seed, folder / "runs" / name / str(seed))
-        scores = make_scores(records, arms, {"new": "learning"}, {})
+        results = summarize_arms(records, arms, {"new": "learning"}, {})
         costs = [Cost(name, "model", seed, "train", 60.0, 10_000, 1 << 30, 0.0, 1) for name, seed in runs]
         logs = [("model", name, seed, f"runs/{name}/{seed}/log.jsonl") for name, seed in runs if name != BASE]
-        result = StudyResult(
-            title="Load", card="", seeds=seeds, models=("model",), arms=arm_infos(arms), scores=tuple(scores), curves=(),
-            choices=(), claims=(), costs=tuple(costs), questions=tuple(question_lines(records, arms, questions, {})),
+        result = Report(
+            kind="study", title="Load", seeds=seeds, models=("model",), arms=arm_infos(arms), results=tuple(results), sweeps=(),
+            choices=(), claims=(), costs=tuple(costs), questions=tuple(question_results(records, arms, questions, {})),
             exposures=(), failures=(), logs=tuple(logs), notes=(), commands=(), versions={}, seconds=1.0,
         )  # fmt: skip
-        write_study_report(folder, result)
+        write_report(folder, result)
         return len(runs)
 
     return work

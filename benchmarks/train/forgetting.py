@@ -65,7 +65,7 @@ def ask(models: dict[str, str], root: Path) -> dict[tuple[str, str], float]:
             yaml.safe_dump({"run_dir": str(root / "eval"), "eval": {"models": models, "questions": questions}})
         )
         report = evaluate(read_recipe(path, verb="eval"))
-    return {(cell.question_set, cell.model): cell.accuracy for cell in report.cells}
+    return {(result.question_set, result.arm): result.accuracy for result in report.results}
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """kinject turns documents into knowledge that a language model demonstrably has.
 
-The verbs are functions: ``augment``, ``train``, ``evaluate`` and ``study`` each take a checked recipe and return a typed result.
+The verbs are functions: ``augment``, ``train``, ``evaluate`` and ``study`` each take a checked recipe, return a typed result and
+write the same files as the command.
 
     import kinject
     recipe = kinject.read_recipe(Path("recipes/cpt.yaml"), verb="train")
@@ -15,28 +16,38 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kinject.api import evaluate, train
     from kinject.augment import augment
     from kinject.errors import KinjectError
-    from kinject.eval import evaluate
     from kinject.recipe import Recipe, read_recipe
-    from kinject.report import write_report
+    from kinject.report import read_report, write_report
     from kinject.study import study
-    from kinject.train import train
 
 __version__ = version("kinject")
 
 _HOMES = {
     "augment": "kinject.augment",
-    "evaluate": "kinject.eval",
+    "evaluate": "kinject.api",
     "KinjectError": "kinject.errors",
     "read_recipe": "kinject.recipe",
+    "read_report": "kinject.report",
     "Recipe": "kinject.recipe",
     "study": "kinject.study",
-    "train": "kinject.train",
+    "train": "kinject.api",
     "write_report": "kinject.report",
 }
 
-__all__ = ["KinjectError", "Recipe", "augment", "evaluate", "read_recipe", "study", "train", "write_report"]
+__all__ = [
+    "KinjectError",
+    "Recipe",
+    "augment",
+    "evaluate",
+    "read_recipe",
+    "read_report",
+    "study",
+    "train",
+    "write_report",
+]
 
 
 class VerbPackage(ModuleType):
@@ -44,7 +55,8 @@ class VerbPackage(ModuleType):
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Return what the verb returns."""
-        return getattr(self, self.__name__.rpartition(".")[2])(*arguments, **options)
+        verb = self.__name__.rpartition(".")[2]
+        return getattr(import_module(_HOMES[verb]), verb)(*arguments, **options)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,100 +1,187 @@
-"""What a study found, as values: arms, scores over seeds, curves, choices, claims, costs. Written to study.json.
+"""Results of an evaluation and of a study: accuracy of each arm, paired differences, and what a study adds to them.
 
-Everything that a page or figure of a study shows stands here; pages compute no statistics.
+An evaluation is a study with one seed, so both are a `Report`. Reports are written to report.json; pages and figures show
+these numbers and compute none. The annotations are checked by pydantic when a report is read (`from_json`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+from pydantic import AfterValidator
+
+from kinject.errors import InputError
+
+Kind = Literal["evaluation", "study"]
+Role = Literal["learning", "retention", "baseline"]
 Verdict = Literal["shown", "opposite shown", "not shown", "cannot be tested"]
+Interval = Literal["Wilson", "bootstrap over documents and seeds"]
+"""How the 95% interval of an accuracy was computed."""
+Test = Literal["McNemar", "sign-flip permutation by document", "Newcombe interval"]
+"""What decides whether a difference is significant. Newcombe's interval has no p: it is significant if it excludes 0."""
+
+ALPHA = 0.05
+_TOLERANCE = 1e-6
+
+
+def _within(low: float, high: float) -> AfterValidator:
+    def check(value: Any) -> Any:
+        if not low - _TOLERANCE <= value <= high + _TOLERANCE:
+            raise ValueError(f"allowed is {low:g} to {high:g}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _count(value: int) -> int:
+    if not 0 <= value < 2**53:
+        raise ValueError("allowed is 0 or more, up to the largest integer that a float holds exactly")
+    return value
+
+
+Fraction = Annotated[float, _within(0, 1)]
+Difference = Annotated[float, _within(-1, 1)]
+Count = Annotated[int, AfterValidator(_count)]
+
+
+class PromptFormat(NamedTuple):
+    """How questions were put to a model: the format, the number of few-shot examples, and how choices were scored."""
+
+    format: str
+    shots: int
+    score: str = "sum"
 
 
 @dataclass(frozen=True, slots=True)
 class ArmInfo:
-    """One arm: `model` is its base model's name in the study, `trained` whether its weights differ from the base's.
+    """One arm: `model` is its base model's name in the report, `trained` whether its weights differ from the base's.
 
-    `about` says in words what it is. `curve` names the curve for which the arm was made, "" for an arm of its own.
-    `recipe` holds what its training differs in from the study's shared recipes (dotted key -> value). `step_matched_to`
+    `description` says in words what it is. `sweep` names the sweep for which the arm was made, "" for an arm of its own.
+    `recipe` holds where its training differs from the study's shared recipes (dotted key -> value). `step_matched_to`
     names the arm whose number of steps (or tokens) it was given, "" where it has its own.
     """
 
     name: str
     model: str
-    about: str
+    description: str
     trained: bool
-    curve: str
-    recipe: dict[str, Any]
+    sweep: str = ""
+    recipe: dict[str, Any] = field(default_factory=dict)
     step_matched_to: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A difference of accuracies paired by question: `delta` = this - the other, seeds averaged question by question.
+    """A difference of accuracies on the same questions: `delta` = this arm - `other`, seeds averaged question by question.
 
-    `low` and `high` bound it at 95% (bootstrap over source documents and seeds together); `p` is a two-sided
-    sign-flip permutation test over source documents; `p_holm` is p corrected for every comparison of the same family.
-    `wrong_to_right` and `right_to_wrong` count questions whose majority answer over seeds changed. `relative` is delta
-    over the other's accuracy (the paper's gain), None where that is 0. `smallest` is the smallest difference that as many
-    questions show with 80% power, None where there is none.
+    `test` names the test behind `p` (two-sided); `p_holm` is p corrected for every comparison of the same family. `low` and
+    `high` bound delta at 95%: by bootstrap over source documents (and seeds), or by Newcombe (1998). `from_counts` bounds
+    it from the two counts alone (Bonett and Price 2012; one seed). `wrong_to_right` and `right_to_wrong` count questions
+    whose answer changed (the majority answer over seeds). `relative` is delta over the other's accuracy (the paper's
+    gain), None where that is 0. `smallest` is the smallest difference that as many questions show with 80% power. None
+    where a number does not exist.
     """
 
     other: str
-    delta: float
-    low: float
-    high: float
-    p: float
-    p_holm: float
-    wrong_to_right: int
-    right_to_wrong: int
+    delta: Difference
+    low: Difference | None
+    high: Difference | None
+    p: Fraction | None
+    p_holm: Fraction | None
+    wrong_to_right: Count
+    right_to_wrong: Count
     relative: float | None
     smallest: float | None
+    test: Test
+    from_counts: tuple[Difference, Difference] | None = None
+
+    @property
+    def deciding_p(self) -> float | None:
+        """The p that decides: Holm's where there is one. None where the interval decides."""
+        return self.p if self.p_holm is None else self.p_holm
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the deciding p is below 0.05, or, without a p, the interval excludes 0."""
+        if self.deciding_p is not None:
+            return self.deciding_p < ALPHA
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """One arm on one question set in one way, over all seeds: `by_seed` are the accuracies, in the order of the seeds.
+class Subject:
+    """One subject's questions of a set: `n` of them; with one seed `n_correct` and Wilson's 95% bounds, else None."""
 
-    `accuracy` is their mean; `low` and `high` bound it at 95% (bootstrap over source documents and seeds). An arm
-    without training has one seed. `k` > 0 is the arm with K retrieved passages before each question. `by_subject` holds
-    (subject, n, accuracy) where there are several. `to_base` compares with the arm's base model without context.
+    name: str
+    n: Count
+    accuracy: Fraction
+    n_correct: Count | None = None
+    low: Fraction | None = None
+    high: Fraction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """One arm on one question set in one prompt format, over all seeds.
+
+    `by_seed` holds the accuracies in the order of the seeds and `accuracy` their mean; `low` and `high` bound it at 95%
+    (`interval` says how). An arm without training has one seed. `k` > 0: with K retrieved passages before each question.
+    `n` counts every question; `n_unscored` of them had no finite log-probs and count as wrong. `chance` is the mean of
+    1 / number of choices. `score` names the score compared between choices (`kinject.eval.scores`); `mass` is the mean
+    probability on the letters, for lettered formats. `to_base` compares with the base without context.
     """
 
     model: str
     arm: str
     question_set: str
-    role: Literal["learning", "retention", "baseline"]
+    role: Role
     format: str
-    shots: int
-    k: int
-    n: int
-    chance: float
-    by_seed: tuple[float, ...]
-    accuracy: float
-    low: float
-    high: float
+    shots: Count
+    k: Count
+    n: Count
+    chance: Fraction
+    by_seed: tuple[Fraction, ...]
+    accuracy: Fraction
+    low: Fraction
+    high: Fraction
+    interval: Interval
     to_base: Contrast | None
-    by_subject: tuple[tuple[str, int, float], ...] = ()
     chosen_k: bool = False
-    """Whether this K was chosen on validation questions (or is the only one)."""
+    """Whether this K was chosen on validation questions, or is the only one."""
     to_rag: Contrast | None = None
-    """Compares with the base model with its chosen K: did training do better (k = 0), or add to retrieval (k > 0)?"""
+    """Compares with the base model with retrieval: did training do better (k = 0), or add to retrieval (k > 0)?"""
     to_plain: Contrast | None = None
     """Compares a trained arm with its chosen K with the same arm without context: does retrieval add to training?"""
+    subjects: tuple[Subject, ...] = ()
+    """By subject in the order of the questions, () where there are not several."""
+    macro: tuple[Fraction, Fraction, Fraction] | None = None
+    """Mean of the subjects' accuracies with its 95% bounds (mean, low, high); None where it was not computed."""
     subject: str = ""
     """Of one subject's questions alone, "" for the whole set. The paper's Table 1 has a row for each subject."""
+    score: str = "sum"
+    n_correct: Count | None = None
+    """With one seed only."""
+    n_unscored: Count = 0
+    mass: float | None = None
+
+    @property
+    def prompt_format(self) -> PromptFormat:
+        """How the questions were asked."""
+        return PromptFormat(self.format, self.shots, self.score)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """One value of a curve and the arm that was trained (or asked) with it; `value` as in the recipe, `x` a number.
+class SweepPoint:
+    """One value of a sweep and the arm that was trained (or asked) with it; `value` as in the recipe, `x` a number.
 
     `x` is None where values are not numbers (styles): then they are categories in the recipe's order. `control` names the
     step-matched control of this point, "" for none.
     """
 
-    curve: str
     value: Any
     label: str
     x: float | None
@@ -103,30 +190,30 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """What was varied: `key` (dotted recipe key, ``merge.alpha`` or ``k``), and its points for one base model."""
+class Sweep:
+    """The values of one varied `key` (dotted recipe key, ``merge.alpha`` or ``k``) for one base model."""
 
     name: str
     key: str
     model: str
-    about: str
+    description: str
     log_x: bool
     frontier: bool
     """Whether its points belong on the plot of learning against forgetting."""
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A hyperparameter chosen on validation questions before any test question was read.
 
-    `candidates` are (value, mean validation accuracy, number of questions); `at_edge` says that the best lies at an end of the
-    grid; `best_on_test` is the value that the test questions would have chosen, shown as what it is (None where the
-    test was not asked with each).
+    `key` is the recipe key, or ``k``. `candidates` are (value, mean validation accuracy, number of questions); `at_edge`:
+    the best lies at an end of the grid; `best_on_test` is the value that the test questions would have chosen (None where
+    the test was not asked with each). It is only shown, never used.
     """
 
     model: str
-    what: str
+    key: str
     arm: str
     question_set: str
     candidates: tuple[tuple[Any, float, int], ...]
@@ -137,7 +224,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement that the study was set up to test, declared in its recipe, and what the data say of it.
+    """A statement that the study was set up to test, declared in its recipe, and its verdict.
 
     `statement` is the claim in words, `finding` the numbers in a sentence; p is corrected by Holm over the study's claims.
     `verdict` is "shown" when p_holm < 0.05 in the claimed direction.
@@ -158,7 +245,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one stage of one arm and seed took: wall seconds, tokens processed, peak resident bytes, money.
+    """The cost of one stage of one arm and seed: wall seconds, tokens processed, peak resident bytes, money.
 
     `shared_by` counts the arms and seeds that used it.
     """
@@ -166,7 +253,7 @@ class Cost:
     arm: str
     model: str
     seed: int | None
-    stage: Literal["prepare", "augment", "corpus", "train", "merge", "eval"]
+    stage: Literal["setup", "augment", "corpus", "train", "merge", "eval"]
     seconds: float
     tokens: int
     peak_bytes: int
@@ -175,8 +262,8 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionLine:
-    """One question with the share of seeds that answered it rightly, by arm (context-free arms and chosen K)."""
+class QuestionResult:
+    """One question with the fraction of seeds that answered it correctly, by arm (without context, and with the chosen K)."""
 
     question_set: str
     question_id: str
@@ -184,12 +271,12 @@ class QuestionLine:
     question: str
     choices: tuple[str, ...]
     answer: int
-    right: dict[str, float]
+    fraction_correct: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class ExposureBin:
-    """Questions of an arm grouped by how often training read the document that answers them (times, all wordings)."""
+    """Questions of an arm grouped by how often training read the document that answers them (in any paraphrase)."""
 
     model: str
     arm: str
@@ -202,7 +289,7 @@ class ExposureBin:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An arm that could not be finished: the stage, the first line of what went wrong, and the log that holds it all."""
+    """An arm that could not be finished: the stage, the first line of the error, and the log that holds all of it."""
 
     arm: str
     model: str
@@ -214,9 +301,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
-    """What one base model, or one arm on it, holds of a question set's facts.
+    """How many bits of a question set's facts one base model, or one arm on it, knows.
 
-    `exposures` is how often training read the document behind a question, in any wording (mean), None where that was not
+    `exposures` is how often training read the document behind a question, in any paraphrase (mean), None where that was not
     counted (the base). `bits` are in all `n_facts`, with `low` and `high` its 95% interval over documents and seeds;
     `per_parameter` is bits over `parameters`. `most_bits` is what all the facts hold.
     """
@@ -225,7 +312,7 @@ class ScalingPoint:
     arm: str
     question_set: str
     label: str
-    """The value of the curve, "" for the base."""
+    """The value of the sweep, "" for the base."""
     parameters: int
     exposures: float | None
     by_seed: tuple[float, ...]
@@ -241,15 +328,15 @@ class ScalingPoint:
 
 @dataclass(frozen=True, slots=True)
 class ScalingFit:
-    """A least-squares line through accuracies of single seeds over log2 of what is doubled.
+    """A least-squares line through accuracies of single seeds over log2 of what is doubled (`along`).
 
     `slope` is accuracy gained at each doubling, with its 95% interval (Student's t), `intercept` the accuracy at 1.
-    `at` names what stays the same: a value of the curve ("" for the base), or a base model.
+    `fixed` names what stays the same: a value of the sweep ("" for the base), or a base model.
     """
 
     question_set: str
     along: Literal["parameters", "exposures"]
-    at: str
+    fixed: str
     n: int
     slope: float
     low: float
@@ -260,37 +347,144 @@ class ScalingFit:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What base models of several sizes hold, and how that grows."""
+    """Knowledge of base models of several sizes, and how it grows."""
 
     points: tuple[ScalingPoint, ...]
     fits: tuple[ScalingFit, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class StudyResult:
-    """Everything that a study found. `logs` are (model, arm, seed, path of log.jsonl from the run folder) of the training runs.
+class Perplexity:
+    """How well `arm` predicts the texts of `name`: exp of the mean loss of a token, and bits per byte."""
 
-    `notes` are for the reader (what could not be judged, how K was chosen); `commands` run it again.
+    arm: str
+    name: str
+    n_texts: Count
+    n_tokens: Count
+    per_token: float
+    bits_per_byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """For how many of `n` questions of a set (those that name a document) it is among the first `k` passages."""
+
+    question_set: str
+    k: Count
+    n_found: Count
+    n: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All results of an evaluation or a study. `models` are the base models; an evaluation has one, its first model.
+
+    `logs` are (model, arm, seed, path of log.jsonl from the run folder) of the training runs. `notes` are for the reader
+    (what could not be judged, how K was chosen); `commands` run it again. `model_sources` gives the folder or hub name of
+    each base model that the study did not make. An evaluation leaves empty what only a study has, and the other way round.
     """
 
+    kind: Kind
     title: str
-    card: str
-    seeds: tuple[int, ...]
     models: tuple[str, ...]
     arms: tuple[ArmInfo, ...]
-    scores: tuple[Score, ...]
-    curves: tuple[Curve, ...]
-    choices: tuple[Choice, ...]
-    claims: tuple[Claim, ...]
-    costs: tuple[Cost, ...]
-    questions: tuple[QuestionLine, ...]
-    exposures: tuple[ExposureBin, ...]
-    failures: tuple[Failure, ...]
-    logs: tuple[tuple[str, str, int, str], ...]
-    notes: tuple[str, ...]
-    commands: tuple[str, ...]
-    versions: dict[str, str]
-    seconds: float
-    model_sources: dict[str, str] = field(default_factory=dict)
-    """Base model -> the folder or hub name it was loaded from, where it is not made by the study itself."""
+    results: tuple[ArmResult, ...]
+    seeds: tuple[int, ...] = (0,)
+    description: str = ""
+    sweeps: tuple[Sweep, ...] = ()
+    choices: tuple[Choice, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    costs: tuple[Cost, ...] = ()
+    questions: tuple[QuestionResult, ...] = ()
+    exposures: tuple[ExposureBin, ...] = ()
+    failures: tuple[Failure, ...] = ()
     scaling: Scaling | None = None
+    perplexities: tuple[Perplexity, ...] = ()
+    recalls: tuple[Recall, ...] = ()
+    logs: tuple[tuple[str, str, int, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    model_sources: dict[str, str] = field(default_factory=dict)
+    __pydantic_config__: ClassVar[dict[str, bool]] = {"allow_inf_nan": False}
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """Return `report` as JSON values. Halves of surrogate pairs, which UTF-8 cannot hold, become U+FFFD."""
+    text = json.dumps(asdict(report), ensure_ascii=False, allow_nan=False)
+    return dict(json.loads(re.sub("[\ud800-\udfff]", "\ufffd", text)))
+
+
+def from_json(value: Mapping[str, Any], source: str) -> Report:
+    """Return the report that `value` (JSON values) describes. Unknown keys are ignored.
+
+    Raises `InputError` naming `source` and the first field that is wrong.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        report = TypeAdapter(Report).validate_json(json.dumps(value), strict=True)
+        _check_results(report)
+    except ValidationError as error:
+        found = error.errors()[0]
+        raise InputError(f"{source}: damaged report: {_path(found['loc'])}: {_problem(dict(found))}.") from None
+    except _ResultError as error:
+        raise InputError(f"{source}: damaged report: {error}.") from None
+    return report
+
+
+class _ResultError(Exception):
+    """Numbers of a report that contradict each other."""
+
+
+def _check_results(report: Report) -> None:
+    """Raise `_ResultError` where the numbers of a result contradict each other, or an arm is there twice."""
+    seen: set[tuple[object, ...]] = set()
+    for index, result in enumerate(report.results):
+        place = f"results[{index}]"
+        n_correct, n_seeds = result.n_correct, len(result.by_seed)
+        if result.n < 1 or not n_seeds:
+            raise _ResultError(f"{place}.n: found {result.n} questions, {n_seeds} seeds; at least 1 of each is needed")
+        if n_correct is not None and n_correct + result.n_unscored > result.n:
+            raise _ResultError(f"{place}.n: found {result.n} with {n_correct} correct and {result.n_unscored} unscored")
+        if n_correct is not None and abs(result.accuracy - n_correct / result.n) > _TOLERANCE:
+            raise _ResultError(f"{place}.accuracy: found {result.accuracy}, which disagrees with n_correct / n")
+        bounded = result.low - _TOLERANCE <= result.accuracy <= result.high + _TOLERANCE
+        if result.interval == "Wilson" and not bounded:
+            raise _ResultError(f"{place}.accuracy: found {result.accuracy}, outside {result.low} to {result.high}")
+        key = (result.model, result.arm, result.question_set, *result.prompt_format, result.k, result.subject)
+        if key in seen:
+            raise _ResultError(f"{place}: the arm {result.arm!r:.60} on {result.question_set!r:.60} is there twice")
+        seen.add(key)
+    for index, recall in enumerate(report.recalls):
+        if not 0 < recall.n >= recall.n_found:
+            raise _ResultError(f"recalls[{index}].n_found: found {recall.n_found} of {recall.n}")
+
+
+_NEEDED = {
+    "string_type": "a string", "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
+    "bool_type": "true or false", "finite_number": "a finite number",
+}  # fmt: skip
+_CONTAINERS = {"tuple_type": "a list", "dict_type": "an object", "dataclass_type": "an object"}
+
+
+def _path(parts: tuple[int | str, ...]) -> str:
+    """Return ``results[0].to_base.low``; "report" for the whole."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in parts)
+    return text.removeprefix(".") or "report"
+
+
+def _problem(error: dict[str, Any]) -> str:
+    kind, found = error["type"], error.get("input")
+    if kind == "missing":
+        return "missing"
+    if kind in _CONTAINERS:
+        return f"found {type(found).__name__}, {_CONTAINERS[kind]} is needed"
+    if kind in _NEEDED:
+        return f"found {found!r:.60}, {_NEEDED[kind]} is needed"
+    if kind == "literal_error":
+        return f"found {found!r:.60}, allowed are {error['ctx']['expected']}"
+    if kind == "value_error":
+        return f"found {found!r:.60}, {error['ctx']['error']}"
+    return f"found {found!r:.60}: {error['msg']}"

@@ -10,6 +10,7 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -30,6 +31,19 @@ def printable(text: str) -> str:
 def show(text: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
     """Print `printable` text on standard output, or on `file`."""
     print(printable(str(text)), end=end, file=sys.stdout if file is None else file, flush=flush)
+
+
+def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
+    """Return `rows` as columns, those in `right` aligned to the right; two spaces before each line."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        columns = (
+            text.rjust(width) if column in right else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  " + "  ".join(columns).rstrip())
+    return "\n".join(lines)
 
 
 class Formatter(logging.Formatter):

@@ -107,7 +107,7 @@ def test_a_batch_that_was_never_made_is_made_again(
     log.begin("lost", server.url, ["00" * 16])
     log.close()
     assert augment(make_recipe(server.url, generator__batch=True)).got == 36
-    assert BatchLog(tmp_path / "run" / "batches.sqlite").waiting(server.url) == []
+    assert BatchLog(tmp_path / "run" / "batches.sqlite").unfinished(server.url) == []
 
 
 def test_a_refused_key_stops_a_batch_run_and_names_its_variable(make_recipe: Make, serving: Callable[..., Any]) -> None:
@@ -116,5 +116,5 @@ def test_a_refused_key_stops_a_batch_run_and_names_its_variable(make_recipe: Mak
 
 
 def test_only_an_endpoint_has_batches(make_recipe: Make) -> None:
-    with pytest.raises(RecipeError, match="is of kind: openai alone"):
+    with pytest.raises(RecipeError, match="is only for kind: openai"):
         augment(make_recipe(generator__batch=True))

@@ -126,7 +126,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "answer to making lost": Fault("make", says(None), "again", "no connection"),
     "answer to making unreadable": Fault("make", says(PAGE), "again", "cannot be read"),
-    "look fails": Fault("look", says(ERROR), "again", "answered 500.*batches that were handed in go on"),
+    "look fails": Fault("look", says(ERROR), "again", "answered 500.*submitted batches continue"),
     "look resets": Fault("look", says(None), "again", "no connection"),
     "look answered with a page": Fault("look", says(PAGE), "again", "cannot be read"),
     "look without a status": Fault("look", _without_status, "again", "cannot be read"),

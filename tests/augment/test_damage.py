@@ -7,7 +7,6 @@ import os
 import random
 import resource
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -121,7 +120,7 @@ def test_no_flipped_bit_of_the_cache_gives_another_answer(filled: Path) -> None:
 def test_a_damaged_answer_is_told_left_out_and_stored_again(filled: Path, caplog: pytest.LogCaptureFixture) -> None:
     filled.write_bytes(filled.read_bytes().replace(b"born in 1939", b"born in 1938", 1))
     with AnswerCache(filled) as cache:
-        assert "damaged on disk and left out: 1 stored answers. They are asked again" in caplog.text
+        assert "damaged on disk and deleted: 1 stored answers. They are requested again" in caplog.text
         assert cache.get(_key(39)) is None
         assert len(cache) == 39
         cache.put(_key(39), Completion(_text(39), "stop", Usage(139, 10)))
@@ -130,21 +129,6 @@ def test_a_damaged_answer_is_told_left_out_and_stored_again(filled: Path, caplog
         assert cache.get(_key(39)) == Completion(_text(39), "stop", Usage(139, 10))
         assert cache.usage() == Usage(sum(range(100, 140)), 400)
     assert caplog.text == ""
-
-
-def test_a_cache_of_an_older_kinject_is_read_and_written_on(tmp_path: Path) -> None:
-    path = tmp_path / "cache.sqlite"
-    with sqlite3.connect(path) as database:
-        database.execute(
-            "CREATE TABLE answers (key BLOB PRIMARY KEY, text TEXT NOT NULL, finish_reason TEXT NOT NULL, "
-            "tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL) WITHOUT ROWID"
-        )
-        database.execute("INSERT INTO answers VALUES (?, 'é', 'stop', 3, 4)", (_key(0),))
-    database.close()
-    for _ in range(2):
-        with AnswerCache(path) as cache:
-            assert cache.get(_key(0)) == Completion("é", "stop", Usage(3, 4))
-            cache.put(_key(1), Completion("b", "stop", Usage(1, 1)))
 
 
 def test_a_cache_that_was_deleted_under_a_run_is_told_at_the_next_answer(filled: Path) -> None:
@@ -162,10 +146,10 @@ def test_the_log_of_batches_notices_a_changed_row(tmp_path: Path) -> None:
     log.name("submission", "batch_17")
     log.close()
     again = BatchLog(path)
-    assert [(item.batch, item.keys) for item in again.waiting("http://here")] == [("batch_17", ("aa", "bb"))]
+    assert [(item.batch, item.keys) for item in again.unfinished("http://here")] == [("batch_17", ("aa", "bb"))]
     again.close()
     path.write_bytes(path.read_bytes().replace(b"batch_17", b"batch_16"))
-    with pytest.raises(DiskError, match=r"batches\.sqlite: .* Move it away to go on without it"):
+    with pytest.raises(DiskError, match=r"batches\.sqlite: .* Move it away to continue without it"):
         BatchLog(path)
 
 
@@ -214,6 +198,6 @@ def test_a_disk_that_fills_ends_augment_with_a_line_and_code_2_and_nothing_is_pa
     assert "Traceback" not in done.stderr
     line = done.stderr.strip().splitlines()[-1]
     assert f"{tmp_path / 'run'}" in line
-    assert "same command goes on" in line or "Free space" in line
+    assert "same command then resumes" in line or "Free space" in line
     augment(recipe)
     assert running.state.n_requests <= 36 + 8  # those whose answer found no room any more

@@ -168,19 +168,19 @@ FAULTS: dict[str, Fault] = {
     "529": Fault(status(529), "overload", "answered 529"),
     "599": Fault(status(599, b"<h1>oops</h1>"), "server error", "answered 599"),
     "redirect": Fault(
-        status(301, location="https://elsewhere.example/v1"), "stop", "301: it sends requests on to https://elsewhere"
+        status(301, location="https://elsewhere.example/v1"), "stop", "301: it redirects requests to https://elsewhere"
     ),
     "429 inside a 200": Fault(
         whole(b'{"error": {"code": 429, "message": "as ordered"}}'), "overload", r"answered 429 \(as ordered\)"
     ),
     "reset before the answer": Fault(Talk.reset, "connection", "no connection"),
-    "reset in the body": Fault(cut_by_reset, "connection", "broke in the answer", lost=True),
-    "body shorter than announced": Fault(cut, "connection", "broke in the answer", lost=True),
+    "reset in the body": Fault(cut_by_reset, "connection", "broke during the answer", lost=True),
+    "body shorter than announced": Fault(cut, "connection", "broke during the answer", lost=True),
     "headers that never come": Fault(never, "timeout", "no whole answer within 0.5 s", lost=True, settings=SHORT),
     "body that drips": Fault(drip, "timeout", "no whole answer within 0.5 s", lost=True, settings=SHORT),
     "body that never ends": Fault(flood, "malformed", "longer than 1,000,000 bytes", lost=True),
     "body that unpacks to far more": Fault(bomb, "malformed", "longer than 1,000,000 bytes", lost=True),
-    "broken compression": Fault(bad_gzip, "connection", "broke in the answer", lost=True),
+    "broken compression": Fault(bad_gzip, "connection", "broke during the answer", lost=True),
     "not HTTP": Fault(no_http, "connection", "no connection"),
     "wrong content type": Fault(
         whole(b"<html>Log in", content_type="text/html"), "malformed", "not a chat completion.*<html>Log in"
@@ -272,7 +272,7 @@ def test_a_fault_met_once_costs_no_answer_and_nothing_of_it_is_stored(
     server = hostile(lambda talk, number: fault.act(talk) if number == 1 else None)
     recipe = few(server.url, **fields)
     if fault.met == "stop":
-        with pytest.raises(EndpointError, match=r"1 rewritings are stored; the same command goes on") as caught:
+        with pytest.raises(EndpointError, match=r"1 rewritings are stored; the same command resumes") as caught:
             augment(recipe)
         assert caught.value.fatal
         assert len(server.seen) == 2

@@ -231,7 +231,7 @@ def test_doctor_shows_no_password_of_a_mirror(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     for there in (True, False):
         monkeypatch.setattr(doctor, "answers", lambda url, there=there: there)
-        finding, _ = doctor._hub(offline=False)
+        finding, _ = doctor._check_hub(offline=False)
         assert "https" not in finding.value
         assert canary_key[:12] not in finding.value
         assert "mirror.example" in finding.value

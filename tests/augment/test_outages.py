@@ -95,8 +95,8 @@ def test_no_secure_connection_stops_the_run_at_once_and_says_which_way_out(
 @pytest.mark.parametrize(
     ("raw", "told"),
     [
-        (b"HTTP/1.1 301 Moved\r\nlocation: https://elsewhere.example\r\ncontent-length: 0\r\n\r\n", "sends requests on to"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{", "broke in the answer"),
+        (b"HTTP/1.1 301 Moved\r\nlocation: https://elsewhere.example\r\ncontent-length: 0\r\n\r\n", "redirects requests to"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{", "broke during the answer"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 200000\r\n\r\n" + b" " * 200_000, "longer than 100,000 bytes"),
         (b"garbage\r\n\r\n", "no connection"),
         (b"", "no connection"),

@@ -220,13 +220,13 @@ def test_the_whole_loop_on_the_sandbox(
     out = capsys.readouterr().out
     assert "cpt+rag" in out
     report = json.loads((here / "runs" / "e" / "report.json").read_text())
-    assert {(cell["model"], cell["k"]) for cell in report["cells"]} == {
+    assert {(result["arm"], result["k"]) for result in report["results"]} == {
         ("base", 0),
         ("base", 1),
         ("cpt", 0),
         ("cpt", 1),
     }
-    assert all(cell["n"] == len(asked) for cell in report["cells"])
+    assert all(result["n"] == len(asked) for result in report["results"])
     page = (here / "runs" / "e" / "report.html").read_text()
     assert "<svg" in page
     assert "<script" not in page

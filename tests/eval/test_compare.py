@@ -36,14 +36,14 @@ def test_two_runs_are_paired_by_question(folder):
     after = folder("after", *(answer(i, i > 1, arm="tuned") for i in range(13)))
     (pair,) = compare_runs([read_run(before), read_run(after)])
     assert (pair.name, pair.base_name, pair.n_left_out) == ("after: tuned", "before: base", 1)
-    difference = pair.cell.difference
-    assert (pair.cell.n, difference.wrong_to_right, difference.right_to_wrong) == (12, 8, 2)
+    difference = pair.contrast
+    assert (pair.result.n, difference.wrong_to_right, difference.right_to_wrong) == (12, 8, 2)
     assert difference.p == mcnemar(8, 2)
     assert difference.delta == pytest.approx(0.5)
     assert difference.relative == pytest.approx(1.5)
     assert difference.low < 0.5 < difference.high
     text = render_comparison([pair])
-    assert "up to 1 questions stand in one run only" in text
+    assert "up to 1 questions are in one run only" in text
     assert "+150.0%" in text
 
 
@@ -51,7 +51,7 @@ def test_one_run_compares_its_other_arms_with_its_first(folder):
     arms = [answer(i, i < n, arm) for arm, n in (("base", 2), ("a", 6), ("b", 9)) for i in range(10)]
     pairs = compare_runs([read_run(folder("run", *arms))])
     assert [(pair.name, pair.base_name) for pair in pairs] == [("a", "base"), ("b", "base")]
-    holm = [pair.cell.difference.p_holm for pair in pairs]
+    holm = [pair.contrast.p_holm for pair in pairs]
     assert holm == pytest.approx([mcnemar(4, 0), 2 * mcnemar(7, 0)])
 
 
@@ -74,7 +74,7 @@ def test_a_harness_samples_file_is_a_run(tmp_path, folder):
         path = tmp_path / name / "samples_mmlu_law_2026-01-02T03-04-05.678901.jsonl"
         path.write_text("".join(sample(i, i < n) for i in range(10)))
     (pair,) = compare_runs([read_run(tmp_path / name) for name in "ab"])
-    assert (pair.cell.question_set, pair.cell.difference.wrong_to_right) == ("mmlu_law", 5)
+    assert (pair.result.question_set, pair.contrast.wrong_to_right) == ("mmlu_law", 5)
     by_length = read_run(tmp_path / "a", "chars").ways["mmlu_law", "mmlu_law", 0, 0]["lm-evaluation-harness"]
     assert by_length[0].log_probs == (-0.5, -2.0 / 3)
 
@@ -100,4 +100,4 @@ def test_a_kinject_run_is_compared_with_the_harness_on_the_same_questions(tmp_pa
     path = tmp_path / "samples_law_2026-01-02T03-04-05.678901.jsonl"
     path.write_text("".join(rows))
     (pair,) = compare_runs([read_run(own), read_run(path)])
-    assert (pair.cell.difference.wrong_to_right, pair.cell.difference.right_to_wrong) == (3, 0)
+    assert (pair.contrast.wrong_to_right, pair.contrast.right_to_wrong) == (3, 0)

@@ -39,7 +39,10 @@ def recipe(tmp_path: Path, tiny_model: Path) -> Recipe:
 
 def outcome(recipe: Recipe) -> Any:
     """The counts and accuracies of a run; log-probs that are scored anew may differ in their last digits."""
-    return [(cell.format, cell.n, cell.n_correct, cell.n_unscored, cell.accuracy) for cell in evaluate(recipe).cells]
+    return [
+        (result.format, result.n, result.n_correct, result.n_unscored, result.accuracy)
+        for result in evaluate(recipe).results
+    ]
 
 
 def all_faults(ground: Ground, n_flips: int, seed: int) -> tuple[list[str], int, int]:

@@ -18,11 +18,12 @@ import yaml
 from kinject.disk import lock_dir
 from kinject.errors import DiskError, InputError, RecipeError
 from kinject.eval import evaluate
-from kinject.eval.cells import compare, correct_family, is_right, make_cell
+from kinject.eval.results import correct_family, is_correct, paired_contrast, summarize_arm
 from kinject.eval.scoring.answers import AnswerStore, read_answers
 from kinject.models import load_model
 from kinject.recipe import read_recipe
-from kinject.types import Answer, Report
+from kinject.results import Report
+from kinject.types import Answer
 
 ROWS = [
     {"id": f"q{i}", "question": f"Where was {name} born?", "choices": choices, "answer": i % 3, "document_id": name}
@@ -81,7 +82,7 @@ def test_stored_log_probs_are_those_of_the_prompts_as_documented(run, tmp_path, 
     )
     answers = {(a.format, a.shots, a.k, a.question_id): a for a in read_answers(tmp_path / "run" / "answers.jsonl")}
     assert len(answers) == 2 * 2 * 2 * len(ROWS)
-    assert sum(cell.n for cell in report.cells) == len(answers)
+    assert sum(result.n for result in report.results) == len(answers)
     texts = answers["texts", 1, 1, "q1"]
     expected = naive(
         tiny_model,
@@ -101,12 +102,12 @@ def test_the_report_follows_from_the_stored_answers(run, tmp_path):
     report = run(retrieval={"documents": [str(tmp_path / "documents.jsonl")], "k": [1, 2]})
     answers = read_answers(tmp_path / "run" / "answers.jsonl")
     base = [answer for answer in answers if answer.k == 0]
-    assert [(cell.arm, cell.k) for cell in report.cells] == [("base", 0), ("base+rag", 1), ("base+rag", 2)]
+    assert [(result.arm, result.k) for result in report.results] == [("base", 0), ("base", 1), ("base", 2)]
     by_k = [(k, [answer for answer in answers if answer.k == k]) for k in (0, 1, 2)]
-    cells = [make_cell(own, role="learning", model="base", base=base if k else None) for k, own in by_k]
-    assert report.cells == correct_family(cells)
+    results = [summarize_arm(own, base if k else None, model="base", arm="base") for k, own in by_k]
+    assert report.results == correct_family(results)
     stored = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert [cell["accuracy"] for cell in stored["cells"]] == [cell.accuracy for cell in report.cells]
+    assert [result["accuracy"] for result in stored["results"]] == [result.accuracy for result in report.results]
     assert manifest(tmp_path)["counts"] == {"answers": 12, "scored_now": 12, "stored": 12}
 
 
@@ -169,7 +170,9 @@ def test_a_run_killed_under_another_recipe_reads_what_that_began_and_then_the_re
     path = tmp_path / "run" / "answers.jsonl"
     found = {row["key"]: row["log_probs"] for row in map(json.loads, path.read_bytes().splitlines())}
     shutil.rmtree(tmp_path / "run")
-    assert [cell.n_correct for cell in run(formats=["letters", "texts"]).cells] == [c.n_correct for c in both.cells]
+    assert [result.n_correct for result in run(formats=["letters", "texts"]).results] == [
+        c.n_correct for c in both.results
+    ]
     for row in map(json.loads, path.read_bytes().splitlines()):
         np.testing.assert_allclose(found[row["key"]], row["log_probs"], rtol=0, atol=2e-5)
 
@@ -188,7 +191,7 @@ def test_a_damaged_list_of_pending_prompts_is_refused_since_the_last_digits_hang
 def test_a_list_of_pending_prompts_that_is_not_ours_is_not_needed(run, tmp_path, content):
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "pending.json").write_text(content)
-    assert run().cells[0].n == 4
+    assert run().results[0].n == 4
     assert manifest(tmp_path)["counts"]["scored_now"] == 4
 
 
@@ -210,8 +213,8 @@ def test_the_same_weights_under_two_names_are_asked_once(run, tmp_path, tiny_mod
     shutil.copytree(tiny_model, copy)
     report = run(models={"base": str(tiny_model), "tuned": str(copy)})
     assert manifest(tmp_path)["counts"] == {"answers": 8, "scored_now": 4, "stored": 8}
-    assert report.cells[1].difference is not None
-    assert (report.cells[1].difference.delta, report.cells[1].difference.p) == (0.0, 1.0)
+    assert report.results[1].to_base is not None
+    assert (report.results[1].to_base.delta, report.results[1].to_base.p) == (0.0, 1.0)
 
 
 def test_only_named_models_get_context(run, tmp_path, tiny_model):
@@ -220,11 +223,11 @@ def test_only_named_models_get_context(run, tmp_path, tiny_model):
         retrieval={"documents": [str(tmp_path / "documents.jsonl")], "k": [1]},
         retrieval_models=["tuned"],
     )
-    assert [cell.arm for cell in report.cells] == ["base", "tuned", "tuned+rag"]
+    assert [(result.arm, result.k) for result in report.results] == [("base", 0), ("tuned", 0), ("tuned", 1)]
 
 
 def test_a_limit_asks_the_first_questions_only(run, tmp_path):
-    assert run(limit=2).cells[0].n == 2
+    assert run(limit=2).results[0].n == 2
     assert {a.question_id for a in read_answers(tmp_path / "run" / "answers.jsonl")} == {"q0", "q1"}
 
 
@@ -233,7 +236,7 @@ def test_a_broken_model_leaves_questions_unscored_wrong_and_told(run, tiny_model
     loaded.model.model.norm.weight.data[0] = float("nan")
     loaded.model.save_pretrained(tiny_model)
     report = run()
-    assert (report.cells[0].n_unscored, report.cells[0].n_correct) == (4, 0)
+    assert (report.results[0].n_unscored, report.results[0].n_correct) == (4, 0)
     assert any("4 of 4 questions could not be scored" in note for note in report.notes)
 
 
@@ -281,7 +284,7 @@ def test_more_choices_than_letters_are_refused_for_letters_only(run, write_rows)
     )
     with pytest.raises(InputError, match="has 27 choices, format letters has 26 letters"):
         run(questions={"new": many}, formats=["letters"])
-    assert run(questions={"new": many}).cells[0].chance == pytest.approx(1 / 27)
+    assert run(questions={"new": many}).results[0].chance == pytest.approx(1 / 27)
 
 
 def test_a_run_folder_in_use_is_refused(run, tmp_path):
@@ -298,14 +301,14 @@ def answers(*right: bool) -> list[Answer]:
 
 def test_differences_are_paired_by_question_whatever_the_order():
     base, tuned = answers(True, False, False, False), answers(False, True, True, False)
-    difference = compare(tuned[::-1], base)
+    difference = paired_contrast(tuned[::-1], base)
     assert (difference.wrong_to_right, difference.right_to_wrong, difference.delta) == (2, 1, 0.25)
     assert difference.p == pytest.approx(1.0)  # 2 * P(X <= 1), X ~ B(3, 1/2)
 
 
 def test_a_tie_goes_to_the_first_choice():
     tie = Answer("q", "s", "arm", "texts", 0, 0, (), 1, (-1.0, -1.0), (1, 1), (1, 1))
-    assert not is_right(tie)
+    assert not is_correct(tie)
 
 
 def test_importing_the_stage_imports_no_torch():

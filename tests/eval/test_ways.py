@@ -16,14 +16,14 @@ import yaml
 
 from kinject.cli import main
 from kinject.errors import InputError
-from kinject.eval import evaluate, render_table
+from kinject.eval import evaluate
 from kinject.eval.compare import compare_runs, read_run
 from kinject.eval.prompts import PromptRequest, render_prompt
 from kinject.eval.scoring.answers import read_answers
 from kinject.eval.scoring.encode import Encoder
 from kinject.models import load_model
 from kinject.recipe import read_recipe
-from kinject.report.evaluation import read_report, write_report
+from kinject.report import read_report, render_summary, write_report
 from kinject.types import Question
 
 NAMES = ["Arden", "Bryn", "Kelm", "Farrow"]
@@ -92,12 +92,12 @@ def test_rotations_ask_each_option_at_each_letter(recipe, tmp_path):
     assert len(answers) == 4 * 3 + 4
     np.testing.assert_array_equal(answers["rotations", 0, 0, "q1"].log_probs, answers["letters", 0, 0, "q1"].log_probs)
     assert [answers["rotations", 0, n, "q2"].gold for n in range(3)] == [2, 1, 0]
-    assert [(cell.format, cell.n) for cell in report.cells] == [("rotations", 4), ("letters", 4)]
-    assert report.cells[1].mass == pytest.approx(
+    assert [(result.format, result.n) for result in report.results] == [("rotations", 4), ("letters", 4)]
+    assert report.results[1].mass == pytest.approx(
         np.mean([sum(map(math.exp, answers["letters", 0, 0, f"q{i}"].log_probs)) for i in range(4)])
     )
     assert any("the letters hold only" in note for note in report.notes)
-    assert any("whatever stands there, the letters get A " in note for note in report.notes)
+    assert any("whatever option they name, the letters get A " in note for note in report.notes)
 
 
 def test_each_rotation_is_a_task_of_its_own_in_the_harness_layout(recipe, tmp_path):
@@ -118,7 +118,7 @@ def test_each_rotation_is_a_task_of_its_own_in_the_harness_layout(recipe, tmp_pa
 def test_pmi_asks_the_choices_without_the_question(recipe, tmp_path):
     report = run(recipe(scores=["sum", "pmi", "tokens"]))
     answers = stored(tmp_path)
-    assert [(cell.format, cell.score) for cell in report.cells] == [
+    assert [(result.format, result.score) for result in report.results] == [
         ("texts", "sum"), ("texts", "pmi"), ("texts", "tokens"),
         ("texts-no-question", "sum"), ("texts-no-question", "tokens"),
     ]  # fmt: skip
@@ -126,7 +126,7 @@ def test_pmi_asks_the_choices_without_the_question(recipe, tmp_path):
     for i in range(4):
         whole, bare = (answers[f, 0, 0, f"q{i}"] for f in ("texts", "texts-no-question"))
         right += int(np.argmax(np.subtract(whole.log_probs, bare.log_probs)) == whole.gold)
-    assert report.cells[1].n_correct == right
+    assert report.results[1].n_correct == right
     assert read_report(tmp_path / "run" / "report.json") == report
 
 
@@ -171,7 +171,7 @@ def test_k_is_chosen_on_validation_and_told_beside_the_best_on_test(recipe, tmp_
     validation = write_rows("validation.jsonl", [{**row, "id": f"v{row['id']}"} for row in ROWS[:2]])
     section = {"path": str(tmp_path / "questions.jsonl"), "validation": str(validation)}
     report = run(recipe(questions={"new": section}, retrieval={"documents": [str(documents)], "k": [1, 2]}))
-    assert {cell.question_set for cell in report.cells} == {"new"}
+    assert {result.question_set for result in report.results} == {"new"}
     answers = read_answers(tmp_path / "run" / "answers.jsonl")
     accuracy = {
         (name, k): np.mean(
@@ -194,10 +194,10 @@ def test_prepared_contexts_need_no_documents(recipe, tmp_path, write_rows):
 
 def test_subjects_have_intervals_of_their_own_and_a_mean(recipe):
     report = run(recipe())
-    (cell,) = report.cells
-    assert [(subject.name, subject.n) for subject in cell.subjects] == [("births", 2), ("towns", 2)]
-    assert cell.macro[0] == pytest.approx(np.mean([subject.accuracy for subject in cell.subjects]))
-    assert "new by subject (texts, 0 shots)" in render_table(report)
+    (result,) = report.results
+    assert [(subject.name, subject.n) for subject in result.subjects] == [("births", 2), ("towns", 2)]
+    assert result.macro[0] == pytest.approx(np.mean([subject.accuracy for subject in result.subjects]))
+    assert "new by subject (texts, 0 shots)" in render_summary(report)
 
 
 def test_flips_are_the_questions_whose_rightness_changed(recipe, tmp_path, tiny_model, write_rows):
@@ -222,7 +222,7 @@ def test_flips_are_the_questions_whose_rightness_changed(recipe, tmp_path, tiny_
         assert [item["id"] for item in row["passages"]] == list(answers["letters", k, 0, name].context_ids)
         assert row["choices"] == ROWS[0]["choices"]
         assert row["gold"] == int(name[1]) % 3
-    page = write_report(tmp_path / "run", read_report(tmp_path / "run" / "report.json"), {}).read_text()
+    page = write_report(tmp_path / "run", read_report(tmp_path / "run" / "report.json")).read_text()
     assert rows[0]["passages"][0]["text"] in page
 
 
@@ -242,9 +242,9 @@ def test_held_out_perplexity_is_that_of_the_plain_loss(recipe, tmp_path, tiny_mo
     (found,) = report.perplexities
     assert (found.n_tokens, found.n_texts) == (n, 2)
     assert found.per_token == pytest.approx(math.exp(-total / n), rel=1e-5)
-    assert "held-out perplexity on held_out" in render_table(report)
+    assert "held-out perplexity on held_out" in render_summary(report)
     assert run(recipe(perplexity_corpus=str(path))) == report
-    assert compare_runs([read_run(tmp_path / "run"), read_run(tmp_path / "run")])[0].cell.n == 4
+    assert compare_runs([read_run(tmp_path / "run"), read_run(tmp_path / "run")])[0].result.n == 4
 
 
 def test_a_launcher_that_started_one_process_of_several_is_told(recipe, monkeypatch):
@@ -279,10 +279,10 @@ def test_two_processes_share_the_questions_and_texts_and_answer_as_one(recipe, t
     for key, log_probs in first.items():
         np.testing.assert_allclose(second[key].log_probs, log_probs, rtol=0, atol=2e-5)
     together = read_report(tmp_path / "run" / "report.json")
-    for cell, other in zip(together.cells, alone.cells, strict=True):
-        assert (other.mass is None) == (cell.mass is None)
-        assert other.mass is None or cell.mass == pytest.approx(other.mass, abs=1e-5)
-        assert replace(cell, mass=None) == replace(other, mass=None)
+    for result, other in zip(together.results, alone.results, strict=True):
+        assert (other.mass is None) == (result.mass is None)
+        assert other.mass is None or result.mass == pytest.approx(other.mass, abs=1e-5)
+        assert replace(result, mass=None) == replace(other, mass=None)
     assert together.notes == alone.notes
     (perplexity,), (expected,) = together.perplexities, alone.perplexities
     assert perplexity.per_token == pytest.approx(expected.per_token, rel=1e-6)

@@ -1,6 +1,6 @@
 """Write figures.json beside this file: what a study's figures draw, as numbers, from simulated answers of two seeds.
 
-    PYTHONPATH=tests/study python tests/goldens/make_figures.py
+    PYTHONPATH=tests/report python tests/goldens/make_figures.py
 
 The answers are drawn by tests/report/study_results.py from Python's own generator. tests/report/test_study_figures.py holds what
 is drawn to the result's numbers; this file holds it to what it was.
@@ -17,11 +17,16 @@ from typing import Any
 import numpy as np
 import study_results
 
-from kinject.report.study_curves import accuracy_by_k, curve_figure, exposures
-from kinject.report.study_figures import accuracy_by_arm, directions, flips, relative_gains
-from kinject.report.study_frontier import frontier
-from kinject.report.study_strips import question_strip, time_by_arm
-from kinject.report.study_view import View
+from kinject.report.plots.arms import (
+    accuracy_by_arm,
+    directions,
+    flips,
+    question_strip,
+    relative_gains,
+    time_by_arm,
+)
+from kinject.report.plots.sweeps import accuracy_by_k, exposures, frontier, sweep_figure
+from kinject.report.view import View
 
 SEEDS = (0, 1)
 FIGURES: tuple[Callable[[View], Any], ...] = (
@@ -47,7 +52,7 @@ def drawn(seed: int) -> dict[str, list[list[list[float]]]]:
         result = study_results.make_study()
     view = View(result)
     figures = {of.__name__: of(view) for of in FIGURES}
-    figures |= {f"curve {curve.name}": curve_figure(view, [curve]) for curve in result.curves}
+    figures |= {f"sweep {sweep.name}": sweep_figure(view, [sweep]) for sweep in result.sweeps}
     return {name: [_panel(panel) for panel in figure.axes] for name, figure in figures.items()}
 
 

@@ -82,7 +82,7 @@ def test_log_probs_of_an_evaluation_are_those_of_numpy(seed: int, format: str, b
     wanted = GOLD[str(seed)]["log_probs"][format]
     assert found == {name: pytest.approx(values, abs=TOLERANCE) for name, values in wanted.items()}
     right = [max(range(len(values)), key=values.__getitem__) == 0 for values in wanted.values()]
-    assert (report.cells[0].n_correct, report.cells[0].accuracy) == (sum(right), pytest.approx(sum(right) / 3))
+    assert (report.results[0].n_correct, report.results[0].accuracy) == (sum(right), pytest.approx(sum(right) / 3))
 
 
 def test_the_tolerance_tells_a_change_of_meaning_from_rounding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,13 @@ import pytest
 from scipy.stats import binom
 
 from kinject.eval.statistics import bootstrap_interval, mcnemar, seed_interval, smallest_difference
-from kinject.study.inference import Sheet, interval, near_p, sign_flip_p, trend_p
+from kinject.study.inference import CorrectnessMatrix, interval, near_p, sign_flip_p, trend_p
 
 
-def _sheet(values: Sequence[float]) -> Sheet:
+def _matrix(values: Sequence[float]) -> CorrectnessMatrix:
     """One seed, each value a document of its own."""
     names = tuple(map(str, range(len(values))))
-    return Sheet(np.array([values], dtype=float), names, names)
+    return CorrectnessMatrix(np.array([values], dtype=float), names, names)
 
 
 def _exact_bootstrap(values: Sequence[int], n: int | None = None) -> dict[float, float]:
@@ -51,7 +51,7 @@ def test_students_interval_is_that_of_his_own_sleep_data() -> None:
 def test_flipping_signs_gives_fishers_p_of_darwins_maize() -> None:
     """Fisher 1935, The Design of Experiments, section 21: of 32,768 ways, 863 reach the sum of 314 and 863 its negative."""
     eighths_of_inches = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
-    p = sign_flip_p(_sheet(eighths_of_inches), _sheet([0] * 15))
+    p = sign_flip_p(_matrix(eighths_of_inches), _matrix([0] * 15))
     signs = (np.arange(2**15)[:, None] >> np.arange(15) & 1) * 2 - 1
     assert (np.abs(signs @ eighths_of_inches) >= 314).sum() == 2 * 863
     exact = 1726 / 32768
@@ -85,7 +85,7 @@ def test_the_bootstrap_of_efrons_mice_is_the_exact_one_within_its_draws(seed: in
 def test_intervals_of_right_and_wrong_are_binomial(n_right: int, n: int) -> None:
     """Drawing n of n answers with replacement draws a binomial number of right ones."""
     values = [1.0] * n_right + [0.0] * (n - n_right)
-    for low, high in (interval(_sheet(values)), bootstrap_interval(values, [""] * n)):  # type: ignore[misc]
+    for low, high in (interval(_matrix(values)), bootstrap_interval(values, [""] * n)):  # type: ignore[misc]
         for found, share in ((low, 0.025), (high, 0.975)):
             slack = 4 * math.sqrt(share * (1 - share) / 4000)
             least, most = (binom.ppf(share + sign * slack, n, n_right / n) for sign in (-1, 1))
@@ -95,14 +95,14 @@ def test_intervals_of_right_and_wrong_are_binomial(n_right: int, n: int) -> None
 def test_nearness_is_the_worse_of_two_binomial_tails() -> None:
     values, margin = [1.0] * 30 + [0.0] * 70, 0.1
     above, below = binom.sf(34, 100, 0.3), binom.cdf(15, 100, 0.3)  # means of 0.35 and more, of 0.15 and less
-    found = near_p(_sheet(values), 0.25, margin)
+    found = near_p(_matrix(values), 0.25, margin)
     assert found == pytest.approx(max(above, below), abs=4 * math.sqrt(above / 4000))
 
 
 def test_pages_p_is_that_of_every_order_counted() -> None:
     """Page 1963, JASA 58:216: four conditions, six documents without ties; his table has L = 163 at 5%."""
     ranks = [(1, 2, 3, 4), (1, 3, 2, 4), (2, 1, 3, 4), (1, 2, 4, 3), (3, 1, 2, 4), (2, 3, 1, 4)]
-    sheets = [_sheet([row[at] / 4 for row in ranks]) for at in range(4)]
+    sheets = [_matrix([row[at] / 4 for row in ranks]) for at in range(4)]
     one = _exact_l(1)
     ways = _exact_l(6)
     seen = sum(place * rank for row in ranks for place, rank in enumerate(row, 1))

@@ -200,16 +200,9 @@ def read_some_task(path: Path) -> None:
     read_task(path).examples(0)
 
 
-def read_study_result(path: Path) -> None:
-    """Read a study's report.json."""
-    from kinject.report.study_file import read_study
-
-    read_study(path)
-
-
-def read_eval_report(path: Path) -> None:
-    """Read an evaluation's report.json."""
-    from kinject.report.evaluation import read_report
+def read_result(path: Path) -> None:
+    """Read a report.json."""
+    from kinject.report import read_report
 
     read_report(path)
 

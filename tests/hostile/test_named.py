@@ -27,8 +27,7 @@ from kinject.eval.retrieval import read_contexts
 from kinject.eval.tasks.task import read_task
 from kinject.eval.tasks.templates import compile_template, render
 from kinject.recipe import read_recipe
-from kinject.report.evaluation import read_report
-from kinject.report.study_file import read_study
+from kinject.report import read_report
 from kinject.types import Question
 
 Reader = Callable[[Path], object]
@@ -53,7 +52,6 @@ FILES: dict[str, tuple[str, Reader]] = {
     "questions csv": ("x.csv", read_questions),
     "recipe": ("x.yaml", read_recipe),
     "task": ("x.yaml", read_task),
-    "study": ("report.json", read_study),
     "report": ("report.json", read_report),
     "run": ("answers.jsonl", read_run),
 }
@@ -104,7 +102,7 @@ def test_what_is_empty_absent_unreadable_or_a_circle_of_links_is_refused(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "kind", sorted(set(FILES) - {"documents parquet", "documents pdf", "document hashes", "study", "report"})
+    "kind", sorted(set(FILES) - {"documents parquet", "documents pdf", "document hashes", "report"})
 )
 @pytest.mark.parametrize("data", [b"\xff\xfe\x00", b'{"text": "Malm\xf6"}\n', "a\n".encode("utf-16")])
 def test_other_encodings_than_utf_8_are_told(tmp_path: Path, kind: str, data: bytes) -> None:
@@ -154,7 +152,7 @@ def test_a_file_that_is_held_whole_has_a_limit(tmp_path: Path, monkeypatch: pyte
     pytest.importorskip("pypdf")
     pytest.importorskip("selectolax")
     monkeypatch.setattr(reading, "LARGEST_FILE", 2**20)
-    for kind in ("documents txt", "documents pdf", "documents html", "study", "report", "recipe", "task"):
+    for kind in ("documents txt", "documents pdf", "documents html", "report", "recipe", "task"):
         name, read = FILES[kind]
         message = refusal(read, written(tmp_path / name, b" " * (2**20 + 1)))
         assert "the most that is read whole" in message, kind

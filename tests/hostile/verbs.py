@@ -113,18 +113,17 @@ def _report(path: Path) -> None:
 def result_kinds() -> list[tuple[Kind, float]]:
     """Return the report.json of an evaluation and of a study, as the tests of the reports make them."""
     sys.path.insert(0, str(ROOT / "tests" / "report"))
-    import dataclasses
-
-    from kinds import read_eval_report, read_study_result
+    from kinds import read_result
     from study_results import make_small
     from study_samples import make_report
+
+    from kinject.results import to_json
 
     def as_json(tree: object) -> bytes:
         return json.dumps(tree).encode()
 
-    study = {"format_version": 1, "kind": "study", **dataclasses.asdict(make_small())}
-    trees = [json.loads(json.dumps(value)) for value in (study, dataclasses.asdict(make_report()))]
+    trees = [{"format_version": 1, **to_json(report)} for report in (make_small(), make_report())]
     return [
-        (Kind("study report.json", "report.json", from_trees(trees[:1], as_json), read_study_result), 1),
-        (Kind("eval report.json", "report.json", from_trees(trees[1:], as_json), read_eval_report), 1),
+        (Kind("study report.json", "report.json", from_trees(trees[:1], as_json), read_result), 1),
+        (Kind("eval report.json", "report.json", from_trees(trees[1:], as_json), read_result), 1),
     ]

@@ -13,17 +13,17 @@ from study_samples import write_log
 
 from kinject.results import (
     ArmInfo,
+    ArmResult,
     Choice,
     Claim,
     Contrast,
     Cost,
-    Curve,
     ExposureBin,
     Failure,
-    Point,
-    QuestionLine,
-    Score,
-    StudyResult,
+    QuestionResult,
+    Report,
+    Sweep,
+    SweepPoint,
 )
 
 Right = list[list[bool]]  # [seeds][questions]
@@ -89,11 +89,11 @@ def make_contrast(right: Right, other: Right, name: str) -> Contrast:
     flips = [(one > 0.5) - (two > 0.5) for one, two in zip(ours, theirs, strict=True)]
     return Contrast(
         name, delta, delta - 1.96 * error, delta + 1.96 * error, p, min(1.0, 20 * p), flips.count(1), flips.count(-1),
-        delta / mean(other) if mean(other) else None, 2.8 * error,
+        delta / mean(other) if mean(other) else None, 2.8 * error, "sign-flip permutation by document",
     )  # fmt: skip
 
 
-def make_score(question_set: str, arm: str, right: Right, base: Right | None, **changes: Any) -> Score:
+def make_score(question_set: str, arm: str, right: Right, base: Right | None, **changes: Any) -> ArmResult:
     """Return the score of one arm from what it had right; `base` is None for the base itself."""
     share, n = mean(right), len(right[0])
     error = math.sqrt(share * (1 - share) / n) + 0.008
@@ -102,12 +102,13 @@ def make_score(question_set: str, arm: str, right: Right, base: Right | None, **
         "format": "texts", "shots": 0, "k": 0, "n": n, "chance": 0.25,
         "by_seed": tuple(sum(row) / n for row in right), "accuracy": share, "low": max(0.0, share - 1.96 * error),
         "high": min(1.0, share + 1.96 * error), "to_base": base and make_contrast(right, base, "base"),
+        "interval": "bootstrap over documents and seeds",
     }  # fmt: skip
-    return Score(**(fields | changes))
+    return ArmResult(**(fields | changes))
 
 
-def _sandbox_scores(n_seeds: int) -> tuple[list[Score], dict[tuple[str, str], Right]]:
-    scores: list[Score] = []
+def _sandbox_scores(n_seeds: int) -> tuple[list[ArmResult], dict[tuple[str, str], Right]]:
+    scores: list[ArmResult] = []
     right: dict[tuple[str, str], Right] = {}
     for which, (name, (_, n)) in enumerate(SETS.items()):
         for at, (arm, (_, shares)) in enumerate(ARMS.items()):
@@ -134,7 +135,7 @@ def _sandbox_scores(n_seeds: int) -> tuple[list[Score], dict[tuple[str, str], Ri
     return scores, right
 
 
-def _curves(n_seeds: int, right: Mapping[tuple[str, str], Right]) -> tuple[list[Curve], list[ArmInfo], list[Score]]:
+def _curves(n_seeds: int, right: Mapping[tuple[str, str], Right]) -> tuple[list[Sweep], list[ArmInfo], list[ArmResult]]:
     curves, arms, scores = [], [], []
     for number, (name, (key, about, log_x, frontier, values)) in enumerate(CURVES.items()):
         points = []
@@ -143,23 +144,23 @@ def _curves(n_seeds: int, right: Mapping[tuple[str, str], Right]) -> tuple[list[
             arm = "ft-par" if same else f"{name}={value}"
             x = float(value) if isinstance(value, int | float) else None
             control = "repeated" if name == "paraphrases" else ""
-            points.append(Point(name, value, f"{value:g}" if x is not None else str(value), x, arm, control))
+            points.append(SweepPoint(value, f"{value:g}" if x is not None else str(value), x, arm, control))
             if same:
                 continue
             arms.append(ArmInfo(arm, "sandbox", f"{name} {value}", True, name, {key: value}))
             for which, (question_set, (_, n)) in enumerate(SETS.items()):
                 own = draw(shares[which], n, 1000 + 100 * number + 10 * at + which, n_seeds)
                 scores.append(make_score(question_set, arm, own, right[question_set, "base"]))
-        curves.append(Curve(name, key, "sandbox", about, log_x, frontier, tuple(points)))
+        curves.append(Sweep(name, key, "sandbox", about, log_x, frontier, tuple(points)))
     return curves, arms, scores
 
 
-def _questions(right: Mapping[tuple[str, str], Right]) -> list[QuestionLine]:
+def _questions(right: Mapping[tuple[str, str], Right]) -> list[QuestionResult]:
     lines = []
     for name, (_, n) in SETS.items():
         shares = {arm: by_question(rows) for (of, arm), rows in right.items() if of == name}
         lines += [
-            QuestionLine(
+            QuestionResult(
                 name, f"{name}-{at:04}", "people", f"Where was person {at} of {name} born?",
                 ("Arvo", "Belin", "Corda", "Dunmar"), at % 4, {arm: own[at] for arm, own in shares.items()},
             )
@@ -226,7 +227,7 @@ def make_logs(folder: Path, n_seeds: int = 3) -> tuple[tuple[str, str, int, str]
     return tuple(found)
 
 
-def make_study(folder: Path | None = None, *, n_seeds: int = 3, **changes: Any) -> StudyResult:
+def make_study(folder: Path | None = None, *, n_seeds: int = 3, **changes: Any) -> Report:
     """Return the result of a study in the sandbox; with `folder`, the logs of its runs are written there."""
     scores, right = _sandbox_scores(n_seeds)
     curves, curve_arms, curve_scores = _curves(n_seeds, right)
@@ -237,10 +238,10 @@ def make_study(folder: Path | None = None, *, n_seeds: int = 3, **changes: Any) 
     ]  # fmt: skip
     arms.append(ArmInfo("ft-syn", "sandbox", "questions written by a language model", True, "", {}))
     fields: dict[str, Any] = {
-        "title": "The sandbox: 120 people the base model never read about",
-        "card": "Base, retrieval, training on originals and on paraphrases, with controls. Ten minutes on two cores.",
+        "kind": "study", "title": "The sandbox: 120 people the base model never read about",
+        "description": "Base, retrieval, training on originals and on paraphrases, with controls. Ten minutes on two cores.",
         "seeds": SEEDS[:n_seeds], "models": ("sandbox",), "arms": (*arms, *curve_arms),
-        "scores": (*scores, *curve_scores), "curves": tuple(curves), "choices": CHOICES, "claims": CLAIMS,
+        "results": (*scores, *curve_scores), "sweeps": tuple(curves), "choices": CHOICES, "claims": CLAIMS,
         "costs": _costs(arms[:-1], n_seeds), "questions": tuple(_questions(right)), "exposures": _exposures(),
         "failures": (
             Failure("ft-syn", "sandbox", None, "augment", "endpoint refused: HTTP 401 (wrong key)", "stages/9/stage.log"),
@@ -250,7 +251,7 @@ def make_study(folder: Path | None = None, *, n_seeds: int = 3, **changes: Any) 
         "commands": ("kinject study recipes/studies/sandbox.yaml",),
         "versions": {"kinject": "0.1.0", "torch": "2.13.0", "python": "3.13.1"}, "seconds": 571.2,
     }  # fmt: skip
-    return StudyResult(**(fields | changes))
+    return Report(**(fields | changes))
 
 
 PAPER_MODELS = {"Mistral-7B": 0.05, "Llama-2-7B": -0.12, "Orca-2-7B": 0.03}
@@ -259,9 +260,9 @@ PAPER_TASKS = {"anatomy": (135, 0.56), "astronomy": (152, 0.62), "college_biolog
 PAPER_ARMS = {"base": 0.0, "ft-reg": 0.02, "ft-par": 0.06}
 
 
-def make_paper_study() -> StudyResult:
+def make_paper_study() -> Report:
     """Return a result of the paper's shape: three models, MMLU subjects with 0 and 5 shots, current events, K to 5."""
-    scores: list[Score] = []
+    scores: list[ArmResult] = []
     tasks = {**PAPER_TASKS, "current-events": (910, 0.45)}
     for m, (model, offset) in enumerate(PAPER_MODELS.items()):
         for t, (task, (n, level)) in enumerate(tasks.items()):
@@ -282,21 +283,21 @@ def make_paper_study() -> StudyResult:
         ArmInfo(arm, model, arm, arm != "base", "", {}) for model in PAPER_MODELS for arm in PAPER_ARMS
     )  # fmt: skip
     return make_study(
-        title="Fine-tuning or retrieval? The paper's tables", models=tuple(PAPER_MODELS), arms=arms, scores=tuple(scores),
-        curves=(), choices=(), claims=(), costs=_costs(arms, 3), questions=(), exposures=(), failures=(),
+        title="Fine-tuning or retrieval? The paper's tables", models=tuple(PAPER_MODELS), arms=arms, results=tuple(scores),
+        sweeps=(), choices=(), claims=(), costs=_costs(arms, 3), questions=(), exposures=(), failures=(),
     )  # fmt: skip
 
 
-def make_small(**changes: Any) -> StudyResult:
+def make_small(**changes: Any) -> Report:
     """Return a study of base and ft-par on what is new and what is known, one seed, nothing varied."""
     whole = make_study(n_seeds=1)
     arms = tuple(arm for arm in whole.arms if arm.name in ("base", "ft-par"))
     scores = tuple(
-        score for score in whole.scores
+        score for score in whole.results
         if score.arm in ("base", "ft-par") and score.question_set != "reverse" and score.k < 2 and score.role != "baseline"
     )  # fmt: skip
     fields: dict[str, Any] = {
-        "title": "Small", "arms": arms, "scores": scores, "curves": (), "choices": (), "claims": (), "questions": (),
+        "title": "Small", "arms": arms, "results": scores, "sweeps": (), "choices": (), "claims": (), "questions": (),
         "costs": (), "exposures": (), "failures": (), "notes": (),
     }  # fmt: skip
     return replace(whole, **(fields | changes))

@@ -7,11 +7,12 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scipy.stats import binomtest
 
-from kinject.types import Cell, Difference, Report
+from kinject.results import ArmInfo, ArmResult, Contrast, Report
 
 Z = 1.959963984540054
 
@@ -32,23 +33,72 @@ def markdown_faults(text: str, tag: str = r"<(?!\s)") -> list[str]:
     return faults
 
 
-def make_cell(arm: str, right: Sequence[bool], base: Sequence[bool] | None, *, k: int = 0, **changes: object) -> Cell:
-    """Return the cell of one arm from which questions it got right; `base` are the base arm's, None for base itself."""
+def wilson(n_correct: int, n: int) -> tuple[float, float]:
+    """Return Wilson's 95% bounds."""
+    fraction, spread = n_correct / n, 1 + Z * Z / n
+    middle = (fraction + Z * Z / (2 * n)) / spread
+    half = Z * math.sqrt(fraction * (1 - fraction) / n + Z * Z / (4 * n * n)) / spread
+    return middle - half, middle + half
+
+
+def make_result(
+    arm: str, right: Sequence[bool], base: Sequence[bool] | None, *, k: int = 0, **changes: object
+) -> ArmResult:
+    """Return the result of one arm from which questions it got right; `base` are the base arm's, None for base itself."""
     n, n_correct = len(right), sum(right)
-    share, spread = n_correct / n, 1 + Z * Z / n
-    middle = (share + Z * Z / (2 * n)) / spread
-    half = Z * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n)) / spread
+    low, high = wilson(n_correct, n)
     fields: dict[str, object] = {
-        "question_set": "new", "role": "learning", "arm": arm, "model": arm.removesuffix("+rag"), "format": "texts",
-        "shots": 0, "k": k, "n": n, "n_unscored": 0, "n_correct": n_correct, "accuracy": share, "low": middle - half,
-        "high": middle + half, "chance": 0.25, "difference": None,
+        "model": "base", "arm": arm.removesuffix("+rag"), "question_set": "new", "role": "learning", "format": "texts",
+        "shots": 0, "k": k, "n": n, "n_correct": n_correct, "by_seed": (n_correct / n,), "accuracy": n_correct / n,
+        "low": low, "high": high, "interval": "Wilson", "chance": 0.25, "to_base": None,
     }  # fmt: skip
     if base is not None:
-        gained = sum(r and not b for r, b in zip(right, base, strict=True))
-        lost = sum(b and not r for r, b in zip(right, base, strict=True))
-        p = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
-        fields["difference"] = Difference("base", (gained - lost) / n, gained, lost, float(p))
-    return Cell(**(fields | changes))  # type: ignore[arg-type]
+        fields["to_base"] = make_contrast(right, base)
+    return ArmResult(**(fields | changes))  # type: ignore[arg-type]
+
+
+def make_contrast(right: Sequence[bool], base: Sequence[bool], **changes: object) -> Contrast:
+    """Return the paired difference to base, with the exact binomial p and the adjusted Wald interval."""
+    n = len(right)
+    gained = sum(r and not b for r, b in zip(right, base, strict=True))
+    lost = sum(b and not r for r, b in zip(right, base, strict=True))
+    p = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+    more, less = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
+    half = Z * math.sqrt((more + less - (more - less) ** 2) / (n + 2))
+    fields: dict[str, object] = {
+        "other": "base", "delta": (gained - lost) / n, "low": None, "high": None, "p": float(p), "p_holm": None,
+        "wrong_to_right": gained, "right_to_wrong": lost, "relative": None, "smallest": None, "test": "McNemar",
+        "from_counts": (max(-1.0, more - less - half), min(1.0, more - less + half)),
+    }  # fmt: skip
+    return Contrast(**(fields | changes))  # type: ignore[arg-type]
+
+
+def make_evaluation(results: Sequence[ArmResult], title: str = "t", **changes: object) -> Report:
+    """Return the report of an evaluation; trained arms are compared with the first K of base by Newcombe's interval."""
+    ks = {result.k for result in results if result.k}
+    found = []
+    for result in results:
+        place = (result.question_set, result.format, result.shots)
+        rag = next(
+            (r for r in results if r.k and r.arm == "base" and (r.question_set, r.format, r.shots) == place), None
+        )
+        if rag is not None and result.arm != "base" and result.k in (0, rag.k):
+            delta = result.accuracy - rag.accuracy
+            low = delta - math.hypot(result.accuracy - result.low, rag.high - rag.accuracy)
+            high = delta + math.hypot(result.high - result.accuracy, rag.accuracy - rag.low)
+            contrast = Contrast("base+rag", delta, low, high, None, None, 0, 0, None, None, "Newcombe interval")
+            result = replace(result, to_rag=contrast)
+        found.append(replace(result, chosen_k=result.k > 0 and len(ks) == 1))
+    names = dict.fromkeys(result.arm for result in results)
+    arms = tuple(ArmInfo(name, "base", name, trained=name != "base") for name in names)
+    fields: dict[str, object] = {
+        "kind": "evaluation",
+        "title": title,
+        "models": ("base",),
+        "arms": arms,
+        "results": tuple(found),
+    }
+    return Report(**(fields | changes))  # type: ignore[arg-type]
 
 
 def first(n_right: int, n: int) -> list[bool]:
@@ -77,11 +127,11 @@ def make_answers() -> dict[tuple[str, str], list[bool]]:
     return found
 
 
-def make_report(title: str = "Sandbox: 120 people the base model never read about") -> Report:
+def make_report(title: str = "Sandbox: 120 people the base model never read about", **changes: object) -> Report:
     """Return the report of `make_answers`."""
     right = make_answers()
-    cells = [
-        make_cell(
+    results = [
+        make_result(
             arm,
             right[name, arm],
             None if arm == "base" else right[name, "base"],
@@ -92,7 +142,12 @@ def make_report(title: str = "Sandbox: 120 people the base model never read abou
         for name, (role, _) in SETS.items()
         for arm in ARMS
     ]
-    return Report(title, tuple(cells), ("Retrieval: BM25 over 120 documents.",))
+    return make_evaluation(results, title, **({"notes": ("Retrieval: BM25 over 120 documents.",)} | changes))
+
+
+def log_entries(logs: Mapping[str, Path]) -> tuple[tuple[str, str, int, str], ...]:
+    """Return a report's `logs` for the logs of some arms."""
+    return tuple(("base", name, 0, str(path)) for name, path in logs.items())
 
 
 def write_log(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:

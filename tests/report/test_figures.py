@@ -1,19 +1,23 @@
-"""The figures show the cells and the logs, the same way every time."""
+"""The figures show the results and the logs, the same way every time."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
-from study_samples import first, make_cell, make_report, write_log, write_logs
+from study_samples import first, make_evaluation, make_report, make_result, write_log, write_logs
 
 from kinject.errors import DiskError, InputError
-from kinject.report import figures
+from kinject.report.plots.arms import accuracy_by_arm
+from kinject.report.plots.style import render_png, render_svg
+from kinject.report.plots.training import loss_figure
 from kinject.report.training_log import TrainingLog, read_training_log
+from kinject.report.view import View, arm_label
 
 
-def drawn_points(figure: figures.Figure) -> dict[tuple[int, int], tuple[float, float, float]]:
+def drawn_points(figure: Any) -> dict[tuple[int, int], tuple[float, float, float]]:
     """Return (panel, row) -> (accuracy, low, high) as drawn."""
     found = {}
     for index, panel in enumerate(figure.axes):
@@ -24,54 +28,56 @@ def drawn_points(figure: figures.Figure) -> dict[tuple[int, int], tuple[float, f
     return found
 
 
-def test_drawn_accuracies_and_intervals_equal_the_cells() -> None:
+def test_drawn_accuracies_and_intervals_equal_the_results() -> None:
     report = make_report()
-    points = drawn_points(figures.accuracy_figure(report.cells))
-    sets = list(dict.fromkeys(cell.question_set for cell in report.cells))
-    arms = list(dict.fromkeys(cell.arm for cell in report.cells))
-    assert len(points) == len(report.cells)
-    for cell in report.cells:
-        found = points[sets.index(cell.question_set), arms.index(cell.arm)]
-        assert found == pytest.approx((cell.accuracy, cell.low, cell.high))
+    points = drawn_points(accuracy_by_arm(View(report)))
+    sets = list(dict.fromkeys(result.question_set for result in report.results))
+    arms = list(dict.fromkeys(arm_label(result) for result in sorted(report.results, key=lambda result: result.k > 0)))
+    assert len(points) == len(report.results)
+    for result in report.results:
+        found = points[sets.index(result.question_set), arms.index(arm_label(result))]
+        assert found == pytest.approx((result.accuracy, result.low, result.high))
 
 
-def test_chance_and_base_lines_stand_where_the_cells_say() -> None:
+def test_chance_and_base_lines_stand_where_the_results_say() -> None:
     report = make_report()
-    for panel, name in zip(figures.accuracy_figure(report.cells).axes, ("new", "known", "reverse"), strict=True):
+    for panel, name in zip(accuracy_by_arm(View(report)).axes, ("new", "known", "reverse"), strict=True):
         lines = {line.get_label(): line.get_xdata()[0] for line in panel.lines}
-        base = next(cell for cell in report.cells if cell.question_set == name and cell.arm == "base")
+        base = next(
+            result for result in report.results if result.question_set == name and result.arm == "base" and not result.k
+        )
         assert (lines["chance"], lines["base"]) == (base.chance, base.accuracy)
 
 
 def test_learning_and_retention_differ_in_shape_and_colour_and_context_in_fill() -> None:
-    figure = figures.accuracy_figure(make_report().cells)
+    figure = accuracy_by_arm(View(make_report()))
     marks = [[container[0] for container in panel.containers] for panel in figure.axes]
     assert {mark.get_marker() for mark in marks[0]} == {"o"}
     assert {mark.get_marker() for mark in marks[1]} == {"s"}
     assert marks[0][0].get_color() != marks[1][0].get_color()
-    assert marks[0][0].get_markerfacecolor() != marks[0][1].get_markerfacecolor()
+    assert marks[0][0].get_markerfacecolor() != marks[0][-1].get_markerfacecolor()
 
 
 def test_an_accuracy_of_one_whose_bound_rounds_below_it_is_drawn() -> None:
-    cell = make_cell("base", first(10, 10), None, high=1 - 1e-12)
-    assert figures.render_png(figures.accuracy_figure([cell]))[:4] == b"\x89PNG"
+    result = make_result("base", first(10, 10), None, high=1 - 1e-12)
+    assert render_png(accuracy_by_arm(View(make_evaluation([result]))))[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize("columns", [1, 3])
 def test_forty_arms_and_long_names_fit(columns: int) -> None:
     base = first(10, 40)
-    cells = [make_cell("base", base, None)]
-    cells += [make_cell(f"a model whose name never seems to end {i}", first(i, 40), base) for i in range(40)]
-    figure = figures.accuracy_figure(cells, columns=columns)
+    results = [make_result("base", base, None)]
+    results += [make_result(f"a model whose name never seems to end {i}", first(i, 40), base) for i in range(40)]
+    figure = accuracy_by_arm(View(make_evaluation(results)), columns=columns)
     assert len(drawn_points(figure)) == 41
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert max(map(len, labels)) <= 22
-    assert figures.render_svg(figure)
+    assert render_svg(figure)
 
 
 def test_loss_panels_hold_the_log(tmp_path: Path) -> None:
     logs = [read_training_log(name, path) for name, path in write_logs(tmp_path).items()]
-    for panel, log in zip(figures.loss_figure(logs).axes, logs, strict=True):
+    for panel, log in zip(loss_figure(logs).axes, logs, strict=True):
         (line,) = [line for line in panel.lines if line.get_label() == "loss"]
         assert tuple(line.get_xdata()) == log.steps
         assert tuple(line.get_ydata()) == log.losses
@@ -81,7 +87,7 @@ def test_light_lines_stand_at_the_ends_of_epochs(tmp_path: Path) -> None:
     logs = [read_training_log(name, path) for name, path in write_logs(tmp_path).items()]
     ends = [
         [round(float(line.get_xdata()[0]), 6) for line in panel.lines if line.get_label() == "epoch"]
-        for panel in figures.loss_figure(logs).axes
+        for panel in loss_figure(logs).axes
     ]
     assert ends == [[10, 20, 30, 40, 50], []]
 
@@ -89,7 +95,7 @@ def test_light_lines_stand_at_the_ends_of_epochs(tmp_path: Path) -> None:
 def test_hundreds_of_epochs_are_thinned_and_the_figure_says_so() -> None:
     steps = tuple(float(step) for step in range(1, 301))
     log = TrainingLog("long", steps, tuple(1 / step for step in steps), steps, ())
-    (panel,) = figures.loss_figure([log]).axes
+    (panel,) = loss_figure([log]).axes
     assert sum(line.get_label() == "epoch" for line in panel.lines) <= 24
     assert any("every 13 epochs" in text.get_text() for text in panel.texts)
 
@@ -97,7 +103,7 @@ def test_hundreds_of_epochs_are_thinned_and_the_figure_says_so() -> None:
 def test_a_long_log_keeps_its_mean_when_thinned() -> None:
     steps = tuple(float(step) for step in range(1, 10_001))
     log = TrainingLog("long", steps, tuple(math.sin(step) + 2 for step in steps), (), ())
-    (panel,) = figures.loss_figure([log]).axes
+    (panel,) = loss_figure([log]).axes
     values = panel.lines[0].get_ydata()
     assert len(values) <= 500
     assert sum(values) / len(values) == pytest.approx(sum(log.losses) / len(log.losses))
@@ -110,7 +116,7 @@ def test_of_many_losses_some_twenty_stand_behind_each(tmp_path: Path) -> None:
         )
         for at in range(45)
     ]
-    panels = figures.loss_figure(logs).axes
+    panels = loss_figure(logs).axes
     assert len(panels) == 45
     assert {len(panel.lines) for panel in panels} <= {15, 16}  # every third of the others, and its own
 
@@ -118,7 +124,7 @@ def test_of_many_losses_some_twenty_stand_behind_each(tmp_path: Path) -> None:
 @pytest.mark.parametrize("losses", [(math.nan, 1.0, math.inf), (0.0, 0.0, 0.0), (-1.0, 5.0, 9.0), (1e-9, 1.0, 1e9)])
 def test_losses_that_no_scale_likes_are_still_drawn(losses: tuple[float, ...]) -> None:
     log = TrainingLog("odd", (1.0, 2.0, 3.0), losses, (0.1, 0.2, 0.3), ())
-    assert figures.render_svg(figures.loss_figure([log]))
+    assert render_svg(loss_figure([log]))
 
 
 def test_of_rows_with_one_step_the_last_counts(tmp_path: Path) -> None:
@@ -151,8 +157,8 @@ def test_drawing_leaves_the_users_matplotlib_settings_alone() -> None:
     matplotlib.rcParams["font.size"] = 17
     try:
         before = dict(matplotlib.rcParams)
-        first_bytes = figures.render_png(figures.accuracy_figure(make_report().cells))
+        first_bytes = render_png(accuracy_by_arm(View(make_report())))
         assert dict(matplotlib.rcParams) == before
     finally:
         matplotlib.rcdefaults()
-    assert figures.render_png(figures.accuracy_figure(make_report().cells)) == first_bytes
+    assert render_png(accuracy_by_arm(View(make_report()))) == first_bytes

@@ -20,12 +20,11 @@ from typing import Any
 
 import pytest
 from study_results import make_study
-from study_samples import first, make_cell, markdown_faults, write_log
+from study_samples import first, log_entries, make_evaluation, make_result, markdown_faults, write_log
 
 from kinject.disk import write_jsonl
 from kinject.report import write_report, write_training_report
-from kinject.report.study_report import write_study_report
-from kinject.types import Perplexity, Recall, Report, Subject
+from kinject.results import Perplexity, Recall, Subject
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TAGS = frozenset(
@@ -58,6 +57,7 @@ def poisoned(value: Any, texts: tuple[str, ...]) -> Any:
         held = {field.name: getattr(value, field.name) for field in fields(value)}
         kept = (
             "kind",
+            "interval",
             "role",
             "format",
             "score",
@@ -84,12 +84,12 @@ def write_pages(folder: Path, url: str) -> dict[str, Path]:
     """Write the page of an evaluation, a study and a training run, with hostile texts everywhere; return them by name."""
     texts = evil(url)
     log = write_log(folder / "log.jsonl", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}])
-    base, cells = first(50, 200), []
+    base, results = first(50, 200), []
     for role, name in (("learning", texts[0]), ("retention", texts[2])):
-        cells.append(make_cell("base", base, None, question_set=name, role=role))
-        subjects = (Subject(texts[1], 100, 50, 0.5, 0.4, 0.6), Subject(texts[3], 100, 50, 0.5, 0.4, 0.6))
-        cells += [
-            make_cell(arm, first(99, 200), base, question_set=name, role=role, subjects=subjects) for arm in texts[:4]
+        results.append(make_result("base", base, None, question_set=name, role=role))
+        subjects = (Subject(texts[1], 100, 0.5, 50, 0.4, 0.6), Subject(texts[3], 100, 0.5, 50, 0.4, 0.6))
+        results += [
+            make_result(arm, first(99, 200), base, question_set=name, role=role, subjects=subjects) for arm in texts[:4]
         ]
     (folder / "eval").mkdir()
     flips = [
@@ -102,23 +102,26 @@ def write_pages(folder: Path, url: str) -> dict[str, Path]:
     write_jsonl(folder / "eval" / "flips.jsonl", flips)
     recalls = tuple(Recall(name, 3, 50, 100) for name in texts[:2])
     perplexities = tuple(Perplexity(model, texts[5], 10, 100, 4.0, 2.0) for model in texts[:3])
-    report = Report(" ".join(texts), tuple(cells), texts, perplexities, recalls)
-    pages = {"eval": write_report(folder / "eval", report, dict.fromkeys(texts[:3], log))}
+    logs = log_entries(dict.fromkeys(texts[:3], log))
+    report = make_evaluation(
+        results, " ".join(texts), notes=texts, perplexities=perplexities, recalls=recalls, logs=logs
+    )
+    pages = {"eval": write_report(folder / "eval", report)}
     whole = make_study(n_seeds=1)
     few = ("base", "ft-par")
     result = replace(
         whole, arms=tuple(arm for arm in whole.arms if arm.name in few), questions=whole.questions[:20],
-        scores=tuple(score for score in whole.scores if score.arm in few and score.k < 2 and score.role != "baseline"),
-        curves=whole.curves[:1], costs=(), exposures=(),
+        results=tuple(score for score in whole.results if score.arm in few and score.k < 2 and score.role != "baseline"),
+        sweeps=whole.sweeps[:1], costs=(), exposures=(),
     )  # fmt: skip
-    free: dict[str, Any] = {"title": " ".join(texts), "card": texts[0], "notes": texts, "commands": texts}
+    free: dict[str, Any] = {"title": " ".join(texts), "description": texts[0], "notes": texts, "commands": texts}
     names = (
         "<script>top.pwned=1</script>",
         f"<img src={url}/n onerror=top.pwned=1>",
         "</style></svg><svg onload=top.pwned=1>",
     )
     shown = poisoned(result, names)
-    pages["study"] = write_study_report(folder / "study", replace(shown, **free))
+    pages["study"] = write_report(folder / "study", replace(shown, **free))
     run = folder / f"train {texts[6].replace('/', ' ')[:60]}"
     run.mkdir()
     probes = {name: {"path": "k", "role": "retention"} for name in texts}

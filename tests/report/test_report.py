@@ -12,11 +12,20 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from study_samples import first, make_cell, make_report, write_log, write_logs
+from study_samples import (
+    first,
+    log_entries,
+    make_evaluation,
+    make_report,
+    make_result,
+    markdown_faults,
+    write_log,
+    write_logs,
+)
 
 from kinject.errors import DiskError, InputError
-from kinject.report import read_report, redraw_report, training_logs, write_report
-from kinject.types import Cell, Perplexity, Recall, Report, Subject
+from kinject.report import read_report, redraw_report, write_report
+from kinject.results import ArmResult, Perplexity, Recall, Report, Subject, to_json
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -70,14 +79,14 @@ class Elements(HTMLParser):
         self.text += data
 
 
-def hostile_report() -> Report:
+def hostile_report(**changes: object) -> Report:
     base = first(50, 200)
-    cells: list[Cell] = []
+    cells: list[ArmResult] = []
     for role, name in (("learning", HOSTILE[0]), ("retention", HOSTILE[2])):
-        cells.append(make_cell("base", base, None, question_set=name, role=role))
-        cells.append(make_cell("base", base, None, question_set=name, role=role, format=HOSTILE[1]))
-        cells += [make_cell(arm, first(99, 200), base, question_set=name, role=role) for arm in HOSTILE]
-    return Report(" ".join(HOSTILE), tuple(cells), HOSTILE)
+        cells.append(make_result("base", base, None, question_set=name, role=role))
+        cells.append(make_result("base", base, None, question_set=name, role=role, format=HOSTILE[1]))
+        cells += [make_result(arm, first(99, 200), base, question_set=name, role=role) for arm in HOSTILE]
+    return make_evaluation(cells, " ".join(HOSTILE), **({"notes": HOSTILE} | changes))
 
 
 def all_files(folder: Path) -> dict[str, bytes]:
@@ -87,7 +96,7 @@ def all_files(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("written")
-    write_report(folder / "run", make_report(), write_logs(folder / "train"))
+    write_report(folder / "run", make_report(logs=log_entries(write_logs(folder / "train"))))
     return folder / "run"
 
 
@@ -99,24 +108,25 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [text.replace("\ud800", "") for text in HOSTILE]  # half a surrogate pair is in no file
     flips = [flip(arm, question=text, choices=texts, passages=[text]) for arm in HOSTILE[:2] for text in texts]
     write_flips(folder / "run", *flips)
-    write_report(folder / "run", hostile_report(), dict.fromkeys(HOSTILE, log))
+    write_report(folder / "run", hostile_report(logs=log_entries(dict.fromkeys(HOSTILE, log))))
     return folder / "run"
 
 
 def test_the_promised_files_are_written_and_nothing_else(written: Path) -> None:
-    names = {"report.md", "report.html", *(f"figures/{n}.{s}" for n in ("accuracy", "loss") for s in ("png", "svg"))}
+    stems = ("accuracy", "directions", "flips", "loss")
+    names = {"report.md", "report.html", *(f"figures/{n}.{s}" for n in stems for s in ("png", "svg"))}
     assert set(all_files(written)) == names
 
 
 def test_the_same_input_gives_the_same_bytes(written: Path, tmp_path: Path) -> None:
-    write_report(tmp_path / "run", make_report(), write_logs(tmp_path / "train"))
+    write_report(tmp_path / "run", make_report(logs=log_entries(write_logs(tmp_path / "train"))))
     assert all_files(tmp_path / "run") == all_files(written)
 
 
 def test_writing_again_over_an_old_report_changes_nothing(tmp_path: Path) -> None:
-    write_report(tmp_path, make_report(), {})
+    write_report(tmp_path, make_report())
     before = all_files(tmp_path)
-    write_report(tmp_path, make_report(), {})
+    write_report(tmp_path, make_report())
     assert all_files(tmp_path) == before
 
 
@@ -165,13 +175,7 @@ def test_hostile_names_are_shown_as_text(hostile: Path) -> None:
 
 
 def test_markdown_holds_no_tags_links_or_broken_tables(hostile: Path) -> None:
-    text = (hostile / "report.md").read_text("utf-8")
-    assert not re.search(r"<(?!\s|0\.)", text)
-    assert not re.search(r"(?<!\\)\]\((?!figures/)", text)
-    assert "://" not in text
-    for line in text.splitlines():
-        if line.startswith("|"):
-            assert len(re.findall(r"(?<!\\)\|", line)) in (7, 12), line
+    assert markdown_faults((hostile / "report.md").read_text("utf-8"), tag=r"<(?!\s|0\.)") == []
 
 
 def test_svg_files_are_well_formed_even_with_hostile_names(hostile: Path) -> None:
@@ -198,12 +202,13 @@ def test_figures_take_the_colours_of_the_page(written: Path) -> None:
     assert "@media print" in html
 
 
-def test_tables_hold_every_cell(written: Path) -> None:
+def test_tables_hold_every_result(written: Path) -> None:
     text = (written / "report.md").read_text("utf-8")
-    for cell in make_report().cells:
-        accuracy, low, high = (f"{100 * share:.1f}" for share in (cell.accuracy, cell.low, cell.high))
-        assert f"| {cell.arm} | {accuracy}% | {low} – {high} |" in text
-        assert f"option texts, 0 shots · {cell.n} questions, chance 25.0%" in text
+    for result in make_report().results:
+        accuracy, low, high = (f"{100 * value:.1f}" for value in (result.accuracy, result.low, result.high))
+        label = f"{result.arm}+rag" if result.k else result.arm
+        assert f"| {label} | {accuracy}% ({low} – {high}) | {result.n} |" in text
+        assert f"option texts, 0 shots · {result.n} questions, chance 25.0%" in text
 
 
 def test_answers_that_changed_stand_there_with_text_and_context(tmp_path: Path) -> None:
@@ -211,7 +216,7 @@ def test_answers_that_changed_stand_there_with_text_and_context(tmp_path: Path) 
     rows[0]["passages"] = [{"id": "p", "document_id": "d", "text": "Bryn is zero.\nHe is. " + "x" * 3000}]
     rows.append(flip("par", question_set="new", change="right to wrong", chosen=None, base_chosen=1, truncated=7))
     write_flips(tmp_path, *rows)
-    html = write_report(tmp_path, make_report(), {}).read_text("utf-8")
+    html = write_report(tmp_path, make_report()).read_text("utf-8")
     text = (tmp_path / "report.md").read_text("utf-8")
     for page in (Elements(html).text, text):
         assert "At most 5 of each kind are shown; flips.jsonl in the run folder holds all 9." in page
@@ -222,16 +227,16 @@ def test_answers_that_changed_stand_there_with_text_and_context(tmp_path: Path) 
     assert page.count("right to wrong") == 1
     assert "Bryn is zero.\nHe is." in html
     assert "[... 1,021 characters more]" in html
-    assert "  - b **(right, this arm)**" in text
+    assert "  - b **(correct, this arm)**" in text
     assert "  - a **(base)**" in text
-    assert "  - b **(right, base)**" in text
+    assert "  - b **(correct, base)**" in text
     assert "context: Bryn is zero. / He is." in text
 
 
 def test_without_flips_the_page_is_silent_and_with_none_it_says_so(tmp_path: Path) -> None:
-    assert "Answers that changed" not in write_report(tmp_path, make_report(), {}).read_text("utf-8")
+    assert "Answers that changed" not in write_report(tmp_path, make_report()).read_text("utf-8")
     write_flips(tmp_path)
-    assert "nothing became right, nothing wrong" in write_report(tmp_path, make_report(), {}).read_text("utf-8")
+    assert "nothing became right, nothing wrong" in write_report(tmp_path, make_report()).read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -239,28 +244,28 @@ def test_without_flips_the_page_is_silent_and_with_none_it_says_so(tmp_path: Pat
 )
 def test_damaged_flips_are_refused_by_the_line(tmp_path: Path, change: dict[str, object]) -> None:
     write_flips(tmp_path, flip("par", question_set="new"), {**flip("par", question_set="new"), **change})
-    with pytest.raises(InputError, match=r"flips\.jsonl:2: no flip of this kinject"):
-        write_report(tmp_path, make_report(), {})
+    with pytest.raises(InputError, match=r"flips\.jsonl:2: not a row of flips"):
+        write_report(tmp_path, make_report())
 
 
 def test_subjects_recall_and_perplexity_have_tables(tmp_path: Path) -> None:
-    parts = (Subject("north", 30, 15, 0.5, 0.33, 0.67), Subject("south", 20, 5, 0.25, 0.11, 0.47))
-    base = make_cell("base", first(20, 50), None, subjects=parts, macro=(0.375, 0.25, 0.5))
-    tuned = make_cell("tuned", first(20, 50), first(20, 50), subjects=parts, macro=(0.375, 0.25, 0.5))
-    report = Report(
-        "t", (base, tuned), (),
-        (Perplexity("base", "texts", 9, 900, 20.0, 1.5), Perplexity("tuned", "texts", 9, 900, 25.0, 1.625),
-         Perplexity("other", "texts", 9, 901, 25.0, 1.625)),
-        (Recall("new", 1, 20, 40), Recall("new", 5, 30, 40), Recall("known", 5, 7, 7)),
+    parts = (Subject("north", 30, 0.5, 15, 0.33, 0.67), Subject("south", 20, 0.25, 5, 0.11, 0.47))
+    base = make_result("base", first(20, 50), None, subjects=parts, macro=(0.375, 0.25, 0.5))
+    tuned = make_result("tuned", first(20, 50), first(20, 50), subjects=parts, macro=(0.375, 0.25, 0.5))
+    report = make_evaluation(
+        (base, tuned),
+        perplexities=(Perplexity("base", "texts", 9, 900, 20.0, 1.5), Perplexity("tuned", "texts", 9, 900, 25.0, 1.625),
+                      Perplexity("other", "texts", 9, 901, 25.0, 1.625)),
+        recalls=(Recall("new", 1, 20, 40), Recall("new", 5, 30, 40), Recall("known", 5, 7, 7)),
     )  # fmt: skip
-    (tmp_path / "report.json").write_text(json.dumps(dataclasses.asdict(report)))
+    (tmp_path / "report.json").write_text(json.dumps(to_json(report)))
     assert read_report(tmp_path / "report.json") == report
-    write_report(tmp_path, report, {})
+    write_report(tmp_path, report)
     text = (tmp_path / "report.md").read_text("utf-8")
     for line in (
-        "|  | base | tuned |",
-        "| north, n = 30 | 50.0 (33–67) | 50.0 (33–67) |",
-        "| mean of subjects | 37.5 (25–50) | 37.5 (25–50) |",
+        "| subject | n | base | tuned |",
+        "| north | 30 | 50.0 (33 – 67) | 50.0 (33 – 67) |",
+        "| mean of subjects | 50 | 37.5 (25 – 50) | 37.5 (25 – 50) |",
         "| questions | n | K = 1 | K = 5 |",
         "| new | 40 | 50.0% | 75.0% |",
         "| known | 7 |  | 100.0% |",
@@ -272,42 +277,43 @@ def test_subjects_recall_and_perplexity_have_tables(tmp_path: Path) -> None:
 
 def test_the_corrected_p_decides(tmp_path: Path) -> None:
     base, right = first(20, 100), first(30, 100)
-    tuned = make_cell("tuned", right, base)
-    assert tuned.difference is not None
+    tuned = make_result("tuned", right, base)
+    assert tuned.to_base is not None
     paired = dataclasses.replace(
-        tuned.difference, low=0.04, high=0.16, relative=0.5, smallest=0.071, p_holm=0.3
+        tuned.to_base, low=0.04, high=0.16, relative=0.5, smallest=0.071, p_holm=0.3
     )  # p itself is 0.002
-    cells = (make_cell("base", base, None), dataclasses.replace(tuned, difference=paired))
-    page = write_report(tmp_path, Report("t", cells), {}).read_text("utf-8")
+    results = (make_result("base", base, None), dataclasses.replace(tuned, to_base=paired))
+    page = write_report(tmp_path, make_evaluation(results)).read_text("utf-8")
     text = (tmp_path / "report.md").read_text("utf-8")
-    assert "| tuned | 30.0% | 21.9 – 39.6 | +10.0 | +4.0 to +16.0 | +50.0% | 10 | 0 | 0.002 | 0.30 | 7.1 |" in text
+    row = "| tuned | 30.0% (21.9 – 39.6) | 100 | +10.0 (+4.0 to +16.0) | +50.0% | 10 | 0 | 0.002 | 0.30 | 7.1 |"
+    assert row in text
     assert "no learning is shown for tuned (+10.0 points)" in page
-    assert "p = 0.30 after Holm" in page
+    assert "McNemar p = 0.30 after Holm" in page
 
 
 def test_without_a_training_log_the_page_says_so_and_keeps_no_old_figure(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    write_report(run, make_report(), write_logs(tmp_path / "train"))
-    write_report(run, make_report(), {})
-    assert "No training log was given." in (run / "report.html").read_text("utf-8")
+    write_report(run, make_report(logs=log_entries(write_logs(tmp_path / "train"))))
+    write_report(run, make_report())
+    assert "No training log was given, or none holds a loss." in (run / "report.html").read_text("utf-8")
     assert "loss.png" not in (run / "report.md").read_text("utf-8")
     assert not (run / "figures" / "loss.png").exists()
 
 
 def test_a_log_without_losses_is_named_as_such(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", [{"step": 1, "eval_loss": 1.0}])
-    write_report(tmp_path, make_report(), {"silent": log})
-    assert "| silent | no loss logged |" in (tmp_path / "report.md").read_text("utf-8")
+    write_report(tmp_path, make_report(logs=log_entries({"reg": log})))
+    assert "| reg | no loss logged |" in (tmp_path / "report.md").read_text("utf-8")
 
 
 def test_one_model_on_one_set_makes_a_page(tmp_path: Path) -> None:
-    path = write_report(tmp_path, Report("", (make_cell("base", first(9, 40), None),)), {})
-    assert "This run cannot say" in path.read_text("utf-8")
+    path = write_report(tmp_path, make_evaluation((make_result("base", first(9, 40), None),), ""))
+    assert "This evaluation cannot say" in path.read_text("utf-8")
 
 
 def test_an_empty_report_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no results"):
-        write_report(tmp_path, Report("empty", ()), {})
+        write_report(tmp_path, make_evaluation((), "empty"))
 
 
 def test_commands_come_from_the_manifests_once_each(tmp_path: Path) -> None:
@@ -322,7 +328,7 @@ def test_commands_come_from_the_manifests_once_each(tmp_path: Path) -> None:
         "versions": {"torch": "2.13"},
     }
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    text = write_report(tmp_path, make_report(), logs).with_suffix(".md").read_text("utf-8")
+    text = write_report(tmp_path, make_report(logs=log_entries(logs))).with_suffix(".md").read_text("utf-8")
     assert text.count("kinject train 'recipes/my cpt.yaml'") == 1
     assert "    kinject eval\n" in text
     assert "Evaluated 2026-01-02 with torch 2.13." in text
@@ -330,52 +336,47 @@ def test_commands_come_from_the_manifests_once_each(tmp_path: Path) -> None:
 
 def test_a_report_survives_the_way_through_json(tmp_path: Path) -> None:
     report = make_report()
-    (tmp_path / "report.json").write_text(json.dumps(dataclasses.asdict(report)))
+    (tmp_path / "report.json").write_text(json.dumps(to_json(report)))
     assert read_report(tmp_path / "report.json") == report
 
 
 def test_a_report_is_redrawn_from_its_folder_alone(tmp_path: Path) -> None:
     run, logs = tmp_path / "run", write_logs(tmp_path / "train")
-    models = {"hub": "some/model", **{name: str(path.parent / "model") for name, path in logs.items()}}
     run.mkdir()
-    manifest = {**MANIFEST, "command": ["kinject", "eval"], "recipe": {"eval": {"models": models}}}
-    (run / "manifest.json").write_text(json.dumps(manifest))
-    (run / "report.json").write_text(json.dumps(dataclasses.asdict(make_report())))
-    write_report(run, make_report(), logs)
+    (run / "manifest.json").write_text(json.dumps({**MANIFEST, "command": ["kinject", "eval"]}))
+    report = make_report(logs=log_entries(logs))
+    (run / "report.json").write_text(json.dumps(to_json(report)))
+    write_report(run, report)
     before = all_files(run)
     (run / "report.html").unlink()
     assert redraw_report(run) == run / "report.html"
     assert all_files(run) == before
 
 
-def test_a_log_shared_by_two_checkpoints_is_shown_once(tmp_path: Path) -> None:
-    (log,) = {path for name, path in write_logs(tmp_path).items() if name == "reg"}
-    models = {"early": str(log.parent / "checkpoint-10"), "late": str(log.parent / "model"), "hub": "gpt2"}
-    assert training_logs(models) == {"early": log}
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"accuracy": "high"}, r"cells\[0\]\.accuracy: found 'high', a number is needed"),
-        ({"accuracy": 0.9}, r"cells\[0\]\.accuracy: found 0.9, which disagrees"),
-        ({"accuracy": float("nan")}, r"cells\[0\]\.accuracy: found nan, allowed is 0 to 1"),
-        ({"n": True}, r"cells\[0\]\.n: found True, a whole number is needed"),
-        ({"n": 0}, r"cells\[0\]\.n: found 0"),
-        ({"k": -1}, r"cells\[0\]\.k: found -1, allowed is 0 or more"),
-        ({"role": "magic"}, r"cells\[0\]\.role: found 'magic', allowed are learning and retention"),
-        ({"arm": None}, r"cells\[0\]\.arm: found None, a string is needed"),
-        ({"difference": []}, r"cells\[0\]\.difference: found list, an object is needed"),
+        ({"accuracy": "high"}, r"results\[0\]\.accuracy: found 'high', a number is needed"),
+        ({"accuracy": 0.9}, r"results\[0\]\.accuracy: found 0.9, which disagrees"),
+        ({"accuracy": float("nan")}, r"results\[0\]\.accuracy: found nan, a finite number is needed"),
+        ({"n": True}, r"results\[0\]\.n: found True, a whole number is needed"),
+        ({"n": 0}, r"results\[0\]\.n: found 0"),
+        ({"k": -1}, r"results\[0\]\.k: found -1, allowed is 0 or more"),
+        ({"role": "magic"}, r"results\[0\]\.role: found 'magic', allowed are 'learning', 'retention' or 'baseline'"),
+        ({"arm": None}, r"results\[0\]\.arm: found None, a string is needed"),
+        ({"to_base": []}, r"results\[0\]\.to_base: found list, an object is needed"),
         (
-            {"difference": {"base_arm": "base", "delta": 2.0}},
-            r"cells\[0\]\.difference\.delta: found 2.0, allowed is -1 to 1",
+            {"to_base": {"other": "base", "delta": 2.0}},
+            r"results\[0\]\.to_base\.delta: found 2.0, allowed is -1 to 1",
         ),
-        ({"arm": "base+rag", "k": 3}, r"cells\[1\]: the arm 'base\+rag' on 'new' stands there twice"),
+        ({"k": 3}, r"results\[1\]: the arm 'base' on 'new' is there twice"),
+        ({"high": 0.1}, r"results\[0\]\.accuracy: found .*, outside"),
+        ({"by_seed": []}, r"results\[0\]\.n: found 600 questions, 0 seeds"),
     ],
 )
 def test_a_damaged_report_is_refused_by_the_place(tmp_path: Path, change: dict[str, object], says: str) -> None:
-    value = dataclasses.asdict(make_report())
-    value["cells"][0].update(change)
+    value = to_json(make_report())
+    value["results"][0].update(change)
     path = tmp_path / "report.json"
     path.write_text(json.dumps(value))
     with pytest.raises(InputError, match=says) as caught:
@@ -386,9 +387,9 @@ def test_a_damaged_report_is_refused_by_the_place(tmp_path: Path, change: dict[s
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"title": "t"}', b'{"cells": []}', b'{"title": "t", "cells": [1]}',
-     b'{"title": "t", "cells": [], "format_version": 99}',
-     b'{"title": "t", "cells": [], "notes": [1]}', b"[" * 100_000],
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"title": "t"}', b'{"results": []}', b'{"title": "t", "results": [1]}',
+     b'{"title": "t", "results": [], "format_version": 99}',
+     b'{"title": "t", "results": [], "notes": [1]}', b"[" * 100_000],
 )  # fmt: skip
 def test_whatever_stands_in_report_json_is_read_or_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "report.json"

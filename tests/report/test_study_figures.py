@@ -8,12 +8,26 @@ from typing import Any
 import pytest
 from study_results import CURVES, make_paper_study, make_small, make_study
 
-from kinject.report.study_curves import accuracy_by_k, curve_figure, exposures, numbers_of, positions, tick_label
-from kinject.report.study_figures import accuracy_by_arm, directions, flips, relative_gains
-from kinject.report.study_frontier import frontier
-from kinject.report.study_strips import grids, question_strip, time_by_arm
-from kinject.report.study_view import View, arm_label, exposures_label, slug
-from kinject.results import Curve, ExposureBin, Point
+from kinject.report.plots.arms import (
+    accuracy_by_arm,
+    directions,
+    flips,
+    grids,
+    question_strip,
+    relative_gains,
+    time_by_arm,
+)
+from kinject.report.plots.sweeps import (
+    accuracy_by_k,
+    exposures,
+    frontier,
+    numbers_of,
+    positions,
+    sweep_figure,
+    tick_label,
+)
+from kinject.report.view import View, arm_label, exposures_label, slug
+from kinject.results import ExposureBin, Sweep, SweepPoint
 
 WHOLE = make_study()
 VIEW = View(WHOLE)
@@ -41,8 +55,8 @@ def test_accuracies_and_intervals_stand_in_the_row_of_their_arm() -> None:
 
 
 def test_a_curve_holds_each_points_accuracy_band_and_control() -> None:
-    (curve,) = [curve for curve in WHOLE.curves if curve.name == "paraphrases"]
-    figure = curve_figure(VIEW, [curve])
+    (curve,) = [curve for curve in WHOLE.sweeps if curve.name == "paraphrases"]
+    figure = sweep_figure(VIEW, [curve])
     assert figure is not None
     scores = [VIEW.point(curve, point, "new") for point in curve.points]
     (drawn,) = [line for line in figure.axes[0].lines if line.get_label() == "new"]
@@ -53,25 +67,25 @@ def test_a_curve_holds_each_points_accuracy_band_and_control() -> None:
         round(y, 9) for y in band
     }
     (control,) = [line for line in figure.axes[0].lines if line.get_label() == "control"]
-    repeated = VIEW.score("sandbox", "repeated", "new")
+    repeated = VIEW.result("sandbox", "repeated", "new")
     assert repeated is not None
     assert control.get_ydata()[0] == repeated.accuracy
 
 
 def test_a_control_for_each_point_is_a_line_of_its_own() -> None:
     arms = ("ft-reg", "repeated", "ft-par")
-    points = tuple(Point("n", at, str(at), float(at), "ft-par", arm) for at, arm in enumerate(arms))
-    figure = curve_figure(VIEW, [Curve("n", "n", "sandbox", "", False, False, points)])
+    points = tuple(SweepPoint(at, str(at), float(at), "ft-par", arm) for at, arm in enumerate(arms))
+    figure = sweep_figure(VIEW, [Sweep("n", "n", "sandbox", "", False, False, points)])
     assert figure is not None
     (control,) = [line for line in figure.axes[0].lines if line.get_label() == "control"]
-    expected = [VIEW.score("sandbox", arm, "new") for arm in arms]
+    expected = [VIEW.result("sandbox", arm, "new") for arm in arms]
     assert list(control.get_ydata()) == [score.accuracy for score in expected if score]
 
 
 def test_values_that_are_no_numbers_stand_evenly_and_are_not_joined() -> None:
-    (curve,) = [curve for curve in WHOLE.curves if curve.name == "LoRA"]
+    (curve,) = [curve for curve in WHOLE.sweeps if curve.name == "LoRA"]
     assert positions(curve) == [0, 1, 2, 3]
-    figure = curve_figure(VIEW, [curve])
+    figure = sweep_figure(VIEW, [curve])
     assert figure is not None
     (drawn,) = [line for line in figure.axes[0].lines if line.get_label() == "new"]
     assert drawn.get_linestyle() == "None"
@@ -80,30 +94,30 @@ def test_values_that_are_no_numbers_stand_evenly_and_are_not_joined() -> None:
 
 def test_a_mapping_of_one_key_counts_as_its_number() -> None:
     values: list[Any] = [{}, {"paraphrase": 4}, {"paraphrase": 16}]
-    points = tuple(Point("n", value, str(value), None, "ft-par") for value in values)
-    assert numbers_of(Curve("n", "augment.styles", "m", "", False, False, points)) == [0, 4, 16]
-    mixed = (*points, Point("n", {"permute": 4}, "", None, "ft-par"))
-    assert numbers_of(Curve("n", "augment.styles", "m", "", False, False, mixed)) == [None] * 4
+    points = tuple(SweepPoint(value, str(value), None, "ft-par") for value in values)
+    assert numbers_of(Sweep("n", "augment.styles", "m", "", False, False, points)) == [0, 4, 16]
+    mixed = (*points, SweepPoint({"permute": 4}, "", None, "ft-par"))
+    assert numbers_of(Sweep("n", "augment.styles", "m", "", False, False, mixed)) == [None] * 4
 
 
 @pytest.mark.parametrize(
     ("x", "text"), [(1e-5, "1e-5"), (5e-4, "5e-4"), (0.25, "0.25"), (0.0, "0"), (16.0, "16"), (2.5e6, "2.5e6")]
 )
 def test_numbers_on_an_axis_take_few_characters(x: float, text: str) -> None:
-    assert tick_label(Point("n", x, "long label", x, "a"), x) == text
+    assert tick_label(SweepPoint(x, "long label", x, "a"), x) == text
 
 
 def test_a_logarithmic_axis_with_a_zero_stands_evenly() -> None:
-    points = tuple(Point("n", x, f"{x:g}", x, "ft-par") for x in (0.0, 0.1, 1.0))
-    assert positions(Curve("n", "k", "sandbox", "", True, False, points)) == [0, 1, 2]
-    assert positions(Curve("n", "k", "sandbox", "", True, False, points[1:])) == [0.1, 1.0]
+    points = tuple(SweepPoint(x, f"{x:g}", x, "ft-par") for x in (0.0, 0.1, 1.0))
+    assert positions(Sweep("n", "k", "sandbox", "", True, False, points)) == [0, 1, 2]
+    assert positions(Sweep("n", "k", "sandbox", "", True, False, points[1:])) == [0.1, 1.0]
 
 
 def test_the_frontier_has_a_point_for_each_value_at_what_was_kept_and_learned() -> None:
     figure = frontier(VIEW)
     assert figure is not None
     (panel,) = figure.axes
-    for curve in WHOLE.curves:
+    for curve in WHOLE.sweeps:
         found = [(VIEW.point(curve, point, "known"), VIEW.point(curve, point, "new")) for point in curve.points]
         expected = ([kept.accuracy for kept, _ in found if kept], [new.accuracy for _, new in found if new])
         held = [(list(line.get_xdata()), list(line.get_ydata())) for line in panel.lines]
@@ -120,7 +134,7 @@ def test_each_k_of_each_arm_is_drawn_and_the_chosen_is_ringed() -> None:
     figure = accuracy_by_k(VIEW)
     assert figure is not None
     (panel,) = figure.axes
-    base = VIEW.by_k("sandbox", "base", "new")
+    base = VIEW.every_k("sandbox", "base", "new")
     assert ([0, 1, 2, 3, 4, 5], [score.accuracy for score in base]) in lines_of(panel, "o")
     rings = [line for line in panel.lines if line.get_markersize() == 11]
     assert [list(ring.get_xdata()) for ring in rings] == [[1], [1], [1]]
@@ -145,7 +159,7 @@ def test_the_strip_is_dark_over_as_many_questions_as_every_seed_had_right() -> N
     figure = question_strip(VIEW, columns=3)
     assert figure is not None
     items = [item for item in WHOLE.questions if item.question_set == "new"]
-    dark = sum(item.right["ft-par"] == 1 for item in items)
+    dark = sum(item.fraction_correct["ft-par"] == 1 for item in items)
     row = [label.get_text() for label in figure.axes[0].get_yticklabels()].index("ft-par")
     drawn = 0.0
     for patch in figure.axes[0].patches:
@@ -165,7 +179,7 @@ def test_time_is_shared_out_among_the_arms_that_used_a_stage() -> None:
 
 @pytest.mark.parametrize("draw", EVERY)
 def test_without_anything_to_draw_there_is_no_figure(draw: Any) -> None:
-    assert draw(View(make_small(scores=()))) is None
+    assert draw(View(make_small(results=()))) is None
 
 
 @pytest.mark.parametrize("draw", [accuracy_by_arm, relative_gains, accuracy_by_k, flips])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kinject.report.study_published import load_published, published_by_k, published_column, published_scores
+from kinject.report.tables import load_published, published_by_k, published_column, published_scores
 
 
 def test_each_row_has_a_value_for_each_column() -> None:

@@ -16,10 +16,11 @@ from study_results import make_paper_study, make_small, make_study
 from study_samples import markdown_faults
 
 from kinject.cli import main
-from kinject.report.study_report import read_study, redraw_study, write_study_report
-from kinject.report.study_tables import k_tables, paper_tables
-from kinject.report.study_view import View
-from kinject.results import Curve, Point, StudyResult
+from kinject.disk import write_sealed
+from kinject.report import redraw_report, write_report
+from kinject.report.tables import k_tables, paper_tables
+from kinject.report.view import View
+from kinject.results import Report, Sweep, SweepPoint, to_json
 
 HOSTILE = {
     "sandbox": "<script>alert(1)</script>",
@@ -80,21 +81,21 @@ def renamed(value: Any, names: dict[str, str]) -> Any:
     return value
 
 
-def hostile_study() -> StudyResult:
+def hostile_study() -> Report:
     """Return a study in which every name and text is hostile."""
     whole = make_study(n_seeds=1)
     texts = " ".join(HOSTILE.values())
     short = replace(
-        whole, title=texts, card=texts, notes=(texts,), commands=(texts,), versions={"kinject": HOSTILE["new"]},
-        curves=tuple(replace(curve, about=texts, key=texts) for curve in whole.curves[:1]),
+        whole, title=texts, description=texts, notes=(texts,), commands=(texts,), versions={"kinject": HOSTILE["new"]},
+        sweeps=tuple(replace(curve, description=texts, key=texts) for curve in whole.sweeps[:1]),
         questions=tuple(replace(item, question=texts, choices=(texts,) * 4) for item in whole.questions[:40]),
         claims=tuple(replace(claim, statement=texts, finding=texts, source=texts) for claim in whole.claims),
         failures=tuple(replace(failure, message=texts, log=texts) for failure in whole.failures),
-        choices=tuple(replace(choice, what=texts) for choice in whole.choices),
-        arms=tuple(replace(arm, about=texts, recipe={texts: texts}) for arm in whole.arms),
+        choices=tuple(replace(choice, key=texts) for choice in whole.choices),
+        arms=tuple(replace(arm, description=texts, recipe={texts: texts}) for arm in whole.arms),
     )  # fmt: skip
     found = renamed(short, HOSTILE)
-    assert isinstance(found, StudyResult)
+    assert isinstance(found, Report)
     return found
 
 
@@ -102,7 +103,7 @@ def hostile_study() -> StudyResult:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a simulated study."""
     folder = tmp_path_factory.mktemp("study")
-    write_study_report(folder / "run", make_study(folder))
+    write_report(folder / "run", make_study(folder))
     return folder / "run"
 
 
@@ -110,7 +111,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a study full of markup."""
     folder = tmp_path_factory.mktemp("hostile")
-    write_study_report(folder, hostile_study())
+    write_report(folder, hostile_study())
     return folder
 
 
@@ -128,17 +129,17 @@ def test_the_promised_files_are_written_and_nothing_else(written: Path) -> None:
         "costs",
         "loss",
     ]
-    stems += [f"curve-{name}" for name in ("paraphrases", "learning-rate", "replay", "alpha", "lora", "style")]
+    stems += [f"sweep-{name}" for name in ("paraphrases", "learning-rate", "replay", "alpha", "lora", "style")]
     figures = {f"figures/{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
-    assert set(all_files(written)) == {"report.json", "report.md", "report.html"} | figures
+    assert set(all_files(written)) == {"report.md", "report.html"} | figures
 
 
 def test_what_is_written_is_read_back_and_redrawn_to_the_same_bytes(tmp_path: Path) -> None:
-    write_study_report(tmp_path, make_small())
+    write_sealed(tmp_path / "report.json", to_json(make_small()))
+    write_report(tmp_path, make_small())
     before = all_files(tmp_path)
-    assert read_study(tmp_path / "report.json") == make_small()
     (tmp_path / "report.html").unlink()
-    redraw_study(tmp_path)
+    redraw_report(tmp_path)
     assert all_files(tmp_path) == before
 
 
@@ -149,7 +150,7 @@ def test_the_papers_table_holds_the_scores_with_intervals_and_marks(written: Pat
     line = next(row for row in rows if row[0] == "new" and len(row) == len(head))
     for column, cell in zip(head[1:], line[1:], strict=True):
         (score,) = [
-            score for score in make_study().scores
+            score for score in make_study().results
             if (score.arm, score.question_set, score.role) == (column.removesuffix("+rag"), "new", "learning")
             and score.k == (1 if column.endswith("+rag") else 0)
         ]  # fmt: skip
@@ -161,7 +162,7 @@ def test_the_papers_table_holds_the_scores_with_intervals_and_marks(written: Pat
 
 def test_every_score_stands_in_the_markdown(written: Path) -> None:
     text = (written / "report.md").read_text("utf-8")
-    for score in make_study().scores:
+    for score in make_study().results:
         bounds = f"({100 * score.low:.1f} – {100 * score.high:.1f})"
         if score.role == "baseline":
             bounds = bounds[1:-1]
@@ -171,7 +172,7 @@ def test_every_score_stands_in_the_markdown(written: Path) -> None:
 
 def test_the_verdict_says_what_the_contrasts_say(written: Path) -> None:
     text = Elements((written / "report.html").read_text("utf-8")).text
-    for score in make_study().scores:
+    for score in make_study().results:
         if score.arm in ("ft-reg", "ft-par", "repeated", "random-text") and score.k == 0 and score.to_base is not None:
             contrast, shown = score.to_base, score.to_base.p_holm < 0.05
             sign = "+" if contrast.delta > 0 else "−"
@@ -293,16 +294,16 @@ def test_figures_take_the_colours_of_the_page(written: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"scores": ()}, "No arm has a result."),
+        ({"results": ()}, "No arm has a result."),
         ({"seeds": ()}, "0 seeds"),
         ({"models": ()}, "0 base models"),
         ({}, "One seed: each arm was trained once."),
-        ({}, "This study varies nothing along a curve."),
+        ({}, "This study varies nothing along a sweep."),
         ({}, "This study has no set of reverse questions beside forward ones"),
         ({}, "No training run counted how often it read each document."),
         ({}, "No training log was given, or none holds a loss."),
-        ({}, "The study chose nothing itself: every value stands in its recipe."),
-        ({}, "No stage of this study recorded what it took."),
+        ({}, "The study chose nothing itself: every value is in its recipe."),
+        ({}, "No stage of this study recorded its cost."),
         ({}, "declares no claims, so none was tested."),
         ({}, "No arm was asked with several numbers of retrieved passages."),
         ({"logs": (("sandbox", "ft-par", 0, "gone/log.jsonl"),)}, "The logs of ft-par are no longer where the study left them."),
@@ -312,7 +313,7 @@ def test_what_a_study_lacks_is_said(tmp_path: Path, changes: dict[str, Any], sen
     key = repr(sorted(changes))
     found = _PAGES.get(key)
     if found is None:
-        path = write_study_report(tmp_path, make_small(**changes))
+        path = write_report(tmp_path, make_small(**changes))
         found = _PAGES[key] = Elements(path.read_text("utf-8")).text
     assert sentence in found
 
@@ -334,30 +335,31 @@ def test_a_study_without_retention_learning_retrieval_or_arms_has_a_page(
     tmp_path: Path, kept: Any, sentence: str
 ) -> None:
     whole = make_small()
-    path = write_study_report(tmp_path, replace(whole, scores=tuple(s for s in whole.scores if kept(s))))
+    path = write_report(tmp_path, replace(whole, results=tuple(s for s in whole.results if kept(s))))
     text = Elements(path.read_text("utf-8")).text
     assert sentence in text
 
 
 def test_points_without_a_result_are_named(tmp_path: Path) -> None:
-    points = (Point("lr", 1e-4, "0.0001", 1e-4, "ft-par"), Point("lr", 1e-2, "0.01", 1e-2, "failed"))
-    curve = Curve("lr", "trainer.learning_rate", "sandbox", "", True, True, points)
-    path = write_study_report(tmp_path, make_small(curves=(curve, replace(curve, name="LR"))))
+    points = (SweepPoint(1e-4, "0.0001", 1e-4, "ft-par"), SweepPoint(1e-2, "0.01", 1e-2, "failed"))
+    curve = Sweep("lr", "trainer.learning_rate", "sandbox", "", True, True, points)
+    path = write_report(tmp_path, make_small(sweeps=(curve, replace(curve, name="LR"))))
     assert ["0.01 | no result", "failed", "", ""] in Elements(path.read_text("utf-8")).rows
-    assert (tmp_path / "figures" / "curve-lr-2.svg").is_file()
+    assert (tmp_path / "figures" / "sweep-lr-2.svg").is_file()
 
 
 def test_figures_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
-    curve = Curve("lr", "k", "sandbox", "", True, False, (Point("lr", 1, "1", 1.0, "ft-par"),))
-    write_study_report(tmp_path, make_small(curves=(curve,)))
+    curve = Sweep("lr", "k", "sandbox", "", True, False, (SweepPoint(1, "1", 1.0, "ft-par"),))
+    write_report(tmp_path, make_small(sweeps=(curve,)))
     (tmp_path / "figures" / "mine.svg").write_text("kept")
-    write_study_report(tmp_path, make_small())
+    write_report(tmp_path, make_small())
     names = {path.stem for path in (tmp_path / "figures").iterdir()}
     assert names == {"accuracy", "gains", "flips", "mine"}
 
 
-def test_kinject_report_draws_a_study_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_study_report(tmp_path, make_small())
+def test_kinject_report_draws_a_study_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_sealed(tmp_path / "report.json", to_json(make_small()))
+    write_report(tmp_path, make_small())
     before = all_files(tmp_path)
     (tmp_path / "report.html").unlink()
     (tmp_path / "manifest.json").write_text('{"format_version": 1, "stage": "study", "inputs": {}, "counts": {}}')

@@ -11,7 +11,8 @@ import pytest
 from kinject.cli import main
 from kinject.errors import InputError
 from kinject.report import write_training_report
-from kinject.report.training_page import read_training_run, training_figure
+from kinject.report.plots.training import training_figure
+from kinject.report.training_log import read_training_run
 
 QUESTIONS = {"new": "n.jsonl", "known": {"path": "k.jsonl", "role": "retention"}}
 

@@ -1,4 +1,4 @@
-"""The verdict says what the cells say, no more."""
+"""The verdict says what the results say, no more."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import re
 
 import pytest
 from scipy.stats import binomtest
-from study_samples import ARMS, answers, first, make_answers, make_cell, make_report
+from study_samples import ARMS, answers, first, make_answers, make_evaluation, make_report, make_result
 
+from kinject.eval.statistics import counts_interval, newcombe_interval
 from kinject.report.formatting import format_name, format_p, format_points, join_words
-from kinject.report.verdict import Answered, Claim, paired_interval, render_verdict, unpaired_interval
-from kinject.types import Cell, Difference, Report
+from kinject.report.verdict import AnsweredQuestion, Finding, render_verdict
+from kinject.report.view import View
+from kinject.results import ArmResult
 
 
-def one(answered: Answered, arm: str, question_set: str = "new") -> Claim:
-    (claim,) = [c for c in answered.claims if (c.arm, c.question_set) == (arm, question_set)]
-    return claim
+def one(answered: AnsweredQuestion, arm: str, question_set: str = "new") -> Finding:
+    (finding,) = [c for c in answered.findings if (c.arm, c.question_set) == (arm, question_set)]
+    return finding
 
 
-def verdict_on(*cells: Cell) -> tuple[Answered, Answered, Answered]:
-    learned, forgot, retrieval = render_verdict(Report("t", cells))
+def verdict_on(*results: ArmResult) -> tuple[AnsweredQuestion, AnsweredQuestion, AnsweredQuestion]:
+    learned, forgot, retrieval = render_verdict(View(make_evaluation(results)))
     return learned, forgot, retrieval
 
 
@@ -31,22 +33,22 @@ def test_numbers_of_the_verdict_agree_with_the_answers(arm: str, question_set: s
     gained = sum(a and not b for a, b in zip(after, before, strict=True))
     lost = sum(b and not a for a, b in zip(after, before, strict=True))
     p = binomtest(gained, gained + lost).pvalue
-    text = one(render_verdict(make_report())[section], arm, question_set).text
+    text = one(render_verdict(View(make_report()))[section], arm, question_set).text
     n = len(after)
     assert f"from {100 * sum(before) / n:.1f}% to {100 * sum(after) / n:.1f}%" in text
     assert f"{100 * (gained - lost) / n:+.1f} points".replace("-", "−").replace("+0.0", "0.0") in text
-    assert f"{gained} answers became right, {lost} wrong" in text
+    assert f"{gained} question{'' if gained == 1 else 's'} became right, {lost} wrong" in text
     assert ("p < 0.001" in text) == (p < 0.001)
     assert ("Not significant" in text) == (p >= 0.05)
 
 
 def test_tags_follow_significance_and_chance() -> None:
     base, n = first(50, 200), 200
-    cells = [make_cell("base", base, None)]
-    cells += [make_cell("learner", first(150, n), base), make_cell("same", first(53, n), base)]
-    cells += [make_cell("worse", first(20, n), base)]
-    learned, _, _ = verdict_on(*cells)
-    assert [claim.tag for claim in learned.claims] == ["at chance", "learned", "no learning shown", "got worse"]
+    results = [make_result("base", base, None)]
+    results += [make_result("learner", first(150, n), base), make_result("same", first(53, n), base)]
+    results += [make_result("worse", first(20, n), base)]
+    learned, _, _ = verdict_on(*results)
+    assert [finding.tag for finding in learned.findings] == ["at chance", "learned", "no learning shown", "got worse"]
     assert learned.lead == (
         "On new, learner (+50.0 points) learned; no learning is shown for same (+1.5 points); "
         "worse (−15.0 points) got worse."
@@ -55,65 +57,65 @@ def test_tags_follow_significance_and_chance() -> None:
 
 def test_a_gain_from_below_chance_up_to_chance_is_not_called_learning() -> None:
     base = first(10, 200)
-    learned, _, _ = verdict_on(make_cell("base", base, None), make_cell("up", first(52, 200), base))
-    assert [claim.tag for claim in learned.claims] == ["below chance", "not above chance"]
+    learned, _, _ = verdict_on(make_result("base", base, None), make_result("up", first(52, 200), base))
+    assert [finding.tag for finding in learned.findings] == ["below chance", "not above chance"]
     assert "learned" not in learned.lead
 
 
 def test_base_is_told_from_chance_by_its_wilson_interval() -> None:
     for n_right in range(0, 201, 5):
-        cell = make_cell("base", first(n_right, 200), None)
-        tag = verdict_on(cell)[0].claims[0].tag
-        expected = "above chance" if cell.low > 0.25 else "below chance" if cell.high < 0.25 else "at chance"
+        result = make_result("base", first(n_right, 200), None)
+        tag = verdict_on(result)[0].findings[0].tag
+        expected = "above chance" if result.low > 0.25 else "below chance" if result.high < 0.25 else "at chance"
         assert tag == expected
 
 
 def test_unscored_questions_are_owned_up_to() -> None:
-    learned, _, _ = verdict_on(make_cell("base", first(50, 200), None, n_unscored=12))
-    assert "12 of them could not be scored and count as wrong" in learned.claims[0].text
+    learned, _, _ = verdict_on(make_result("base", first(50, 200), None, n_unscored=12))
+    assert "12 of them could not be scored and count as wrong" in learned.findings[0].text
 
 
 def test_retention_says_what_loss_remains_possible() -> None:
     base = first(196, 200)
-    cells = [make_cell("base", base, None, question_set="known", role="retention")]
-    cells += [make_cell("par", first(194, 200), base, question_set="known", role="retention")]
-    learned, forgot, retrieval = verdict_on(*cells)
-    low, high = paired_interval(Difference("base", -0.01, 0, 2, 0.5), 200)
+    results = [make_result("base", base, None, question_set="known", role="retention")]
+    results += [make_result("par", first(194, 200), base, question_set="known", role="retention")]
+    learned, forgot, retrieval = verdict_on(*results)
+    low, high = counts_interval(0, 2, 200)
     assert one(forgot, "par", "known").tag == "no loss shown"
-    assert f"changes of {format_points(low)} to {format_points(high)} points remain possible" in forgot.claims[1].text
-    assert learned.lead.startswith("This run cannot say")
-    assert retrieval.lead.startswith("This run cannot say")
+    assert f"changes of {format_points(low)} to {format_points(high)} points remain possible" in forgot.findings[1].text
+    assert learned.lead.startswith("This evaluation cannot say")
+    assert retrieval.lead.startswith("This evaluation cannot say")
 
 
 def test_without_a_retention_set_the_verdict_says_that_it_cannot_say() -> None:
     base = first(50, 200)
-    _, forgot, _ = verdict_on(make_cell("base", base, None), make_cell("par", first(150, 200), base))
+    _, forgot, _ = verdict_on(make_result("base", base, None), make_result("par", first(150, 200), base))
     assert "retention" in forgot.lead
-    assert not forgot.claims
+    assert not forgot.findings
 
 
 def test_one_model_only_makes_no_claim_of_learning() -> None:
-    learned, forgot, retrieval = verdict_on(make_cell("base", first(50, 200), None))
-    assert all(answered.lead.startswith("This run cannot say") for answered in (learned, forgot, retrieval))
-    assert [claim.arm for claim in learned.claims] == ["base"]
+    learned, forgot, retrieval = verdict_on(make_result("base", first(50, 200), None))
+    assert all(answered.lead.startswith("This evaluation cannot say") for answered in (learned, forgot, retrieval))
+    assert [finding.arm for finding in learned.findings] == ["base"]
 
 
 def test_retrieval_is_compared_with_training_by_newcombes_interval() -> None:
     base = first(50, 200)
-    cells = [make_cell("base", base, None), make_cell("base+rag", first(190, 200), base, k=3)]
-    cells += [make_cell("par", first(150, 200), base), make_cell("par+rag", first(192, 200), base, k=3)]
-    cells += [make_cell("best", first(200, 200), base)]
-    _, _, retrieval = verdict_on(*cells)
+    results = [make_result("base", base, None), make_result("base+rag", first(190, 200), base, k=3)]
+    results += [make_result("par", first(150, 200), base), make_result("par+rag", first(192, 200), base, k=3)]
+    results += [make_result("best", first(200, 200), base)]
+    _, _, retrieval = verdict_on(*results)
     assert one(retrieval, "base+rag").tag == "retrieval helps"
     assert one(retrieval, "par").tag == "retrieval better"
-    assert one(retrieval, "par+rag").tag == "no difference shown"
+    assert one(retrieval, "par+rag").tag == "no addition shown"
     assert one(retrieval, "best").tag == "better than retrieval"
     assert "75.0% against 95.0% for base+rag: −20.0 points" in one(retrieval, "par").text
 
 
 def test_newcombes_interval_agrees_with_his_published_example() -> None:
     # Newcombe 1998 (Statistics in Medicine 17: 873-890), table II, 56/70 against 48/80, method 10.
-    low, high = unpaired_interval(make_cell("a", first(56, 70), None), make_cell("b", first(48, 80), None))
+    low, high = newcombe_interval((56, 70), (48, 80))
     assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
 
 
@@ -123,37 +125,43 @@ def test_paired_interval_covers_the_truth_about_as_often_as_it_says() -> None:
         before, after = answers(0.9, n, seed), answers(0.85, n, 10_000 + seed)
         gained = sum(a and not b for a, b in zip(after, before, strict=True))
         lost = sum(b and not a for a, b in zip(after, before, strict=True))
-        low, high = paired_interval(Difference("base", 0, gained, lost, 1.0), n)
+        low, high = counts_interval(gained, lost, n)
         covered += low <= -0.05 <= high
     assert 0.91 <= covered / 300 <= 0.99
 
 
 def test_the_headline_is_the_first_way_of_asking_and_the_others_are_summed_up() -> None:
     base, better = first(50, 200), first(120, 200)
-    cells = [make_cell("base", base, None), make_cell("par", better, base)]
-    cells += [make_cell("base", base, None, format="letters"), make_cell("par", first(51, 200), base, format="letters")]
-    cells += [make_cell("base", base, None, shots=5), make_cell("par", first(90, 200), base, shots=5)]
-    learned, _, _ = verdict_on(*cells)
+    results = [make_result("base", base, None), make_result("par", better, base)]
+    results += [
+        make_result("base", base, None, format="letters"),
+        make_result("par", first(51, 200), base, format="letters"),
+    ]
+    results += [make_result("base", base, None, shots=5), make_result("par", first(90, 200), base, shots=5)]
+    learned, _, _ = verdict_on(*results)
     assert "from 25.0% to 60.0%" in one(learned, "par").text
     assert "In the other 2 ways of asking: +0.5 to +20.0 points, significant in 1 of 2." in one(learned, "par").text
 
 
 def test_several_k_are_several_arms_and_the_first_is_the_headline() -> None:
     base = first(50, 200)
-    cells = [make_cell("base", base, None)]
-    cells += [make_cell("base+rag", first(180, 200), base, k=1), make_cell("base+rag", first(190, 200), base, k=5)]
-    cells += [make_cell("par", first(100, 200), base)]
-    _, _, retrieval = verdict_on(*cells)
-    assert [claim.arm for claim in retrieval.claims] == ["base+rag, K = 1", "par"]
-    assert "with 1 passage before" in retrieval.claims[0].text
+    results = [make_result("base", base, None)]
+    results += [
+        make_result("base+rag", first(180, 200), base, k=1),
+        make_result("base+rag", first(190, 200), base, k=5),
+    ]
+    results += [make_result("par", first(100, 200), base)]
+    _, _, retrieval = verdict_on(*results)
+    assert [finding.arm for finding in retrieval.findings] == ["base+rag, K = 1", "par"]
+    assert "with 1 passage before" in retrieval.findings[0].text
 
 
 def test_many_arms_are_counted_in_the_lead_and_named_below() -> None:
     base = first(50, 200)
-    cells = [make_cell("base", base, None), *(make_cell(f"m{i}", first(100 + i, 200), base) for i in range(12))]
-    learned, _, _ = verdict_on(*cells)
+    results = [make_result("base", base, None), *(make_result(f"m{i}", first(100 + i, 200), base) for i in range(12))]
+    learned, _, _ = verdict_on(*results)
     assert learned.lead == "On new, 12 arms (+25.0 to +30.5 points) learned."
-    assert [claim.arm for claim in learned.claims] == ["base", *(f"m{i}" for i in range(12))]
+    assert [finding.arm for finding in learned.findings] == ["base", *(f"m{i}" for i in range(12))]
 
 
 @pytest.mark.parametrize(
@@ -177,6 +185,6 @@ def test_names_are_one_clean_line() -> None:
 
 
 def test_every_lead_tag_has_its_wording() -> None:
-    text = " ".join(answered.lead for answered in render_verdict(make_report()))
+    text = " ".join(answered.lead for answered in render_verdict(View(make_report())))
     assert not re.search(r"[{}]", text)
     assert all(arm in text for arm in ARMS if arm not in ("base", "base+rag"))

@@ -59,7 +59,7 @@ def _eval(folder: Path, model: Path) -> Callable[[], Any]:
     rows = [{"id": f"q{i}", "question": f"Where was {i} born?", "choices": TOWNS, "answer": i % 4} for i in range(4)]
     section = {"models": {"base": str(model)}, "questions": {"new": _rows(folder / "questions.jsonl", rows)}}
     recipe = _recipe(folder, "eval", eval=section)
-    return lambda: [(cell.n, cell.n_correct, cell.n_unscored) for cell in evaluate(recipe).cells]
+    return lambda: [(result.n, result.n_correct, result.n_unscored) for result in evaluate(recipe).results]
 
 
 def _train(folder: Path, model: Path) -> Callable[[], Any]:

@@ -10,22 +10,24 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from kinject.study.inference import Sheet, interval, majority_changes, near_p, sign_flip_p, trend_p
+from kinject.study.inference import CorrectnessMatrix, interval, majority_changes, near_p, sign_flip_p, trend_p
 
 
-def sheet(right: list[list[int]], documents: str) -> Sheet:
-    return Sheet(np.array(right, dtype=float), tuple(map(str, range(len(documents)))), tuple(documents))
+def sheet(right: list[list[int]], documents: str) -> CorrectnessMatrix:
+    return CorrectnessMatrix(np.array(right, dtype=float), tuple(map(str, range(len(documents)))), tuple(documents))
 
 
-def simulated(seed: int, n_seeds: int, n_documents: int, n_each: int, accuracy: float, spread: float = 0.0) -> Sheet:
+def simulated(
+    seed: int, n_seeds: int, n_documents: int, n_each: int, accuracy: float, spread: float = 0.0
+) -> CorrectnessMatrix:
     random = np.random.default_rng(seed)
     levels = np.clip(accuracy + spread * random.standard_normal((n_seeds, n_documents)), 0, 1)
     right = (random.random((n_seeds, n_documents, n_each)) < levels[:, :, None]).astype(float)
     documents = tuple(f"d{at // n_each}" for at in range(n_documents * n_each))
-    return Sheet(right.reshape(n_seeds, -1), tuple(map(str, range(len(documents)))), documents)
+    return CorrectnessMatrix(right.reshape(n_seeds, -1), tuple(map(str, range(len(documents)))), documents)
 
 
-def naive_interval(one: Sheet, other: Sheet | None, n: int = 3000) -> tuple[float, float]:
+def naive_interval(one: CorrectnessMatrix, other: CorrectnessMatrix | None, n: int = 3000) -> tuple[float, float]:
     """Draw documents and seeds one resample at a time, with loops."""
     random = np.random.default_rng(99)
     documents = sorted(set(one.clusters))
@@ -36,8 +38,8 @@ def naive_interval(one: Sheet, other: Sheet | None, n: int = 3000) -> tuple[floa
         value = 0.0
         for sign, own in ((1, one), (-1, other)):
             if own is not None:
-                rows = random.choice(own.right.shape[0], own.right.shape[0])
-                value += sign * own.right[np.ix_(rows, columns)].mean()
+                rows = random.choice(own.correct.shape[0], own.correct.shape[0])
+                value += sign * own.correct[np.ix_(rows, columns)].mean()
         means.append(value)
     return tuple(np.quantile(means, (0.025, 0.975)))  # type: ignore[return-value]
 
@@ -65,7 +67,7 @@ def test_sign_flip_p_is_that_of_all_flips():
     one = sheet([[1, 1, 1, 1, 0, 1, 1, 1], [1, 1, 1, 0, 1, 1, 1, 1]], "aabbccdd")
     other = sheet([[0, 1, 0, 1, 0, 0, 1, 0]], "aabbccdd")
     differences = [
-        sum(one.right[:, at].mean() - other.right[0, at] for at in range(8) if one.clusters[at] == name)
+        sum(one.correct[:, at].mean() - other.correct[0, at] for at in range(8) if one.clusters[at] == name)
         for name in "abcd"
     ]
     flips = [
@@ -86,7 +88,7 @@ def test_sign_flip_p_is_the_binomial_one_where_every_document_changes_alike(n_ch
     if n_changed:
         after[0, changed] = 1 - after[0, changed]
     ids = tuple(map(str, range(n)))
-    p = sign_flip_p(Sheet(after, ids, ids), Sheet(before, ids, ids))
+    p = sign_flip_p(CorrectnessMatrix(after, ids, ids), CorrectnessMatrix(before, ids, ids))
     expected = scipy.stats.binomtest(n_changed - 3, n_changed).pvalue if n_changed else 1.0
     assert p == pytest.approx(expected, rel=1e-9 if n_changed <= 14 else 0.25)
 
@@ -96,7 +98,9 @@ def test_sign_flip_p_of_many_documents_is_near_the_normal_one(n_changed):
     random = np.random.default_rng(5)
     differences = random.normal(0.25, 1.0, n_changed)
     ids = tuple(map(str, range(n_changed)))
-    p = sign_flip_p(Sheet(differences[None], ids, ids), Sheet(np.zeros((1, n_changed)), ids, ids))
+    p = sign_flip_p(
+        CorrectnessMatrix(differences[None], ids, ids), CorrectnessMatrix(np.zeros((1, n_changed)), ids, ids)
+    )
     z = abs(differences.sum()) / np.sqrt((differences**2).sum())
     assert p == pytest.approx(2 * scipy.stats.norm.sf(z), rel=0.15, abs=0.003)
 
@@ -113,9 +117,9 @@ def test_questions_of_one_document_do_not_count_as_independent():
     """Ten copies of each question say no more than one."""
     one, other = simulated(3, 1, 20, 1, 0.7), simulated(4, 1, 20, 1, 0.5)
 
-    def copied(of: Sheet) -> Sheet:
-        return Sheet(
-            np.repeat(of.right, 10, axis=1),
+    def copied(of: CorrectnessMatrix) -> CorrectnessMatrix:
+        return CorrectnessMatrix(
+            np.repeat(of.correct, 10, axis=1),
             tuple(map(str, range(200))),
             tuple(name for name in of.clusters for _ in range(10)),
         )
@@ -162,7 +166,10 @@ def test_signs_of_many_documents_are_those_of_one_matrix():
     flipped = np.abs((signs[:, :n] * 2.0 - 1.0) @ differences)
     expected = (1 + (flipped >= abs(differences.sum()) - 1e-9).sum()) / 20_001
     ids = tuple(f"{at:03}" for at in range(n))
-    assert sign_flip_p(Sheet(differences[None], ids, ids), Sheet(np.zeros((1, n)), ids, ids)) == expected
+    assert (
+        sign_flip_p(CorrectnessMatrix(differences[None], ids, ids), CorrectnessMatrix(np.zeros((1, n)), ids, ids))
+        == expected
+    )
 
 
 def test_memory_does_not_grow_with_the_square_of_documents():

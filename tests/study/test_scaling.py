@@ -16,29 +16,29 @@ from study_results import make_small
 from kinject.disk import read_sealed
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe, read_recipe
-from kinject.report.study_report import read_study, write_study_report
+from kinject.report import read_report, write_report
 from kinject.results import Scaling, ScalingFit, ScalingPoint
 from kinject.study.arms import expand_arms
 from kinject.study.check import check_names, check_shared_recipes
-from kinject.study.inference import Sheet
+from kinject.study.inference import CorrectnessMatrix
 from kinject.study.run import run_study
-from kinject.study.scaling import bits_sheet, count_parameters, fit_line
+from kinject.study.scaling import bits_matrix, count_parameters, fit_line
 
 SCALING = {"sweep": "steps", "question_sets": ["new", "known"], "values": {"": 16}, "facts": {"known": 80}}
 CURVES = {"steps": {"key": "trainer.max_steps", "arm": "ft", "values": [1, 2, 4]}}
 
 
 def test_bits_are_corrected_for_guessing() -> None:
-    sheet = Sheet(np.array([[1.0, 0.0], [1.0, 1.0]]), ("a", "b"), ("d", "e"))
+    sheet = CorrectnessMatrix(np.array([[1.0, 0.0], [1.0, 1.0]]), ("a", "b"), ("d", "e"))
     # of 16 values 4 bits; a right answer of four counts whole, a wrong one takes the third of a guess back
-    assert bits_sheet(sheet, [4, 4], [16, 16]).right.tolist() == [[4.0, pytest.approx(-4 / 3)], [4.0, 4.0]]
-    assert bits_sheet(sheet, [2, 2], [8, 2]).right.tolist() == [[3.0, -1.0], [3.0, 1.0]]
-    guesser = Sheet(np.array([[1.0, 0.0, 0.0, 0.0]]), tuple("abcd"), tuple("abcd"))
-    assert bits_sheet(guesser, [4] * 4, [24] * 4).mean() == pytest.approx(0.0)
-    knows_half = Sheet(
+    assert bits_matrix(sheet, [4, 4], [16, 16]).correct.tolist() == [[4.0, pytest.approx(-4 / 3)], [4.0, 4.0]]
+    assert bits_matrix(sheet, [2, 2], [8, 2]).correct.tolist() == [[3.0, -1.0], [3.0, 1.0]]
+    guesser = CorrectnessMatrix(np.array([[1.0, 0.0, 0.0, 0.0]]), tuple("abcd"), tuple("abcd"))
+    assert bits_matrix(guesser, [4] * 4, [24] * 4).mean() == pytest.approx(0.0)
+    knows_half = CorrectnessMatrix(
         np.array([[1.0] * 5 + [0.0] * 3]), tuple("abcdefgh"), tuple("abcdefgh")
     )  # 4 known, 1 of 4 guessed
-    assert bits_sheet(knows_half, [4] * 8, [32] * 8).mean() == pytest.approx(2.5)
+    assert bits_matrix(knows_half, [4] * 8, [32] * 8).mean() == pytest.approx(2.5)
 
 
 def test_a_line_is_numpys_and_its_interval_scipys() -> None:
@@ -75,12 +75,12 @@ def test_a_study_measures_what_its_models_hold(tmp_path: Path, tiny_model: Path)
         assert len(logs) == 2
         read = [list(read_sealed(log.parent / "exposures.json", "").values()) for log in logs]
         assert point.exposures == pytest.approx(np.mean(read))
-    assert [(fit.question_set, fit.along, fit.at, fit.n) for fit in result.scaling.fits] == [
+    assert [(fit.question_set, fit.along, fit.fixed, fit.n) for fit in result.scaling.fits] == [
         ("new", "exposures", "tiny", 6)
     ]
     pairs = [(math.log2(point.exposures or 0), y) for point in new for y in point.by_seed]
     assert result.scaling.fits[0].slope == pytest.approx(np.polyfit(*zip(*pairs, strict=True), 1)[0])
-    assert read_study(page.parent / "report.json").scaling == result.scaling
+    assert read_report(page.parent / "report.json").scaling == result.scaling
     assert (page.parent / "figures" / "scaling.png").is_file()
 
 
@@ -97,14 +97,14 @@ def _scaling() -> Scaling:
 
 
 def test_the_report_shows_lines_bits_and_what_they_mean(tmp_path: Path) -> None:
-    write_study_report(tmp_path, make_small(scaling=_scaling()))
+    write_report(tmp_path, make_small(scaling=_scaling()))
     text = (tmp_path / "report.md").read_text("utf-8")
     assert "## Size, repetition, and bits per parameter" in text
     assert "| new | doubling of parameters | 4 (4 exposures) | +12.0 (+8.0 – +16.0) | 0.97 | 6 |" in text
     assert "| new | w16 | 4 (4 exposures) | 16,000 | 46.0% | 500 (400 – 610) | 2,790 | 0.0312 |" in text
     assert "lower bound" in text
     assert "figures/scaling.png" in text
-    write_study_report(tmp_path, make_small())
+    write_report(tmp_path, make_small())
     assert "bits per parameter" not in (tmp_path / "report.md").read_text("utf-8")
     assert not (tmp_path / "figures" / "scaling.png").exists()
 

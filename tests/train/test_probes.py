@@ -87,7 +87,7 @@ def test_the_log_holds_the_accuracy_of_kinject_eval_before_during_and_after(
     recipe = tmp_path / "eval.yaml"
     recipe.write_text(json.dumps({"run_dir": str(tmp_path / "eval"), "eval": {
         "models": models, "questions": {"new": str(questions)}, "limit": 30}}))  # fmt: skip
-    found = {cell.model: cell.accuracy for cell in evaluate(read_recipe(recipe, verb="eval")).cells}
+    found = {result.arm: result.accuracy for result in evaluate(read_recipe(recipe, verb="eval")).results}
     assert found == {"base": logged[0], "half": logged[4], "tuned": logged[8]}
     assert len(set(found.values())) > 1
     losses = [row["eval_loss"] for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl") if "eval_loss" in row]

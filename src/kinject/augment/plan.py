@@ -16,7 +16,7 @@ from kinject.augment.prompts import ask
 from kinject.augment.requests import generator_identity
 from kinject.augment.requests.limits import Limits
 from kinject.augment.styles import STYLES, Style
-from kinject.augment.validation import limits_of, section_of
+from kinject.augment.validation import augment_section, limits_of
 from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import sentences, split_passages, token_spans, word_spans
 from kinject.disk import Places, content_id, read_jsonl
@@ -178,8 +178,8 @@ class Plan:
 
 
 def make_plan(recipe: AugmentRecipe) -> Plan:
-    """Return the plan of a recipe. Raises `RecipeError` as `section_of`, and as `read_precomputed`."""
-    section = section_of(recipe)
+    """Return the plan of a recipe. Raises `RecipeError` as `augment_section`, and as `read_precomputed`."""
+    section = augment_section(recipe)
     generator = section.generator
     precomputed = read_precomputed(Path(generator.path)) if generator.kind == "file" and generator.path else None
     return Plan(
@@ -262,7 +262,7 @@ def preview(recipe: AugmentRecipe) -> Preview:
     Raises as `augment` does for documents and recipes.
     """
     plan = make_plan(recipe)
-    section = section_of(recipe)
+    section = augment_section(recipe)
     limits = limits_of(section)
     counts = Counter[str]()
     longest, first = 0, list[str]()

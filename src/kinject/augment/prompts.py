@@ -1,4 +1,4 @@
-"""What the styles ask a model for: instructions in our own words, and the messages around a passage."""
+"""The prompts of the styles and of the judge. Their text is part of every variant's id and seed."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ INSTRUCTIONS = (
     SYSTEM, ALONE, FAITHFUL, PARAPHRASE, *APPROACHES, *REGISTERS.values(), ENTITIES, STRATEGIES, STUDY, QUESTIONS, FACTS,
     REWORD, IMPLICATIONS, REVERSED, CONSISTENT, JUDGE, _JUDGE_SYSTEM,
 )  # fmt: skip
-"""Everything that is said around a passage: no answer may say it."""
+"""All text of the prompts besides title and passage: no answer may repeat it."""
 _REWRITING = re.compile(r"<rewriting>\n(.*)\n</rewriting>", re.DOTALL)
 
 

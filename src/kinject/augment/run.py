@@ -20,7 +20,7 @@ from kinject.augment.requests.limits import Limits
 from kinject.augment.requests.sender import Sender, Traffic, graceful_shutdown, open_sender
 from kinject.augment.rewriter import AugmentProgress, Rewriter
 from kinject.augment.store import Store
-from kinject.augment.validation import limits_of, section_of
+from kinject.augment.validation import augment_section, limits_of
 from kinject.corpus.documents import document_hashes
 from kinject.disk import file_hash, lock_dir, write_manifest
 from kinject.errors import EndpointError
@@ -79,7 +79,7 @@ def augment(recipe: AugmentRecipe) -> AugmentResult:
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
     """
-    section = section_of(recipe)
+    section = augment_section(recipe)
     with lock_dir(recipe.run_dir):
         return asyncio.run(_augment(recipe, section, make_plan(recipe), limits_of(section)))
 

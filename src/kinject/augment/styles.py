@@ -1,4 +1,4 @@
-"""The styles of rewriting: one entry each in one table, with its own prompt, parser and checks."""
+"""The styles of rewriting: one table entry each, with its prompt, its parser and the rules of its checks."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def permute_sentences(title: str, passage: str, seed: int) -> str:
 def name_fully(title: str, passage: str, seed: int) -> str:
     """Return `passage` with the full name for He, She, His and Her at the beginning of sentences (arXiv 2309.14316).
 
-    The name is that of the person named last at the beginning of a sentence; one that is named by surname later counts
-    by its full form. Without a full name in sight the sentence stays as it is.
+    The name is that of the last sentence that begins with one; a later surname gets its full form. Sentences before any
+    full name stay as they are.
     """
     named = Counter(match[0] for match in _FULL_NAME.finditer(passage))
     current = ""
@@ -65,9 +65,9 @@ _MARK = re.compile(r"\**(?:(Q)(?:uestion)?|(A)(?:nswer)?)\s{0,3}\d{0,3}\s{0,3}[:
 def plain_text(answer: str) -> str:
     """Return the text of `answer` without the code fence, JSON object or pair of quotation marks around all of it."""
     text = answer.strip()
-    fenced = _FENCED.match(text)
-    if fenced:
-        text = fenced[1].strip()
+    fence = _FENCED.match(text)
+    if fence:
+        text = fence[1].strip()
     if text.startswith("{"):
         text = _only_string(text)
     for opening, closing in ('""', "“”", "«»"):
@@ -78,7 +78,7 @@ def plain_text(answer: str) -> str:
 
 
 def _only_string(text: str) -> str:
-    """Return the one string in a JSON object with one key; any other text as it is."""
+    """Return the string in a JSON object with one key, or `text` itself."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -88,13 +88,13 @@ def _only_string(text: str) -> str:
 
 
 def lines_of(answer: str) -> list[str]:
-    """Return the lines of `answer` without bullets, numbers and blank ones."""
+    """Return the lines of `answer` that are not blank, without bullets and numbers."""
     lines = (_BULLET.sub("", line).strip() for line in plain_text(answer).splitlines())
     return [line for line in lines if line]
 
 
 def line_text(answer: str) -> str:
-    """Return the lines of `answer`, one below the other."""
+    """Return `lines_of` as one text."""
     return "\n".join(lines_of(answer))
 
 
@@ -103,16 +103,16 @@ def pairs_of(text: str) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     for line in filter(None, (line.strip() for line in text.split("\n"))):
         mark = _MARK.match(line)
-        if mark is None and lines and not lines[-1][1]:  # the mark stood alone
+        if mark is None and lines and not lines[-1][1]:  # the mark was alone on its line
             lines[-1] = (lines[-1][0], line)
         else:
             lines.append((mark[1] or mark[2], line[mark.end() :].strip()) if mark else ("", line))
     pairs = itertools.pairwise(lines)
-    return [(asked, reply) for (q, asked), (a, reply) in pairs if (q, a) == ("Q", "A") and asked and reply]
+    return [(question, reply) for (q, question), (a, reply) in pairs if (q, a) == ("Q", "A") and question and reply]
 
 
 def pair_text(answer: str) -> str:
-    """Return the pairs in `answer` in one form, "" where there are none."""
+    """Return `pairs_of` as one text, "" without pairs."""
     return "\n\n".join(f"Q: {question}\nA: {reply}" for question, reply in pairs_of(plain_text(answer)))
 
 
@@ -122,7 +122,7 @@ def says_yes(answer: str) -> bool:
 
 
 Task = Callable[[str, int, tuple[str, ...]], str]
-"""(passage, sample, notes of the preparation) -> what to ask for."""
+"""(passage, sample, notes of the preparation) -> the task of a prompt."""
 
 _NAME = re.compile(r"\b[A-Z][\w’-]+(?: (?:of |the |de |van |von )?[A-Z][\w’-]+)*")
 
@@ -131,11 +131,11 @@ _NAME = re.compile(r"\b[A-Z][\w’-]+(?: (?:of |the |de |van |von )?[A-Z][\w’-
 class Style:
     """A way of rewriting.
 
-    `task` is what to ask a model; where `prepare` is given it is asked first, once a passage, and the lines of its answer
-    are the notes of every task (strategies, facts); with `per_note` each note gets as many samples as others get a passage.
-    `mechanical` styles, (title, passage, seed) to text, ask nobody.
-    `verify`, filled in with the text, is asked after the checks, and what is not answered with yes is refused.
-    `rows` turns an accepted text into the fields of corpus rows: `text`, or `prompt` and `completion`.
+    `task` is the task of the prompt, `parse` reads the answer, `rules` are for its checks. `prepare` is sent first, once for
+    each passage; the lines of its answer are the notes of the tasks (strategies, facts). With `per_note` each note gets as
+    many samples as a passage in other styles. `mechanical` styles, (title, passage, seed) -> text, need no model. `verify`,
+    with the text filled in, is sent after the checks; texts without a yes are refused. `rows` turns an accepted text into
+    the fields of corpus rows: `text`, or `prompt` and `completion`.
     """
 
     name: str
@@ -150,7 +150,7 @@ class Style:
     rows: Callable[[str], list[dict[str, Any]]] = lambda text: [{"text": text}]
 
     def messages(self, title: str, passage: str, sample: int, notes: tuple[str, ...] = ()) -> list[Message]:
-        """Return what to ask for the given sample."""
+        """Return the prompt for a sample."""
         return prompts.ask(title, passage, self.task(passage, sample, notes) if self.task else self.name)
 
 
@@ -167,14 +167,14 @@ def _register(name: str) -> Task:
 
 
 def entities_of(passage: str) -> list[str]:
-    """Return the names in `passage` in the order of their first mention, each once, parts of longer ones left out."""
-    found = dict.fromkeys(name for name in _NAME.findall(passage) if name.split()[0].lower() not in SENTENCE_STARTERS)
-    return [name for name in found if not any(name != other and name in other for other in found)]
+    """Return the different names in `passage` by first mention, without those that are part of a longer one."""
+    names = dict.fromkeys(name for name in _NAME.findall(passage) if name.split()[0].lower() not in SENTENCE_STARTERS)
+    return [name for name in names if not any(name != other and name in other for other in names)]
 
 
 def _entity_graph(passage: str, sample: int, notes: tuple[str, ...]) -> str:
     names = entities_of(passage)
-    # Pairs first, then triples; a passage with fewer than two names is asked about as a whole.
+    # Pairs first, then triples; a passage with fewer than two names has one task about all of it.
     groups = [
         *itertools.islice(itertools.combinations(names, 2), 500),
         *itertools.islice(itertools.combinations(names, 3), 500),
@@ -185,7 +185,7 @@ def _entity_graph(passage: str, sample: int, notes: tuple[str, ...]) -> str:
 
 
 def _one_of(template: str) -> Task:
-    """Return a task that puts the notes into `template` in turn."""
+    """Return a task that fills `template` with one note after the other."""
 
     def task(passage: str, sample: int, notes: tuple[str, ...]) -> str:
         note = notes[sample % len(notes)] if notes else ""
@@ -203,12 +203,12 @@ def _question_rows(text: str) -> list[dict[str, Any]]:
 
 
 def _paragraph_rows(text: str) -> list[dict[str, Any]]:
-    """Return a row a paragraph: in one row, the name that ends the first fact could be copied to end the others."""
+    """Return one row for each paragraph: within a row, the name at the end of the first fact could be copied to the others."""
     return [{"text": paragraph} for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
 
 
 def notes_of(answer: str) -> tuple[str, ...]:
-    """Return the lines of a preparation's answer."""
+    """Return the notes in the answer to a preparation."""
     return tuple(lines_of(answer))
 
 
@@ -238,4 +238,4 @@ _TABLE = (
 )  # fmt: skip
 
 STYLES: Mapping[str, Style] = {style.name: style for style in _TABLE}
-"""Name -> style."""
+"""Name -> style. A new style is one more entry in `_TABLE`."""

@@ -1,4 +1,4 @@
-"""What a recipe asks of the stage: its section, with every fault that only this stage can see told at once."""
+"""Validation of the augment and questions sections: every fault that only this stage can find, all at once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kinject.recipe.sections import GENERATOR_REQUIRES
 _BATCH_IN_FLIGHT = 20_000
 
 
-def section_of(recipe: AugmentRecipe) -> AugmentSection:
+def augment_section(recipe: AugmentRecipe) -> AugmentSection:
     """Return the augment section. Raises `RecipeError` with every fault: missing fields, unknown styles."""
     _raise_faults(recipe, _augment_faults(recipe.augment))
     return recipe.augment
 
 
-def questions_of_recipe(recipe: QuestionsRecipe) -> QuestionsSection:
+def questions_section(recipe: QuestionsRecipe) -> QuestionsSection:
     """Return the questions section. Raises `RecipeError` with every fault: missing fields or prices."""
     _raise_faults(recipe, _questions_faults(recipe.questions))
     return recipe.questions
@@ -40,11 +40,11 @@ def _raise_faults(recipe: Recipe, faults: list[tuple[str, str]]) -> None:
 
 def _augment_faults(section: AugmentSection) -> list[tuple[str, str]]:
     faults = [*_style_faults(section), *_generator_faults("augment.generator", section.generator)]
-    faults += _given_faults(section)
+    faults += _file_faults(section)
     if section.judge is not None:
         faults += _generator_faults("augment.judge", section.judge)
         if section.judge.kind == "file" or section.judge.batch:
-            faults.append(("augment.judge", "must answer when it is asked: kind: file and batch: true do not."))
+            faults.append(("augment.judge", "must answer at once: kind: file and batch: true do not."))
     if section.budget is not None and not (section.generator.price_in or section.generator.price_out):
         faults.append(("augment.budget", "needs augment.generator.price_in and price_out: without prices all is free."))
     return faults
@@ -56,18 +56,18 @@ def _style_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
             yield f"augment.styles.{name}", f"unknown style.{suggestion(name, STYLES)}"
 
 
-def _generator_faults(place: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
-    name, what = GENERATOR_REQUIRES.get(generator.kind, ("kind", ""))
+def _generator_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
+    name, description = GENERATOR_REQUIRES.get(generator.kind, ("kind", ""))
     if not getattr(generator, name):
-        yield place, f"{name} is missing. kind: {generator.kind} needs {what}."
+        yield key, f"{name} is missing. kind: {generator.kind} needs {description}."
     if generator.base_url is not None and not _is_url(generator.base_url):
-        yield f"{place}.base_url", f"found {generator.base_url!r}, expected a URL such as http://127.0.0.1:8000/v1."
+        yield f"{key}.base_url", f"found {generator.base_url!r}, expected a URL such as http://127.0.0.1:8000/v1."
     if generator.batch and generator.kind != "openai":
-        yield f"{place}.batch", f"is of kind: openai alone, not of {generator.kind}."
+        yield f"{key}.batch", f"is only for kind: openai, not for {generator.kind}."
 
 
 def _is_url(text: str) -> bool:
-    """Return whether requests can be sent to `text`: a scheme of the web, a host name that can be, a port that can be."""
+    """Return whether `text` is a web URL with a possible host name and port."""
     try:
         parts = urlsplit(text)
         host = (parts.hostname or "").encode("idna").decode()
@@ -77,14 +77,14 @@ def _is_url(text: str) -> bool:
     return parts.scheme in ("http", "https") and bool(host) and text.isprintable() and " " not in text
 
 
-def _given_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
-    """Yield a fault where texts that exist could be no answers to what the styles ask."""
+def _file_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
+    """Yield a fault for each style whose variants a file cannot provide."""
     if section.generator.kind != "file":
         return
-    asked = [STYLES[name] for name in section.styles if name in STYLES and not STYLES[name].mechanical]
-    if len(asked) > 1:
-        yield "augment.styles", f"found {len(asked)} styles, but the texts of kind: file are all of one style."
-    for style in asked:
+    styles = [STYLES[name] for name in section.styles if name in STYLES and not STYLES[name].mechanical]
+    if len(styles) > 1:
+        yield "augment.styles", f"found {len(styles)} styles, but the texts of kind: file are all of one style."
+    for style in styles:
         if style.prepare or style.verify:
             yield f"augment.styles.{style.name}", "needs a model to ask; kind: file has none."
 
@@ -101,10 +101,10 @@ def _questions_faults(section: QuestionsSection) -> list[tuple[str, str]]:
 
 
 def limits_of(section: AugmentSection | QuestionsSection) -> Limits:
-    """Return how much may be asked at once, in a minute and in all."""
+    """Return the limits of a section: requests at once, in a minute, and the budget."""
     generator = section.generator
     return Limits(
-        # All of a batch is in flight at once.
+        # All requests of a batch are in flight at once.
         concurrency=_BATCH_IN_FLIGHT if generator.batch else generator.concurrency,
         requests_per_minute=generator.requests_per_minute,
         tokens_per_minute=generator.tokens_per_minute, price_in=generator.price_in, price_out=generator.price_out,

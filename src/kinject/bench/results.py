@@ -18,9 +18,20 @@ from typing import TYPE_CHECKING, Any
 from kinject.disk import write_json, write_text
 from kinject.disk.atomic import atomic_file
 from kinject.eval.statistics import seed_interval
-from kinject.eval.table import aligned
-from kinject.report.figures import FOURTH, INK, LEARNING, MUTED, RETENTION, RULE, panels, render_png, render_svg, style
 from kinject.report.formatting import escape_markdown, format_name
+from kinject.report.plots.style import (
+    FOURTH,
+    INK,
+    LEARNING,
+    MUTED,
+    RETENTION,
+    RULE,
+    panels,
+    render_png,
+    render_svg,
+    style,
+)
+from kinject.terminal import aligned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -39,9 +39,6 @@ def add_parser(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kinject.eval import evaluate, render_table
-    from kinject.report import training_logs, write_report
-
     recipe = recipe_of(arguments, "eval")
     if arguments.show is not None:
         from kinject.errors import InputError
@@ -52,10 +49,12 @@ def _run(arguments: argparse.Namespace) -> int:
         for text in show_prompts(recipe, arguments.show):
             show(text, end="\n\n")
         return 0
+    from kinject.api import evaluate
+    from kinject.report import render_summary
+
     report = evaluate(recipe)
-    if not is_first_process():  # of several processes the first one tells
+    if not is_first_process():  # of several processes the first one prints
         return 0
-    show(render_table(report))
-    page = write_report(recipe.run_dir, report, training_logs(recipe.eval.models))
-    show(f"report: {page}")
-    return 1 if any(cell.n_unscored for cell in report.cells) else 0
+    show(render_summary(report))
+    show(f"report: {recipe.run_dir / 'report.html'}")
+    return 1 if any(result.n_unscored for result in report.results) else 0

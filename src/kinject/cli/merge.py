@@ -58,12 +58,13 @@ def _run(arguments: argparse.Namespace) -> int:
     for alpha, folder in done.items():
         show(f"alpha {alpha:g}: {folder}")
     if probe is not None:
-        from kinject.eval import evaluate, render_table
+        from kinject.eval import evaluate
         from kinject.recipe import read_recipe
+        from kinject.report import render_summary
 
         models = {"base": arguments.base} | {f"alpha-{alpha:g}": str(folder) for alpha, folder in done.items()}
         overrides = [f"run_dir={out / 'eval'}", f"eval.models={json.dumps(models)}"]
-        show(render_table(evaluate(read_recipe(probe, overrides, "eval"))))
+        show(render_summary(evaluate(read_recipe(probe, overrides, "eval"))))
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from kinject.terminal import show
 
 _DETAIL = """\
-Draw the report of a finished run anew: of kinject eval from its report.json and the training logs of its models, of
+Draw the report of a finished run again: of kinject eval from its report.json and the training logs of its models, of
 kinject train from its log.jsonl, of kinject study from its report.json.
 
 examples:
@@ -21,7 +21,7 @@ examples:
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
-        "report", help="draw a report anew", description=_DETAIL, formatter_class=argparse.RawDescriptionHelpFormatter
+        "report", help="draw a report again", description=_DETAIL, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run_dir", type=Path, help="run folder of kinject eval, train or study")
     parser.set_defaults(run=_run)
@@ -29,10 +29,10 @@ def add_parser(verbs: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from kinject.disk import read_manifest, refuse_links_out
-    from kinject.report import redraw_report, redraw_study, write_training_report
+    from kinject.report import redraw_report, write_training_report
 
     refuse_links_out(arguments.run_dir)
     stage = (read_manifest(arguments.run_dir / "manifest.json") or {}).get("stage")
-    draw = {"train": write_training_report, "study": redraw_study}.get(str(stage), redraw_report)
+    draw = write_training_report if stage == "train" else redraw_report
     show(f"report: {draw(arguments.run_dir)}")
     return 0

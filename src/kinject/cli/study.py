@@ -48,7 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
         show(render_plan(recipe))
         return 0
-    from kinject.report.summary import render_summary
+    from kinject.report import render_summary
     from kinject.study.executors import executor_factory
     from kinject.study.run import run_study
 

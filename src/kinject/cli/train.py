@@ -36,12 +36,10 @@ def add_parser(verbs: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     recipe = recipe_of(arguments, "train")
-    from kinject.report import write_training_report
-    from kinject.train import render_summary, train
+    from kinject.api import train
+    from kinject.train import render_summary
 
-    result = train(recipe, resume=arguments.resume, overwrite=arguments.overwrite)
-    show(render_summary(result))
-    drawn = result.already_done and (recipe.run_dir / "report.html").is_file()  # killed between the two, it is not
-    if not drawn and is_first_process():
-        show(f"report: {write_training_report(recipe.run_dir)}")
+    show(render_summary(train(recipe, resume=arguments.resume, overwrite=arguments.overwrite)))
+    if is_first_process():
+        show(f"report: {recipe.run_dir / 'report.html'}")
     return 0

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kinject.corpus.questions import read_questions
-from kinject.eval.table import render_table
 
 if TYPE_CHECKING:
     from kinject.recipe import EvalRecipe
-    from kinject.types import Report
+    from kinject.results import Report
 
-__all__ = ["evaluate", "read_questions", "render_table"]
+__all__ = ["evaluate", "read_questions"]
 
 
 def evaluate(recipe: EvalRecipe) -> Report:

@@ -1,20 +1,21 @@
-"""Two or more runs beside each other: kinject's run folders and lm-evaluation-harness's sample files."""
+"""Two or more runs side by side: kinject's run folders and lm-evaluation-harness's sample files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kinject.disk import check_folder
 from kinject.errors import InputError
-from kinject.eval.cells import correct_family, is_right, make_cell
 from kinject.eval.harness_files import read_samples
+from kinject.eval.results import correct_family, is_correct, paired_contrast, summarize_arm
 from kinject.eval.scores import Score, rescored
 from kinject.eval.scoring.answers import read_answers
-from kinject.eval.statistics import seed_interval
-from kinject.eval.table import aligned, format_p
-from kinject.types import Answer, Cell
+from kinject.eval.statistics import format_p, seed_interval
+from kinject.results import ArmResult, Contrast
+from kinject.terminal import aligned
+from kinject.types import Answer
 
 _Way = tuple[str, str, int, int]
 
@@ -29,12 +30,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One comparison: `cell.difference` is the difference of `name` to `base_name` on the questions of both."""
+    """One comparison: `contrast` is the difference of `name` to `base_name` on the questions of both."""
 
     name: str
     base_name: str
     base_accuracy: float
-    cell: Cell
+    result: ArmResult
+    contrast: Contrast
     n_left_out: int
 
 
@@ -96,18 +98,18 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
     if not pairs:
         asked = "; ".join(sorted({f"{name}: {way[0]}, {way[1]}" for name, way in _all_ways(runs)}))
         raise InputError(f"nothing to compare: no question set and format in common. Found {asked}.")
-    cells = correct_family([pair.cell for pair in pairs])
+    results = correct_family([pair.result for pair in pairs])
     return [
-        Pair(pair.name, pair.base_name, pair.base_accuracy, cell, pair.n_left_out)
-        for pair, cell in zip(pairs, cells, strict=True)
+        replace(pair, result=result, contrast=result.to_base or pair.contrast)
+        for pair, result in zip(pairs, results, strict=True)
     ]
 
 
 def render_comparison(pairs: Sequence[Pair], *, seeds: bool = False) -> str:
     """Return the comparisons as text, a block for each question set; with `seeds`, runs after the first as one."""
     blocks = []
-    for name in dict.fromkeys(pair.cell.question_set for pair in pairs):
-        own = [pair for pair in pairs if pair.cell.question_set == name]
+    for name in dict.fromkeys(pair.result.question_set for pair in pairs):
+        own = [pair for pair in pairs if pair.result.question_set == name]
         rows = [_HEAD, *(_row(pair) for pair in own)]
         blocks.append(f"{name}\n{aligned(rows, frozenset(range(3, len(_HEAD))))}")
         if seeds:
@@ -115,7 +117,7 @@ def render_comparison(pairs: Sequence[Pair], *, seeds: bool = False) -> str:
     n_left_out = max(pair.n_left_out for pair in pairs)
     blocks.append(_LEGEND.format(n=len(pairs)))
     if n_left_out:
-        blocks.append(f"note: up to {n_left_out} questions stand in one run only and were left out")
+        blocks.append(f"note: up to {n_left_out} questions are in one run only and were left out")
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -148,26 +150,25 @@ def _by_questions(base: Run, way: _Way, arms: dict[str, list[Answer]]) -> dict[s
 
 
 def _row(pair: Pair) -> tuple[str, ...]:
-    cell, difference = pair.cell, pair.cell.difference
-    assert difference is not None
-    bounds = "" if difference.low is None else f"{difference.low:+.3f} to {difference.high:+.3f}"
+    result, contrast = pair.result, pair.contrast
+    bounds = "" if contrast.low is None else f"{contrast.low:+.3f} to {contrast.high:+.3f}"
     return (
         pair.name,
         pair.base_name,
-        cell.format,
-        str(cell.shots),
-        str(cell.k),
-        str(cell.n),
-        f"{cell.accuracy:.3f}",
+        result.format,
+        str(result.shots),
+        str(result.k),
+        str(result.n),
+        f"{result.accuracy:.3f}",
         f"{pair.base_accuracy:.3f}",
-        f"{difference.delta:+.3f}",
+        f"{contrast.delta:+.3f}",
         bounds,
-        "" if difference.relative is None else f"{difference.relative:+.1%}",
-        str(difference.wrong_to_right),
-        str(difference.right_to_wrong),
-        format_p(difference.p),
-        "" if difference.p_holm is None else format_p(difference.p_holm),
-        "" if difference.smallest is None else f"{difference.smallest:.3f}",
+        "" if contrast.relative is None else f"{contrast.relative:+.1%}",
+        str(contrast.wrong_to_right),
+        str(contrast.right_to_wrong),
+        "" if contrast.p is None else format_p(contrast.p),
+        "" if contrast.p_holm is None else format_p(contrast.p_holm),
+        "" if contrast.smallest is None else f"{contrast.smallest:.3f}",
     )
 
 
@@ -175,9 +176,8 @@ def _seed_block(own: Sequence[Pair]) -> str:
     """Return the mean change over runs that differ in their seed, for each arm and way asked in several."""
     groups: dict[tuple[str, str, str, str], list[float]] = {}
     for pair in own:
-        assert pair.cell.difference is not None
-        key = (pair.cell.arm, pair.cell.format, str(pair.cell.shots), str(pair.cell.k))
-        groups.setdefault(key, []).append(pair.cell.difference.delta)
+        key = (pair.result.arm, pair.result.format, str(pair.result.shots), str(pair.result.k))
+        groups.setdefault(key, []).append(pair.contrast.delta)
     rows: list[tuple[str, ...]] = [("arm", "format", "shots", "K", "seeds", "mean change", "sd", "95% interval")]
     for key, deltas in groups.items():
         found = seed_interval(deltas)
@@ -193,9 +193,11 @@ def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answ
         raise InputError(f"{names[0]} and {names[1]} answer no question in common on {answers[0].question_set}.")
     after = [answer for answer in answers if answer.question_id in ids]
     before = [answer for answer in base if answer.question_id in ids]
-    cell = make_cell(after, role="learning", model=after[0].arm, base=before)
+    result = summarize_arm(after, None, model=before[0].arm, arm=after[0].arm)
+    contrast = paired_contrast(after, before)
     n_left_out = max(len(answers), len(base)) - len(ids)
-    return Pair(*names, sum(map(is_right, before)) / len(before), cell, n_left_out)
+    accuracy = sum(map(is_correct, before)) / len(before)
+    return Pair(*names, accuracy, replace(result, to_base=contrast), contrast, n_left_out)
 
 
 def _without(ways: dict[_Way, dict[str, list[Answer]]], way: _Way, arm: str) -> list[Answer]:

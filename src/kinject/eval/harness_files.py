@@ -12,8 +12,8 @@ from typing import Any
 
 from kinject.disk import Row, content_id, file_name, read_jsonl, write_json, write_jsonl
 from kinject.errors import InputError
-from kinject.eval.cells import is_right
 from kinject.eval.prompts import Prompt
+from kinject.eval.results import is_correct
 from kinject.eval.scores import scores_of
 from kinject.types import Answer, Question
 
@@ -132,7 +132,7 @@ def _scored(answer: Answer) -> dict[str, float]:
     from dataclasses import replace
 
     return {
-        name: float(is_right(replace(answer, log_probs=scores_of(answer, score))))  # type: ignore[arg-type]
+        name: float(is_correct(replace(answer, log_probs=scores_of(answer, score))))  # type: ignore[arg-type]
         for name, score in _METRICS.items()
     }
 

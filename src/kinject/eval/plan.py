@@ -26,7 +26,8 @@ from kinject.eval.tasks.task import Task, read_task
 from kinject.eval.tasks.templates import compile_template
 from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EvalSection, QuestionSetSection
-from kinject.types import Passage, Question, Recall
+from kinject.results import Recall
+from kinject.types import Passage, Question
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,113 +1,316 @@
-"""From a run's answers to its cells, and to the notes on masses and on K."""
+"""From a run's answers to its report: accuracies, paired differences, changed answers, and notes on masses and on K."""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from string import ascii_uppercase
+from typing import Any
 
-from kinject.eval.cells import correct_family, is_right, make_cell
+from kinject.disk import Row
 from kinject.eval.plan import Arm, Plan, QuestionSet
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.scores import LETTERED, Score, letter_mass, letter_priors, rescored
+from kinject.eval.scoring.answers import finite_or_none
+from kinject.eval.statistics import (
+    bootstrap_interval,
+    chance,
+    counts_interval,
+    holm,
+    mcnemar,
+    newcombe_interval,
+    relative_gain,
+    smallest_difference,
+    wilson,
+)
 from kinject.recipe.sections import EvalSection
-from kinject.types import Answer, Cell
+from kinject.results import ArmInfo, ArmResult, Contrast, Perplexity, Report, Subject
+from kinject.types import Answer, Passage, Question
 
-Results = dict[tuple[str, Arm], list[Answer]]
+Answers = dict[tuple[str, Arm], list[Answer]]
+"""(question set, arm) -> its answers, in the order of the questions."""
 
+RAG = "+rag"
 _LOW_MASS = 0.5
 
 
-def make_cells(plan: Plan, section: EvalSection, results: Results) -> tuple[Cell, ...]:
-    """Return one cell for each question set, arm and score, compared with the first model without context.
+def is_scored(answer: Answer) -> bool:
+    """Return whether every choice has a finite log-prob."""
+    return all(math.isfinite(value) for value in answer.log_probs)
 
-    p is Holm-corrected over all comparisons of the report. Validation splits have no cells: they only choose K.
+
+def is_correct(answer: Answer) -> bool:
+    """Return whether the gold choice has the highest summed log-prob (the first of equals); unscored counts as wrong."""
+    return is_scored(answer) and max(range(len(answer.log_probs)), key=answer.log_probs.__getitem__) == answer.gold
+
+
+def summarize_arm(
+    answers: Sequence[Answer],
+    base: Sequence[Answer] | None,
+    *,
+    model: str,
+    arm: str,
+    role: str = "learning",
+    score: str = "sum",
+) -> ArmResult:
+    """Return the result of one arm on one question set; `base` are the base arm's answers, None for the base itself.
+
+    Answers hold the numbers to compare in `log_probs` (`kinject.eval.scores.rescored`); `score` names them.
     """
-    cells = [
-        _cell(question_set, arm, score, section, results)
-        for question_set in plan.sets
-        if not question_set.chooses_k_for
-        for arm in question_set.arms
-        for score in _scores_for(arm, section)
-    ]
-    return correct_family(cells)
+    merged = rescored(answers, "sum")
+    first = merged[0]
+    n_correct = sum(map(is_correct, merged))
+    low, high = wilson(n_correct, len(merged))
+    subjects = _subjects(merged)
+    accuracy = n_correct / len(merged)
+    return ArmResult(
+        model=model, arm=arm, question_set=first.question_set, role=role,  # type: ignore[arg-type]
+        format=first.format, shots=first.shots, k=first.k, n=len(merged),
+        chance=chance([len(answer.log_probs) for answer in merged]), by_seed=(accuracy,), accuracy=accuracy, low=low,
+        high=high, interval="Wilson", to_base=None if base is None else paired_contrast(answers, base), subjects=subjects,
+        macro=_macro(merged, subjects), score=score, n_correct=n_correct,
+        n_unscored=sum(not is_scored(answer) for answer in merged), mass=letter_mass(answers),
+    )  # fmt: skip
 
 
-def _cell(question_set: QuestionSet, arm: Arm, score: Score, section: EvalSection, results: Results) -> Cell:
-    base = replace(arm, model=next(iter(section.models)), k=0)
-
-    def numbers(of: Arm) -> list[Answer]:
-        without = results[question_set.name, _bare(of)] if score == "pmi" else ()
-        return rescored(results[question_set.name, of], score, without)
-
-    cell = make_cell(
-        numbers(arm), role=question_set.role, model=arm.model, base=None if arm == base else numbers(base), score=score
+def paired_contrast(answers: Sequence[Answer], base: Sequence[Answer]) -> Contrast:
+    """Return the difference of `answers` to `base`, paired by question; both hold the same questions."""
+    before = {answer.question_id: is_correct(answer) for answer in rescored(base, "sum")}
+    after = rescored(answers, "sum")
+    changes = [is_correct(answer) - before[answer.question_id] for answer in after]
+    wrong_to_right, right_to_wrong = changes.count(1), changes.count(-1)
+    # in the order of ids, so that the resampled interval does not depend on the order in which answers came
+    ordered = sorted(zip((a.question_id for a in after), changes, (a.document_id for a in after), strict=True))
+    interval = bootstrap_interval([change for _, change, _ in ordered], [cluster for *_, cluster in ordered])
+    n_correct = sum(before[answer.question_id] for answer in after)
+    return Contrast(
+        other=base[0].arm,
+        delta=(wrong_to_right - right_to_wrong) / len(after),
+        low=interval[0] if interval else None,
+        high=interval[1] if interval else None,
+        p=mcnemar(wrong_to_right, right_to_wrong),
+        p_holm=None,
+        wrong_to_right=wrong_to_right,
+        right_to_wrong=right_to_wrong,
+        relative=relative_gain(sum(map(is_correct, after)) / len(after), n_correct / len(after)),
+        smallest=smallest_difference(len(after), wrong_to_right + right_to_wrong),
+        test="McNemar",
+        from_counts=counts_interval(wrong_to_right, right_to_wrong, len(after)),
     )
-    return replace(cell, mass=letter_mass(results[question_set.name, arm]))
 
 
-def _bare(arm: Arm) -> Arm:
-    return Arm(arm.model, "texts-no-question", 0, 0)
+def correct_family(results: Sequence[ArmResult]) -> tuple[ArmResult, ...]:
+    """Return `results` with `p_holm` of each difference to base: corrected for all comparisons among them."""
+    corrected = iter(holm([result.to_base.p for result in results if result.to_base and result.to_base.p is not None]))
+    return tuple(
+        result if result.to_base is None else replace(result, to_base=replace(result.to_base, p_holm=next(corrected)))
+        for result in results
+    )
+
+
+def _subjects(answers: Sequence[Answer]) -> tuple[Subject, ...]:
+    """Return one entry a subject, in the order of the answers; () where there are not several."""
+    correct: dict[str, list[bool]] = {}
+    for answer in answers:
+        correct.setdefault(answer.subject, []).append(is_correct(answer))
+    if len(correct) < 2:
+        return ()
+    return tuple(
+        Subject(name, len(values), sum(values) / len(values), sum(values), *wilson(sum(values), len(values)))
+        for name, values in correct.items()
+    )
+
+
+def _macro(answers: Sequence[Answer], subjects: Sequence[Subject]) -> tuple[float, float, float] | None:
+    """Return the mean of the subjects' accuracies with its bootstrap bounds (documents drawn within each subject)."""
+    if not subjects:
+        return None
+    ordered = sorted((a.question_id, float(is_correct(a)), a.document_id, a.subject) for a in answers)
+    values, clusters, strata = ([row[1] for row in ordered], [row[2] for row in ordered], [row[3] for row in ordered])
+    interval = bootstrap_interval(values, clusters, strata)
+    mean = math.fsum(subject.accuracy for subject in subjects) / len(subjects)
+    return None if interval is None else (mean, *interval)
+
+
+def make_report(
+    run_dir: Path, plan: Plan, section: EvalSection, answers: Answers, perplexities: Sequence[Perplexity]
+) -> Report:
+    """Return the report of an evaluation: every arm against the first model without context. It has no notes yet."""
+    base = next(iter(section.models))
+    logs: dict[Path, str] = {}
+    for name, path in section.models.items():  # two checkpoints of one run share a log
+        logs.setdefault(Path(path).parent / "log.jsonl", name)
+    return Report(
+        kind="evaluation",
+        title=run_dir.name,
+        models=(base,),
+        arms=tuple(ArmInfo(name, base, path, trained=name != base) for name, path in section.models.items()),
+        results=_summarize(plan, section, answers),
+        perplexities=tuple(perplexities),
+        recalls=plan.recalls,
+        logs=tuple((base, name, 0, os.path.relpath(log, run_dir)) for log, name in logs.items() if log.is_file()),
+        model_sources={base: section.models[base]},
+    )
+
+
+def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmResult, ...]:
+    """Return one result for each question set, arm and score, compared with the first model without context.
+
+    p is Holm-corrected over all comparisons of the report. Validation splits have no results: they only choose K.
+    """
+    return correct_family(
+        [
+            _result(question_set, arm, score, section, answers)
+            for question_set in plan.sets
+            if not question_set.chooses_k_for
+            for arm in question_set.arms
+            for score in _scores_for(arm, section)
+        ]
+    )
+
+
+def _result(question_set: QuestionSet, arm: Arm, score: Score, section: EvalSection, answers: Answers) -> ArmResult:
+    base = replace(arm, model=next(iter(section.models)), k=0)
+    ks = tuple(dict.fromkeys(section.retrieval.k)) if section.retrieval else ()
+
+    def scored(of: Arm) -> list[Answer]:
+        without = answers[question_set.name, Arm(of.model, "texts-no-question", 0, 0)] if score == "pmi" else ()
+        return rescored(answers[question_set.name, of], score, without)
+
+    result = summarize_arm(
+        scored(arm), None if arm == base else scored(base), model=base.model, arm=arm.model, role=question_set.role,
+        score=score,
+    )  # fmt: skip
+    rag = replace(base, k=ks[0]) if ks else base
+    to_rag = None
+    if arm.model != base.model and arm.k in (0, rag.k) and rag.k and (question_set.name, rag) in answers:
+        to_rag = _unpaired_contrast(scored(arm), scored(rag))
+    mass = letter_mass(answers[question_set.name, arm])
+    return replace(result, mass=mass, to_rag=to_rag, chosen_k=arm.k > 0 and len(ks) == 1)
+
+
+def _unpaired_contrast(answers: Sequence[Answer], rag: Sequence[Answer]) -> Contrast:
+    """Return the difference to the base with retrieval, bounded as if the questions differed (Newcombe 1998)."""
+    paired = paired_contrast(answers, rag)
+    n_correct = [sum(map(is_correct, rescored(each, "sum"))) for each in (answers, rag)]
+    low, high = newcombe_interval((n_correct[0], len(answers)), (n_correct[1], len(rag)))
+    return replace(paired, low=low, high=high, p=None, smallest=None, test="Newcombe interval", from_counts=None)
 
 
 def _scores_for(arm: Arm, section: EvalSection) -> tuple[Score, ...]:
     """Return the scores that mean something for `arm`: letters are all equally long; a baseline needs no pmi."""
-    wanted: tuple[Score, ...] = tuple(dict.fromkeys(section.scores))
+    scores: tuple[Score, ...] = tuple(dict.fromkeys(section.scores))
     if arm.format in LETTERED:
         return ("sum",)
     if arm.format in WITHOUT_QUESTION or arm.format == "task":
-        return tuple(score for score in wanted if score != "pmi") or ("sum",)
-    return wanted
+        return tuple(score for score in scores if score != "pmi") or ("sum",)
+    return scores
 
 
-def note_masses(results: Results, notes: list[str]) -> None:
-    """Add a note for each arm whose probability mostly lies off the letters, and one on letters favoured as such."""
-    for (name, arm), answers in results.items():
-        mass = letter_mass(answers)
+def mass_notes(answers: Answers) -> Iterator[str]:
+    """Yield a note for each arm whose probability mostly lies off the letters, and one on letters favoured as such."""
+    for (name, arm), asked in answers.items():
+        mass = letter_mass(asked)
         where = f"{arm.name} on {name} ({arm.format}, {arm.shots} shots, K {arm.k})"
         if mass is not None and mass < _LOW_MASS:
-            notes.append(
+            yield (
                 f"{where}: the letters hold only {mass:.1%} of the probability; the format may have failed, not the knowledge"
             )
         if arm.format == "rotations":
-            priors = zip(ascii_uppercase, letter_priors(answers), strict=False)
-            shares = ", ".join(f"{letter} {share:.0%}" for letter, share in priors)
-            notes.append(f"{where}: whatever stands there, the letters get {shares}; removed")
+            priors = zip(ascii_uppercase, letter_priors(asked), strict=False)
+            fractions = ", ".join(f"{letter} {fraction:.0%}" for letter, fraction in priors)
+            yield f"{where}: whatever option they name, the letters get {fractions}; this bias is removed"
 
 
-def note_chosen_k(plan: Plan, section: EvalSection, results: Results, notes: list[str]) -> None:
-    """Add a note on each arm's K: chosen on validation questions and reported on test, or only best on test.
+def chosen_k_notes(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[str]:
+    """Yield a note on each arm's K: chosen on validation questions and reported on test, or only best on test.
 
     Of equal K the smallest counts, without context among them.
     """
     if section.retrieval is None:
         return
     chosen_by = {item.chooses_k_for: item for item in plan.sets if item.chooses_k_for}
+    ks = (0, *dict.fromkeys(section.retrieval.k))
     for question_set in plan.sets:
         if question_set.chooses_k_for:
             continue
-        ways = dict.fromkeys(replace(arm, k=0) for arm in question_set.arms if arm.k)
-        for way in ways:
-            ks = (0, *dict.fromkeys(section.retrieval.k))
-            test = {k: _accuracy(results[question_set.name, replace(way, k=k)]) for k in ks}
+        split = chosen_by.get(question_set.name)
+        for arm in dict.fromkeys(replace(arm, k=0) for arm in question_set.arms if arm.k):
+            test = {k: _accuracy(answers[question_set.name, replace(arm, k=k)]) for k in ks}
             best = max(ks, key=lambda k: (test[k], -k))
-            where = f"{way.model} on {question_set.name} ({way.format}, {way.shots} shots)"
-            split = chosen_by.get(question_set.name)
+            where = f"{arm.model} on {question_set.name} ({arm.format}, {arm.shots} shots)"
             if split is None:
                 if len(ks) > 2:
-                    notes.append(
+                    yield (
                         f"{where}: K = {best} is best on the very questions it is reported on ({test[best]:.3f}), which "
                         "flatters it; name validation questions to choose K"
                     )
                 continue
-            seen = {k: _accuracy(results[split.name, replace(way, k=k)]) for k in ks}
-            chosen = max(ks, key=lambda k: (seen[k], -k))
-            note = f"{where}: K = {chosen} chosen on {len(split.questions)} validation questions ({seen[chosen]:.3f}): "
+            validation = {k: _accuracy(answers[split.name, replace(arm, k=k)]) for k in ks}
+            chosen = max(ks, key=lambda k: (validation[k], -k))
+            note = f"{where}: K = {chosen} chosen on {len(split.questions)} validation questions ({validation[chosen]:.3f}): "
             note += f"{test[chosen]:.3f} on test"
             if best != chosen:
                 note += f"; best on test, and flattered by it: K = {best} with {test[best]:.3f}"
-            notes.append(note)
+            yield note
 
 
-def _accuracy(answers: list[Answer]) -> float:
+def _accuracy(answers: Sequence[Answer]) -> float:
     merged = rescored(answers, "sum")
-    return sum(map(is_right, merged)) / len(merged)
+    return sum(map(is_correct, merged)) / len(merged)
+
+
+def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[Row]:
+    """Yield a row for each question that an arm answers correctly and base does not, or the other way round.
+
+    Base is the first model without context, asked in the same way; choices are compared by their summed log-probs, rotations
+    taken together. `gold`, `chosen` and `base_chosen` are indices of `choices` (None: could not be scored); `passages` are
+    the retrieved ones, the best first, before anything was cut to fit (`truncated` tokens).
+    """
+    for question_set in plan.sets:
+        if question_set.chooses_k_for:
+            continue
+        for arm in question_set.arms:
+            base = replace(arm, model=next(iter(section.models)), k=0)
+            if arm != base:
+                yield from _flips_of(question_set, arm, base, answers)
+
+
+def _flips_of(question_set: QuestionSet, arm: Arm, base: Arm, answers: Answers) -> Iterator[Row]:
+    before = {answer.question_id: answer for answer in rescored(answers[question_set.name, base], "sum")}
+    after = {answer.question_id: answer for answer in rescored(answers[question_set.name, arm], "sum")}
+    contexts = question_set.contexts or ((),) * len(question_set.questions)
+    for question, context in zip(question_set.questions, contexts, strict=True):
+        was, now = before[question.id], after[question.id]
+        if is_correct(was) != is_correct(now):
+            about = {"question_set": question_set.name, "role": question_set.role, "base_arm": base.name}
+            yield about | _flip_row(arm, question, context[: arm.k], was, now)
+
+
+def _flip_row(arm: Arm, question: Question, passages: tuple[Passage, ...], was: Answer, now: Answer) -> dict[str, Any]:
+    return {
+        "arm": arm.name,
+        "format": arm.format,
+        "shots": arm.shots,
+        "k": arm.k,
+        "change": "wrong to right" if is_correct(now) else "right to wrong",
+        "question_id": question.id,
+        "subject": question.subject,
+        "document_id": question.document_id,
+        "question": question.question,
+        "choices": list(question.choices),
+        "gold": question.answer,
+        "chosen": _chosen(now),
+        "base_chosen": _chosen(was),
+        "log_probs": finite_or_none(now.log_probs),
+        "base_log_probs": finite_or_none(was.log_probs),
+        "truncated": now.truncated,
+        "passages": [{"id": item.id, "document_id": item.document_id, "text": item.text} for item in passages],
+    }
+
+
+def _chosen(answer: Answer) -> int | None:
+    return answer.log_probs.index(max(answer.log_probs)) if is_scored(answer) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,10 @@ from kinject.disk import (
     write_manifest,
     write_sealed,
 )
-from kinject.eval.cells import is_scored
-from kinject.eval.flips import find_flips
 from kinject.eval.harness_files import Sample, write_harness_files
 from kinject.eval.plan import Plan, QuestionSet, read_plan
 from kinject.eval.prompts import render_prompt, scored_texts
-from kinject.eval.results import Results, make_cells, note_chosen_k, note_masses
+from kinject.eval.results import Answers, chosen_k_notes, find_flips, is_scored, make_report, mass_notes
 from kinject.eval.scoring.answers import AnswerStore
 from kinject.eval.scoring.requests import (
     LoadedScorer,
@@ -36,7 +34,8 @@ from kinject.eval.scoring.requests import (
 from kinject.eval.scoring.resumable import ResumableScoring, join_processes, single_process_notes
 from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EvalSection
-from kinject.types import Answer, Perplexity, Report
+from kinject.results import Perplexity, Report, to_json
+from kinject.types import Answer
 
 _INPUT_FIX = (
     "Run the command that wrote it again (stored answers are kept). If you changed it yourself, give it another name."
@@ -52,7 +51,7 @@ class _Run:
     scoring: ResumableScoring
     notes: list[str]
     inputs: dict[str, str]  # path or model -> hash
-    results: Results = field(default_factory=dict)
+    results: Answers = field(default_factory=dict)
     perplexities: list[Perplexity] = field(default_factory=list)
     samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)  # by arm, then by task name
     n_scored: int = 0
@@ -77,11 +76,9 @@ def evaluate(recipe: EvalRecipe) -> Report:
         run = _Run(section, plan, ResumableScoring(answers, shard), notes, inputs)
         for name, path in section.models.items():
             _evaluate_model(run, name, path)
-        note_masses(run.results, run.notes)
-        note_chosen_k(plan, section, run.results, run.notes)
-        cells = make_cells(plan, section, run.results)
-        notes = list(dict.fromkeys(run.notes))
-        report = Report(recipe.run_dir.name, cells, tuple(notes), tuple(run.perplexities), plan.recalls)
+        all_notes = (*run.notes, *mass_notes(run.results), *chosen_k_notes(plan, section, run.results))
+        report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
+        report = replace(report, notes=tuple(dict.fromkeys(all_notes)))
         if shard.is_first:
             _write_files(recipe, run, report)
     shard.finish()
@@ -163,7 +160,7 @@ def _note_faults(run: _Run, question_set: QuestionSet, prompts: Sequence[Pending
 
 def _write_files(recipe: EvalRecipe, run: _Run, report: Report) -> None:
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
-    write_sealed(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **asdict(report)})
+    write_sealed(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
     counts = {
         "answers": sum(map(len, run.results.values())),
         "scored_now": run.n_scored,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 POWER = 0.8
 """The probability with which the smallest detectable difference would be found."""
 
+_Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 _N_RESAMPLES = 4000
 _MOST_DRAWS = 1 << 21
 """Draws held at once, so that memory does not grow with the number of clusters."""
@@ -29,6 +30,26 @@ def mcnemar(wrong_to_right: int, right_to_wrong: int) -> float:
 
     n = wrong_to_right + right_to_wrong
     return float(binomtest(wrong_to_right, n, 0.5).pvalue) if n else 1.0
+
+
+def counts_interval(wrong_to_right: int, right_to_wrong: int, n: int) -> tuple[float, float]:
+    """Return the 95% interval of a paired difference of accuracies (Bonett and Price 2012, adjusted Wald)."""
+    gained, lost = (wrong_to_right + 1) / (n + 2), (right_to_wrong + 1) / (n + 2)
+    middle, half = gained - lost, _Z * math.sqrt((gained + lost - (gained - lost) ** 2) / (n + 2))
+    return max(-1.0, middle - half), min(1.0, middle + half)
+
+
+def newcombe_interval(counts: tuple[int, int], other: tuple[int, int]) -> tuple[float, float]:
+    """Return the 95% interval of the difference of two accuracies (n_correct, n), as if the questions differed.
+
+    It is built from the two Wilson intervals (Newcombe 1998). For the same questions it is wider than it need be.
+    """
+    (accuracy, (low, high)), (accuracy_2, (low_2, high_2)) = ((c / n, wilson(c, n)) for c, n in (counts, other))
+    middle = accuracy - accuracy_2
+    return (
+        middle - math.hypot(accuracy - low, high_2 - accuracy_2),
+        middle + math.hypot(high - accuracy, accuracy_2 - low_2),
+    )
 
 
 def chance(n_choices: list[int]) -> float:
@@ -73,6 +94,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         corrected[index] = largest
     return corrected
+
+
+def format_p(p: float) -> str:
+    """Return `p` with three digits, "< 0.001" below."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def smallest_difference(n: int, n_discordant: int) -> float | None:

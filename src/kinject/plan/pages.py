@@ -11,7 +11,7 @@ import torch
 
 from kinject.plan.devices import render_size
 from kinject.plan.run import Plan
-from kinject.report.figures import INK, LEARNING, style
+from kinject.report.plots.style import INK, LEARNING, style
 from kinject.terminal import duration
 
 _PARTS = ("weights", "gradients", "optimizer", "activations", "logits")

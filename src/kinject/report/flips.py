@@ -12,8 +12,9 @@ from typing import Any
 
 from kinject.disk import Row, check_output, read_jsonl
 from kinject.errors import InputError
-from kinject.report.formatting import arm_names, escape_markdown, format_name, format_text, format_way
-from kinject.types import Cell
+from kinject.report.formatting import escape_markdown, format_name, format_prompt, format_text
+from kinject.report.view import arm_label
+from kinject.results import ArmResult
 
 CHANGES = ("right to wrong", "wrong to right")
 _SHOWN = 5  # of each change of an arm on a question set
@@ -22,7 +23,7 @@ _LONGEST = 2_000  # characters of a passage
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One choice of a question; `marks` say whether it is right and who chose it."""
+    """One choice of a question; `marks` say whether it is correct and who chose it."""
 
     text: str
     marks: tuple[str, ...]
@@ -30,7 +31,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """One question whose answer changed, with what stood before it."""
+    """One question whose answer changed, with the passages before it."""
 
     question: str
     about: str
@@ -48,37 +49,33 @@ class Group:
     shown: tuple[Flip, ...]
 
     @property
-    def said(self) -> str:
+    def counts(self) -> str:
         """How many are shown of how many: ``5 of 54 shown``."""
         return f"{len(self.shown)} of {self.n:,} shown" if len(self.shown) < self.n else f"all {self.n:,} shown"
 
 
 @dataclass(frozen=True, slots=True)
 class Flips:
-    """Everything that changed, in groups; `is_known` is False where the run has no flips.jsonl."""
+    """Every answer that changed, in groups."""
 
     groups: tuple[Group, ...]
-    is_known: bool
 
     @property
-    def said(self) -> str:
-        """What stands here, in one sentence."""
+    def summary(self) -> str:
+        """One sentence on what is shown."""
         if not self.groups:
-            return "No arm answered a question otherwise than base: nothing became right, nothing wrong."
+            return "No arm answered a question differently from base: nothing became right, nothing wrong."
         most = f"At most {_SHOWN} of each kind are shown"
         return f"{most}; flips.jsonl in the run folder holds all {sum(group.n for group in self.groups):,}."
 
 
-NO_FLIPS = Flips((), False)
-
-
-def read_flips(path: Path, cells: Sequence[Cell]) -> Flips:
-    """Return what flips.jsonl at `path` holds, in the order and with the names of `cells`; `NO_FLIPS` without the file.
+def read_flips(path: Path, results: Sequence[ArmResult]) -> Flips | None:
+    """Return the flips in `path` (flips.jsonl), in the order and with the names of `results`; None without the file.
 
     Raises `InputError` (file:line) for a row of another shape, `DiskError` when the file cannot be read.
     """
     if not path.exists():
-        return NO_FLIPS
+        return None
     check_output(path, "Run kinject eval again.")
     rows: dict[tuple[Any, ...], list[Flip]] = {}
     counts: dict[tuple[Any, ...], int] = {}
@@ -92,30 +89,29 @@ def read_flips(path: Path, cells: Sequence[Cell]) -> Flips:
                 rows.setdefault(key, []).append(_flip(row))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise InputError(
-                f"{path}:{number}: no flip of this kinject ({error!r:.80}). Run kinject eval again."
+                f"{path}:{number}: not a row of flips.jsonl ({error!r:.80}). Run kinject eval again."
             ) from error
-    names, groups = arm_names(cells), []
-    for cell in dict.fromkeys(_asked_once(cells)):
+    groups = []
+    for result in results:
+        if result.score != "sum":
+            continue  # other scores compare the same answers
         for change in CHANGES:
-            key = (cell.question_set, cell.format, cell.shots, cell.arm, cell.k, change)
+            arm = f"{result.arm}+rag" if result.k else result.arm
+            key = (result.question_set, result.format, result.shots, arm, result.k, change)
             if key in rows:
-                title = f"{names[cell.arm, cell.k]} on {format_name(cell.question_set)}, {format_way(cell)}"
-                groups.append(Group(title, change, counts[key], tuple(rows[key])))
-    return Flips(tuple(groups), True)
-
-
-def _asked_once(cells: Sequence[Cell]) -> list[Cell]:
-    """Return one cell for each way of asking: other scores are other readings of the same answers."""
-    return [cell for cell in cells if cell.score == "sum"]
+                prompt = format_prompt(result.prompt_format)
+                title = f"{arm_label(result)} on {format_name(result.question_set)}, {prompt}"
+                groups.append(Group(title, change, counts[key], tuple(rows.pop(key))))
+    return Flips(tuple(groups))
 
 
 def _flip(row: Row) -> Flip:
     about = [f"{key.removesuffix('_id')} {row[key]}" for key in ("subject", "document_id") if row[key]]
     if row["truncated"]:
         about.append(f"{int(row['truncated'])} tokens cut to fit")
-    who = ((row["gold"], "right"), (row["base_chosen"], "base"), (row["chosen"], "this arm"))
+    who = ((row["gold"], "correct"), (row["base_chosen"], "base"), (row["chosen"], "this arm"))
     choices = tuple(
-        Choice(format_text(text), tuple(mark for place, mark in who if place == index))
+        Choice(format_text(text), tuple(mark for chosen, mark in who if chosen == index))
         for index, text in enumerate(row["choices"])
     )
     passages = tuple(_passage(item) for item in row["passages"])
@@ -130,12 +126,10 @@ def _passage(item: Mapping[str, Any]) -> str:
 
 
 def markdown_flips(flips: Flips) -> list[str]:
-    """Return the lines of the Markdown page, [] where it is not known what changed."""
-    if not flips.is_known:
-        return []
-    lines = ["## Answers that changed", "", flips.said, ""]
+    """Return the lines of the section in Markdown."""
+    lines = [flips.summary, ""]
     for group in flips.groups:
-        lines += [f"### {escape_markdown(group.title)}: {group.change} ({group.said})", ""]
+        lines += [f"### {escape_markdown(group.title)}: {group.change} ({group.counts})", ""]
         for flip in group.shown:
             lines += [f"- {_one_line(flip.question)} ({escape_markdown(flip.about)})"]
             for choice in flip.choices:

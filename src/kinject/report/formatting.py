@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from kinject.types import Cell, Difference
+from kinject.results import ALPHA, PromptFormat
 
 _LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
 _DIRECTION_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 ROLES = {"learning": "to be learned", "retention": "to be kept"}
-"""What the role of a question set is called on the page."""
+"""Role of a question set -> its words on the page."""
 
 _FORMATS = {
     "texts": "option texts", "letters": "letters", "hybrid": "option texts with the options shown",
@@ -19,7 +19,6 @@ _FORMATS = {
     "texts-no-question": "option texts without the question", "task": "as its task says",
 }  # fmt: skip
 _SCORES = {"chars": "per character", "bytes": "per byte", "tokens": "per token", "pmi": "by PMI"}
-_SIGNIFICANT = 0.05
 
 
 def format_name(text: str, longest: int | None = None) -> str:
@@ -53,19 +52,14 @@ def format_p(p: float) -> str:
     """Return ``p = 0.012``; below a thousandth ``p < 0.001``. Near 0.05 the digits show on which side it lies."""
     if p < 0.001:
         return "p < 0.001"
-    if p != _SIGNIFICANT and f"{p:.3f}" == f"{_SIGNIFICANT:.3f}":
-        return f"p {'<' if p < _SIGNIFICANT else '>'} 0.05"
+    if p != ALPHA and f"{p:.3f}" == f"{ALPHA:.3f}":
+        return f"p {'<' if p < ALPHA else '>'} 0.05"
     return f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
-def deciding_p(difference: Difference) -> float:
-    """Return the p that a difference is judged by: Holm's, where the report corrected for its comparisons."""
-    return difference.p if difference.p_holm is None else difference.p_holm
-
-
-def is_significant(p: float) -> bool:
-    """Return whether `p` is below 0.05."""
-    return p < _SIGNIFICANT
+def bare_p(p: float) -> str:
+    """Return p as `format_p` does, without ``p =``, for a column that is headed p."""
+    return format_p(p).removeprefix("p ").removeprefix("= ")
 
 
 def format_text(text: str) -> str:
@@ -73,25 +67,11 @@ def format_text(text: str) -> str:
     return "\n".join(format_name(line) for line in text.strip().splitlines())
 
 
-def format_way(cell: Cell) -> str:
-    """Return how the question was asked: ``option texts, 0 shots``."""
-    return format_asked(cell.format, cell.shots, cell.score)
-
-
-def format_asked(format: str, shots: int, score: str = "sum") -> str:
-    """Return how questions of a format, number of shots and score were asked: ``letters, 5 shots``."""
-    scored = f" {_SCORES.get(score, score)}" if score != "sum" else ""
-    return f"{_FORMATS.get(format, format_name(format))}{scored}, {shots} shot{'' if shots == 1 else 's'}"
-
-
-def arm_names(cells: Iterable[Cell], longest: int | None = None) -> dict[tuple[str, int], str]:
-    """Return the name of each arm (its `arm` and `k`) in order of appearance.
-
-    K is part of the name only where the cells hold several, for then one `arm` stands for several arms.
-    """
-    keys = list(dict.fromkeys((cell.arm, cell.k) for cell in cells))
-    several = len({k for _, k in keys if k}) > 1
-    return {(arm, k): format_name(arm, longest) + (f", K = {k}" if several and k else "") for arm, k in keys}
+def format_prompt(form: PromptFormat) -> str:
+    """Return how questions were asked: ``option texts per byte, 5 shots``."""
+    scored = f" {_SCORES.get(form.score, form.score)}" if form.score != "sum" else ""
+    name = _FORMATS.get(form.format, format_name(form.format))
+    return f"{name}{scored}, {form.shots} shot{'' if form.shots == 1 else 's'}"
 
 
 def join_words(words: Sequence[str]) -> str:

@@ -1,72 +1,188 @@
-"""A study's result on a terminal: one table, the claims, what failed."""
+"""A report on the terminal: tables of accuracies, choices, claims, failures, notes."""
 
 from __future__ import annotations
 
-from kinject.eval.table import aligned, format_p
-from kinject.results import Score, StudyResult
+from collections.abc import Iterator, Sequence
+
+from kinject.eval.statistics import format_p
+from kinject.results import ArmResult, Perplexity, Recall, Report
+from kinject.terminal import aligned
+
+_HEAD = ("arm", "K", "format", "shots", "accuracy", "95% interval", "chance", "n", "to base", "gain", "p", "p Holm")
+_RIGHT_ALIGNED = frozenset({1, *range(3, 12)})
+_OPTIONAL = frozenset({"gain", "p Holm"})  # columns left out where they are empty
 
 
-def render_summary(result: StudyResult) -> str:
-    """Return each arm's accuracy by set (first way of asking, and the chosen K), choices, claims and failures."""
-    blocks = [_table(result), _choices(result), _claims(result), _failures(result)]
+def render_summary(report: Report) -> str:
+    """Return `report` as text without a trailing newline.
+
+    An evaluation: every result by question set, learning beside forgetting, subjects, recall, perplexity, notes. A study:
+    each arm's accuracy by set (first way of asking, and the chosen K), choices, claims, failures.
+    """
+    if report.kind == "evaluation":
+        names = dict.fromkeys(result.question_set for result in report.results)
+        blocks = [
+            *(_set_table(name, report.results) for name in names), _changes(report), *_subject_tables(report.results),
+            _recalls(report.recalls), _perplexities(report.perplexities),
+            "\n".join(f"note: {note}" for note in report.notes),
+        ]  # fmt: skip
+    else:
+        blocks = [_arm_table(report), _choices(report), _claims(report), _failures(report)]
     return "\n\n".join(block for block in blocks if block)
 
 
-def _table(result: StudyResult) -> str:
-    shown = [
-        score for score in result.scores
-        if score.role != "baseline" and not score.subject and (score.k == 0 or score.chosen_k)
-        and (score.format, score.shots) == (result.scores[0].format, result.scores[0].shots)
-    ]  # fmt: skip
-    sets = list(dict.fromkeys(score.question_set for score in shown))
-    by_row: dict[tuple[str, str], dict[str, Score]] = {}
-    for score in shown:
-        label = score.arm if score.k == 0 else f"{score.arm}+rag, K {score.k}"
-        by_row.setdefault((score.model, label), {})[score.question_set] = score
-    rows: list[tuple[str, ...]] = [("model", "arm", *sets)]
-    rows += [(model, label, *(_cell(own.get(name)) for name in sets)) for (model, label), own in by_row.items()]
+def _arm(result: ArmResult) -> str:
+    return f"{result.arm}+rag" if result.k else result.arm
+
+
+def _format(result: ArmResult) -> str:
+    """Return the format, with the score where it is not the plain sum: ``texts / chars``."""
+    return result.format if result.score == "sum" else f"{result.format} / {result.score}"
+
+
+def _set_table(name: str, results: Sequence[ArmResult]) -> str:
+    own = [result for result in results if result.question_set == name]
+    rows = [_HEAD, *(_row(result) for result in own)]
+    kept = [i for i in range(len(_HEAD)) if _HEAD[i] not in _OPTIONAL or any(row[i] for row in rows[1:])]
+    right = frozenset(column for column, i in enumerate(kept) if i in _RIGHT_ALIGNED)
+    table = aligned([[row[i] for i in kept] for row in rows], right)
+    return f"{name} ({own[0].role}, {own[0].n} questions)\n{table}"
+
+
+def _row(result: ArmResult) -> tuple[str, ...]:
+    contrast = result.to_base
     return (
-        f"{result.title}\n{aligned(rows, frozenset(range(2, 2 + len(sets))))}"
-        if shown
-        else f"{result.title}: no arm finished"
+        _arm(result),
+        str(result.k),
+        _format(result),
+        str(result.shots),
+        f"{result.accuracy:.3f}",
+        f"{result.low:.3f} to {result.high:.3f}",
+        f"{result.chance:.3f}",
+        str(result.n) if not result.n_unscored else f"{result.n} ({result.n_unscored} unscored)",
+        "" if contrast is None else f"{contrast.delta:+.3f}",
+        "" if contrast is None or contrast.relative is None else f"{contrast.relative:+.1%}",
+        "" if contrast is None or contrast.p is None else format_p(contrast.p),
+        "" if contrast is None or contrast.p_holm is None else format_p(contrast.p_holm),
     )
 
 
-def _cell(score: Score | None) -> str:
-    if score is None:
+def _changes(report: Report) -> str:
+    """Return the change to base of each arm on learning and on retention sets; "" without both."""
+    changed = [result for result in report.results if result.to_base is not None]
+    if {result.role for result in changed} != {"learning", "retention"}:
         return ""
-    mark = ""
-    if score.to_base is not None and score.to_base.p_holm < 0.05:
-        mark = "+" if score.to_base.delta > 0 else "-"
-    return f"{score.accuracy:.3f} ({score.low:.2f} to {score.high:.2f}){mark or ' '}"
+    sets = sorted(dict.fromkeys((result.role, result.question_set) for result in report.results))
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for result in changed:
+        key = (_arm(result), str(result.k), _format(result), str(result.shots))
+        rows.setdefault(key, {})[result.question_set] = "" if result.to_base is None else f"{result.to_base.delta:+.3f}"
+    head = ("arm", "K", "format", "shots", *(f"{role}: {name}" for role, name in sets))
+    lines = [head, *((*key, *(deltas.get(name, "") for _, name in sets)) for key, deltas in rows.items())]
+    return f"change to {report.models[0]}: learned, and kept\n{aligned(lines, frozenset({1, *range(3, len(head))}))}"
 
 
-def _choices(result: StudyResult) -> str:
-    lines = [
-        f"chosen for {choice.arm}{f' ({choice.model})' if len(result.models) > 1 else ''}: {choice.what} {choice.chosen} on "
+def _subject_tables(results: Sequence[ArmResult]) -> Iterator[str]:
+    """Yield a table by subject for each question set that has several: a row a subject, a column an arm."""
+    with_subjects = [result for result in results if result.subjects]
+    for name, form in dict.fromkeys((result.question_set, result.prompt_format) for result in with_subjects):
+        own = [result for result in with_subjects if (result.question_set, result.prompt_format) == (name, form)]
+        head = ("subject", "n", *(f"{_arm(result)}, K {result.k}" if result.k else result.arm for result in own))
+        rows = [head]
+        for index, subject in enumerate(own[0].subjects):
+            parts = (result.subjects[index] for result in own)
+            cells = (_bounded((part.accuracy, part.low, part.high)) for part in parts)
+            rows.append((subject.name or "(none)", str(subject.n), *cells))
+        means = ("" if result.macro is None else _bounded(result.macro) for result in own)
+        rows.append(("mean of subjects", str(own[0].n), *means))
+        title = f"{name} by subject ({_format(own[0])}, {form.shots} shots)"
+        yield f"{title}\n{aligned(rows, frozenset(range(1, len(head))))}"
+
+
+def _bounded(value: tuple[float, float | None, float | None]) -> str:
+    accuracy, low, high = value
+    return f"{accuracy:.3f}" if low is None or high is None else f"{accuracy:.3f} ({low:.2f} to {high:.2f})"
+
+
+def _recalls(recalls: Sequence[Recall]) -> str:
+    """Return how often the document that answers is among the retrieved passages: a row a set, a column a K."""
+    if not recalls:
+        return ""
+    ks = list(dict.fromkeys(item.k for item in recalls))
+    fractions = {(item.question_set, item.k): f"{item.n_found / item.n:.3f}" for item in recalls}
+    counts = {item.question_set: str(item.n) for item in recalls}
+    rows: list[tuple[str, ...]] = [("questions", "n", *(f"K {k}" for k in ks))]
+    rows += [(name, n, *(fractions.get((name, k), "") for k in ks)) for name, n in counts.items()]
+    title = "recall: questions whose document is among the K passages (of those that name one)"
+    return f"{title}\n{aligned(rows, frozenset(range(1, len(ks) + 2)))}"
+
+
+def _perplexities(items: Sequence[Perplexity]) -> str:
+    """Return each arm's perplexity of the held-out texts and its change to the first's."""
+    if not items:
+        return ""
+    rows: list[tuple[str, ...]] = [("model", "texts", "tokens", "perplexity", "to base", "bits per byte")]
+    for item in items:
+        change = "" if item is items[0] else f"{item.per_token / items[0].per_token - 1:+.1%}"
+        if item.n_tokens != items[0].n_tokens:  # another tokenizer: only bits per byte can be compared
+            change = "other tokens"
+        counts = (str(item.n_texts), str(item.n_tokens))
+        rows.append((item.arm, *counts, f"{item.per_token:.3f}", change, f"{item.bits_per_byte:.4f}"))
+    return f"held-out perplexity on {items[0].name}\n{aligned(rows, frozenset(range(1, 6)))}"
+
+
+def _arm_table(report: Report) -> str:
+    shown = [
+        result for result in report.results
+        if result.role != "baseline" and not result.subject and (result.k == 0 or result.chosen_k)
+        and result.prompt_format == report.results[0].prompt_format
+    ]  # fmt: skip
+    if not shown:
+        return f"{report.title}: no arm finished"
+    sets = list(dict.fromkeys(result.question_set for result in shown))
+    by_row: dict[tuple[str, str], dict[str, ArmResult]] = {}
+    for result in shown:
+        label = result.arm if result.k == 0 else f"{result.arm}+rag, K {result.k}"
+        by_row.setdefault((result.model, label), {})[result.question_set] = result
+    rows: list[tuple[str, ...]] = [("model", "arm", *sets)]
+    rows += [(*key, *(_marked(own.get(name)) for name in sets)) for key, own in by_row.items()]
+    return f"{report.title}\n{aligned(rows, frozenset(range(2, 2 + len(sets))))}"
+
+
+def _marked(result: ArmResult | None) -> str:
+    if result is None:
+        return ""
+    mark = " "
+    if result.to_base is not None and result.to_base.is_significant:
+        mark = "+" if result.to_base.delta > 0 else "-"
+    return f"{result.accuracy:.3f} ({result.low:.2f} to {result.high:.2f}){mark}"
+
+
+def _choices(report: Report) -> str:
+    return "\n".join(
+        f"chosen for {choice.arm}{f' ({choice.model})' if len(report.models) > 1 else ''}: {choice.key} {choice.chosen} on "
         f"{choice.candidates[0][2]} validation questions of {choice.question_set} ("
         + ", ".join(f"{value}: {accuracy:.3f}" for value, accuracy, _ in choice.candidates)
         + ")"
-        + (", an end of the grid: widen it" if choice.at_edge and choice.what != "k" else "")
-        for choice in result.choices
-    ]
-    return "\n".join(lines)
+        + (", an end of the grid: widen it" if choice.at_edge and choice.key != "k" else "")
+        for choice in report.choices
+    )
 
 
-def _claims(result: StudyResult) -> str:
-    if not result.claims:
+def _claims(report: Report) -> str:
+    if not report.claims:
         return ""
     rows: list[tuple[str, ...]] = [("claim", "verdict", "p Holm", "finding")]
     rows += [
         (claim.statement, claim.verdict, "" if claim.p_holm is None else format_p(claim.p_holm), claim.finding)
-        for claim in result.claims
+        for claim in report.claims
     ]
     legend = "intervals: 95%, over source documents and seeds; + and -: differs from base at 5% after Holm"
     return f"{aligned(rows, frozenset({2}))}\n{legend}"
 
 
-def _failures(result: StudyResult) -> str:
+def _failures(report: Report) -> str:
     return "\n".join(
         f"failed: {failure.arm}, seed {failure.seed}: {failure.stage}: {failure.message} (log: {failure.log})"
-        for failure in result.failures
+        for failure in report.failures
     )

@@ -1,4 +1,4 @@
-"""A training run's log as numbers: step, epoch, loss, learning rate."""
+"""A training run's log as numbers: step, epoch, loss, learning rate, and every other series."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinject.disk import Row, check_output, read_jsonl
+from kinject.disk import Row, check_output, read_jsonl, read_manifest
 from kinject.errors import InputError
 
 _LARGEST = 1e9
-_CURE = "Train again with --resume: the newest checkpoint holds the log."
+_FIX = "Train again with --resume: the newest checkpoint holds the log."
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +34,13 @@ class TrainingLog:
         return tuple(float(step) for step in np.interp(between, self.epochs, self.steps))
 
 
-def training_logs(models: Mapping[str, str]) -> dict[str, Path]:
-    """Return name -> log.jsonl for the models (name -> folder) that lie in a training run's folder, each log once.
-
-    A model is ``runs/NAME/model`` or ``runs/NAME/checkpoint-N``, its log ``runs/NAME/log.jsonl``; one from elsewhere
-    has none.
-    """
-    found: dict[Path, str] = {}
-    for name, folder in models.items():
-        path = Path(folder).parent / "log.jsonl"
-        if path.is_file():
-            found.setdefault(path, name)
-    return {name: path for path, name in found.items()}
-
-
 def read_training_log(name: str, path: Path) -> TrainingLog:
     """Return the rows of `path` that hold a training loss; of rows with one step the last counts, as after a resume.
 
     Raises `DiskError` when the file cannot be read and `InputError` (file:line) when a value is not a number.
     """
     rows: dict[float, tuple[float, float | None, float | None]] = {}
-    check_output(path, _CURE)
+    check_output(path, _FIX)
     for number, row in read_jsonl(path):
         if row.get("loss") is None:
             continue
@@ -100,7 +86,7 @@ def read_series(path: Path, keys: Sequence[str]) -> dict[str, Series]:
     Raises `DiskError` when the file cannot be read and `InputError` (file:line) when a value is not a number.
     """
     found: dict[str, dict[float, float]] = {key: {} for key in keys}
-    check_output(path, _CURE)
+    check_output(path, _FIX)
     for number, row in read_jsonl(path):
         where = f"{path}:{number}"
         step = _number(row, "step", where)
@@ -113,3 +99,28 @@ def read_series(path: Path, keys: Sequence[str]) -> dict[str, Series]:
         for key, by_step in found.items()
         if by_step
     }
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """What a run logged: its losses with epochs, and every other series by the name it has in log.jsonl.
+
+    `probes` are the question sets by name with their roles.
+    """
+
+    log: TrainingLog
+    series: Mapping[str, Series]
+    probes: Mapping[str, str]
+
+
+def read_training_run(run_dir: Path) -> TrainingRun:
+    """Return what a run of kinject train logged. Raises `InputError` or `DiskError` when it cannot be read."""
+    recipe = (read_manifest(run_dir / "manifest.json") or {}).get("recipe") or {}
+    section = recipe.get("probes") or {}
+    sets = section.get("questions", {})
+    roles = {
+        name: item.get("role", "learning") if isinstance(item, dict) else "learning" for name, item in sets.items()
+    }
+    keys = ("learning_rate", "grad_norm", "eval_loss", *(f"eval_{name}_accuracy" for name in roles))
+    path = run_dir / "log.jsonl"
+    return TrainingRun(read_training_log(run_dir.name, path), read_series(path, keys), roles)

@@ -1,35 +1,61 @@
-"""The verdict in words: did it learn, what did it forget, would retrieval have done better.
+"""The verdict in words: did it learn, what did it forget, would retrieval have done better; and what the data leave open.
 
-Pure: every number comes from the report's cells. The headline of a question set is the way of asking that the recipe
-lists first (chosen before the answers were seen); the other ways are summed up behind it.
+Every number comes from the report; significance is decided by each contrast's own test. A question set is judged in the
+prompt format that the recipe lists first; the other formats are summed up behind it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kinject.report.formatting import (
-    arm_names,
-    deciding_p,
     format_name,
     format_p,
     format_percent,
     format_points,
-    format_way,
-    is_significant,
+    format_prompt,
+    format_relative,
     join_words,
 )
-from kinject.types import Cell, Difference, Report
-
-_Z = 1.959963984540054  # 97.5% quantile of the normal distribution
+from kinject.report.view import View, arm_label
+from kinject.results import ArmResult, Contrast, Failure
 
 _MOST_NAMED = 4  # arms in one lead; more are counted
+_MOST_PLACES = 4  # question sets by models with a sentence each
+_MOST_LISTED = 6  # names in one sentence of the limitations
+_LEARNED = ("learned", "no learning shown", "got worse")
+_KEPT = ("gained", "no loss shown", "forgot")
+_RETRIEVED = ("retrieval helps", "no help shown", "retrieval hurts")
+_AGAINST = ("better than retrieval", "no difference shown", "retrieval better")
+_ADDED = ("adds to retrieval", "no addition shown", "hurts retrieval")
+_LEADS = {
+    "learned": "{arms} learned",
+    "not above chance": "{arms} gained, yet cannot be told from chance",
+    "no learning shown": "no learning is shown for {arms}",
+    "got worse": "{arms} got worse",
+    "gained": "{arms} gained",
+    "no loss shown": "no loss is shown for {arms}",
+    "forgot": "{arms} forgot",
+    "better than retrieval": "{arms} did better than retrieval alone",
+    "retrieval better": "retrieval alone did better than {arms}",
+    "no difference shown": "no difference to retrieval alone is shown for {arms}",
+    "adds to retrieval": "{arms} did better than retrieval alone",
+    "both help": "both help: {arms} did better than either alone",
+    "no addition shown": "that training adds to retrieval is not shown for {arms}",
+    "hurts retrieval": "training made retrieval worse in {arms}",
+    "not tested": "{arms} cannot be compared with retrieval: there is no test of the difference",
+}
+"""Tag of a finding -> its words in the lead; the number behind each arm is its change in points."""
+
+_NO_LEARNING = "it has no trained arm with a question set of the role “learning”"
+_NO_RETENTION = "it has no trained arm with a question set of the role “retention”"
+_NO_RETRIEVAL = "it has no trained arm beside the base with retrieved context (and a chosen K)"
+_TESTS = {"McNemar": "McNemar", "sign-flip permutation by document": "permutation"}
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Finding:
     """One finding about an arm on a set: a `tag` of a few words, its `tone` (good, bad, flat), and the sentence.
 
     `change` is the difference of accuracies that the tag judges.
@@ -44,234 +70,377 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """One of the practitioner's questions, its answer in one line, and the claims which carry it."""
+class AnsweredQuestion:
+    """One of the practitioner's questions, its answer in one line, and the findings behind it."""
 
     question: str
     lead: str
-    claims: tuple[Claim, ...]
+    findings: tuple[Finding, ...]
 
 
-def render_verdict(report: Report) -> tuple[Answered, ...]:
-    """Return the three questions with their answers, every number of which is derived from the cells of `report`."""
-    names = arm_names(report.cells)
-    groups = list(dict.fromkeys((cell.role, cell.question_set) for cell in report.cells))
-    learning = [_Group(report, names, name) for role, name in groups if role == "learning"]
-    retention = [_Group(report, names, name) for role, name in groups if role == "retention"]
+def render_verdict(view: View) -> tuple[AnsweredQuestion, ...]:
+    """Return the practitioner's three questions with their answers, base model by base model."""
+    learning = [_Judge(view, model, name) for model in view.report.models for name in view.sets("learning", model)]
+    retention = [_Judge(view, model, name) for model in view.report.models for name in view.sets("retention", model)]
+    cannot = f"This {view.report.kind} cannot say: {{}}."
     return (
-        Answered("Did it learn?", *_answer(learning, _learning_claims, _NOTHING_TO_LEARN)),
-        Answered("What did it forget?", *_answer(retention, _retention_claims, _NOTHING_TO_FORGET)),
-        Answered("Would retrieval have done better?", *_answer(learning, _retrieval_claims, _NO_RETRIEVAL)),
-    )
+        _answer("Did it learn?", cannot.format(_NO_LEARNING), [judge.learning() for judge in learning]),
+        _answer("What did it forget?", cannot.format(_NO_RETENTION), [judge.retention() for judge in retention]),
+        _answer("Would retrieval have done better, or do both help?", cannot.format(_NO_RETRIEVAL),
+                [judge.retrieval() for judge in learning]),
+    )  # fmt: skip
 
 
-_NOTHING_TO_LEARN = "This run cannot say: it has no trained model with a question set of the role “learning”."
-_NOTHING_TO_FORGET = "This run cannot say: it has no trained model with a question set of the role “retention”."
-_NO_RETRIEVAL = "This run cannot say: it has no trained model beside retrieved context on a set of the role “learning”."
-
-_LEADS = {
-    "learned": "{arms} learned",
-    "no learning shown": "no learning is shown for {arms}",
-    "not above chance": "{arms} gained, yet cannot be told from chance",
-    "got worse": "{arms} got worse",
-    "gained": "{arms} gained",
-    "no loss shown": "no loss is shown for {arms}",
-    "forgot": "{arms} forgot",
-    "better than retrieval": "{arms} did better than retrieval alone",
-    "retrieval better": "retrieval alone did better than {arms}",
-    "no difference shown": "no difference to retrieval alone is shown for {arms}",
-}
-"""What a tag says of the arms that bear it. The figure behind each arm is its change in points."""
+def _answer(question: str, otherwise: str, parts: Sequence[tuple[str, list[Finding]]]) -> AnsweredQuestion:
+    leads = [lead for lead, _ in parts if lead]
+    findings = [finding for _, own in parts for finding in own]
+    if len(leads) <= _MOST_PLACES:
+        return AnsweredQuestion(question, " ".join(leads) or otherwise, tuple(findings))
+    # Too many for a sentence each: count them, and list significant findings first.
+    return AnsweredQuestion(question, _counted(findings), tuple(sorted(findings, key=_is_minor)))
 
 
-class _Group:
-    """One question set, asked in the recipe's first way: its base cell, and the others by (model, k)."""
-
-    def __init__(self, report: Report, names: dict[tuple[str, int], str], question_set: str) -> None:
-        self.report, self.names, self.question_set = report, names, question_set
-        cells = [cell for cell in report.cells if cell.question_set == question_set]
-        self.way = format_way(cells[0])
-        self.cells = [cell for cell in cells if format_way(cell) == self.way]
-        self.base = next((cell for cell in self.cells if cell.difference is None), self.cells[0])
-        self.k = next((cell.k for cell in self.cells if cell.k), 0)
-        self.trained = [cell for cell in self.cells if not cell.k and cell.model != self.base.model]
-
-    def claim(self, cell: Cell, change: float, judgement: tuple[str, str], *sentences: str) -> Claim:
-        text = " ".join(sentence for sentence in sentences if sentence)
-        return Claim(self.names[cell.arm, cell.k], format_name(self.question_set), *judgement, change, text)
-
-    def with_context(self, model: str) -> Cell | None:
-        return next((cell for cell in self.cells if self.k and cell.k == self.k and cell.model == model), None)
-
-    def other_ways(self, cell: Cell) -> str:
-        """Return what the other ways of asking found for the same arm and set, or "" where there is no other."""
-        others = [
-            other.difference
-            for other in self.report.cells
-            if (other.question_set, other.arm, other.k) == (cell.question_set, cell.arm, cell.k)
-            and format_way(other) != self.way
-            and other.difference is not None
-        ]
-        if not others:
-            return ""
-        deltas, n_significant = (
-            [other.delta for other in others],
-            sum(is_significant(deciding_p(other)) for other in others),
-        )
-        spread = list(dict.fromkeys(format_points(delta) for delta in (min(deltas), max(deltas))))
-        asked = "way" if len(others) == 1 else f"{len(others)} ways"
-        significant = f"significant in {n_significant} of {len(others)}"
-        return f"In the other {asked} of asking: {' to '.join(spread)} points, {significant}."
+def _is_minor(finding: Finding) -> bool:
+    """Return whether a finding shows nothing, or is of the base alone."""
+    return finding.tone == "flat" or finding.tag not in _LEADS
 
 
-def _answer(
-    groups: Sequence[_Group], claims_of: Callable[[_Group], tuple[list[Claim], list[Claim]]], otherwise: str
-) -> tuple[str, tuple[Claim, ...]]:
-    """Return the lead and all claims; `claims_of` a group gives (all its claims, those that judge a trained model)."""
-    claims: list[Claim] = []
-    leads: list[str] = []
-    for group in groups:
-        found, judged = claims_of(group)
-        claims += found
-        if judged:
-            leads.append(_lead(group, judged))
-    return (" ".join(leads) or otherwise, tuple(claims))
-
-
-def _lead(group: _Group, judged: Sequence[Claim]) -> str:
-    """Return ``On new, par (+61.8 points) learned; no learning is shown for reg (+1.0 points).``"""
+def _counted(findings: Sequence[Finding]) -> str:
+    """Return ``ft-par, on 18 sets: learned 3, no learning shown 15 (...).`` for each arm that was judged."""
     parts = []
-    for tag in dict.fromkeys(claim.tag for claim in judged):
-        same = [claim for claim in judged if claim.tag == tag]
-        arms = join_words([f"{claim.arm} ({format_points(claim.change)} points)" for claim in same])
-        if len(same) > _MOST_NAMED:
-            low, high = min(claim.change for claim in same), max(claim.change for claim in same)
-            arms = f"{len(same)} arms ({format_points(low)} to {format_points(high)} points)"
-        parts.append(_LEADS[tag].replace("{arms}", arms))
-    return f"On {format_name(group.question_set)}, {'; '.join(parts)}."
+    for arm in dict.fromkeys(finding.arm for finding in findings if finding.tag in _LEADS):
+        own = [finding for finding in findings if finding.arm == arm and finding.tag in _LEADS]
+        tags = [f"{tag} {sum(f.tag == tag for f in own)}" for tag in dict.fromkeys(f.tag for f in own)]
+        low, high = min(finding.change for finding in own), max(finding.change for finding in own)
+        spread = f"{format_points(low)} to {format_points(high)} points"
+        parts.append(f"{arm}, on {len(own)} sets: {', '.join(tags)} ({spread}).")
+    return " ".join(parts)
 
 
-def _learning_claims(group: _Group) -> tuple[list[Claim], list[Claim]]:
-    base = _base_claim(group, "nothing shows that it knew these facts", "some of this it could answer already")
-    trained = [_learned(group, cell, cell.difference) for cell in group.trained if cell.difference is not None]
-    return [base, *trained], trained
+class _Judge:
+    """Judges the arms of one base model on one question set."""
+
+    def __init__(self, view: View, model: str, question_set: str) -> None:
+        self.view, self.model, self.question_set = view, model, question_set
+        self.format = view.headline(question_set)
+        self.label = format_name(question_set) + (f" ({format_name(model)})" if view.several_models else "")
+        self.base = view.result(model, view.base(model), question_set)
+        self.context = view.retrieval(model, question_set)
+        trained = [result for result in view.shown(model, question_set) if view.arms[model, result.arm].trained]
+        self.plain = [result for result in trained if not result.k]
+        self.both = [result for result in trained if self.context is not None and _with_context(result, self.context)]
+
+    def learning(self) -> tuple[str, list[Finding]]:
+        """Return the lead and the findings on learning."""
+        findings = [self._learned(result, contrast) for result, contrast in _compared(self.plain)]
+        at_chance, above = "nothing shows that it knew these facts", "some of this it could answer already"
+        return self._lead(findings), [*self._start(at_chance, above), *findings]
+
+    def retention(self) -> tuple[str, list[Finding]]:
+        """Return the lead and the findings on forgetting."""
+        findings = [
+            self._finding(result, *_judged(contrast, _KEPT), contrast.delta, self._change(result, contrast))
+            for result, contrast in _compared(self.plain)
+        ]
+        start = self._start("a loss could not show here", "there is something to lose")
+        return self._lead(findings), [*start, *findings]
+
+    def retrieval(self) -> tuple[str, list[Finding]]:
+        """Return the lead and the findings on retrieval against training."""
+        if self.context is None or (self.view.is_study and not (self.plain or self.both)):
+            return "", []
+        start = []
+        if self.context.to_base is not None:
+            contrast, k = self.context.to_base, self.context.k
+            text = (
+                f"with {k} passage{'' if k == 1 else 's'} before the question: {self._change(self.context, contrast)}"
+            )
+            start = [self._finding(self.context, *_judged(contrast, _RETRIEVED), contrast.delta, text)]
+        findings = [self._beside(result, self.context, _AGAINST) for result in self.plain]
+        findings += [self._beside(result, self.context, _ADDED) for result in self.both]
+        return self._lead(findings), [*start, *findings]
+
+    def _beside(self, result: ArmResult, context: ArmResult, tags: tuple[str, str, str]) -> Finding:
+        levels = (
+            f"{format_percent(result.accuracy)} against {format_percent(context.accuracy)} for {arm_label(context)}"
+        )
+        contrast, plain = result.to_rag, result.to_plain
+        if contrast is None:
+            change = result.accuracy - context.accuracy
+            text = f"{levels}: {format_points(change)} points, without a test of the difference."
+            return self._finding(result, "not tested", "flat", change, text)
+        tag, tone = _judged(contrast, tags)
+        text = f"{levels}: {_difference(contrast)}{_unseen(contrast)}."
+        if plain is not None:
+            text += f" Against {format_name(result.arm)} without context: {_difference(plain)}{_unseen(plain)}."
+            if tag == "adds to retrieval" and plain.is_significant and plain.delta > 0:
+                tag = "both help"
+        return self._finding(result, tag, tone, contrast.delta, text)
+
+    def _start(self, at_chance: str, above: str) -> list[Finding]:
+        """Return the finding on the base, which comes first."""
+        base = self.base
+        if base is None:
+            return []
+        tag, tone = _place(base)
+        chance = f"chance ({format_percent(base.chance)})"
+        meaning = {
+            "at chance": f"not to be told from {chance}: {at_chance}.",
+            "above chance": f"above {chance}: {above}.",
+            "below chance": f"below {chance}: it prefers wrong answers, so look at the format.",
+        }[tag]
+        text = (
+            f"answers {format_percent(base.accuracy)} of {base.n:,} questions ({format_prompt(self.format)}; 95% interval "
+            f"{_interval(base)}), {meaning}"
+        )
+        if base.n_unscored:
+            text += f" {base.n_unscored:,} of them could not be scored and count as wrong."
+        return [self._finding(base, tag, tone, 0.0, text)]
+
+    def _finding(self, result: ArmResult, tag: str, tone: str, change: float, text: str) -> Finding:
+        return Finding(arm_label(result), self.label, tag, tone, change, text)
+
+    def _learned(self, result: ArmResult, contrast: Contrast) -> Finding:
+        tag, tone = _judged(contrast, _LEARNED)
+        place = _place(result)[0]
+        if tag == "learned" and place != "above chance":
+            tag, tone = "not above chance", "flat"
+        relation = {"above chance": "lies above", "at chance": "cannot be told from", "below chance": "lies below"}[
+            place
+        ]
+        text = f"{self._change(result, contrast)} It {relation} chance ({format_percent(result.chance)})."
+        return self._finding(result, tag, tone, contrast.delta, text)
+
+    def _change(self, result: ArmResult, contrast: Contrast) -> str:
+        seeds, possible = "", ""
+        if len(result.by_seed) > 1:
+            low, high = min(result.by_seed), max(result.by_seed)
+            seeds = f"; {len(result.by_seed)} seeds, {format_percent(low)} to {format_percent(high)}"
+        relative = "" if contrast.relative is None else f", {format_relative(contrast.relative)} of base"
+        gained = f"{contrast.wrong_to_right:,} question{'' if contrast.wrong_to_right == 1 else 's'} became right"
+        if contrast.from_counts is not None and not contrast.is_significant:
+            low, high = contrast.from_counts
+            possible = (
+                f" Not significant; changes of {format_points(low)} to {format_points(high)} points remain possible."
+            )
+        return (
+            f"from {format_percent(result.accuracy - contrast.delta)} to {format_percent(result.accuracy)} (95% interval "
+            f"{_interval(result)}{seeds}): {_difference(contrast)}{relative}. {gained}, {contrast.right_to_wrong:,} wrong"
+            f"{_unseen(contrast)}.{possible}{self._other_formats(result)}"
+        )
+
+    def _other_formats(self, result: ArmResult) -> str:
+        """Return the changes that the other formats show for the same arm and set, "" where there is no other format."""
+        place = (result.model, result.arm, result.question_set, result.k)
+        contrasts = [
+            other.to_base for other in self.view.whole
+            if (other.model, other.arm, other.question_set, other.k) == place
+            and other.prompt_format != self.format and other.to_base is not None
+        ] if len(self.view.formats(result.question_set)) > 1 else []  # fmt: skip
+        if not contrasts:
+            return ""
+        deltas = [contrast.delta for contrast in contrasts]
+        spread = dict.fromkeys(format_points(delta) for delta in (min(deltas), max(deltas)))
+        ways = "way" if len(contrasts) == 1 else f"{len(contrasts)} ways"
+        significant = f"significant in {sum(c.is_significant for c in contrasts)} of {len(contrasts)}"
+        return f" In the other {ways} of asking: {' to '.join(spread)} points, {significant}."
+
+    def _lead(self, findings: Sequence[Finding]) -> str:
+        """Return ``On new, ft-par (+61.8 points) learned; no learning is shown for ft-reg (+1.0 points).``"""
+        parts = []
+        for tag in dict.fromkeys(finding.tag for finding in findings):
+            same = [finding for finding in findings if finding.tag == tag]
+            arms = join_words([f"{finding.arm} ({format_points(finding.change)} points)" for finding in same])
+            if len(same) > _MOST_NAMED:
+                low, high = min(finding.change for finding in same), max(finding.change for finding in same)
+                arms = f"{len(same)} arms ({format_points(low)} to {format_points(high)} points)"
+            parts.append(_LEADS[tag].replace("{arms}", arms))
+        return f"On {self.label}, {'; '.join(parts)}." if parts else ""
 
 
-def _retention_claims(group: _Group) -> tuple[list[Claim], list[Claim]]:
-    base = _base_claim(group, "a loss could not show here", "there is something to lose")
-    trained = [_retained(group, cell, cell.difference) for cell in group.trained if cell.difference is not None]
-    return [base, *trained], trained
+def _with_context(result: ArmResult, context: ArmResult) -> bool:
+    """Return whether `result` has retrieval as the reports compare it: its own chosen K, else the K of `context`."""
+    return result.k > 0 and (result.chosen_k or result.k == context.k)
 
 
-def _base_claim(group: _Group, at_chance: str, above_chance: str) -> Claim:
-    base, unscored = group.base, ""
-    judgement = _against_chance(base)
-    if base.n_unscored:
-        unscored = f"{base.n_unscored:,} of them could not be scored and count as wrong."
-    asked = f"{base.n:,} questions ({group.way}; 95% interval {_interval(base)})"
-    level, chance = f"answers {format_percent(base.accuracy)} of {asked}", f"chance ({format_percent(base.chance)})"
-    meaning = {
-        "at chance": f"not to be told from {chance}: {at_chance}.",
-        "above chance": f"above {chance}: {above_chance}.",
-        "below chance": f"below {chance}: it prefers wrong answers, so look at the format.",
-    }[judgement[0]]
-    return group.claim(base, 0.0, judgement, f"{level}, {meaning}", unscored)
+def _compared(results: Sequence[ArmResult]) -> list[tuple[ArmResult, Contrast]]:
+    return [(result, result.to_base) for result in results if result.to_base is not None]
 
 
-def _learned(group: _Group, cell: Cell, difference: Difference) -> Claim:
-    place, _ = _against_chance(cell)
-    judgement = _judged(difference, ("learned", "no learning shown", "got worse"))
-    if judgement[0] == "learned" and place != "above chance":
-        judgement = ("not above chance", "flat")
-    relation = {"above chance": "lies above", "at chance": "holds", "below chance": "lies below"}[place]
-    chance = f"Its 95% interval, {_interval(cell)}, {relation} chance ({format_percent(cell.chance)})."
-    return group.claim(cell, difference.delta, judgement, _change(cell, difference), chance, group.other_ways(cell))
-
-
-def _retained(group: _Group, cell: Cell, difference: Difference) -> Claim:
-    judgement = _judged(difference, ("gained", "no loss shown", "forgot"))
-    return group.claim(cell, difference.delta, judgement, _change(cell, difference), group.other_ways(cell))
-
-
-def _judged(difference: Difference, tags: tuple[str, str, str]) -> tuple[str, str]:
-    """Return the one of `tags` (gain, nothing shown, loss) that a paired difference deserves, with its tone."""
-    better, neither, worse = tags
-    if not is_significant(deciding_p(difference)):
-        return neither, "flat"
-    return (better, "good") if difference.delta > 0 else (worse, "bad")
-
-
-def _change(cell: Cell, difference: Difference) -> str:
-    before = round((cell.accuracy - difference.delta) * cell.n) / cell.n
-    flips = f"{difference.wrong_to_right:,} answers became right, {difference.right_to_wrong:,} wrong"
-    corrected = "" if difference.p_holm is None else " after Holm"
-    text = (
-        f"from {format_percent(before)} to {format_percent(cell.accuracy)}, "
-        f"{format_points(difference.delta)} points ({format_p(deciding_p(difference))}{corrected}; {flips})."
-    )
-    if is_significant(deciding_p(difference)):
-        return text
-    low, high = paired_interval(difference, cell.n)
-    return f"{text} Not significant; changes of {format_points(low)} to {format_points(high)} points remain possible."
-
-
-def _retrieval_claims(group: _Group) -> tuple[list[Claim], list[Claim]]:
-    context = group.with_context(group.base.model)
-    if context is None:
-        return [], []
-    claims, judged = [], []
-    if context.difference is not None:
-        judgement = _judged(context.difference, ("retrieval helps", "no help shown", "retrieval hurts"))
-        asked = f"with {context.k} passage{'' if context.k == 1 else 's'} before the question,"
-        found = _change(context, context.difference)
-        claims.append(group.claim(context, context.difference.delta, judgement, asked, found))
-    for cell in group.trained:
-        both = group.with_context(cell.model)
-        judged += [_compared(group, other, context) for other in (cell, both) if other is not None]
-    return claims + judged, judged
-
-
-def _compared(group: _Group, cell: Cell, context: Cell) -> Claim:
-    """Return how `cell` stands to `context`, the base model with retrieved context."""
-    low, high = unpaired_interval(cell, context)
-    change, judgement = cell.accuracy - context.accuracy, ("no difference shown", "flat")
-    if low > 0:
-        judgement = "better than retrieval", "good"
-    elif high < 0:
-        judgement = "retrieval better", "bad"
-    return group.claim(
-        cell,
-        change,
-        judgement,
-        f"{format_percent(cell.accuracy)} against {format_percent(context.accuracy)} for "
-        f"{group.names[context.arm, context.k]}: {format_points(change)} points "
-        f"(95% interval {format_points(low)} to {format_points(high)}).",
-    )
-
-
-def _against_chance(cell: Cell) -> tuple[str, str]:
-    if cell.low > cell.chance:
+def _place(result: ArmResult) -> tuple[str, str]:
+    if result.low > result.chance:
         return "above chance", "good"
-    return ("below chance", "bad") if cell.high < cell.chance else ("at chance", "flat")
+    return ("below chance", "bad") if result.high < result.chance else ("at chance", "flat")
 
 
-def _interval(cell: Cell) -> str:
-    return f"{format_percent(cell.low)} to {format_percent(cell.high)}"
+def _judged(contrast: Contrast, tags: tuple[str, str, str]) -> tuple[str, str]:
+    """Return the one of `tags` (gain, nothing shown, loss) that fits a difference, with its tone."""
+    better, neither, worse = tags
+    if not contrast.is_significant:
+        return neither, "flat"
+    return (better, "good") if contrast.delta > 0 else (worse, "bad")
 
 
-def paired_interval(difference: Difference, n: int) -> tuple[float, float]:
-    """Return the 95% interval of a paired difference of accuracies (Bonett and Price 2012, adjusted Wald)."""
-    gained, lost = (difference.wrong_to_right + 1) / (n + 2), (difference.right_to_wrong + 1) / (n + 2)
-    middle, half = gained - lost, _Z * math.sqrt((gained + lost - (gained - lost) ** 2) / (n + 2))
-    return max(-1.0, middle - half), min(1.0, middle + half)
+def _difference(contrast: Contrast) -> str:
+    """Return ``+61.8 points (+57.0 to +66.1; permutation p < 0.001 after Holm)``."""
+    parts = []
+    if contrast.low is not None and contrast.high is not None:
+        parts.append(f"{format_points(contrast.low)} to {format_points(contrast.high)}")
+    if contrast.deciding_p is None:
+        parts.append(contrast.test)
+    else:
+        corrected = "" if contrast.p_holm is None else " after Holm"
+        parts.append(f"{_TESTS[contrast.test]} {format_p(contrast.deciding_p)}{corrected}")
+    return f"{format_points(contrast.delta)} points ({'; '.join(parts)})"
 
 
-def unpaired_interval(cell: Cell, other: Cell) -> tuple[float, float]:
-    """Return the 95% interval of ``cell.accuracy - other.accuracy``, as if the questions differed (Newcombe 1998).
+def _unseen(contrast: Contrast) -> str:
+    """Return, where nothing is shown, how large a difference would have been seen."""
+    if contrast.is_significant or contrast.smallest is None:
+        return ""
+    return f"; a difference under {100 * contrast.smallest:.1f} points would likely go unseen"
 
-    It is built from the two Wilson intervals. The same questions were asked, so it is wider than it need be.
-    """
-    middle = cell.accuracy - other.accuracy
-    below = math.hypot(cell.accuracy - cell.low, other.high - other.accuracy)
-    above = math.hypot(cell.high - cell.accuracy, other.accuracy - other.low)
-    return middle - below, middle + above
+
+def _interval(result: ArmResult) -> str:
+    return f"{format_percent(result.low)} to {format_percent(result.high)}"
+
+
+def render_limitations(view: View) -> tuple[str, ...]:
+    """Return one sentence for each question that the data leave open."""
+    return (
+        *_seeds(view), *_smallest(view), *_no_room(view), *_coverage(view), *_missing(view), *_edges(view),
+        *_context(view), *_other_format_disagrees(view),
+    )  # fmt: skip
+
+
+def _seeds(view: View) -> Iterator[str]:
+    n = len(view.report.seeds)
+    if n < 2:
+        yield (
+            "One seed: each arm was trained once. The intervals speak of other questions, not of another training run, which "
+            "would move the numbers too."
+        )
+    else:
+        yield (
+            f"{n} seeds: the intervals cover other documents and other seeds, but {n} runs say little of rare ones. p speaks "
+            "of the models that were trained here."
+        )
+    short = {
+        arm_label(s): len(s.by_seed) for s in view.whole if view.arms[s.model, s.arm].trained and len(s.by_seed) < n
+    }
+    if short:
+        named = [f"{format_name(arm)} ({count})" for arm, count in short.items()]
+        yield f"Fewer seeds than the study's {n}: {_listed(named)}."
+
+
+def _smallest(view: View) -> Iterator[str]:
+    parts = []
+    for name in view.sets():
+        shown = [result for model in view.report.models for result in view.shown(model, name)]
+        found = [s.to_base.smallest for s in shown if s.to_base is not None and s.to_base.smallest is not None]
+        if found:
+            ends = dict.fromkeys(f"{100 * value:.1f}" for value in (min(found), max(found)))
+            parts.append(f"{format_name(name)} {' to '.join(ends)} ({max(result.n for result in shown):,} questions)")
+    if parts:
+        yield (
+            "Smallest difference from base, in points, that the questions show with 80% power (by arm; smaller ones are "
+            f"likely missed): {join_words(parts)}."
+        )
+
+
+def _no_room(view: View) -> Iterator[str]:
+    for model in view.report.models:
+        for name in view.sets("retention", model):
+            base = view.result(model, view.base(model), name)
+            if base is not None and base.low <= base.chance:
+                yield (
+                    f"{view.set_label(name, view.headline(name), model)}: the base is not above chance "
+                    f"({format_percent(base.accuracy)}), so forgetting could not show."
+                )
+
+
+def _coverage(view: View) -> Iterator[str]:
+    unread: dict[tuple[int, int, str], list[str]] = {}
+    for bin in view.report.exposures:
+        if bin.high <= 1 and not view.arms[bin.model, bin.arm].sweep:
+            total = sum(
+                own.n for own in view.report.exposures
+                if (own.model, own.arm, own.question_set) == (bin.model, bin.arm, bin.question_set)
+            )  # fmt: skip
+            arm = f"{format_name(bin.arm)} ({format_name(bin.model)})" if view.several_models else format_name(bin.arm)
+            unread.setdefault((bin.n, total, bin.question_set), []).append(arm)
+    for (n, total, name), arms in unread.items():
+        yield (
+            f"Coverage: {_listed(arms)} never read a whole text of the documents behind {n:,} of {total:,} answers on "
+            f"{format_name(name)}."
+        )
+    planned, found = 0, 0
+    for info in view.report.arms:
+        sets = view.sets("", info.model)
+        planned += len(sets)
+        found += sum(view.result(info.model, info.name, name) is not None for name in sets)
+    if found < planned:
+        yield f"Coverage: {planned - found:,} of {planned:,} results (arm by question set) are missing."
+
+
+def _missing(view: View) -> Iterator[str]:
+    if view.report.failures:
+        yield f"Failed: {_listed([failed_run(view, failure) for failure in view.report.failures])}."
+
+
+def failed_run(view: View, failure: Failure) -> str:
+    """Return ``ft-syn (seed 2) at train``."""
+    of = f"{format_name(failure.model)}, " if view.several_models else ""
+    seed = "" if failure.seed is None else f" (seed {failure.seed})"
+    return f"{of}{format_name(failure.arm)}{seed} at {format_name(failure.stage)}"
+
+
+def _edges(view: View) -> Iterator[str]:
+    edges = [f"{format_name(c.key)} {format_name(str(c.chosen))} for {format_name(c.arm)}"
+             for c in view.report.choices if c.at_edge]  # fmt: skip
+    if edges:
+        yield f"Chosen at an end of its grid, so a better value may lie beyond: {_listed(edges)}."
+
+
+def _context(view: View) -> Iterator[str]:
+    asked = {(s.model, s.question_set) for s in view.whole if s.k}
+    chosen = {(s.model, s.question_set) for s in view.whole if s.chosen_k}
+    without = sorted({name for _, name in asked - chosen})
+    if without:
+        yield (
+            f"No K was chosen for {_listed(list(map(format_name, without)))}: no validation questions. The table by K shows all."
+        )
+    untested = [s for s in view.whole if _is_beside(view, s) and s.to_rag is None]
+    if untested and any(s.k for s in view.whole):
+        names = _listed(list(dict.fromkeys(map(arm_label, untested))))
+        yield f"Arms that are compared with retrieval without a paired test: {names}."
+
+
+def _is_beside(view: View, result: ArmResult) -> bool:
+    arm = view.arms[result.model, result.arm]
+    beside = view.chosen(result.model, view.base(result.model), result.question_set) is not None
+    return arm.trained and not arm.sweep and beside and result.role == "learning" and (not result.k or result.chosen_k)
+
+
+def _other_format_disagrees(view: View) -> Iterator[str]:
+    """Yield where another prompt format shows the opposite, significantly."""
+    for result in view.whole:
+        head = view.headline(result.question_set)
+        if result.prompt_format == head or result.to_base is None or result.k:
+            continue
+        first = view.result(result.model, result.arm, result.question_set)
+        if first is None or first.to_base is None or view.arms[result.model, result.arm].sweep:
+            continue
+        both = result.to_base.is_significant and first.to_base.is_significant
+        if both and result.to_base.delta * first.to_base.delta < 0:
+            label = view.set_label(result.question_set, result.prompt_format, result.model)
+            yield (
+                f"{arm_label(result)} on {label} moved the other way than with {format_prompt(head)}: the finding depends "
+                "on the prompt format."
+            )
+
+
+def _listed(words: list[str]) -> str:
+    if len(words) <= _MOST_LISTED:
+        return join_words(words)
+    return join_words([*words[:_MOST_LISTED], f"{len(words) - _MOST_LISTED} more"])

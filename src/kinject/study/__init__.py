@@ -12,12 +12,12 @@ from kinject import VerbPackage
 
 if TYPE_CHECKING:
     from kinject.recipe import StudyRecipe
-    from kinject.results import StudyResult
+    from kinject.results import Report
 
 __all__ = ["study"]
 
 
-def study(recipe: StudyRecipe, *, jobs: int | None = None, executor: str = "local") -> StudyResult:
+def study(recipe: StudyRecipe, *, jobs: int | None = None, executor: str = "local") -> Report:
     """Run the unfinished stages of the study and write its report; return its result.
 
     `executor` is ``local`` (`jobs` worker processes) or ``ray``; see `kinject.study.executors.executor_factory`. Raises as

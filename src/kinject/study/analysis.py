@@ -1,4 +1,4 @@
-"""From a study's finished stages to its result: scores with intervals, curves, exposures, costs, questions."""
+"""From a study's finished stages to its report: results with intervals, sweeps, exposures, costs, questions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kinject.disk import read_manifest, read_sealed
 from kinject.eval.prompts import WITHOUT_QUESTION
@@ -14,112 +14,114 @@ from kinject.eval.statistics import chance, holm, relative_gain, smallest_differ
 from kinject.recipe.study_section import StudySection
 from kinject.results import (
     ArmInfo,
+    ArmResult,
     Contrast,
     Cost,
-    Curve,
     ExposureBin,
     Failure,
-    Point,
-    QuestionLine,
-    Score,
+    QuestionResult,
+    Role,
+    Sweep,
+    SweepPoint,
 )
 from kinject.study.arms import BASE, RAG, Arm, StudyArms, value_label
 from kinject.study.executors import LOG
-from kinject.study.inference import Sheet, interval, majority_changes, sign_flip_p
-from kinject.study.records import Records, Way, subjects_of
+from kinject.study.inference import CorrectnessMatrix, interval, majority_changes, sign_flip_p
+from kinject.study.records import AskSetting, Records, subjects_of
 from kinject.study.scheduler import StageStatus
 from kinject.study.stages import ArmRun
 from kinject.types import Question
 
 
-def make_scores(
+def summarize_arms(
     records: Records, arms: Sequence[Arm], roles: Mapping[str, str], chosen_k: Mapping[Any, int]
-) -> list[Score]:
-    """Return every arm in every way it was asked, then the recipe's own arms by subject where there are several.
+) -> list[ArmResult]:
+    """Return every arm in every setting it was asked in, then the recipe's own arms by subject where there are several.
 
-    Comparisons are Holm-corrected in families: those of the recipe's own arms, those of curves, those by subject.
+    Comparisons are Holm-corrected in families: those of the recipe's own arms, those of sweeps, those by subject.
     """
-    making = _Scoring(records, roles, chosen_k)
-    whole = [making.score(arm, way) for arm in arms for way in records.ways(arm.model, arm.name)]
-    curves = {(arm.model, arm.name) for arm in arms if arm.sweep}
+    summary = _Summary(records, roles, chosen_k)
+    whole = [summary.result(arm, setting) for arm in arms for setting in records.settings(arm.model, arm.name)]
+    swept = {(arm.model, arm.name) for arm in arms if arm.sweep}
     parts = [
-        making.score(arm, way, subject)
+        summary.result(arm, setting, subject)
         for arm in arms if not arm.sweep
-        for way in records.ways(arm.model, arm.name) if way[1] not in WITHOUT_QUESTION
-        for subject in making.subjects(arm, way)
+        for setting in records.settings(arm.model, arm.name) if setting.format not in WITHOUT_QUESTION
+        for subject in summary.subjects(arm, setting)
     ]  # fmt: skip
-    own = _corrected([score for score in whole if (score.model, score.arm) not in curves])
-    varied = _corrected([score for score in whole if (score.model, score.arm) in curves])
+    own = _corrected([result for result in whole if (result.model, result.arm) not in swept])
+    varied = _corrected([result for result in whole if (result.model, result.arm) in swept])
     return [*own, *varied, *_corrected(parts)]
 
 
 _COMPARISONS = ("to_base", "to_rag", "to_plain")
 
 
-def _corrected(scores: Sequence[Score]) -> list[Score]:
-    """Return `scores` with the p of all their comparisons corrected as one family."""
-    there = [(at, name) for at, score in enumerate(scores) for name in _COMPARISONS if getattr(score, name) is not None]
-    found = list(scores)
-    for (at, name), p in zip(there, holm([getattr(scores[at], name).p for at, name in there]), strict=True):
-        found[at] = replace(found[at], **{name: replace(getattr(found[at], name), p_holm=p)})
-    return found
+def _corrected(results: Sequence[ArmResult]) -> list[ArmResult]:
+    """Return `results` with the p of all their comparisons corrected as one family."""
+    family = [
+        (i, name) for i, result in enumerate(results) for name in _COMPARISONS if getattr(result, name) is not None
+    ]
+    corrected = list(results)
+    for (i, name), p in zip(family, holm([getattr(results[i], name).p for i, name in family]), strict=True):
+        corrected[i] = replace(corrected[i], **{name: replace(getattr(corrected[i], name), p_holm=p)})
+    return corrected
 
 
 @dataclass(frozen=True)
-class _Scoring:
+class _Summary:
     records: Records
     roles: Mapping[str, str]
     chosen_k: Mapping[Any, int]
 
-    def subjects(self, arm: Arm, way: Way) -> list[str]:
+    def subjects(self, arm: Arm, setting: AskSetting) -> list[str]:
         """Return the subjects of a set, [] where there are not several."""
-        names = list(dict.fromkeys(answer.subject for answer in self.records.answers(arm.model, arm.name, way)))
+        names = list(dict.fromkeys(answer.subject for answer in self.records.answers(arm.model, arm.name, setting)))
         return names if len(names) > 1 else []
 
-    def score(self, arm: Arm, way: Way, subject: str = "") -> Score:
-        answers = self.records.answers(arm.model, arm.name, way)
-        columns = [at for at, answer in enumerate(answers) if not subject or answer.subject == subject]
+    def result(self, arm: Arm, setting: AskSetting, subject: str = "") -> ArmResult:
+        answers = self.records.answers(arm.model, arm.name, setting)
+        columns = [i for i, answer in enumerate(answers) if not subject or answer.subject == subject]
 
-        def sheet(name: str, k: int) -> Sheet | None:
-            other = (*way[:3], k)
-            asked = k >= 0 and other in self.records.ways(arm.model, name)
-            return self.records.sheet(arm.model, name, other, subject) if asked else None
+        def matrix(name: str, k: int) -> CorrectnessMatrix | None:
+            other = setting._replace(k=k)
+            asked = k >= 0 and other in self.records.settings(arm.model, name)
+            return self.records.matrix(arm.model, name, other, subject) if asked else None
 
-        own = sheet(arm.name, way[3])
-        assert own is not None
-        base_k = self.chosen_k.get((arm.model, BASE, way[0]), -1)
-        chosen = way[3] > 0 and self.chosen_k.get((arm.model, arm.name, way[0])) == way[3]
-        base = sheet(BASE, 0) if arm.trained or way[3] else None
-        rag = sheet(BASE, base_k) if arm.trained and (chosen or not way[3]) else None
-        plain = sheet(arm.name, 0) if chosen and arm.trained else None
+        own = self.records.matrix(arm.model, arm.name, setting, subject)
+        base_k = self.chosen_k.get((arm.model, BASE, setting.question_set), -1)
+        chosen = setting.k > 0 and self.chosen_k.get((arm.model, arm.name, setting.question_set)) == setting.k
+        base = matrix(BASE, 0) if arm.trained or setting.k else None
+        rag = matrix(BASE, base_k) if arm.trained and (chosen or not setting.k) else None
+        plain = matrix(arm.name, 0) if chosen and arm.trained else None
         low, high = interval(own)
-        kind: Literal["learning", "retention"] = "retention" if self.roles[way[0]] == "retention" else "learning"
-        return Score(
-            model=arm.model, arm=arm.name, question_set=way[0], role="baseline" if way[1] in WITHOUT_QUESTION else kind,
-            format=way[1], shots=way[2], k=way[3], n=len(columns),
-            chance=chance([len(answers[at].log_probs) for at in columns]),
-            by_seed=tuple(float(value) for value in own.right.mean(1)), accuracy=own.mean(), low=low, high=high,
-            to_base=contrast(own, base, BASE) if base else None,
-            by_subject=() if subject else subjects_of(answers, own), chosen_k=chosen,
-            to_rag=contrast(own, rag, f"{BASE}{RAG}") if rag else None,
-            to_plain=contrast(own, plain, arm.name) if plain else None, subject=subject,
+        kind: Role = "retention" if self.roles[setting.question_set] == "retention" else "learning"
+        return ArmResult(
+            model=arm.model, arm=arm.name, question_set=setting.question_set,
+            role="baseline" if setting.format in WITHOUT_QUESTION else kind, format=setting.format, shots=setting.shots,
+            k=setting.k, n=len(columns), chance=chance([len(answers[i].log_probs) for i in columns]),
+            by_seed=tuple(float(value) for value in own.correct.mean(1)), accuracy=own.mean(), low=low, high=high,
+            interval="bootstrap over documents and seeds", to_base=make_contrast(own, base, BASE) if base else None,
+            chosen_k=chosen, to_rag=make_contrast(own, rag, f"{BASE}{RAG}") if rag else None,
+            to_plain=make_contrast(own, plain, arm.name) if plain else None,
+            subjects=() if subject else subjects_of(answers, own), subject=subject,
         )  # fmt: skip
 
 
-def contrast(sheet: Sheet, other: Sheet, name: str) -> Contrast:
-    """Return the difference of two sheets on the same questions; `p_holm` is p until a family is known."""
-    gained, lost = majority_changes(sheet, other)
-    low, high = interval(sheet, other)
-    p = sign_flip_p(sheet, other)
+def make_contrast(matrix: CorrectnessMatrix, other: CorrectnessMatrix, name: str) -> Contrast:
+    """Return the difference of two matrices on the same questions; `p_holm` is p until a family is known."""
+    gained, lost = majority_changes(matrix, other)
+    low, high = interval(matrix, other)
+    p = sign_flip_p(matrix, other)
     return Contrast(
-        other=name, delta=sheet.mean() - other.mean(), low=low, high=high, p=p, p_holm=p, wrong_to_right=gained,
-        right_to_wrong=lost, relative=relative_gain(sheet.mean(), other.mean()),
-        smallest=smallest_difference(len(sheet.question_ids), gained + lost),
+        other=name, delta=matrix.mean() - other.mean(), low=low, high=high, p=p, p_holm=p, wrong_to_right=gained,
+        right_to_wrong=lost, relative=relative_gain(matrix.mean(), other.mean()),
+        smallest=smallest_difference(len(matrix.question_ids), gained + lost), test="sign-flip permutation by document",
     )  # fmt: skip
 
 
 def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
-    """Return what the report says of each arm."""
+    """Return the description of each arm for the report."""
     found = []
     for arm in arms:
         recipe = dict(arm.overrides)
@@ -141,17 +143,17 @@ def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
     return tuple(found)
 
 
-def make_curves(section: StudySection, arms: StudyArms) -> list[Curve]:
-    """Return each curve on each base model."""
-    curves = []
-    for (model, name), sweep in arms.sweeps.items():
+def make_sweeps(section: StudySection, arms: StudyArms) -> list[Sweep]:
+    """Return each sweep on each base model."""
+    sweeps = []
+    for (model, name), points in arms.sweeps.items():
         item = (section.sweeps or {})[name]
-        points = tuple(
-            Point(name, point.value, value_label(point.value), _number(point.value), point.arm, item.control or "")
-            for point in sweep
+        swept = tuple(
+            SweepPoint(point.value, value_label(point.value), _number(point.value), point.arm, item.control or "")
+            for point in points
         )
-        curves.append(Curve(name, item.key, model, item.description, item.log_x, item.frontier, points))
-    return curves
+        sweeps.append(Sweep(name, item.key, model, item.description, item.log_x, item.frontier, swept))
+    return sweeps
 
 
 def _number(value: Any) -> float | None:
@@ -162,7 +164,7 @@ def _number(value: Any) -> float | None:
 
 
 def make_costs(runs: Sequence[ArmRun], status: StageStatus) -> list[Cost]:
-    """Return what each finished stage of each arm took. A shared stage stands with every arm that used it."""
+    """Return the cost of each finished stage of each arm. A shared stage is listed with every arm that used it."""
     users: dict[str, int] = {}
     for run in runs:
         for identity in {stage.id for stage in run.all_stages}:
@@ -191,36 +193,38 @@ def make_failures(runs: Sequence[ArmRun], status: StageStatus) -> list[Failure]:
     return found
 
 
-def question_lines(
+def question_results(
     records: Records, arms: Sequence[Arm], questions: Mapping[str, Sequence[Question]], chosen_k: Mapping[Any, int]
-) -> list[QuestionLine]:
-    """Return each test question with the share of seeds that had it right, by arm (on the first base model)."""
+) -> list[QuestionResult]:
+    """Return each test question with the fraction of seeds that answered it correctly, by arm (on the first base model)."""
     model = arms[0].model
     columns: dict[str, dict[str, dict[str, float]]] = {}
     for arm in (arm for arm in arms if arm.model == model):
-        for way in _headline_ways(records, arm, chosen_k):
-            sheet = records.sheet(model, arm.name, way)
-            label = f"{arm.name}+rag" if way[3] else arm.name
-            shares = zip(sheet.question_ids, sheet.right.mean(0), strict=True)
-            columns.setdefault(way[0], {})[label] = {identity: float(share) for identity, share in shares}
+        for setting in _headline_settings(records, arm, chosen_k):
+            matrix = records.matrix(model, arm.name, setting)
+            label = f"{arm.name}{RAG}" if setting.k else arm.name
+            fractions = zip(matrix.question_ids, matrix.correct.mean(0), strict=True)
+            by_label = columns.setdefault(setting.question_set, {})
+            by_label[label] = {question_id: float(fraction) for question_id, fraction in fractions}
     return [
-        QuestionLine(
+        QuestionResult(
             name, question.id, question.subject, question.question, question.choices, question.answer,
-            {label: shares[question.id] for label, shares in columns.get(name, {}).items() if question.id in shares},
+            {label: values[question.id] for label, values in columns.get(name, {}).items() if question.id in values},
         )
         for name, own in questions.items() for question in own
     ]  # fmt: skip
 
 
-def _headline_ways(records: Records, arm: Arm, chosen_k: Mapping[Any, int]) -> Iterator[Way]:
+def _headline_settings(records: Records, arm: Arm, chosen_k: Mapping[Any, int]) -> Iterator[AskSetting]:
     """Yield each set's first format and shots, without context and with the chosen K."""
-    heads: dict[str, Way] = {}
-    for way in records.ways(arm.model, arm.name):
-        heads.setdefault(way[0], (*way[:3], 0))
+    settings = records.settings(arm.model, arm.name)
+    heads: dict[str, AskSetting] = {}
+    for setting in settings:
+        heads.setdefault(setting.question_set, setting._replace(k=0))
     for head in heads.values():
-        for k in (0, chosen_k.get((arm.model, arm.name, head[0]), 0)):
-            if (*head[:3], k) in records.ways(arm.model, arm.name) and (k == 0 or k != head[3]):
-                yield (*head[:3], k)
+        for k in dict.fromkeys((0, chosen_k.get((arm.model, arm.name, head.question_set), 0))):
+            if head._replace(k=k) in settings:
+                yield head._replace(k=k)
 
 
 def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin]:
@@ -231,17 +235,18 @@ def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin
         if train is None or arm.alpha is not None or run.seed not in records.seeds(arm.model, arm.name):
             continue
         read: dict[str, float] = read_sealed(train.folder / "exposures.json", "Delete its folder to train again.")
-        for way in _headline_ways(records, arm, {}):
-            answers = records.found[arm.model, arm.name, run.seed][way]
-            sheet = records.sheet(arm.model, arm.name, way)
+        for setting in _headline_settings(records, arm, {}):
+            answers = records.found[arm.model, arm.name, run.seed][setting]
             row = records.seeds(arm.model, arm.name).index(run.seed)
-            for at, answer in enumerate(answers):
+            correct = records.matrix(arm.model, arm.name, setting).correct[row]
+            for i, answer in enumerate(answers):
                 if answer.document_id in read:
-                    bin_at = max(0, int(read[answer.document_id])).bit_length()
-                    grouped.setdefault((arm.model, arm.name, way[0], bin_at), []).append(float(sheet.right[row, at]))
+                    power = max(0, int(read[answer.document_id])).bit_length()
+                    key = (arm.model, arm.name, setting.question_set, power)
+                    grouped.setdefault(key, []).append(float(correct[i]))
     return [
-        ExposureBin(model, arm, name, 2.0 ** (at - 1) if at else 0.0, 2.0**at, len(own), sum(own) / len(own))
-        for (model, arm, name, at), own in sorted(grouped.items())
+        ExposureBin(model, arm, name, 2.0 ** (power - 1) if power else 0.0, 2.0**power, len(own), sum(own) / len(own))
+        for (model, arm, name, power), own in sorted(grouped.items())
     ]
 
 

@@ -9,7 +9,7 @@ from kinject.errors import InputError
 from kinject.results import Choice
 from kinject.study.arms import Arm, expand_arms
 from kinject.study.executors import LOG
-from kinject.study.records import Records
+from kinject.study.records import AskSetting, Records
 from kinject.study.scheduler import SplitQuestions, Study
 from kinject.study.stages import ArmRun
 
@@ -93,8 +93,8 @@ def _accuracy(study: Study, runs: Sequence[ArmRun], question_set: str, k: int) -
     for run in runs:
         records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[0].folder)
     arm = runs[0].arm
-    sheet = records.sheet(arm.model, arm.name, (question_set, *study.prompt_format, k))
-    return round(sheet.mean(), 6), len(sheet.question_ids)
+    matrix = records.matrix(arm.model, arm.name, AskSetting(question_set, *study.prompt_format, k))
+    return round(matrix.mean(), 6), len(matrix.question_ids)
 
 
 def _pool(accuracies: Sequence[tuple[float, int]]) -> tuple[float, int]:

@@ -1,6 +1,6 @@
-"""The statistics of a study: questions come in documents, training in seeds, and both are drawn.
+"""Statistics of a study: questions come in documents, training in seeds, and both are resampled.
 
-Arrays are float64, [seeds, questions], 1 where the answer was right. The same input gives the same numbers.
+Arrays are float64, [seeds, questions], 1 where the answer was correct. The same input gives the same numbers.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _TINY = 1e-9
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """What one arm got right: `right` [seeds, questions]; `clusters` names each question's source document."""
+class CorrectnessMatrix:
+    """What one arm got correct: `correct` [seeds, questions]; `clusters` names each question's source document."""
 
-    right: Floats
+    correct: Floats
     question_ids: tuple[str, ...]
     clusters: tuple[str, ...]
 
     def mean(self) -> float:
         """Return the accuracy, seeds averaged."""
-        return float(self.right.mean())
+        return float(self.correct.mean())
 
-    def part(self, columns: Sequence[int]) -> Sheet:
-        """Return the sheet of some of the questions."""
-        return Sheet(
-            self.right[:, list(columns)],
-            tuple(self.question_ids[at] for at in columns),
-            tuple(self.clusters[at] for at in columns),
+    def part(self, columns: Sequence[int]) -> CorrectnessMatrix:
+        """Return the matrix of some of the questions."""
+        return CorrectnessMatrix(
+            self.correct[:, list(columns)],
+            tuple(self.question_ids[i] for i in columns),
+            tuple(self.clusters[i] for i in columns),
         )
 
     @cached_property
@@ -49,33 +49,33 @@ class Sheet:
         import numpy as np
 
         names = sorted(set(self.clusters))
-        index = {name: at for at, name in enumerate(names)}
+        index = {name: i for i, name in enumerate(names)}
         member = np.array([index[name] for name in self.clusters], dtype=np.intp)
-        sums = np.stack([np.bincount(member, row, len(names)) for row in self.right]).astype(np.float64)
+        sums = np.stack([np.bincount(member, row, len(names)) for row in self.correct]).astype(np.float64)
         return sums, np.bincount(member, minlength=len(names)).astype(np.float64), names
 
 
-def interval(sheet: Sheet, other: Sheet | None = None) -> tuple[float, float]:
+def interval(matrix: CorrectnessMatrix, other: CorrectnessMatrix | None = None) -> tuple[float, float]:
     """Return the 95% percentile bootstrap interval of the accuracy, or of the difference to `other` on its questions.
 
-    Documents are drawn with replacement, the same for both sheets; so are the seeds of each sheet, where it has several
+    Documents are drawn with replacement, the same for both matrices; so are the seeds of each matrix, where it has several
     (a crossed bootstrap: Owen 2007, "The pigeonhole bootstrap").
     """
     import numpy as np
 
-    means = _resampled(sheet, other)
+    means = _resampled(matrix, other)
     low, high = np.quantile(means, (0.025, 0.975))
     return float(low), float(high)
 
 
-def _resampled(sheet: Sheet, other: Sheet | None) -> Floats:
-    sums, counts, _ = sheet.per_cluster
+def _resampled(matrix: CorrectnessMatrix, other: CorrectnessMatrix | None) -> Floats:
+    sums, counts, _ = matrix.per_cluster
     drawn = _means(sums, counts, 1)
     return drawn if other is None else drawn - _means(other.per_cluster[0], counts, 2)
 
 
 def _means(sums: Floats, counts: Floats, stream: int) -> Floats:
-    """Return the resampled means. One stream of draws serves all sheets on a set: the same documents for both sides."""
+    """Return the resampled means. One stream of draws serves all matrices on a set: the same documents for both sides."""
     import numpy as np
 
     of_seeds = np.concatenate(list(_draws(sums.shape[0], stream))) / sums.shape[0]
@@ -109,7 +109,7 @@ _BLOCK = 64
 
 @lru_cache(maxsize=64)
 def _signs(block: int) -> Any:
-    """Return [flips, 64] random signs of the documents from 64 `block` on, laid out by column."""
+    """Return [flips, 64] random signs of the documents from 64 `block` on, in column-major order."""
     import numpy as np
 
     drawn = np.random.default_rng([0, block]).integers(0, 2, (N_FLIPS, _BLOCK), dtype=np.int8)
@@ -118,56 +118,56 @@ def _signs(block: int) -> Any:
 
 @cache
 def _every_sign(n: int) -> Any:
-    """Return [2^n, n]: every way to sign `n` numbers."""
+    """Return [2^n, n]: every assignment of signs to `n` numbers."""
     import numpy as np
 
     return (np.arange(2**n)[:, None] >> np.arange(n) & 1) * 2.0 - 1.0
 
 
-def sign_flip_p(sheet: Sheet, other: Sheet | float) -> float:
+def sign_flip_p(matrix: CorrectnessMatrix, other: CorrectnessMatrix | float) -> float:
     """Return the two-sided p of the mean difference being 0: signs flipped document by document (Fisher's randomisation).
 
-    Where 14 documents or fewer differ every way to flip is counted, else 20,000 at random. `other` is a sheet on the same
+    Where 14 documents or fewer differ every way to flip is counted, else 20,000 at random. `other` is a matrix on the same
     questions, or a constant such as chance. Seeds are averaged first, so p speaks of these trained models; the interval
     speaks of other seeds too.
     """
     import numpy as np
 
-    sums, counts, _ = sheet.per_cluster
-    expected = other.per_cluster[0].mean(0) if isinstance(other, Sheet) else other * counts
+    sums, counts, _ = matrix.per_cluster
+    expected = other.per_cluster[0].mean(0) if isinstance(other, CorrectnessMatrix) else other * counts
     differences = sums.mean(0) - expected
     differences = differences[np.abs(differences) > _TINY]  # the sign of the others changes nothing
     n = len(differences)
     exact = 2**n <= N_FLIPS
     flipped = _every_sign(n) @ differences if exact else np.zeros(N_FLIPS)
-    for at in range(0, 0 if exact else n, _BLOCK):
-        part = differences[at : at + _BLOCK]
-        flipped += _signs(at // _BLOCK)[:, : len(part)] @ part
+    for i in range(0, 0 if exact else n, _BLOCK):
+        part = differences[i : i + _BLOCK]
+        flipped += _signs(i // _BLOCK)[:, : len(part)] @ part
     n_extreme = int((np.abs(flipped) >= abs(float(differences.sum())) - _TINY).sum())
     return n_extreme / 2**n if exact else (1 + n_extreme) / (1 + N_FLIPS)
 
 
-def trend_p(sheets: Sequence[Sheet]) -> float:
-    """Return the one-sided p that accuracy rises along `sheets` (Page 1963): documents are the blocks, seeds averaged."""
+def trend_p(matrices: Sequence[CorrectnessMatrix]) -> float:
+    """Return the one-sided p that accuracy rises along `matrices` (Page 1963): documents are the blocks, seeds averaged."""
     import numpy as np
     from scipy.stats import page_trend_test
 
     columns = []
-    for sheet in sheets:
-        sums, counts, _ = sheet.per_cluster
+    for matrix in matrices:
+        sums, counts, _ = matrix.per_cluster
         columns.append(sums.mean(0) / counts)
     return float(page_trend_test(np.stack(columns, axis=1)).pvalue)
 
 
-def near_p(sheet: Sheet, centre: float, margin: float) -> float:
+def near_p(matrix: CorrectnessMatrix, centre: float, margin: float) -> float:
     """Return the p of two one-sided tests that the accuracy lies within `margin` of `centre` (Schuirmann 1987)."""
-    drawn = _resampled(sheet, None)
+    drawn = _resampled(matrix, None)
     above = float((1 + (drawn >= centre + margin).sum()) / (1 + N_RESAMPLES))
     below = float((1 + (drawn <= centre - margin).sum()) / (1 + N_RESAMPLES))
     return max(above, below)
 
 
-def majority_changes(sheet: Sheet, other: Sheet) -> tuple[int, int]:
-    """Return how many questions most seeds of `other` had wrong and most of `sheet` right, and the other way round."""
-    now, before = sheet.right.mean(0) > 0.5, other.right.mean(0) > 0.5
+def majority_changes(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> tuple[int, int]:
+    """Return how many questions most seeds of `other` had wrong and most of `matrix` correct, and the other way round."""
+    now, before = matrix.correct.mean(0) > 0.5, other.correct.mean(0) > 0.5
     return int((now & ~before).sum()), int((before & ~now).sum())

@@ -12,21 +12,29 @@ from typing import Any
 
 from kinject.augment.plan import preview
 from kinject.corpus.questions import read_questions
-from kinject.disk import content_id, lock_dir, read_manifest, read_sealed, write_json, write_manifest
+from kinject.disk import (
+    FORMAT_VERSION,
+    content_id,
+    lock_dir,
+    read_manifest,
+    read_sealed,
+    write_json,
+    write_manifest,
+    write_sealed,
+)
 from kinject.errors import InputError
-from kinject.eval.table import aligned
 from kinject.recipe import StudyRecipe, is_model, read_recipe
 from kinject.recipe.study_section import StudySection
-from kinject.report.study_report import read_study, write_study_report
-from kinject.results import Choice, Claim, Curve, Score, StudyResult
+from kinject.report import read_report, write_report
+from kinject.results import ArmResult, Choice, Claim, Report, Sweep, to_json
 from kinject.study.analysis import (
     arm_infos,
     make_costs,
-    make_curves,
     make_exposures,
     make_failures,
-    make_scores,
-    question_lines,
+    make_sweeps,
+    question_results,
+    summarize_arms,
     training_log_paths,
     versions_of,
 )
@@ -38,16 +46,16 @@ from kinject.study.records import Records
 from kinject.study.scaling import Measures, count_parameters, make_scaling
 from kinject.study.scheduler import StartExecutor, Study, open_study
 from kinject.study.stages import DONE, STAGE_KINDS, Stage
-from kinject.terminal import duration
+from kinject.terminal import aligned, duration
 from kinject.types import Question
 
 PAGE = "report.html"
 
 
-def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[StudyResult, Path, bool]:
+def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Report, Path, bool]:
     """Run the unfinished stages of the study and write its report; return (result, page, whether all was done before).
 
-    Failed stages are listed in `StudyResult.failures`; the others finish. Raises `RecipeError`, `InputError` or
+    Failed stages are listed in `Report.failures`; the others finish. Raises `RecipeError`, `InputError` or
     `DiskError` for faults that make the whole study impossible, `KeyboardInterrupt` after Ctrl-C; finished stages are
     kept.
     """
@@ -63,7 +71,8 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Study
         with study.fresh_copy(start_executor) as study:
             _run_phases(study, _write_choices)
         result = analyse(study, time.monotonic() - started)
-        page = write_study_report(recipe.run_dir, result)
+        write_sealed(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
+        page = write_report(recipe.run_dir, result)
         counts = {"arms": len(result.arms), "failures": len(result.failures), "stages": len(study.status.stages)}
         write_manifest(
             recipe.run_dir / "manifest.json", stage="study", inputs={"fingerprint": _fingerprint(study)},
@@ -72,7 +81,7 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Study
         return result, page, False
 
 
-def _read_finished(study: Study) -> StudyResult | None:
+def _read_finished(study: Study) -> Report | None:
     """Return the result on disk if it is of this study, whole and without failures; failed stages are tried again."""
     run_dir = study.recipe.run_dir
     manifest = read_manifest(run_dir / "manifest.json")
@@ -81,7 +90,7 @@ def _read_finished(study: Study) -> StudyResult | None:
     _run_phases(study, lambda _: None)
     whole = all(stage_id in study.status.done for stage_id in study.status.stages)
     same = whole and manifest["inputs"].get("fingerprint") == _fingerprint(study)
-    return read_study(run_dir / "report.json") if same else None
+    return read_report(run_dir / "report.json") if same else None
 
 
 def _fingerprint(study: Study) -> str:
@@ -134,27 +143,27 @@ def _evaluate_on_test(study: Study) -> None:
     study.run_stages([stage for run in study.runs for stage in run.all_stages], "evaluating")
 
 
-def analyse(study: Study, seconds: float) -> StudyResult:
+def analyse(study: Study, seconds: float) -> Report:
     """Return the result of a study whose stages have run; at least one arm must have been evaluated."""
     recipe, section = study.recipe, study.recipe.study
     records = _read_records(study)
     arms = [arm for arm in study.arms if records.seeds(arm.model, arm.name)]
     roles = {item.name: item.role for item in study.question_sets}
-    scores = make_scores(records, arms, roles, study.chosen_k)
-    curves = make_curves(section, study.expanded)
+    results = summarize_arms(records, arms, roles, study.chosen_k)
+    sweeps = make_sweeps(section, study.expanded)
     questions = {item.name: _read_questions(item.test) for item in study.question_sets}
     scaling = None
     if section.scaling is not None:
         sizes = {name: count_parameters(Path(study.planner.model_dir(name))) for name in section.models}
-        measures = Measures(records, study.runs, curves, study.prompt_format, sizes)
+        measures = Measures(records, study.runs, sweeps, study.prompt_format, sizes)
         scaling = make_scaling(section.scaling, roles, measures)
-    return StudyResult(
-        title=section.title, card=section.description, seeds=section.seeds, models=tuple(section.models),
+    return Report(
+        kind="study", title=section.title, description=section.description, seeds=section.seeds, models=tuple(section.models),
         model_sources=_model_sources(section),
-        arms=arm_infos(study.arms), scores=tuple(scores), curves=tuple(curves),
-        choices=tuple(_add_best_on_test(choice, scores, study.prompt_format) for choice in study.choices),
-        claims=tuple(_claims(study, records, curves)), costs=tuple(make_costs(study.runs, study.status)),
-        questions=tuple(question_lines(records, arms, questions, study.chosen_k)) if arms else (),
+        arms=arm_infos(study.arms), results=tuple(results), sweeps=tuple(sweeps),
+        choices=tuple(_add_best_on_test(choice, results, study.prompt_format) for choice in study.choices),
+        claims=tuple(_claims(study, records, sweeps)), costs=tuple(make_costs(study.runs, study.status)),
+        questions=tuple(question_results(records, arms, questions, study.chosen_k)) if arms else (),
         exposures=tuple(make_exposures(records, study.runs)), failures=tuple(make_failures(study.runs, study.status)),
         logs=tuple(training_log_paths(study.runs, recipe.run_dir)), notes=tuple(_notes(study)),
         scaling=scaling, commands=(f"kinject study {recipe.path}",), versions=versions_of(study.runs),
@@ -182,23 +191,23 @@ def _read_questions(entry: Mapping[str, Any]) -> list[Question]:
     return [] if path.suffix in (".yaml", ".yml") else read_questions(path, entry["layout"], entry["n_choices"])
 
 
-def _claims(study: Study, records: Records, curves: Sequence[Curve]) -> list[Claim]:
+def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Claim]:
     """Return the study's claims, judged on the first base model."""
     section = study.recipe.study
     model = next(iter(section.models))
     chosen_k = {(arm, name): k for (other, arm, name), k in study.chosen_k.items() if other == model}
-    by_name = {curve.name: curve for curve in curves if curve.model == model}
+    by_name = {sweep.name: sweep for sweep in sweeps if sweep.model == model}
     return judge_claims(section.claims or {}, Evidence(records, model, *study.prompt_format, chosen_k, by_name))
 
 
-def _add_best_on_test(choice: Choice, scores: Sequence[Score], prompt_format: tuple[str, int]) -> Choice:
+def _add_best_on_test(choice: Choice, results: Sequence[ArmResult], prompt_format: tuple[str, int]) -> Choice:
     """Return `choice` with the K that is best on the test questions. Other keys are not evaluated on test questions."""
     key = (choice.model, choice.arm, choice.question_set, *prompt_format)
     candidates = [
-        score for score in scores if choice.what == "k" and not score.subject and score.k
-        and (score.model, score.arm, score.question_set, score.format, score.shots) == key
+        result for result in results if choice.key == "k" and not result.subject and result.k
+        and (result.model, result.arm, result.question_set, result.format, result.shots) == key
     ]  # fmt: skip
-    return replace(choice, best_on_test=max(candidates, key=lambda score: score.accuracy).k) if candidates else choice
+    return replace(choice, best_on_test=max(candidates, key=lambda result: result.accuracy).k) if candidates else choice
 
 
 def _notes(study: Study) -> list[str]:

@@ -11,14 +11,14 @@ from typing import Literal
 from kinject.disk import read_sealed
 from kinject.errors import InputError
 from kinject.recipe.study_section import ScalingSection
-from kinject.results import Curve, Scaling, ScalingFit, ScalingPoint
+from kinject.results import Scaling, ScalingFit, ScalingPoint, Sweep
 from kinject.study.arms import BASE
-from kinject.study.inference import Sheet, interval
-from kinject.study.records import Records, Way
+from kinject.study.inference import CorrectnessMatrix, interval
+from kinject.study.records import AskSetting, Records
 from kinject.study.stages import ArmRun
 
 _FEWEST = 3
-"""Different values of what is doubled that a line needs: through two it always goes."""
+"""Different values of the doubled quantity that a line needs: any two points lie on a line."""
 
 
 def count_parameters(folder: Path) -> int:
@@ -37,8 +37,8 @@ def count_parameters(folder: Path) -> int:
     return n_parameters
 
 
-def bits_sheet(sheet: Sheet, n_choices: Sequence[int], n_values: Sequence[int]) -> Sheet:
-    """Return `sheet` with the bits of each question in place of right or wrong, corrected for guessing.
+def bits_matrix(matrix: CorrectnessMatrix, n_choices: Sequence[int], n_values: Sequence[int]) -> CorrectnessMatrix:
+    """Return `matrix` with the bits of each question in place of right or wrong, corrected for guessing.
 
     log2(values) x (right - 1 / choices) / (1 - 1 / choices): its mean is the share of facts known, times their bits, of a
     reader who knows a fact or guesses evenly among the choices, values being equally likely.
@@ -47,7 +47,7 @@ def bits_sheet(sheet: Sheet, n_choices: Sequence[int], n_values: Sequence[int]) 
 
     chances = 1 / np.array(n_choices, dtype=np.float64)
     worth = np.log2(np.array(n_values, dtype=np.float64))
-    return Sheet((sheet.right - chances) / (1 - chances) * worth, sheet.question_ids, sheet.clusters)
+    return CorrectnessMatrix((matrix.correct - chances) / (1 - chances) * worth, matrix.question_ids, matrix.clusters)
 
 
 def fit_line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float, float, float | None]:
@@ -67,11 +67,11 @@ def fit_line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, fl
 
 @dataclass(frozen=True)
 class Measures:
-    """What the points are made from: answers, runs, the curve on each base model, the first way of asking, parameters."""
+    """What the points are made from: answers, runs, the sweep on each base model, the first format and shots, parameters."""
 
     records: Records
     runs: Sequence[ArmRun]
-    curves: Sequence[Curve]
+    sweeps: Sequence[Sweep]
     head: tuple[str, int]
     parameters: Mapping[str, int]
 
@@ -84,8 +84,8 @@ def make_scaling(section: ScalingSection, roles: Mapping[str, str], measures: Me
             if roles[name] == "retention":
                 points += _points(section, measures, (model, BASE, name), "")
                 continue
-            curve = next((item for item in measures.curves if item.model == model and item.name == section.sweep), None)
-            for point in curve.points if curve is not None else ():
+            sweep = next((item for item in measures.sweeps if item.model == model and item.name == section.sweep), None)
+            for point in sweep.points if sweep is not None else ():
                 points += _points(section, measures, (model, point.arm, name), point.label)
     return Scaling(tuple(points), tuple(_fits(points)))
 
@@ -95,10 +95,10 @@ def _points(
 ) -> Iterator[ScalingPoint]:
     """Yield the point of (model, arm, question set), nothing where the arm has no answers."""
     model, arm, name = place
-    way: Way = (name, *measures.head, 0)
-    if way not in measures.records.ways(model, arm):
+    setting = AskSetting(name, *measures.head, 0)
+    if setting not in measures.records.settings(model, arm):
         return
-    answers = measures.records.answers(model, arm, way)
+    answers = measures.records.answers(model, arm, setting)
     for answer in answers:
         if answer.subject not in section.values:
             raise InputError(
@@ -107,15 +107,15 @@ def _points(
             )
     n_choices = [len(answer.log_probs) for answer in answers]
     n_values = [section.values[answer.subject] for answer in answers]
-    sheet = measures.records.sheet(model, arm, way)
-    worth = bits_sheet(sheet, n_choices, n_values)
+    matrix = measures.records.matrix(model, arm, setting)
+    worth = bits_matrix(matrix, n_choices, n_values)
     n_facts = (section.facts or {}).get(name, len(answers))
     low, high = interval(worth)
     parameters = measures.parameters[model]
     yield ScalingPoint(
         model=model, arm=arm, question_set=name, label=label, parameters=parameters,
         exposures=_exposures(measures, model, arm, {answer.document_id for answer in answers}) if label else None,
-        by_seed=tuple(float(value) for value in sheet.right.mean(1)), accuracy=sheet.mean(),
+        by_seed=tuple(float(value) for value in matrix.correct.mean(1)), accuracy=matrix.mean(),
         chance=sum(1 / n for n in n_choices) / len(n_choices), n_facts=n_facts, bits=n_facts * worth.mean(),
         low=n_facts * low, high=n_facts * high,
         most_bits=n_facts * sum(map(math.log2, n_values)) / len(n_values),
@@ -145,9 +145,9 @@ def _fits(points: Sequence[ScalingPoint]) -> Iterator[ScalingFit]:
 
 
 def _fit(
-    name: str, along: Literal["parameters", "exposures"], at: str, points: Sequence[ScalingPoint]
+    name: str, along: Literal["parameters", "exposures"], fixed: str, points: Sequence[ScalingPoint]
 ) -> Iterator[ScalingFit]:
     pairs = [(x, y) for point in points if (x := getattr(point, along)) for y in point.by_seed]
     if len({x for x, _ in pairs}) >= _FEWEST:
         slope, low, high, intercept, r_squared = fit_line(*zip(*pairs, strict=True))
-        yield ScalingFit(name, along, at, len(pairs), slope, low, high, intercept, r_squared)
+        yield ScalingFit(name, along, fixed, len(pairs), slope, low, high, intercept, r_squared)

@@ -287,7 +287,7 @@ def render_range_test(result: RangeTest, ramp: Ramp) -> str:
 
 def draw(result: RangeTest) -> bytes:
     """Return a PNG: the loss over the rate, raw and smoothed, with the suggested, steepest and lowest rates marked."""
-    from kinject.report.figures import LEARNING, MUTED, OTHER, RETENTION, RULE, panels, render_png, style
+    from kinject.report.plots.style import LEARNING, MUTED, OTHER, RETENTION, RULE, panels, render_png, style
 
     with style():
         figure, (panel,), _ = panels(1, 1, 3.4)

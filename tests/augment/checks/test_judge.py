@@ -112,5 +112,5 @@ def test_the_judge_draws_on_the_same_budget(make_recipe: Make, serving: Callable
 def test_a_judge_must_be_able_to_answer(make_recipe: Make) -> None:
     with pytest.raises(RecipeError, match=r"augment\.judge: model is missing"):
         augment(make_recipe(judge={"kind": "openai"}))
-    with pytest.raises(RecipeError, match="must answer when it is asked"):
+    with pytest.raises(RecipeError, match="must answer at once"):
         augment(make_recipe(judge={"kind": "openai", "model": "m", "batch": True}))

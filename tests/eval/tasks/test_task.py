@@ -70,7 +70,7 @@ def test_a_task_read_as_it_is_gives_the_harness_own_numbers(answered):
         assert found.keys() == gold["log_probs"].keys()
         for name, log_probs in gold["log_probs"].items():
             np.testing.assert_allclose(found[name], log_probs, rtol=0, atol=1e-4)
-        accuracies = {cell.score: cell.accuracy for cell in report.cells if cell.question_set == task}
+        accuracies = {result.score: result.accuracy for result in report.results if result.question_set == task}
         for metric, score in (("acc", "sum"), ("acc_norm", "chars"), ("acc_bytes", "bytes")):
             if f"{metric},none" in gold["results"]:
                 assert accuracies[score] == pytest.approx(gold["results"][f"{metric},none"])

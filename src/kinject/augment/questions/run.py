@@ -19,7 +19,7 @@ from kinject.augment.questions.prompts import LETTERS, closed_book, propose, ver
 from kinject.augment.questions.writer import Outcome, QuestionWriter
 from kinject.augment.requests import generator_identity
 from kinject.augment.requests.sender import Sender, Traffic, open_sender, run_workers
-from kinject.augment.validation import limits_of, questions_of_recipe
+from kinject.augment.validation import limits_of, questions_section
 from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.passages import split_passages, token_spans
 from kinject.disk import Journal, Places, Row, content_id, lock_dir, open_jsonl, write_manifest
@@ -74,7 +74,7 @@ def make_questions(recipe: QuestionsRecipe) -> QuestionsResult:
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
     """
-    section = questions_of_recipe(recipe)
+    section = questions_section(recipe)
     with lock_dir(recipe.run_dir):
         return asyncio.run(_make_questions(recipe, section))
 

@@ -1,12 +1,15 @@
-"""The provider's batch API: requests collected into a file, handed in, waited for, and taken up again after a restart."""
+"""The provider's batch API: requests are collected into a file and submitted; a restart resumes submitted batches."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import time
 import uuid
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,62 +17,49 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kinject.augment.requests.cache import AnswerCache, request_key
 from kinject.augment.requests.endpoint import Endpoint
 from kinject.augment.requests.generator import Stopped, Transient
-from kinject.errors import EndpointError
+from kinject.disk import settle_database
+from kinject.errors import DiskError, EndpointError
 from kinject.recipe import GeneratorSection
 from kinject.types import Completion, Message
 
 if TYPE_CHECKING:
     import openai
 
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import openai
-
-
-import sqlite3
-import zlib
-from dataclasses import dataclass
-
-from kinject.disk import settle_database
-from kinject.errors import DiskError
-
 MOST_REQUESTS = 10_000
 """Requests in one batch; providers take 50,000."""
 SECONDS_TO_FILL = 0.5
-"""How long nothing new must have come before a batch is handed in."""
+"""Seconds without a new request before a batch is submitted."""
 FIRST_POLL, LONGEST_POLL = 2.0, 60.0
-"""Seconds before a batch is looked at again: doubled each time up to the most."""
+"""Seconds between two polls of a batch: doubled each time, up to the second."""
 MAX_SILENCE = 600.0
-"""Seconds that the endpoint may answer nothing about files and batches before the run stops. Batches go on meanwhile."""
+"""Seconds without an answer about files and batches before the run stops. Batches continue meanwhile."""
 _ENDED = ("completed", "failed", "expired", "cancelled")
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class BatchEndpoint:
     """Answers requests through batches of one endpoint, open inside ``async with``."""
 
     def __init__(self, section: GeneratorSection, identity: dict[str, Any], run_dir: Path) -> None:
-        """Look the key up. Raises `EndpointError` (fatal) naming the variable where it is missing."""
+        """Read the key. Raises `EndpointError` (fatal), which names the environment variable, where it is missing."""
         self._endpoint = Endpoint(section)
         self._identity = identity
         self._run_dir = run_dir
         self._requests: dict[str, dict[str, Any]] = {}
         self._futures: dict[str, asyncio.Future[Completion]] = {}
-        self._handed: set[str] = set()
-        self._some = asyncio.Event()
+        self._submitted: set[str] = set()
+        self._has_requests = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> BatchEndpoint:
-        """Open the endpoint and the log, and take up what earlier runs handed in."""
+        """Open the endpoint and the log, and resume the batches of earlier runs."""
         await self._endpoint.__aenter__()
         self._log = BatchLog(self._run_dir / "batches.sqlite")
         self._cache = AnswerCache(self._run_dir / "cache.sqlite")
-        for handed in self._log.waiting(self._endpoint.url):
-            self._handed.update(handed.keys)
-            self._start(self._take_up(handed), handed.keys)
+        for batch in self._log.unfinished(self._endpoint.url):
+            self._submitted.update(batch.keys)
+            self._start(self._wait_for(batch), batch.keys)
         self._start(self._collect(), ())
         return self
 
@@ -90,32 +80,32 @@ class BatchEndpoint:
         """
         key = request_key(self._identity, messages, seed).hex()
         future = self._futures.setdefault(key, asyncio.get_running_loop().create_future())
-        if key not in self._handed:
+        if key not in self._submitted:
             self._requests[key] = self._endpoint.body(messages, seed)
-            self._some.set()
+            self._has_requests.set()
         try:
             return await future
         finally:
             self._futures.pop(key, None)
 
     def abandon(self) -> None:
-        """Wait for no batch any longer: the endpoint works on, and the next run takes the results up."""
+        """Stop waiting for batches. The endpoint continues, and the next run fetches the results."""
         self._requests.clear()
         for future in self._futures.values():
             if not future.done():
                 future.set_exception(Stopped())
 
     def _start(self, work: Any, keys: tuple[str, ...]) -> None:
-        """Run `work` beside the rest; what it raises is raised by the requests with `keys` (by all, without any)."""
+        """Run `work` as a task. Its exception is raised by the requests with `keys`, without keys by all."""
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             error = None if task.cancelled() else task.exception()
-            self._handed.difference_update(keys)
+            self._submitted.difference_update(keys)
             if isinstance(error, Exception):
-                # What is no fault of the batch (a full disk) concerns all, and must be heard though nobody waits for it.
+                # All requests raise an error that is not the endpoint's, such as a full disk.
                 for key in keys if keys and isinstance(error, EndpointError) else tuple(self._futures):
                     self._settle(key, error)
 
@@ -131,9 +121,9 @@ class BatchEndpoint:
             future.set_exception(answer)
 
     async def _collect(self) -> None:
-        """Hand in a batch whenever enough has come, or nothing more comes."""
+        """Submit a batch when enough requests have come, or no more come."""
         while True:
-            await self._some.wait()
+            await self._has_requests.wait()
             n_before = 0
             while n_before < min(len(self._requests), MOST_REQUESTS):
                 n_before = len(self._requests)
@@ -142,12 +132,12 @@ class BatchEndpoint:
             for key in chosen:
                 del self._requests[key]
             if not self._requests:
-                self._some.clear()
+                self._has_requests.clear()
             if chosen:
-                self._handed.update(chosen)
-                self._start(self._hand_in(chosen), tuple(chosen))
+                self._submitted.update(chosen)
+                self._start(self._submit(chosen), tuple(chosen))
 
-    async def _hand_in(self, requests: dict[str, dict[str, Any]]) -> None:
+    async def _submit(self, requests: dict[str, dict[str, Any]]) -> None:
         lines = (
             json.dumps({"custom_id": key, "method": "POST", "url": "/v1/chat/completions", "body": body})
             for key, body in requests.items()
@@ -156,35 +146,35 @@ class BatchEndpoint:
         submission = uuid.uuid4().hex
         try:
             file = await self._call(lambda client: upload(client, content))
-            # Noted before it is made: should this process die in between, the next one finds it by its metadata.
+            # Logged before it is made: if this process dies in between, the next one finds the batch by its metadata.
             self._log.begin(submission, self._endpoint.url, list(requests))
             name = await self._make(submission, file)
         except EndpointError as error:
             if error.fatal:
                 raise
-            self._log.end(submission)  # refused for what it is: there will be none
+            self._log.end(submission)  # refused: there will be no such batch
             raise EndpointError(f"{error} augment.generator.batch=false asks without batches.", fatal=True) from error
         self._log.name(submission, name)
-        await self._take_up(SubmittedBatch(submission, name, tuple(requests)))
+        await self._wait_for(SubmittedBatch(submission, name, tuple(requests)))
 
     async def _make(self, submission: str, file: str) -> str:
-        """Return the name of a batch over `file`, made once though the endpoint's answer may be lost on the way."""
+        """Return the name of a new batch over `file`. It is made once, even if the endpoint's answer is lost."""
         tried = False
 
         async def make(client: openai.AsyncOpenAI) -> str:
             nonlocal tried
-            found = await find_batch(client, submission) if tried else None
-            if found is not None:
-                return found
+            name = await find_batch(client, submission) if tried else None
+            if name is not None:
+                return name
             tried = True
             return await make_batch(client, submission, file)
 
         return await self._call(make)
 
-    async def _call(self, call: Callable[[openai.AsyncOpenAI], Awaitable[Found]]) -> Found:
-        """Return what `call` returns; it is called again as long as what it meets may pass, for some time.
+    async def _call(self, call: Callable[[openai.AsyncOpenAI], Awaitable[Result]]) -> Result:
+        """Return the result of `call`, which is repeated for up to `MAX_SILENCE` while its errors may pass.
 
-        Handing requests in anew because a look at their batch failed would pay for them twice.
+        Submitting requests again because a poll of their batch failed would pay for them twice.
         """
         pause, since = FIRST_POLL, time.monotonic()
         while True:
@@ -193,19 +183,19 @@ class BatchEndpoint:
                     return await call(client)
             except Transient as fault:
                 if time.monotonic() - since > MAX_SILENCE:
-                    told = f"{fault} Nothing else came for {MAX_SILENCE:.0f} s; batches that were handed in go on."
-                    raise EndpointError(told, fatal=True) from fault
+                    message = f"{fault} Nothing else came for {MAX_SILENCE:.0f} s; submitted batches continue."
+                    raise EndpointError(message, fatal=True) from fault
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_POLL)
 
-    async def _take_up(self, handed: SubmittedBatch) -> None:
-        """Wait for a batch, put its answers into the cache, and give them to those that wait."""
-        name = handed.batch or await self._call(lambda client: find_batch(client, handed.submission))
-        if name is None:  # it was never made: its requests go into another
-            self._log.end(handed.submission)
+    async def _wait_for(self, submitted: SubmittedBatch) -> None:
+        """Wait for a batch, put its answers into the cache, and deliver them to the waiting requests."""
+        name = submitted.batch or await self._call(lambda client: find_batch(client, submitted.submission))
+        if name is None:  # it was never made: its requests go into another batch
+            self._log.end(submitted.submission)
             raise Transient(f"{self._endpoint.url}: a batch was never made.", kind="server error")
         pause = FIRST_POLL
-        while (batch := await self._call(lambda client: look_at_batch(client, name)))["status"] not in (
+        while (batch := await self._call(lambda client: retrieve_batch(client, name)))["status"] not in (
             *_ENDED,
             "gone",
         ):
@@ -215,54 +205,54 @@ class BatchEndpoint:
         n_unread = 0
         for file in (batch.get("output_file_id"), batch.get("error_file_id")):
             if isinstance(file, str) and file:
-                n_unread += await self._read(file, answers)
-        for key in handed.keys:
+                n_unread += await self._read_results(file, answers)
+        for key in submitted.keys:
             answer = answers.get(key)
             if isinstance(answer, Completion):
                 self._cache.put(bytes.fromhex(key), answer)
-        self._log.end(handed.submission)
-        missing = self._missing(name, batch, n_unread)
-        for key in handed.keys:
-            self._handed.discard(key)
+        self._log.end(submitted.submission)
+        missing = self._missing_error(name, batch, n_unread)
+        for key in submitted.keys:
+            self._submitted.discard(key)
             self._settle(key, answers.get(key, missing))
 
-    def _missing(self, name: str, batch: Mapping[str, Any], n_unread: int) -> EndpointError:
-        """Return what it means that a batch holds no answer to a request."""
-        told = f"{self._endpoint.url}: the batch {name}"
+    def _missing_error(self, name: str, batch: Mapping[str, Any], n_unread: int) -> EndpointError:
+        """Return the error of a request that has no answer in a batch."""
+        subject = f"{self._endpoint.url}: the batch {name}"
         match batch["status"]:
             case "failed":
-                return EndpointError(f"{told} was refused ({self._endpoint.shown(errors_of(batch))}).", fatal=True)
+                return EndpointError(f"{subject} was refused ({self._endpoint.shown(errors_of(batch))}).", fatal=True)
             case "cancelled":
                 return EndpointError(
-                    f"{told} was cancelled. What it had answered is stored; the rest goes into another when you run again.",
+                    f"{subject} was cancelled. Its answers are stored; the other requests go into a new batch at the next run.",
                     fatal=True,
                 )
             case "gone":
                 return EndpointError(
-                    f"{told} is not known there any more (404): its answers cannot be had. Its requests go into "
-                    "another, at the full price, when you run again.",
+                    f"{subject} is not known there any more (404), and its answers are lost. Its requests go into a new "
+                    "batch, at the full price, when you run again.",
                     fatal=True,
                 )
             case status:
                 unread = f" ({n_unread:,} lines of its results cannot be read)" if n_unread else ""
                 return Transient(
-                    f"{told} ended {status} without an answer to this request{unread}.", kind="server error"
+                    f"{subject} ended {status} without an answer to this request{unread}.", kind="server error"
                 )
 
-    async def _read(self, file: str, answers: dict[str, Completion | Exception]) -> int:
-        """Add what a result file holds to `answers`, where an answer stays; return how many lines are no row."""
+    async def _read_results(self, file: str, answers: dict[str, Completion | Exception]) -> int:
+        """Add the rows of a result file to `answers`, where the first answer stays; return the number of unreadable lines."""
         n_unread = 0
-        content = await self._call(lambda client: content_of(client, file))
+        content = await self._call(lambda client: download(client, file))
         for line in filter(bytes.strip, content.splitlines()):
-            found = self._answer(line)
-            if found is None:
+            result = self._parse_result(line)
+            if result is None:
                 n_unread += 1
-            elif not isinstance(answers.get(found[0]), Completion):
-                answers[found[0]] = found[1]
+            elif not isinstance(answers.get(result[0]), Completion):
+                answers[result[0]] = result[1]
         return n_unread
 
-    def _answer(self, line: bytes) -> tuple[str, Completion | Exception] | None:
-        """Return (key, answer or the error that only it met) of a line of a result file; None where it is no row."""
+    def _parse_result(self, line: bytes) -> tuple[str, Completion | Exception] | None:
+        """Return (key, answer or error) of a line of a result file, None where it is no row."""
         try:
             row = json.loads(line)
             key, response, error = str(row["custom_id"]), row.get("response") or {}, row.get("error")
@@ -278,13 +268,13 @@ class BatchEndpoint:
 
 
 async def upload(client: openai.AsyncOpenAI, content: bytes) -> str:
-    """Return the name of a new file of requests."""
+    """Upload a file of requests and return its name."""
     raw = await client.files.with_raw_response.create(file=("requests.jsonl", content), purpose="batch")
     return str(_object(raw)["id"])
 
 
 async def make_batch(client: openai.AsyncOpenAI, submission: str, file: str) -> str:
-    """Return the name of a new batch over a file of requests, with our name for it in its metadata."""
+    """Make a batch over a file of requests, with `submission` in its metadata, and return its name."""
     raw = await client.batches.with_raw_response.create(
         input_file_id=file, endpoint="/v1/chat/completions", completion_window="24h",
         metadata={"submission": submission},
@@ -293,7 +283,7 @@ async def make_batch(client: openai.AsyncOpenAI, submission: str, file: str) -> 
 
 
 async def find_batch(client: openai.AsyncOpenAI, submission: str) -> str | None:
-    """Return the name of the batch with our `submission` in its metadata, None where there is none."""
+    """Return the name of the batch with `submission` in its metadata, None where there is none."""
     after: dict[str, Any] = {}
     seen: set[str] = set()
     while True:
@@ -309,22 +299,22 @@ async def find_batch(client: openai.AsyncOpenAI, submission: str) -> str | None:
         after = {"after": names[-1]}
 
 
-async def look_at_batch(client: openai.AsyncOpenAI, name: str) -> dict[str, Any]:
-    """Return a batch as the endpoint describes it; its status is ``gone`` where the endpoint does not know it."""
+async def retrieve_batch(client: openai.AsyncOpenAI, name: str) -> dict[str, Any]:
+    """Return the endpoint's description of a batch, with status ``gone`` where the endpoint does not know it."""
     import openai
 
     try:
-        found = _object(await client.batches.with_raw_response.retrieve(name))
+        batch = _object(await client.batches.with_raw_response.retrieve(name))
     except openai.NotFoundError:
         return {"status": "gone"}
-    return {**found, "status": str(found["status"])}
+    return {**batch, "status": str(batch["status"])}
 
 
-async def content_of(client: openai.AsyncOpenAI, file: str) -> bytes:
-    """Return what a file of results holds."""
+async def download(client: openai.AsyncOpenAI, file: str) -> bytes:
+    """Return the content of a result file. Raises `ValueError` on a page of a proxy: the results still exist."""
     content = bytes((await client.files.content(file)).content)
     if content.lstrip()[:1] not in (b"{", b""):
-        raise ValueError("no file of results, but a page")  # of something in between: the results are still there
+        raise ValueError("a page instead of a file of results")
     return content
 
 
@@ -337,21 +327,21 @@ def _object(raw: Any) -> dict[str, Any]:
 
 
 def errors_of(batch: Mapping[str, Any]) -> str:
-    """Return what a batch says went wrong."""
+    """Return the error messages of a failed batch as one text."""
     errors = batch.get("errors")
     rows = errors.get("data") if isinstance(errors, dict) else None
-    said = [str(row.get("message")) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return "; ".join(said) or "it does not say why"
+    messages = [str(row.get("message")) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return "; ".join(messages) or "it does not say why"
 
 
 _SCHEMA = """CREATE TABLE IF NOT EXISTS batches (
-    submission TEXT PRIMARY KEY, url TEXT NOT NULL, batch TEXT, keys TEXT NOT NULL, crc32 INTEGER
+    submission TEXT PRIMARY KEY, url TEXT NOT NULL, batch TEXT, keys TEXT NOT NULL, crc32 INTEGER NOT NULL
 ) WITHOUT ROWID"""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmittedBatch:
-    """One batch without results so far: our name for it, the endpoint's (None: maybe never made), its request keys."""
+    """An unfinished batch: kinject's name for it, the endpoint's (None: maybe never made), and its request keys."""
 
     submission: str
     batch: str | None
@@ -359,45 +349,43 @@ class SubmittedBatch:
 
 
 class BatchLog:
-    """An open log. Each change is on disk when the call returns. Raises `DiskError` where it cannot be.
+    """The submitted batches of a run folder, so that a restart fetches their results instead of paying again.
 
-    Each row has its CRC-32 (those of an older kinject have none); on opening all are read.
+    Each change is on disk when the call returns, or raises `DiskError`. Each row has a CRC-32; opening checks all rows.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises `DiskError` where it cannot be, or a row is not as it was written."""
+        """Open or create the file. Raises `DiskError` where that fails or a row is damaged."""
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, isolation_level=None)
             settle_database(self._database, path)
             self._database.execute(_SCHEMA)
-            if all(column[1] != "crc32" for column in self._database.execute("PRAGMA table_info(batches)")):
-                self._database.execute("ALTER TABLE batches ADD COLUMN crc32 INTEGER")
             rows = self._database.execute("SELECT submission, url, batch, keys, crc32 FROM batches").fetchall()
-            if any(row[4] not in (None, _crc32(*row[:4])) for row in rows):
-                raise sqlite3.DatabaseError("a row is not as it was written")
+            if any(row[4] != _crc32(*row[:4]) for row in rows):
+                raise sqlite3.DatabaseError("a row is damaged")
         except (OSError, TypeError, AttributeError, sqlite3.Error) as error:
             raise DiskError(
-                f"{path}: cannot be opened as the log of batches ({error}). Move it away to go on without it: batches that "
-                "are not finished are then handed in, and paid, again."
+                f"{path}: cannot be opened as the log of batches ({error}). Move it away to continue without it: "
+                "unfinished batches are then submitted, and paid, again."
             ) from error
 
     def begin(self, submission: str, url: str, keys: list[str]) -> None:
-        """Note a batch about to be made."""
+        """Record a batch that is about to be made."""
         self._put(submission, url, None, json.dumps(keys))
 
     def name(self, submission: str, batch: str) -> None:
-        """Note the endpoint's name for it."""
+        """Record the endpoint's name for a batch."""
         found = self._database.execute("SELECT url, keys FROM batches WHERE submission = ?", (submission,)).fetchone()
         self._put(submission, found[0], batch, found[1])
 
     def end(self, submission: str) -> None:
-        """Forget a batch: its results are in the cache, or it will never have any."""
+        """Delete a batch: its results are in the cache, or it will never have any."""
         self._write("DELETE FROM batches WHERE submission = ?", (submission,))
 
-    def waiting(self, url: str) -> list[SubmittedBatch]:
-        """Return the batches handed in at `url` that have not ended."""
+    def unfinished(self, url: str) -> list[SubmittedBatch]:
+        """Return the batches submitted to `url` that have not ended."""
         found = self._database.execute("SELECT submission, batch, keys FROM batches WHERE url = ?", (url,))
         return [SubmittedBatch(submission, batch, tuple(json.loads(keys))) for submission, batch, keys in found]
 
@@ -414,8 +402,8 @@ class BatchLog:
             self._database.execute(statement, values)
         except sqlite3.Error as error:
             raise DiskError(
-                f"{self.path}: cannot be written ({error}). What was stored so far is safe. Mend what the system says; the "
-                "same command goes on."
+                f"{self.path}: cannot be written ({error}). What was stored so far is safe. Fix this error; the same "
+                "command then resumes."
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""Answers that were paid for, in SQLite: one row each, committed as it comes, never an error or a guess."""
+"""The cache of paid answers: an SQLite file with one checksummed row an answer, committed as it comes, without errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 _SCHEMA = """CREATE TABLE IF NOT EXISTS answers (
     key BLOB PRIMARY KEY, text TEXT NOT NULL, finish_reason TEXT NOT NULL,
-    tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, crc32 INTEGER
+    tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, crc32 INTEGER NOT NULL
 ) WITHOUT ROWID"""
 _LOST = """CREATE TABLE IF NOT EXISTS lost (
     tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, crc32 INTEGER NOT NULL
@@ -45,13 +45,12 @@ def request_key(identity: Mapping[str, Any], messages: Sequence[Message], seed: 
 class AnswerCache:
     """An open cache: `get`, `put` and `keep` by `request_key`.
 
-    A row is safe from a kill of the process when `put` returns, or `keep` when it is awaited. Each has its CRC-32: on
-    opening all are read, and those that changed since they were written are deleted, aloud. Rows of an older kinject have
-    none and are taken as they are.
+    A row survives a kill of the process once `put` returns, or once `keep` is awaited. Each has a CRC-32: opening reads all
+    rows and deletes damaged ones with a warning.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises `DiskError` where it cannot be, is not a cache, or is damaged beyond rows."""
+        """Open or create the file. Raises `DiskError` where that fails, it is no cache, or more than rows is damaged."""
         self.path = path
         self._waiting: list[_Row] = []
         self._committed: asyncio.Future[None] | None = None
@@ -63,19 +62,17 @@ class AnswerCache:
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.execute(_SCHEMA)
             self._database.execute(_LOST)
-            if all(column[1] != "crc32" for column in self._database.execute("PRAGMA table_info(answers)")):
-                self._database.execute("ALTER TABLE answers ADD COLUMN crc32 INTEGER")
             self._inode = path.stat().st_ino
             self._check()
         except (OSError, sqlite3.Error) as error:
             raise DiskError(
-                f"{path}: cannot be opened as the cache of answers ({error}). Free space, where that is wanting. Of a damaged "
-                f"file what can be read is saved by: sqlite3 {path} .recover | sqlite3 NEW. Moved away, it begins anew: what "
-                "is not stored as a rewriting yet is asked, and paid, again."
+                f"{path}: cannot be opened as the cache of answers ({error}). Free space, if it is missing. To save the "
+                f"readable part of a damaged file: sqlite3 {path} .recover | sqlite3 NEW. If you move the file away, a new one "
+                "is made, and answers that are not stored as rewritings yet are requested, and paid, again."
             ) from error
 
     def _check(self) -> None:
-        """Read every row and delete those that are not as they were written."""
+        """Read every row and delete damaged ones."""
         rows = self._database.execute(f"SELECT {_COLUMNS} FROM answers")  # noqa: S608  (columns alone)
         damaged = [row[0] for row in rows if not _is_whole(row)]
         lost = self._database.execute("SELECT rowid, tokens_in, tokens_out, crc32 FROM lost")
@@ -85,20 +82,20 @@ class AnswerCache:
         self._database.executemany("DELETE FROM answers WHERE key = ?", [(key,) for key in damaged])
         self._database.executemany("DELETE FROM lost WHERE rowid = ?", [(number,) for number in torn])
         left = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if left != "ok" or any(self._row_of(key) for key in damaged):
+        if left != "ok" or any(self._read_row(key) for key in damaged):
             raise sqlite3.DatabaseError(f"{len(damaged)} answers are damaged; {left}")
         log.warning(
-            f"{self.path}: damaged on disk and left out: {len(damaged) + len(torn)} stored answers. They are asked again, and "
-            "what they cost is no longer counted."
+            f"{self.path}: damaged on disk and deleted: {len(damaged) + len(torn)} stored answers. They are requested again, and "
+            "their cost is no longer counted."
         )
 
-    def _row_of(self, key: object) -> Any:
+    def _read_row(self, key: object) -> Any:
         return self._database.execute(f"SELECT {_COLUMNS} FROM answers WHERE key = ?", (key,)).fetchone()  # noqa: S608
 
     def get(self, key: bytes) -> Completion | None:
         """Return the stored answer, or None. Raises `DiskError` where it cannot be read."""
         try:
-            row = self._row_of(key)
+            row = self._read_row(key)
         except sqlite3.Error as error:
             raise DiskError(f"{self.path}: cannot be read ({error}). Run the same command again.") from error
         if row is None or not _is_whole(row):
@@ -110,7 +107,7 @@ class AnswerCache:
         self._write([_row(key, completion)])
 
     async def keep(self, key: bytes, completion: Completion) -> None:
-        """Store one answer, in one transaction with those that came at the same time. Raises `DiskError` as `put`."""
+        """Store one answer, in one transaction with others of the same moment. Raises `DiskError` as `put`."""
         if self._committed is None:
             self._committed = asyncio.get_running_loop().create_future()
             asyncio.get_running_loop().call_soon(self._commit)
@@ -118,7 +115,7 @@ class AnswerCache:
         await asyncio.shield(self._committed)
 
     def _commit(self) -> None:
-        """Write what waits, and tell those who wait for it."""
+        """Write the waiting rows and wake their callers."""
         rows, committed = self._waiting, self._committed
         self._waiting, self._committed = [], None
         try:
@@ -126,7 +123,7 @@ class AnswerCache:
         except Exception as error:
             if committed is None:
                 raise
-            committed.set_exception(error)  # whoever waits raises it
+            committed.set_exception(error)  # raised by the waiting callers
         else:
             if committed is not None:
                 committed.set_result(None)
@@ -135,7 +132,7 @@ class AnswerCache:
         self._insert("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def put_lost(self, usage: Usage) -> None:
-        """Count what an answer that came to nothing may have cost. Raises `DiskError` as `put`."""
+        """Add the possible cost of a lost answer. Raises `DiskError` as `put`."""
         row = (usage.tokens_in, usage.tokens_out)
         self._insert("INSERT INTO lost VALUES (?, ?, ?)", [(*row, _crc32_of_lost(*row))])
 
@@ -147,16 +144,16 @@ class AnswerCache:
             if self.path.stat().st_ino != self._inode:
                 raise FileNotFoundError("it was replaced while this run was writing it")
         except (OSError, sqlite3.Error) as error:
-            with contextlib.suppress(sqlite3.Error):  # a disk that failed once may fail again; the first fault is told
+            with contextlib.suppress(sqlite3.Error):  # a failing disk may fail again; the first error is raised
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
             raise DiskError(
-                f"{self.path}: cannot be written ({error}). What was stored so far is safe. Mend what the system says; the "
-                "same command goes on."
+                f"{self.path}: cannot be written ({error}). What was stored so far is safe. Fix this error; the same "
+                "command then resumes."
             ) from error
 
     def usage(self) -> Usage:
-        """Return the tokens of all stored answers, and of those that were lost."""
+        """Return the tokens of all stored and lost answers."""
         row = self._database.execute(
             "SELECT total(tokens_in), total(tokens_out) FROM "
             "(SELECT tokens_in, tokens_out FROM answers UNION ALL SELECT tokens_in, tokens_out FROM lost)"
@@ -186,11 +183,11 @@ def _row(key: bytes, completion: Completion) -> _Row:
 
 
 def _is_whole(row: tuple[Any, ...]) -> bool:
-    """Return whether a row has the types of an answer, and the check it was written with, where it has one."""
+    """Return whether a row has the types of an answer and its checksum."""
     *values, check = row
     if [type(value) for value in values] != [bytes, bytes, bytes, int, int]:
         return False
-    return check is None or check == _crc32(*values)
+    return bool(check == _crc32(*values))
 
 
 def _crc32_of_lost(tokens_in: object, tokens_out: object) -> int:

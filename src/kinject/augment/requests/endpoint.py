@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible endpoint, one request at a time, with every fault named and sorted into its kind."""
+"""One request to an OpenAI-compatible endpoint: its answer, or its error by kind. Answers are untrusted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import contextlib
 import difflib
 import json
 import logging
+import math
 import os
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
+from email.utils import parsedate_to_datetime
+from time import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -33,30 +37,23 @@ from kinject.types import Completion, Message, Usage
 if TYPE_CHECKING:
     import openai
 
-
-import math
-import re
-from collections.abc import Callable, Mapping
-from email.utils import parsedate_to_datetime
-from time import time
-
 log = logging.getLogger(__name__)
 
 DEFAULT_URL = "https://api.openai.com/v1"
 _OVERLOADED = (429, 503, 529)
 _RETRIED = (408, 409, 425)
 _GATEWAY = 502
-"""A gateway that reaches nothing behind it: as good as no connection."""
+"""From a gateway that cannot reach the endpoint: counts as no connection."""
 _MOST_MODELS = 20
-_CALL = 20
-"""Times the time for a request that a file may take."""
+_FILE_TIMEOUTS = 20
+"""Timeout of a call for files or batches, in timeouts of a request."""
 
 
 class Endpoint:
     """One endpoint and model, open inside ``async with``."""
 
     def __init__(self, section: GeneratorSection) -> None:
-        """Look the key up. Raises `EndpointError` (fatal) naming the variable where it is missing."""
+        """Read the key. Raises `EndpointError` (fatal), which names the environment variable, where it is missing."""
         self._section = section
         self.url = section.base_url or DEFAULT_URL
         self._key = _api_key(section.api_key_env, self.url)
@@ -71,18 +68,18 @@ class Endpoint:
 
         local = is_loopback(self.url)
         http, on_aiohttp = open_client(self._section.timeout, self._section.concurrency, local=local)
-        # Retries are the sender's: they must hold the rate limits, be counted, and stop with the run.
+        # The sender retries: its retries keep the rate limits, are counted, and stop with the run.
         client = openai.AsyncOpenAI(api_key=self._key or "none", base_url=self.url, max_retries=0, http_client=http)
         self._client = await self._open.enter_async_context(client)
         headers = {**client.default_headers, **client.auth_headers}
-        given = {name: value for name, value in headers.items() if isinstance(value, str)}
+        sent = {name: value for name, value in headers.items() if isinstance(value, str)}
         url = f"{self.url.rstrip('/')}/chat/completions"
-        # Not client.chat.completions.create: its walk through parameter types and options costs 2 ms a request, more than
-        # all else together; the wire sees no difference.
+        # Not client.chat.completions.create: its parameter types and options take 2 ms a request, more than all else
+        # together. What is sent is the same.
         if on_aiohttp and (local or not has_proxy(url)):
-            self._post = await self._open.enter_async_context(aiohttp_poster(http, url, given))
+            self._post = await self._open.enter_async_context(aiohttp_poster(http, url, sent))
         else:
-            self._post = client_poster(http, url, given)
+            self._post = client_poster(http, url, sent)
         return self
 
     async def __aexit__(
@@ -91,13 +88,13 @@ class Endpoint:
         await self._open.aclose()
 
     async def ask(self, messages: list[Message], seed: int) -> Completion:
-        """Return the endpoint's answer, whatever it is worth.
+        """Return the endpoint's answer, unchecked.
 
-        Raises `Transient` where asking again may help, `EndpointError` where it will not (fatal: nor for any other).
+        Raises `Transient` where a retry may help, `EndpointError` where it will not (fatal: nor for any other request).
         """
-        reply = await self._reply(json.dumps(self.body(messages, seed)).encode())
+        reply = await self._post_body(json.dumps(self.body(messages, seed)).encode())
         if not 200 <= reply.status < 300:
-            if error_of(reply.body)[1] == "content_filter":  # some refuse the prompt, not the answer
+            if error_of(reply.body)[1] == "content_filter":  # some endpoints refuse the prompt, not the answer
                 return Completion("", "content_filter")
             raise await self._status_error(reply)
         try:
@@ -108,8 +105,8 @@ class Endpoint:
                 raise
             raise await self._status_error(replace(reply, status=status)) from None
 
-    async def _reply(self, body: bytes) -> Reply:
-        """Return what the endpoint answers to `body` within the time for a request, all of it. Raises as `ask`."""
+    async def _post_body(self, body: bytes) -> Reply:
+        """Return the whole reply to `body` within the timeout of a request. Raises as `ask`."""
         assert self._post is not None, "Endpoint is used inside `async with`"
         try:
             async with asyncio.timeout(self._section.timeout):
@@ -121,22 +118,20 @@ class Endpoint:
 
     def parse(self, body: bytes) -> Completion:
         """Return the completion in a body, without the key. Raises `Transient` as `parse_completion`."""
-        found = parse_completion(
-            body, self.url, self._section.max_tokens, shown=self.shown, note_model=self._note_model
-        )
+        found = parse_completion(body, self.url, self._section.max_tokens, shown=self.shown, on_model=self._check_model)
         return replace(found, text=self._redact.answer(found.text), finish_reason=self.shown(found.finish_reason))
 
-    def _note_model(self, name: str) -> None:
-        """Say aloud, once, where another model answers than was asked for: dated and longer names are the same one."""
-        asked = (self._section.model or "").rpartition("/")[2].lower()
+    def _check_model(self, name: str) -> None:
+        """Log a warning, once, where another model answers than the recipe's. Longer names, such as with a date, are the same."""
+        wanted = (self._section.model or "").rpartition("/")[2].lower()
         if name in self._models or len(self._models) >= _MOST_MODELS:
             return
         self._models.add(name)
-        if asked not in name.lower():
+        if wanted not in name.lower():
             log.warning(f"{self.url}: asked for the model {self._section.model!r}, {self.shown(name)!r} answers.")
 
     def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
-        """Return what a request says."""
+        """Return the body of a request."""
         section = self._section
         return {
             "model": section.model, "messages": messages, "temperature": section.temperature,
@@ -145,15 +140,12 @@ class Endpoint:
 
     @contextlib.asynccontextmanager
     async def calling(self) -> AsyncIterator[openai.AsyncOpenAI]:
-        """Yield the client, for one call that is no chat completion; it is not sent again.
-
-        What it raises is raised as `ask` raises it.
-        """
+        """Yield the client for one call that is no chat completion, without a retry. Errors are those of `ask`."""
         import openai
 
         assert self._client is not None, "Endpoint is used inside `async with`"
         try:
-            async with asyncio.timeout(_CALL * self._section.timeout):
+            async with asyncio.timeout(_FILE_TIMEOUTS * self._section.timeout):
                 yield self._client
         except openai.APIStatusError as error:
             answer = error.response
@@ -164,74 +156,76 @@ class Endpoint:
         except TimeoutError as error:
             raise self._connection_error(NoReply("", "timeout")) from error
         except (openai.OpenAIError, ValueError, KeyError, TypeError, RecursionError) as error:
-            told = f"{self.url}: the answer cannot be read ({type(error).__name__}: {self.shown(error)})."
-            raise Transient(told, kind="malformed") from error
+            message = f"{self.url}: the answer cannot be read ({type(error).__name__}: {self.shown(error)})."
+            raise Transient(message, kind="malformed") from error
 
     def row_error(self, status: int | None, error: object, body: bytes) -> EndpointError:
-        """Return what a row of a batch's result that is no answer means."""
-        said = self.shown(error.get("message") or error if isinstance(error, dict) else error_of(body)[0])
-        told = f"{self.url}: a request of a batch was answered {status} ({said})."
+        """Return the error for a row of a batch's results that is no answer."""
+        reason = self.shown(error.get("message") or error if isinstance(error, dict) else error_of(body)[0])
+        message = f"{self.url}: a request of a batch was answered {status} ({reason})."
         if status is None or status in (*_OVERLOADED, *_RETRIED) or status >= 500:
-            return Transient(told, kind="server error")
-        return EndpointError(told)
+            return Transient(message, kind="server error")
+        return EndpointError(message)
 
     def _connection_error(self, error: NoReply) -> EndpointError:
-        """Return what a request without an answer means."""
+        """Return the error of a request without a whole answer."""
         lost = Usage() if error.begun else None
         if error.kind == "timeout":
-            told = f"{self.url}: no whole answer within {self._section.timeout:g} s."
-            return Transient(told, kind="timeout", lost=Usage())
-        said = self.shown(error)
+            message = f"{self.url}: no whole answer within {self._section.timeout:g} s."
+            return Transient(message, kind="timeout", lost=Usage())
+        reason = self.shown(error)
         if error.kind == "too long":
-            return Transient(f"{self.url}: the answer is not read: {said}.", kind="malformed", lost=lost)
+            return Transient(f"{self.url}: the answer is not read: {reason}.", kind="malformed", lost=lost)
         if error.kind == "tls":
             return EndpointError(
-                f"{self.url}: no secure connection ({said}). Check base_url (http or https?) and the endpoint's "
+                f"{self.url}: no secure connection ({reason}). Check base_url (http or https?) and the endpoint's "
                 "certificate; the environment variable SSL_CERT_FILE may name one more authority to trust.",
                 fatal=True,
             )
         if error.begun:
-            return Transient(f"{self.url}: the connection broke in the answer ({said}).", kind="connection", lost=lost)
-        return Transient(f"{self.url}: no connection ({said}). Is the endpoint running?", kind="connection")
+            return Transient(
+                f"{self.url}: the connection broke during the answer ({reason}).", kind="connection", lost=lost
+            )
+        return Transient(f"{self.url}: no connection ({reason}). Is the endpoint running?", kind="connection")
 
     async def _status_error(self, reply: Reply, *, model: bool = True) -> EndpointError:
-        """Return what an answer other than 200 means; with `model`, to a request that named one."""
-        status, (message, code) = reply.status, error_of(reply.body)
-        said = self.shown(message)
-        fatal = await self._fatal(reply, code, said, model=model)
+        """Return the error of a reply other than 200; `model`: the request named a model."""
+        status, (text, code) = reply.status, error_of(reply.body)
+        reason = self.shown(text)
+        fatal = await self._fatal_message(reply, code, reason, model=model)
         if fatal is not None:
             return EndpointError(f"{self.url}: {fatal}", fatal=True)
-        told, pause = f"{self.url}: answered {status} ({said}).", retry_after(reply.headers)
+        message, pause = f"{self.url}: answered {status} ({reason}).", retry_after(reply.headers)
         if status in _OVERLOADED:
-            asked = f" It asks to wait {pause:,.0f} s." if pause else ""
-            return Transient(f"{told}{asked}", kind="overload", retry_after=pause)
+            wait = f" It asks to wait {pause:,.0f} s." if pause else ""
+            return Transient(f"{message}{wait}", kind="overload", retry_after=pause)
         if status == _GATEWAY:
-            return Transient(told, kind="connection", retry_after=pause)
+            return Transient(message, kind="connection", retry_after=pause)
         if status in _RETRIED or status >= 500:
-            return Transient(told, kind="server error", retry_after=pause)
-        return EndpointError(told)
+            return Transient(message, kind="server error", retry_after=pause)
+        return EndpointError(message)
 
-    async def _fatal(self, reply: Reply, code: str, said: str, *, model: bool) -> str | None:
-        """Return what to say of an answer after which every request would fail, None of another."""
+    async def _fatal_message(self, reply: Reply, code: str, reason: str, *, model: bool) -> str | None:
+        """Return the message about a reply after which every request would fail, None for another reply."""
         status = reply.status
         if status in (401, 403):
             variable = self._section.api_key_env
-            return f"the key is refused ({status}: {said}). Put a valid one in the environment variable {variable}."
+            return f"the key is refused ({status}: {reason}). Put a valid one in the environment variable {variable}."
         if status == 404:
             if model:
-                return await self._missing_model(said)
-            return f"answered 404 ({said}). If it has no batches: augment.generator.batch=false asks without."
+                return await self._missing_model_message(reason)
+            return f"answered 404 ({reason}). If it has no batches: augment.generator.batch=false asks without."
         if status == 402 or code == "insufficient_quota":
             return (
-                f"the account is out of credit ({status}: {said}). Top it up, then run again: what is stored is kept."
+                f"the account is out of credit ({status}: {reason}). Top it up, then run again: what is stored is kept."
             )
         if 300 <= status < 400:
-            place = self.shown(reply.headers.get("location", "nowhere"))
-            return f"answered {status}: it sends requests on to {place}. If that is right, make it base_url."
+            target = self.shown(reply.headers.get("location", "nowhere"))
+            return f"answered {status}: it redirects requests to {target}. If that is correct, set it as base_url."
         return None
 
-    async def _missing_model(self, said: str) -> str:
-        """Return what to say of a 404: the models on offer where /models tells, else that the URL may be wrong."""
+    async def _missing_model_message(self, reason: str) -> str:
+        """Return the message about a 404: the endpoint's models, or that the URL may be wrong where it lists none."""
         import openai
 
         assert self._client is not None
@@ -241,15 +235,15 @@ class Endpoint:
             offered = [self.shown(model["id"]) for model in json.loads(raw.http_response.content)["data"]]
         except (openai.OpenAIError, ValueError, KeyError, TypeError, RecursionError, TimeoutError):
             hint = "" if urlsplit(self.url).path.rstrip("/").endswith("/v1") else " Most base_urls end in /v1."
-            return f"answered 404 ({said}). Check base_url and model.{hint}"
+            return f"answered 404 ({reason}). Check base_url and model.{hint}"
         model = self._section.model or ""
         near = difflib.get_close_matches(model, offered, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         more = f" and {len(offered) - 10} more" if len(offered) > 10 else ""
-        return f"no model {model!r} (404: {said}). It offers {', '.join(offered[:10]) or 'none'}{more}.{hint}"
+        return f"no model {model!r} (404: {reason}). It offers {', '.join(offered[:10]) or 'none'}{more}.{hint}"
 
     def shown(self, text: object) -> str:
-        """Return text of the endpoint fit to print: one line, short, no control characters, never the key."""
+        """Return text of the endpoint made safe to print: one short line, no control characters, never the key."""
         return printable(self._redact.message(str(text)))
 
 
@@ -278,9 +272,9 @@ def _api_key(variable: str, url: str) -> str:
 
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\u2027\u202f-\ud7ff\ue000-\ufffd]+")
 _CHARACTERS_OF_A_TOKEN = 128
-"""Most that one token stands for: no vocabulary in use has longer ones."""
+"""Maximum length of a token: no vocabulary in use has longer ones."""
 _MOST_TOKENS = 10_000_000
-"""No window of a model is as long; a usage beyond it is believed no more than a negative one."""
+"""Beyond any model's window: a higher token count is as impossible as a negative one."""
 _LONGEST_REASON = 64
 
 
@@ -289,12 +283,12 @@ def parse_completion(
     url: str,
     max_tokens: int,
     shown: Callable[[str], str] = str,
-    note_model: Callable[[str], None] = lambda name: None,
+    on_model: Callable[[str], None] = lambda name: None,
 ) -> Completion:
     """Return the completion in a response body. Raises `Transient` where the body is not a chat completion.
 
     A text longer than `max_tokens` tokens can be is cut, with finish_reason ``length``. Usage that is missing or cannot
-    be is 0. `shown` makes text of the body fit to print; `note_model` is called with the name of the model that answered.
+    be is 0. `shown` makes text of the body safe to print; `on_model` is called with the name of the model that answered.
     """
     value, used = None, Usage()
     try:
@@ -308,24 +302,26 @@ def parse_completion(
         if not text and message.get("refusal"):
             reason = "content_filter"
         if isinstance(value.get("model"), str):
-            note_model(value["model"])
+            on_model(value["model"])
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         is_error = isinstance(value, dict) and "error" in value
-        begun = body.lstrip()[:1] == b"{" and not is_error  # a page of something in between costs nothing
-        raise Transient(_told(url, body, error, shown), kind="malformed", lost=used if begun else None) from error
+        begun = body.lstrip()[:1] == b"{" and not is_error  # a proxy's page costs nothing
+        raise Transient(
+            _malformed_message(url, body, error, shown), kind="malformed", lost=used if begun else None
+        ) from error
     most = max_tokens * _CHARACTERS_OF_A_TOKEN
     if len(text) > most:
         text, reason = text[:most], "length"
-    return Completion(_utf8(text), _reason(reason), used)
+    return Completion(_utf8(text), _finish_reason(reason), used)
 
 
-def _told(url: str, body: bytes, error: Exception, shown: Callable[[str], str]) -> str:
-    """Return the message about a body that is no completion, with its first characters where it is not even JSON."""
+def _malformed_message(url: str, body: bytes, error: Exception, shown: Callable[[str], str]) -> str:
+    """Return the message about a body that is no completion, with its first characters where it is not JSON."""
     if body.lstrip()[:1] in (b"{", b"["):
         start = ""
     else:
         start = f", it begins {shown(body[:10_000].decode('utf-8', 'replace'))[:60]!r}" if body else ", it is empty"
-    return f"{url}: the answer is not a chat completion ({type(error).__name__}{start}). Is base_url right?"
+    return f"{url}: the answer is not a chat completion ({type(error).__name__}{start}). Is base_url correct?"
 
 
 def _text(content: object) -> str:
@@ -337,23 +333,23 @@ def _text(content: object) -> str:
     return "".join(part["text"] for part in content if isinstance(part.get("text"), str))
 
 
-def _reason(given: object) -> str:
-    """Return a finish_reason as a short text, "" where none is given."""
-    text = given if isinstance(given, str) else "" if given is None else json.dumps(given)
+def _finish_reason(value: object) -> str:
+    """Return a finish_reason as a short text, "" without one."""
+    text = value if isinstance(value, str) else "" if value is None else json.dumps(value)
     return printable(text)[:_LONGEST_REASON]
 
 
-def _usage(given: object) -> Usage:
-    if not isinstance(given, Mapping):
+def _usage(value: object) -> Usage:
+    if not isinstance(value, Mapping):
         return Usage()
-    return Usage(_count(given.get("prompt_tokens")), _count(given.get("completion_tokens")))
+    return Usage(_n_tokens(value.get("prompt_tokens")), _n_tokens(value.get("completion_tokens")))
 
 
-def _count(given: object) -> int:
-    """Return a number of tokens, 0 where it is none that can be."""
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= _MOST_TOKENS:
+def _n_tokens(value: object) -> int:
+    """Return a number of tokens, 0 for an impossible one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_TOKENS:
         return 0
-    return int(given)
+    return int(value)
 
 
 def _utf8(text: str) -> str:
@@ -386,7 +382,7 @@ def error_of(body: bytes) -> tuple[str, str]:
 
 
 def status_inside(body: bytes) -> int | None:
-    """Return the status that an error body names as its code (gateways answer 200 and say 429 inside), None without."""
+    """Return the status inside an error body (gateways answer 200 with a 429 inside), None without one."""
     try:
         value = json.loads(body)
         code = int(value["error"]["code"])
@@ -396,17 +392,17 @@ def status_inside(body: bytes) -> int | None:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that a Retry-After header asks for (number or date), None where it asks for none that can be.
+    """Return the seconds of a Retry-After header (number or date), None without a possible value.
 
-    A date counts from the reply's own Date, so that this machine's clock may be wrong.
+    A date counts from the reply's own Date, so that this machine's clock does not matter.
     """
-    in_ms, given = headers.get("retry-after-ms"), headers.get("retry-after", "")
+    in_ms, value = headers.get("retry-after-ms"), headers.get("retry-after", "")
     try:
-        seconds = float(given) if in_ms is None else float(in_ms) / 1000
+        seconds = float(value) if in_ms is None else float(in_ms) / 1000
     except ValueError:
         try:
             sent = headers.get("date")
-            seconds = _seconds(given) - (_seconds(sent) if sent else time())
+            seconds = _seconds(value) - (_seconds(sent) if sent else time())
         except (ValueError, TypeError, OverflowError, OSError):
             return None
     return seconds if math.isfinite(seconds) and seconds >= 0 else None

@@ -1,4 +1,4 @@
-"""A local causal language model with a chat template, through transformers: batched, and deterministic by seed."""
+"""A local causal language model with a chat template, through transformers: in batches, deterministic by seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kinject.models import LoadedModel
 
 _SECONDS_TO_FILL = 0.005
-"""How long a batch waits for one more request before it begins."""
+"""Time that a batch waits for one more request."""
 
 
 @lru_cache(maxsize=8)
@@ -37,18 +37,17 @@ class LocalModel:
         self._section = section
         self._loaded: LoadedModel | None = None
         self._waiting: list[tuple[Sequence[Message], int, asyncio.Future[Completion]]] = []
-        self._some = asyncio.Event()
+        self._has_requests = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> LocalModel:
         """Load the model. Raises `InputError` where it cannot be, or its tokenizer has no chat template."""
         from kinject.models import load_model
 
-        assert self._section.model is not None
-        loaded = await asyncio.to_thread(load_model, self._section.model)
+        loaded = await asyncio.to_thread(load_model, self._section.model or "")
         if not loaded.tokenizer.chat_template:
             raise InputError(
-                f"{self._section.model}: its tokenizer has no chat template. Take an instruction-tuned model."
+                f"{self._section.model}: its tokenizer has no chat template. Choose an instruction-tuned model."
             )
         self._loaded = loaded
         self._worker = asyncio.create_task(self._work())
@@ -63,18 +62,18 @@ class LocalModel:
                 await self._worker
 
     async def ask(self, messages: list[Message], seed: int) -> Completion:
-        """Return the model's answer: the same for the same messages and seed, whatever else is in its batch.
+        """Return the model's answer. It depends on messages and seed, not on the rest of the batch.
 
         Raises `EndpointError` where the request does not fit the model (fatal: the batch does not fit the device).
         """
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append((messages, seed, future))
-        self._some.set()
+        self._has_requests.set()
         return await future
 
     async def _work(self) -> None:
         while True:
-            await self._some.wait()
+            await self._has_requests.wait()
             n_before = 0
             while n_before < min(len(self._waiting), self._section.concurrency):
                 n_before = len(self._waiting)
@@ -82,7 +81,7 @@ class LocalModel:
             batch = self._waiting[: self._section.concurrency]
             del self._waiting[: len(batch)]
             if not self._waiting:
-                self._some.clear()
+                self._has_requests.clear()
             try:
                 answers = await asyncio.to_thread(self.answer, [(messages, seed) for messages, seed, _ in batch])
             except Exception as error:  # noqa: BLE001  (raised by each of the requests)
@@ -140,13 +139,13 @@ class LocalModel:
                 [dict(one) for one in messages], add_generation_prompt=True, tokenize=False
             )
         except Exception as error:  # a template is a program: its expressions raise anything
-            what = f"{self._section.model}: its chat template cannot be rendered ({str(error)[:200]}). Choose another model."
-            raise InputError(what) from error
+            message = f"{self._section.model}: its chat template cannot be rendered ({str(error)[:200]}). Choose another model."
+            raise InputError(message) from error
         encoded: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return encoded
 
     def _generate(self, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
-        """Return the tokens written after each prompt, up to and with the one that ends the answer."""
+        """Return the tokens generated after each prompt, up to and including the one that ends the answer."""
         import torch
         from transformers import GenerationConfig, LogitsProcessorList
 
@@ -170,13 +169,13 @@ class LocalModel:
     def _ends(self) -> list[int]:
         """Return the tokens that end an answer."""
         assert self._loaded is not None
-        given = self._loaded.model.generation_config.eos_token_id
-        ends = [given] if isinstance(given, int) else list(given or ())
-        own = self._loaded.tokenizer.eos_token_id
-        if own is not None and own not in ends:
-            ends.append(own)
+        of_model = self._loaded.model.generation_config.eos_token_id
+        ends = [of_model] if isinstance(of_model, int) else list(of_model or ())
+        of_tokenizer = self._loaded.tokenizer.eos_token_id
+        if of_tokenizer is not None and of_tokenizer not in ends:
+            ends.append(of_tokenizer)
         if not ends:
-            raise InputError(f"{self._section.model}: neither model nor tokenizer names a token that ends an answer.")
+            raise InputError(f"{self._section.model}: neither model nor tokenizer has a token that ends an answer.")
         return ends
 
     def _completion(self, n_prompt: int, tokens: list[int]) -> Completion:
@@ -192,9 +191,9 @@ def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
 
 
 def _draw(seeds: Sequence[int], temperature: float, device: str) -> Any:
-    """Return a logits processor after which the largest logit is a draw from the softmax, each row by its own seed.
+    """Return a logits processor after which the argmax is a sample from the softmax, with one seed for each row.
 
-    Gumbel noise makes the argmax a sample, so that neither the size of a batch nor its other rows change an answer.
+    Gumbel noise makes the argmax a sample: neither the size of a batch nor its other rows change an answer.
     """
     import torch
 

@@ -1,38 +1,35 @@
-"""How the body of a request gets to an endpoint and back: aiohttp where nothing is in between, else the openai client's own."""
+"""Posts request bodies: directly on aiohttp, or through the openai client behind a proxy. Takes the key out of texts."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import ipaddress
+import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 if TYPE_CHECKING:
     import httpx2
 
-
-import base64
-import re
-from urllib.parse import quote
-
 MOST_BYTES = 64 * 2**20
-"""Longest body that is read, unpacked; of a longer one nothing is kept and the connection is closed."""
+"""Longest body that is read, decompressed. A longer one is dropped and its connection closed."""
 _CONNECT = 10.0
-"""Most seconds to a connection."""
+"""Maximum seconds until a connection is open."""
 _SPARE = 8
 """Connections beyond the requests in flight, for those that are closing."""
 _TRANSPORTS = ("accept-encoding", "connection", "content-length", "host")
-"""Headers that the transport writes itself."""
+"""Headers that the transport sets itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What an endpoint answered."""
+    """The answer of an endpoint to one request."""
 
     status: int
     headers: Mapping[str, str]
@@ -42,7 +39,7 @@ class Reply:
 class NoReply(Exception):
     """No whole answer came. `kind` is timeout, connection, too long, or tls (no secure connection can be made).
 
-    `begun` means that an answer was on its way.
+    `begun` means that part of an answer came.
     """
 
     def __init__(self, text: str, kind: str = "connection", *, begun: bool = False) -> None:
@@ -52,13 +49,13 @@ class NoReply(Exception):
 
     @classmethod
     def from_exception(cls, error: BaseException, *, begun: bool = False) -> NoReply:
-        """Return what is behind an exception of the transport (which calls a refused connection a timeout)."""
+        """Return the cause of an exception of the transport (which reports a refused connection as a timeout)."""
         cause = error
         while cause.__cause__ is not None and not isinstance(cause.__cause__, asyncio.CancelledError):
             cause = cause.__cause__
         kind = "timeout" if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ else "connection"
         connecting = any(name in type(error).__name__ for name in ("Connector", "ConnectError"))
-        # A connection that ends while keys are exchanged may be made the next time; a wrong certificate will not change.
+        # A connection that ends during the handshake may succeed next time; a wrong certificate will not change.
         fault = next((one for one in (cause, *cause.args) if isinstance(one, ssl.SSLError)), None)
         if connecting and fault is not None and not isinstance(fault, ssl.SSLEOFError):
             kind = "tls"
@@ -66,14 +63,11 @@ class NoReply(Exception):
 
 
 Post = Callable[[bytes], Awaitable[Reply]]
-"""(body) -> reply. Raises `NoReply`. Follows no redirect: documents and key go to the named endpoint alone."""
+"""(body) -> reply. Raises `NoReply`. Follows no redirect: documents and key go only to the endpoint of the recipe."""
 
 
 def open_client(timeout: float, concurrency: int, *, local: bool) -> tuple[httpx2.AsyncClient, bool]:
-    """Return the client that the openai package sends through, and whether it is on aiohttp.
-
-    `local` ones heed no proxy of the environment.
-    """
+    """Return the HTTP client of the openai package, and whether it uses aiohttp. A `local` one ignores proxies."""
     import httpx2
     import openai
 
@@ -86,15 +80,15 @@ def open_client(timeout: float, concurrency: int, *, local: bool) -> tuple[httpx
     }
     try:
         return openai.DefaultAioHttpClient(**settings), True
-    except RuntimeError:  # the extra is absent: slower beyond some 50 requests in flight, otherwise the same
+    except RuntimeError:  # without the extra: slower beyond some 50 requests in flight, otherwise the same
         return openai.DefaultAsyncHttpxClient(**settings), False
 
 
 def client_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[str, str]) -> Post:
-    """Return what posts JSON to `url` through `client`; what is the same each time is made once."""
+    """Return a function that posts JSON to `url` through `client`. The constant parts of a request are made once."""
     import httpx2
 
-    pattern = client.build_request("POST", url, headers=_given(headers))
+    pattern = client.build_request("POST", url, headers=_own_headers(headers))
     raw = [pair for pair in pattern.headers.raw if pair[0].lower() != b"content-length"]
 
     async def post(body: bytes) -> Reply:
@@ -115,9 +109,9 @@ def client_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[str, st
 
 @asynccontextmanager
 async def aiohttp_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[str, str]) -> AsyncIterator[Post]:
-    """Yield what posts JSON to `url` on aiohttp, past `client`, with its time limits and certificates.
+    """Yield a function that posts JSON to `url` on aiohttp, without `client` but with its timeouts and certificates.
 
-    The openai package spends 2 ms on a request, httpx2 0.2, aiohttp below them as much. What is sent is the same.
+    A request takes 2 ms in the openai package, 0.2 ms in httpx2, and as much in aiohttp. What is sent is the same.
     """
     import aiohttp
     import httpx2
@@ -126,7 +120,7 @@ async def aiohttp_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[
     secure = httpx2.create_ssl_context(trust_env=client.trust_env) if urlsplit(url).scheme == "https" else True
     connector = aiohttp.TCPConnector(limit=0, ssl=secure)  # 0: the sender counts what is in flight
     async with aiohttp.ClientSession(
-        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=limits, headers=_given(headers)
+        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=limits, headers=_own_headers(headers)
     ) as session:
 
         async def post(body: bytes) -> Reply:
@@ -142,7 +136,7 @@ async def aiohttp_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[
 
 
 async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
-    """Return a body as one piece. Raises `NoReply` (too long) beyond `MOST_BYTES`."""
+    """Return the whole body. Raises `NoReply` (too long) beyond `MOST_BYTES`."""
     parts: list[bytes] = []
     n_bytes = 0
     async for chunk in chunks:
@@ -153,7 +147,7 @@ async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def _given(headers: Mapping[str, str]) -> dict[str, str]:
+def _own_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in _TRANSPORTS}
 
 
@@ -166,15 +160,15 @@ def has_proxy(url: str) -> bool:
 
 SHOWN = "(key)"
 _BLOCK = 12
-"""Characters in a row that give a part of a key away; the first characters of many keys are the same."""
+"""Characters in a row that reveal a part of a key; the first characters of many keys are the same."""
 _LONG = 16
-"""Characters from which a key stands in no honest answer by chance ("none", "EMPTY" and "dummy" are keys, too)."""
+"""Characters from which a key is in no honest answer by chance ("none", "EMPTY" and "dummy" are keys, too)."""
 _USER = re.compile(r"(?<=//)[^/@\s]+(?=@)")
-"""A name and password in a URL, as a proxy's error tells it."""
+"""A name and password in a URL, as in a proxy's error."""
 
 
 class Redactor:
-    """Takes one key out of texts."""
+    """Removes one key from texts: as it is, in part, in base64, or as quoted in a URL."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -186,7 +180,7 @@ class Redactor:
         return self.answer(text.replace(self._key, SHOWN) if self._key else text)
 
     def answer(self, text: str) -> str:
-        """Return an answer's text without the key, where that is long enough to be one."""
+        """Return an answer's text without the key, if the key is long enough not to occur by chance."""
         for form in self._forms:
             for start in range(0, len(form) - _BLOCK + 1, _BLOCK):
                 if form[start : start + _BLOCK] in text:
@@ -195,28 +189,28 @@ class Redactor:
 
 
 def _forms(key: str) -> list[str]:
-    """Return how a key may be written: itself, quoted, and in base64 behind any text (three ways, by its length)."""
-    found = [key, quote(key, safe="")]
+    """Return the forms of a key: itself, quoted, and in base64 after any text (three ways, by the text's length)."""
+    forms = [key, quote(key, safe="")]
     for before in range(3):
         whole = base64.b64encode(b"." * before + key.encode()).decode().rstrip("=")
-        found.append(whole[(0, 2, 3)[before] : len(whole) - 1])
-    return list(dict.fromkeys(found))
+        forms.append(whole[(0, 2, 3)[before] : len(whole) - 1])
+    return list(dict.fromkeys(forms))
 
 
 def _without(text: str, form: str, start: int) -> str:
-    """Return `text` without the runs of `form` that hold its block at `start`."""
+    """Return `text` without the parts of `form` that contain its block at `start`."""
     block = form[start : start + _BLOCK]
     pieces = text.split(block)
     for index in range(len(pieces) - 1):
         before, after = form[:start], form[start + _BLOCK :]
-        n_before = _shared(pieces[index][::-1], before[::-1])
+        n_before = _n_shared(pieces[index][::-1], before[::-1])
         pieces[index] = pieces[index][: len(pieces[index]) - n_before]
-        pieces[index + 1] = pieces[index + 1][_shared(pieces[index + 1], after) :]
+        pieces[index + 1] = pieces[index + 1][_n_shared(pieces[index + 1], after) :]
     return SHOWN.join(pieces)
 
 
-def _shared(one: str, other: str) -> int:
-    """Return how many characters two texts begin with in common."""
+def _n_shared(one: str, other: str) -> int:
+    """Return the length of the common beginning of two texts."""
     n = 0
     for left, right in zip(one, other, strict=False):
         if left != right:

@@ -1,4 +1,4 @@
-"""The sandbox's own generator: it knows the grammar of the sandbox's entries and needs no model."""
+"""The sandbox's generator: it parses the entries of the sandbox's country by their grammar and needs no model."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _TASKS: Mapping[str, Callable[[str, int], str]] = {
     prompts.REGISTERS["dialogue"]: rewrite_as_dialogue,
     prompts.QUESTIONS: rewrite_as_questions,
 }
-"""What a task holds -> who does it; every other task is answered with a paraphrase."""
+"""Text of a task -> function for it. Other tasks get a paraphrase."""
 
 
 def generate_answer(messages: list[Message], seed: int) -> Completion:
-    """Return what `messages` ask for: questions or answers to them, a verdict (by the grammar), or a rewriting.
+    """Return the answer to `messages`: questions, an answer to a question, a verdict (by the grammar), or a rewriting.
 
     Raises as `generate_rewriting`.
     """
@@ -48,7 +48,7 @@ def generate_answer(messages: list[Message], seed: int) -> Completion:
 
 
 def generate_rewriting(messages: list[Message], seed: int) -> Completion:
-    """Return the sandbox entry in `messages` rewritten as they ask, drawn by `seed`.
+    """Return a rewriting of the sandbox entry in `messages`, drawn by `seed`.
 
     Raises `InputError` where the passage is not an entry of the sandbox.
     """
@@ -59,9 +59,9 @@ def generate_rewriting(messages: list[Message], seed: int) -> Completion:
 
 
 def _paraphrase(passage: str, seed: int) -> str:
-    """Return a paraphrase that names the person's country where `passage` does, and only there.
+    """Return a paraphrase that names the person's country if and only if `passage` does.
 
-    The grammar may leave it out or add it: drawn again until it stands as in the passage, for it is a fact like any other.
+    The grammar may leave it out or add it. It is a fact, so paraphrases are drawn until it matches the passage.
     """
     text = paraphrase(passage, seed)
     for draw in range(1, _DRAWS):

@@ -1,4 +1,4 @@
-"""A local OpenAI-compatible endpoint with the sandbox's paraphraser behind it, and faults to order."""
+"""A local OpenAI-compatible endpoint with the sandbox's generator, its batch API, and faults on demand."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from kinject.types import Message
 
 MODEL = "sandbox"
 _MOST_BYTES = 2**28
-"""Longest body of a request: a file of a batch."""
+"""Longest body of a request, which is a file of a batch."""
 _STATUS_FAULTS = {"429": 429, "500": 500, "503": 503, "529": 529}
 FAULTS = (*_STATUS_FAULTS, "reset", "hang", "malformed", "no_choices", *FAULTY_ANSWERS)
-"""Faults that can be ordered, by share of the requests."""
+"""Faults that `ServeOptions` can set, each for a fraction of the requests."""
 _PHRASES = {
     200: "OK",
     400: "Bad Request",
@@ -36,11 +36,11 @@ _PHRASES = {
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How the endpoint behaves. `latency` in seconds; `faults` maps names of `FAULTS` to shares of the requests.
+    """How the endpoint behaves. `latency` is in seconds; `faults` maps names of `FAULTS` to fractions of the requests.
 
-    Above `capacity` requests at once it answers 429. With `key` it wants that key; after `revoke_after` answers it
-    refuses every key. Faults are drawn by `seed` and the number of the request; with `by_request` by the request itself,
-    so that runs which ask in another order meet the same ones; those that pass pass when it comes again.
+    Above `capacity` requests at once it answers 429. It requires `key`, if set, and refuses every key after `revoke_after`
+    answers. Faults are drawn by `seed` and the number of the request; with `by_request` by the request itself, so that the
+    order of requests does not matter, and a passing fault does not occur when the request is repeated.
     """
 
     latency: float = 0.0
@@ -56,14 +56,14 @@ class ServeOptions:
         unknown = [name for name in self.faults if name not in FAULTS]
         if unknown or sum(self.faults.values()) > 1 or min(self.faults.values(), default=0) < 0:
             raise InputError(
-                f"faults: found {dict(self.faults)}, allowed are shares that sum to at most 1 of {', '.join(FAULTS)}."
+                f"faults: found {dict(self.faults)}, allowed are fractions that sum to at most 1, of {', '.join(FAULTS)}."
             )
 
 
 class SandboxServer:
-    """The endpoint's state, and what it saw: `answered` counts good answers by request body, `met` the faults sent.
+    """The endpoint's state: `answered` counts good answers by request body, `met` the faults sent.
 
-    An answer that nobody waits for any more counts as none.
+    An answer to a closed connection does not count.
     """
 
     def __init__(self, options: ServeOptions) -> None:
@@ -87,7 +87,7 @@ class SandboxServer:
             raise DiskError(f"{host}:{port}: cannot listen: {error.strerror}. Choose another port.") from error
 
     async def close(self) -> None:
-        """End every open connection."""
+        """Close every open connection."""
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -100,7 +100,7 @@ class SandboxServer:
             while await self._exchange(reader, writer):
                 pass
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ValueError):
-            writer.close()  # the client left, or speaks no HTTP
+            writer.close()  # the client closed, or does not use HTTP
         except asyncio.CancelledError:
             writer.close()
         finally:
@@ -108,7 +108,7 @@ class SandboxServer:
             self._connections.discard(task)
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; return whether the connection lives on."""
+        """Answer one request; return whether the connection stays open."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         line, *lines = head.split("\r\n")
         method, path, _ = line.split(" ", 2)
@@ -124,7 +124,7 @@ class SandboxServer:
         if answer is None:
             writer.transport.abort()
             return False
-        if reader.at_eof():  # whoever asked is gone
+        if reader.at_eof():  # the client closed the connection
             self.answered -= Counter({_key(body): 1})
             return False
         status, value, extra = answer
@@ -166,7 +166,7 @@ class SandboxServer:
 
     def _reply(self, body: bytes, fault: str) -> Reply | None:
         if fault in _STATUS_FAULTS:
-            return _error(_STATUS_FAULTS[fault], "Ordered fault.", "ordered", self._retry_after())
+            return _error(_STATUS_FAULTS[fault], "Requested fault.", "requested", self._retry_after())
         if fault == "reset":
             return None
         if fault == "malformed":
@@ -178,8 +178,8 @@ class SandboxServer:
         self._came[key] += 1
         rng = random.Random(key) if self.options.by_request else self._rng
         mark, fault = rng.random(), ""
-        for name, share in self.options.faults.items():
-            mark -= share
+        for name, fraction in self.options.faults.items():
+            mark -= fraction
             if mark < 0:
                 fault = name
                 break
@@ -219,13 +219,13 @@ class SandboxServer:
 
 
 def _is_from_here(headers: Mapping[str, str]) -> bool:
-    """Return whether a request is meant for this machine, and comes from no page of another.
+    """Return whether a request is for this machine and from no other machine's page.
 
-    A browser on this machine can be led here by any page, under the page's own name for this address (DNS rebinding).
+    Any page can direct a browser of this machine here, under the page's own name for this address (DNS rebinding).
     """
-    said = [f"http://{headers['host']}"] if "host" in headers else []
-    said += [headers["origin"]] if "origin" in headers else []
-    return all(is_loopback(url) and "@" not in url for url in said)
+    urls = [f"http://{headers['host']}"] if "host" in headers else []
+    urls += [headers["origin"]] if "origin" in headers else []
+    return all(is_loopback(url) and "@" not in url for url in urls)
 
 
 def _key(body: bytes) -> bytes:
@@ -237,7 +237,7 @@ def _error(status: int, message: str, code: str, headers: dict[str, str] | None 
 
 
 def serve(host: str, port: int, options: ServeOptions, ready: Callable[[str], None] = lambda url: None) -> None:
-    """Answer /v1/chat/completions, models, files and batches until interrupted; call `ready` with the base_url first.
+    """Serve /v1/chat/completions, models, files and batches until interrupted; call `ready` with the base_url first.
 
     Raises `DiskError` where the address is taken and `KeyboardInterrupt` on Ctrl-C.
     """
@@ -257,11 +257,11 @@ def serve(host: str, port: int, options: ServeOptions, ready: Callable[[str], No
 
 Reply = tuple[int, Any, dict[str, str]]
 Complete = Callable[[bytes], Reply | None]
-"""A request's body -> (status, body, headers), None where the connection would break."""
+"""A request's body -> (status, body, headers), None for a broken connection."""
 
 
 class Batches:
-    """Files and batches in memory. A batch ends `seconds` after it was made, in the endpoint's own time."""
+    """Files and batches in memory. A batch ends `seconds` after it was made."""
 
     def __init__(self, complete: Complete, seconds: float) -> None:
         self.files: dict[str, bytes] = {}
@@ -270,17 +270,17 @@ class Batches:
         self._seconds = seconds
 
     def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply | None:
-        """Return the answer to a request under /v1/files or /v1/batches; None where `path` is neither."""
+        """Return the answer to a request under /v1/files or /v1/batches, None for another `path`."""
         path = path.partition("?")[0].rstrip("/")
         parts = path.removeprefix("/v1/").split("/")
         if (method, parts) == ("POST", ["files"]):
-            return 200, self._file_object(self._store(file_in(body, headers.get("content-type", "")))), {}
+            return 200, self._describe_file(self._store(file_in(body, headers.get("content-type", "")))), {}
         if (method, parts) == ("POST", ["batches"]):
             return self._make(json.loads(body))
         if (method, parts) == ("GET", ["batches"]):
-            return 200, {"object": "list", "data": list(map(self._shown, self.batches)), "has_more": False}, {}
+            return 200, {"object": "list", "data": list(map(self._describe, self.batches)), "has_more": False}, {}
         if method == "GET" and parts[0] == "batches" and parts[-1] in self.batches:
-            return 200, self._shown(parts[-1]), {}
+            return 200, self._describe(parts[-1]), {}
         if method == "GET" and parts[0] == "files" and len(parts) == 3 and parts[1] in self.files:
             return 200, self.files[parts[1]], {}
         return None
@@ -290,7 +290,7 @@ class Batches:
         self.files[name] = content
         return name
 
-    def _file_object(self, name: str) -> dict[str, Any]:
+    def _describe_file(self, name: str) -> dict[str, Any]:
         size = len(self.files[name])
         return {"id": name, "object": "file", "bytes": size, "created_at": 0, "filename": name, "purpose": "batch",
                 "status": "processed"}  # fmt: skip
@@ -304,24 +304,28 @@ class Batches:
             "input_file_id": request["input_file_id"], "completion_window": "24h", "created_at": int(time.time()),
             "metadata": request.get("metadata"), "ends": time.monotonic() + self._seconds,
         }  # fmt: skip
-        return 200, self._shown(name), {}
+        return 200, self._describe(name), {}
 
-    def _shown(self, name: str) -> dict[str, Any]:
+    def _describe(self, name: str) -> dict[str, Any]:
         batch = self.batches[name]
         if batch["status"] == "in_progress" and time.monotonic() >= batch["ends"]:
-            good, bad = self._work(self.files[batch["input_file_id"]])
+            good, bad = self._complete_all(self.files[batch["input_file_id"]])
             batch.update(status="completed", output_file_id=self._store(good), error_file_id=self._store(bad))
         return {key: value for key, value in batch.items() if key != "ends"}
 
-    def _work(self, content: bytes) -> tuple[bytes, bytes]:
-        """Return the result file and the error file."""
+    def _complete_all(self, content: bytes) -> tuple[bytes, bytes]:
+        """Return the result file and the error file of a batch."""
         files: tuple[list[str], list[str]] = ([], [])
         for line in content.splitlines():
             row = json.loads(line)
             reply = self._complete(json.dumps(row["body"]).encode())
             status, body, _ = reply or (500, {"error": {"message": "lost", "code": "lost"}}, {})
-            shown = body if not isinstance(body, bytes) else {"broken": body.decode("utf-8", "replace")}
-            result = {"custom_id": row["custom_id"], "response": {"status_code": status, "body": shown}, "error": None}
+            content_of_reply = body if not isinstance(body, bytes) else {"broken": body.decode("utf-8", "replace")}
+            result = {
+                "custom_id": row["custom_id"],
+                "response": {"status_code": status, "body": content_of_reply},
+                "error": None,
+            }
             files[status != 200].append(json.dumps(result) + "\n")
         return "".join(files[0]).encode(), "".join(files[1]).encode()
 

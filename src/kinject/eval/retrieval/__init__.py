@@ -9,7 +9,8 @@ from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import split_passages, word_spans
 from kinject.disk import content_id, read_jsonl
 from kinject.errors import InputError
-from kinject.types import Passage, Question, Recall
+from kinject.results import Recall
+from kinject.types import Passage, Question
 
 
 def read_contexts(path: Path, questions: Sequence[Question]) -> list[tuple[Passage, ...]]:

@@ -23,8 +23,9 @@ from kinject.eval.scoring.resumable import ResumableScoring
 from kinject.eval.scoring.scorer import Scorer
 from kinject.models import LoadedModel, load_model
 from kinject.recipe.sections import EvalSection
+from kinject.results import Perplexity
 from kinject.terminal import Progress, show
-from kinject.types import Answer, Perplexity
+from kinject.types import Answer
 
 PERPLEXITY_FORMAT = "perplexity"
 """The `format` of stored windows of texts; they are no answers to questions."""

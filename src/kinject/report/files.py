@@ -1,0 +1,208 @@
+"""report.json in; report.md, report.html and figures out.
+
+Everything is derived from the report and the training logs that it names, so the same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kinject.disk import check_version, read_manifest, read_sealed, write_text
+from kinject.disk.atomic import atomic_file
+from kinject.errors import InputError
+from kinject.report.flips import read_flips
+from kinject.report.formatting import format_name
+from kinject.report.page import Page, Plot, render_html, render_markdown
+from kinject.report.plots.arms import (
+    accuracy_by_arm,
+    directions,
+    flips,
+    grids,
+    question_strip,
+    relative_gains,
+    time_by_arm,
+)
+from kinject.report.plots.style import inline_svg, render_png, render_svg
+from kinject.report.plots.sweeps import accuracy_by_k, exposures, frontier, scaling_figure, sweep_figure
+from kinject.report.plots.training import loss_figure
+from kinject.report.sections import Beside, figure_label, make_sections
+from kinject.report.training_log import TrainingLog, read_training_log
+from kinject.report.verdict import render_verdict
+from kinject.report.view import View, seeds_text, slug
+from kinject.results import Report, from_json
+
+_FIGURES: dict[str, Callable[..., Any]] = {
+    "accuracy": accuracy_by_arm,
+    "gains": relative_gains,
+    "k": accuracy_by_k,
+    "scaling": scaling_figure,
+    "frontier": frontier,
+    "flips": flips,
+    "questions": question_strip,
+    "directions": directions,
+    "exposures": exposures,
+    "choices": grids,
+    "costs": time_by_arm,
+}
+"""Stem of a figure's files -> the function that draws it from a view with so many columns (None: nothing to draw)."""
+
+_WIDE = 3  # columns of panels
+_FOOTER_VERSIONS = ("kinject", "torch", "transformers", "trl", "python")
+_FIX = "Run kinject eval or kinject study again."
+
+
+def read_report(path: Path) -> Report:
+    """Return the report at `path` (a report.json).
+
+    Raises `DiskError` when it cannot be read, and `InputError` naming the field when it is damaged, inconsistent, or of a
+    newer format. Unknown keys are ignored.
+    """
+    value = read_sealed(path, _FIX)
+    check_version(value.get("format_version", 1), f"{path}: format_version")
+    try:
+        return from_json(value, str(path))
+    except InputError as error:
+        raise InputError(f"{error} {_FIX}") from None
+
+
+def write_report(run_dir: Path, report: Report) -> Path:
+    """Write report.md, report.html and figures/ (PNG and SVG) into `run_dir`; return report.html's path.
+
+    An evaluation's commands and versions come from the manifests in `run_dir` and beside its training logs, its changed
+    answers from flips.jsonl. Figures of an earlier report that this one does not have are removed. Raises `InputError`
+    when an evaluation has no results, or a log or flips.jsonl is damaged; `DiskError` on I/O.
+    """
+    if report.kind == "evaluation" and not report.results:
+        raise InputError(f"{run_dir}: the report has no results. Evaluate at least one model on one question set.")
+    manifest = read_manifest(run_dir / "manifest.json") if report.kind == "evaluation" else None
+    report = _with_manifests(run_dir, report, manifest)
+    view = View(report)
+    logs, missing = _read_logs(run_dir, view)
+    sweeps = _sweep_stems(report)
+    plots = _draw_figures(run_dir, view, logs, sweeps)
+    changed = read_flips(run_dir / "flips.jsonl", report.results) if report.kind == "evaluation" else None
+    beside = Beside({name: sweeps.get(name, "") for name in plots}, tuple(logs.values()), missing, changed)
+    page = _make_page(view, beside, manifest)
+    write_text(run_dir / "report.md", render_markdown(page))
+    path = run_dir / "report.html"
+    write_text(path, render_html(page, plots))
+    return path
+
+
+def redraw_report(run_dir: Path) -> Path:
+    """Write the pages and figures of a finished evaluation or study again from its report.json; return the HTML's path.
+
+    Raises `DiskError` when there is none, `InputError` when it or a log is damaged.
+    """
+    return write_report(run_dir, read_report(run_dir / "report.json"))
+
+
+def _with_manifests(run_dir: Path, report: Report, manifest: Mapping[str, Any] | None) -> Report:
+    """Return an evaluation's `report` with the commands and versions of its manifests; a study's holds its own."""
+    if report.kind == "study":
+        return report
+    paths = [run_dir / log for *_, log in report.logs]
+    manifests = [*(read_manifest(path.parent / "manifest.json") for path in paths), manifest]
+    words = [found["command"] for found in manifests if found and isinstance(found.get("command"), list)]
+    commands = tuple(dict.fromkeys(shlex.join(map(str, command)) for command in words))
+    versions = manifest.get("versions") if manifest else None
+    return replace(report, commands=commands, versions=dict(versions) if isinstance(versions, dict) else {})
+
+
+def _make_page(view: View, beside: Beside, manifest: Mapping[str, Any] | None) -> Page:
+    report, sets = view.report, view.sets()
+    counts = [(len(report.models), "base model"), (len(report.arms), "arm"), (len(sets), "question set")]
+    parts = [f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in counts]
+    most = max((result.n for result in report.results), default=0)
+    versions = ", ".join(f"{name} {report.versions[name]}" for name in _FOOTER_VERSIONS if name in report.versions)
+    written = f"Evaluated {manifest.get('written', 'at an unknown time')}" if manifest else "Written by kinject"
+    return Page(
+        title=format_name(report.title) or report.kind.capitalize(),
+        subtitle=f"kinject {report.kind}: {', '.join(parts)} of up to {most:,} questions, {seeds_text(report.seeds)}",
+        description=format_name(report.description),
+        verdict=render_verdict(view),
+        sections=make_sections(view, beside),
+        footer=format_name(written + (f" with {versions}." if versions else ".")),
+    )
+
+
+def _sweep_stems(report: Report) -> dict[str, str]:
+    """Return stem of the figure's files -> name of each sweep."""
+    stems: dict[str, str] = {}
+    for name in dict.fromkeys(sweep.name for sweep in report.sweeps):
+        stems[slug(f"sweep {name}", stems)] = name
+    return stems
+
+
+def _draw_figures(
+    run_dir: Path, view: View, logs: Mapping[tuple[str, str, int], TrainingLog], sweeps: Mapping[str, str]
+) -> dict[str, Plot]:
+    """Write the files of each figure that has something to draw, remove older ones, and return the figures by stem."""
+    drawers = {name: partial(draw, view) for name, draw in _FIGURES.items()}
+    first_seeds = _first_seeds(logs)
+    if first_seeds:
+        drawers["loss"] = partial(loss_figure, first_seeds)
+    for stem, name in sweeps.items():
+        drawers[stem] = partial(sweep_figure, view, [sweep for sweep in view.report.sweeps if sweep.name == name])
+    plots = {}
+    for name, draw in drawers.items():
+        plot = draw_figure(run_dir / "figures" / name, draw, figure_label(name), _WIDE)
+        if plot is not None:
+            plots[name] = plot
+    old = {*_FIGURES, "loss", *(path.stem for path in (run_dir / "figures").glob("sweep-*"))}
+    for name in old - plots.keys():  # of an earlier report: it would be taken for this one's
+        for suffix in (".png", ".svg"):
+            (run_dir / "figures" / f"{name}{suffix}").unlink(missing_ok=True)
+    return plots
+
+
+def draw_figure(stem: Path, draw: Callable[..., Any], label: str, columns: int) -> Plot | None:
+    """Write STEM.png and STEM.svg with so many columns; return the figure for wide and narrow pages, None for nothing.
+
+    `draw` takes ``columns=``.
+    """
+    figure = draw(columns=columns)
+    if figure is None:
+        return None
+    svg, narrow = render_svg(figure), render_svg(draw(columns=1))
+    write_text(stem.with_suffix(".svg"), svg)
+    with atomic_file(stem.with_suffix(".png"), "wb") as file:
+        file.write(render_png(figure))
+    return Plot(
+        wide=inline_svg(svg, prefix=stem.name, label=label),
+        narrow=inline_svg(narrow, prefix=f"{stem.name}-narrow", label=label),
+    )
+
+
+def _read_logs(run_dir: Path, view: View) -> tuple[dict[tuple[str, str, int], TrainingLog], tuple[str, ...]]:
+    """Return (model, arm, seed) -> log of the report's own arms, and the names of those that are missing.
+
+    Relative paths are `run_dir`'s.
+    """
+    logs, missing = {}, []
+    several = len(view.report.seeds) > 1
+    for model, arm, seed, path in view.report.logs:
+        info = view.arms.get((model, arm))
+        if info is None or info.sweep:
+            continue
+        name = f"{format_name(model)}, {format_name(arm)}" if view.several_models else format_name(arm)
+        name = f"{name}, seed {seed}" if several else name
+        if (run_dir / path).is_file():
+            logs[model, arm, seed] = read_training_log(name, run_dir / path)
+        else:
+            missing.append(name)
+    return logs, tuple(missing)
+
+
+def _first_seeds(logs: Mapping[tuple[str, str, int], TrainingLog]) -> list[TrainingLog]:
+    """Return the first log with a loss of each arm."""
+    first: dict[tuple[str, str], TrainingLog] = {}
+    for (model, arm, _), log in logs.items():
+        if log.steps:
+            first.setdefault((model, arm), log)
+    return list(first.values())

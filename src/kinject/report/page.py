@@ -1,0 +1,249 @@
+"""A report's page as plain values (sections of text, lists, tables, figures, commands), and rendered as HTML and Markdown.
+
+Names and texts come from recipes, question files and logs, so they are data: HTML escapes all of them, Markdown escapes
+whatever it would read as markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from kinject.report.flips import Flips, markdown_flips
+from kinject.report.formatting import escape_markdown
+from kinject.report.verdict import AnsweredQuestion
+
+_STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
+_POLICY = "@POLICY@"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell: `below` is set small under `text`; `tone` is good, bad or "" as its difference is significant."""
+
+    text: str
+    tone: str = ""
+    below: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a table, its first cell the head; `kind` is "" or "published" (another's numbers)."""
+
+    cells: tuple[Cell, ...]
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TableBlock:
+    """A table; `wordy` lets its cells wrap and align left, for text rather than numbers. `folded` shows it on demand.
+
+    The first `heads` columns are the heads of a line and align left.
+    """
+
+    title: str
+    subtitle: str
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+    role: str = ""
+    wordy: bool = False
+    folded: bool = False
+    heads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FigureBlock:
+    """A figure by the stem of its files; `label` is for screen readers (words of kinject's own)."""
+
+    name: str
+    label: str
+    caption: str
+
+
+@dataclass(frozen=True, slots=True)
+class FlipsBlock:
+    """The answers that changed, with text and context."""
+
+    flips: Flips
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A heading within a section."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bullets:
+    """A list of sentences; `small` for explanations."""
+
+    lines: tuple[str, ...]
+    small: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Commands."""
+
+    lines: tuple[str, ...]
+
+
+Block = TableBlock | FigureBlock | FlipsBlock | Heading | Text | Bullets | Code
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and the blocks under it."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The whole page: the verdict first, then sections."""
+
+    title: str
+    subtitle: str
+    description: str
+    verdict: tuple[AnsweredQuestion, ...]
+    sections: tuple[Section, ...]
+    footer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A figure as inline SVG: for wide pages and for narrow ones."""
+
+    wide: str
+    narrow: str
+
+
+def line(*values: str | Cell, kind: str = "") -> Line:
+    """Return a line of texts and cells."""
+    return Line(tuple(value if isinstance(value, Cell) else Cell(value) for value in values), kind)
+
+
+def without_empty_columns(table: TableBlock) -> TableBlock:
+    """Return `table` without its empty columns (the first is kept)."""
+    kept = [
+        i for i in range(len(table.columns))
+        if i == 0 or any(row.cells[i].text or row.cells[i].below for row in table.lines)
+    ]  # fmt: skip
+    return _columns(table, kept, table.subtitle)
+
+
+def with_common_heads(table: TableBlock) -> TableBlock:
+    """Return `table` with those of its head columns that hold one text throughout (the first is kept) in its subtitle."""
+    same = [
+        i for i in range(1, table.heads)
+        if len({row.cells[i].text for row in table.lines if not row.kind}) == 1
+    ]  # fmt: skip
+    common = [next(row.cells[i].text for row in table.lines if not row.kind) for i in same]
+    subtitle = "; ".join(part for part in (table.subtitle, *common) if part)
+    return _columns(table, [i for i in range(len(table.columns)) if i not in same], subtitle)
+
+
+def _columns(table: TableBlock, kept: Sequence[int], subtitle: str) -> TableBlock:
+    lines = tuple(Line(tuple(row.cells[i] for i in kept), row.kind) for row in table.lines)
+    columns = tuple(table.columns[i] for i in kept)
+    return replace(table, subtitle=subtitle, columns=columns, lines=lines, heads=sum(i < table.heads for i in kept))
+
+
+def as_markup(plots: Mapping[str, Plot]) -> dict[str, dict[str, Any]]:
+    """Return figures for a template, unescaped: they are kinject's own."""
+    from markupsafe import Markup
+
+    return {
+        name: {size: Markup(svg) for size, svg in asdict(plot).items()}  # noqa: S704 - of our own making
+        for name, plot in plots.items()
+    }
+
+
+def render_html(page: Page, plots: Mapping[str, Plot]) -> str:
+    """Return the page as one HTML file: no script, nothing fetched, everything but the figures escaped."""
+    values = {"page": page, "plots": as_markup(plots), "kind_of": lambda block: type(block).__name__}
+    return render_template("report.html.j2", title=page.title, **values)
+
+
+def render_template(name: str, **values: Any) -> str:
+    """Return a template of this folder as one page.
+
+    Its policy allows the page's one style sheet, by its hash, and style attributes (figures have them), nothing else: no
+    script, image, font, frame, form or address. Browsers that do not know ``style-src-elem`` follow ``style-src``.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("kinject.report", "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    page = str(environment.get_template(name).render(**values, policy=_POLICY)).lstrip()
+    sheet = "".join(_STYLE.findall(page)[:1])
+    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; style-src-elem 'sha256-{digest}'; style-src-attr 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return page.replace(_POLICY, policy, 1)
+
+
+def render_markdown(page: Page) -> str:
+    """Return the page as Markdown, its figures by their file names."""
+    lines = [f"# {escape_markdown(page.title)}", "", escape_markdown(page.subtitle), ""]
+    lines += [escape_markdown(page.description), ""] if page.description else []
+    for answered in page.verdict:
+        lines += [f"## {answered.question}", "", escape_markdown(answered.lead), ""]
+        lines += [
+            f"- **{escape_markdown(finding.arm)}** on {escape_markdown(finding.question_set)}, *{finding.tag}*: "
+            f"{escape_markdown(finding.text)}"
+            for finding in answered.findings
+        ]
+        lines += [""] if answered.findings else []
+    for section in page.sections:
+        lines += [f"## {escape_markdown(section.title)}", ""]
+        for block in section.blocks:
+            lines += [*_markdown_block(block), ""]
+    return "\n".join([*lines, escape_markdown(page.footer)]) + "\n"
+
+
+def _markdown_block(block: Block) -> list[str]:
+    render: Mapping[type, Callable[..., list[str]]] = {
+        TableBlock: _markdown_table,
+        FigureBlock: lambda b: [f"![{b.label}](figures/{b.name}.png)", "", escape_markdown(b.caption)],
+        FlipsBlock: lambda b: markdown_flips(b.flips),
+        Heading: lambda b: [f"### {escape_markdown(b.text)}"],
+        Text: lambda b: [escape_markdown(b.text)],
+        Bullets: lambda b: [f"- {escape_markdown(item)}" for item in b.lines],
+        Code: lambda b: [f"    {item}" for item in b.lines],
+    }
+    return render[type(block)](block)
+
+
+def _markdown_table(block: TableBlock) -> list[str]:
+    lines = []
+    if block.title:
+        subtitle = f" ({escape_markdown(block.subtitle)})" if block.subtitle else ""
+        lines += [f"### {escape_markdown(block.title)}{subtitle}", ""]
+    ruler = "|".join(["---", *["---" if block.wordy else "---:"] * (len(block.columns) - 1)])
+    lines += [f"| {' | '.join(map(escape_markdown, block.columns))} |", f"|{ruler}|"]
+    for row in block.lines:
+        cells = []
+        for cell in row.cells:
+            text = escape_markdown(cell.text)
+            text = f"**{text}**" if cell.tone and text else f"*{text}*" if row.kind and text else text
+            cells.append(f"{text} ({escape_markdown(cell.below)})" if cell.below else text)
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines

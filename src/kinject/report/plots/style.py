@@ -1,0 +1,165 @@
+"""Colours, settings, panels and legends of every figure, and figures as PNG, SVG and inline SVG.
+
+Drawn with matplotlib's Figure objects on Agg (no pyplot, no window, no state); the same input gives the same bytes.
+Colours are blue and orange of Okabe and Ito (2008), which every kind of colour vision tells apart, and no meaning
+hangs on colour alone. `inline_svg` replaces the printed colours by the page's own, so that one drawing serves light,
+dark and paper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kinject.report.formatting import format_name
+from kinject.terminal import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, MUTED, RULE, PAPER, OTHER = "#1b1f24", "#5b6570", "#dce1e6", "#ffffff", "#c3cad1"
+LEARNING, RETENTION = "#0072b2", "#c44f00"
+THIRD, FOURTH, FIFTH = "#00795a", "#a0528a", "#8a6d00"
+PAGE_COLOURS = {
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    RULE: "var(--rule)",
+    PAPER: "var(--paper)",
+    OTHER: "var(--other)",
+    LEARNING: "var(--learning)",
+    RETENTION: "var(--retention)",
+    THIRD: "var(--third)",
+    FOURTH: "var(--fourth)",
+    FIFTH: "var(--fifth)",
+}
+"""Colour in the drawing -> colour of the page that it is set in."""
+
+SERIES = (
+    (LEARNING, "o", "-"), (RETENTION, "s", "--"), (THIRD, "^", "-."), (FOURTH, "D", ":"), (FIFTH, "v", "-"),
+    (MUTED, "P", "--"),
+)  # fmt: skip
+"""Colour, mark and line of each series: no meaning hangs on colour alone."""
+
+LONGEST = 22
+"""Characters of a name in a figure."""
+TICKS = ([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100%"])
+CHANCE: dict[str, Any] = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+"""How the level of chance is drawn."""
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Draw with kinject's settings, whatever the user's matplotlibrc says, and put the user's back."""
+    import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # A name may hold characters that the font lacks: the PNG shows a box, the SVG leaves them to its reader.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({
+            "svg.fonttype": "none", "svg.hashsalt": "kinject", "text.parse_math": False, "font.size": 10,
+            "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": RULE, "axes.facecolor": "none",
+            "axes.titlesize": 10.5, "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False,
+            "xtick.color": RULE, "ytick.color": RULE, "xtick.labelcolor": MUTED, "ytick.labelcolor": INK,
+            "figure.facecolor": PAPER, "legend.frameon": False, "legend.fontsize": 9.5,
+        })  # fmt: skip
+        yield
+
+
+def panels(n_panels: int, columns: int, height: float) -> tuple[Figure, list[Axes], int]:
+    """Return a figure with that many panels, side by side up to `columns`, and how many columns there are."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    width = 10.0 if columns > 1 else 4.4
+    columns = min(columns, n_panels)
+    rows = math.ceil(n_panels / columns)
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.05)
+    figure = Figure(figsize=(width, rows * height + 0.55), layout=layout)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    axes = list(grid.flat)
+    for empty in axes[n_panels:]:
+        empty.remove()
+    return figure, axes[:n_panels], columns
+
+
+def percent_axis(panel: Axes, *, labelled: bool) -> None:
+    """Set the vertical axis of `panel` up for accuracies; `labelled` writes the ticks."""
+    panel.set_ylim(0, 1.02)
+    panel.set_yticks(TICKS[0], TICKS[1] if labelled else [""] * len(TICKS[0]))
+    panel.grid(axis="y", color=RULE, linewidth=0.6)
+    panel.set_axisbelow(True)
+
+
+def prepare_rows(panel: Axes, names: Sequence[str], *, labelled: bool) -> None:
+    """Set `panel` up for one row a name, the first on top; `labelled` writes the names."""
+    panel.set_ylim(len(names) - 0.4, -0.6)
+    panel.set_yticks(range(len(names)), [format_name(n, LONGEST) for n in names] if labelled else [""] * len(names))
+    panel.tick_params(axis="y", length=0)
+    panel.grid(axis="x", color=RULE, linewidth=0.6)
+    panel.set_axisbelow(True)
+
+
+def margin_text(panel: Axes, row: int, text: str) -> None:
+    """Write `text` to the right of the row."""
+    panel.annotate(
+        text, (1, row), xycoords=panel.get_yaxis_transform(), xytext=(10, 0), textcoords="offset points",
+        va="center_baseline", fontsize=9, annotation_clip=False,
+    )  # fmt: skip
+
+
+def line_mark(label: str, **style_of: Any) -> Any:
+    """Return an entry of a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=label, **style_of)
+
+
+def add_legend(figure: Figure, marks: Sequence[Any], columns: int) -> None:
+    """Set a legend under the panels, in as many columns as the page's width holds."""
+    widths = [len(mark.get_label()) + 7 for mark in marks]  # in characters
+    room = 125 if columns > 1 else 52
+    n = next((n for n in range(len(marks), 1, -1) if sum(max(widths[i::n]) for i in range(n)) <= room), 1)
+    figure.legend(handles=list(marks), loc="outside lower left", ncols=n, columnspacing=1.4, handletextpad=0.6)
+
+
+def render_png(figure: Figure) -> bytes:
+    """Return the figure as a PNG, 160 dots to the inch, on white."""
+    with style(), io.BytesIO() as file:
+        figure.savefig(file, format="png", dpi=160, metadata={"Software": None})
+        return file.getvalue()
+
+
+def render_svg(figure: Figure) -> str:
+    """Return the figure as an SVG file with text as text, without date or random ids."""
+    with style(), io.StringIO() as file:
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        return printable(file.getvalue())  # XML holds no control characters
+
+
+def inline_svg(svg: str, *, prefix: str, label: str) -> str:
+    """Return an SVG of `render_svg` to be set into an HTML page: ids begin with `prefix`, colours are the page's.
+
+    It keeps no address outside the page. `label` (plain words of kinject's own) is for screen readers.
+    """
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
+
+    def adapt(tag: re.Match[str]) -> str:  # text cannot look like a tag: it is escaped
+        text = re.sub(r'\s(?:xmlns(?::\w+)?|version)="[^"]*"', "", tag[0])
+        text = re.sub(r'\bid="', f'id="{prefix}-', text)
+        text = re.sub(r'href="#|url\(#', lambda start: f"{start[0]}{prefix}-", text)
+        text = re.sub(r"#[0-9a-f]{6}\b", lambda colour: PAGE_COLOURS.get(colour[0], colour[0]), text)
+        text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", text)
+        if text.startswith("<svg"):
+            text = re.sub(r'\s(?:width|height)="[^"]*"', "", text)
+            text = text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+        return text
+
+    return re.sub(r"<[^<>]+>", adapt, body)

@@ -1,0 +1,439 @@
+"""Figures over a value: sweeps, number of retrieved passages, exposures, learning against forgetting, scaling.
+
+Each returns None where the report has nothing to draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kinject.report.formatting import ROLES, format_name
+from kinject.report.plots.style import (
+    CHANCE,
+    FOURTH,
+    INK,
+    LEARNING,
+    LONGEST,
+    MUTED,
+    OTHER,
+    PAPER,
+    RETENTION,
+    RULE,
+    SERIES,
+    add_legend,
+    line_mark,
+    panels,
+    percent_axis,
+    style,
+)
+from kinject.report.view import View, exposures_label, is_reverse, scaling_label
+from kinject.results import ArmResult, ExposureBin, Scaling, ScalingFit, ScalingPoint, Sweep, SweepPoint
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_NEAR = 0.045  # in accuracy: labels nearer than this would overlap
+_ROLE_SERIES = {
+    "learning": ((LEARNING, "o", "-"), (FOURTH, "<", "--"), *SERIES[2:3]),
+    "retention": ((RETENTION, "s", "-"), (SERIES[4][0], "v", "--"), *SERIES[2:3]),
+}
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """One position on a sweep: where it stands, its result, and its control's."""
+
+    x: float
+    result: ArmResult
+    control: ArmResult | None
+
+
+def sweep_figure(view: View, sweeps: Sequence[Sweep], *, columns: int = 2) -> Figure | None:
+    """Return accuracy along one sweep (one of each model): learning sets in one panel, retention sets in another."""
+    places = [
+        (sweep, role) for sweep in sweeps for role in ("learning", "retention")
+        if any(_drawn(view, sweep, name) for name in view.sets(role, sweep.model))
+    ]  # fmt: skip
+    if not places:
+        return None
+    marks: dict[str, Any] = {}
+    with style():
+        figure, axes, n_columns = panels(len(places), min(columns, 2), 2.75)
+        for index, (panel, (sweep, role)) in enumerate(zip(axes, places, strict=True)):
+            percent_axis(panel, labelled=index % n_columns == 0)
+            names = view.sets(role, sweep.model)
+            for name, series in zip(names, _ROLE_SERIES[role] * len(names), strict=False):
+                marks |= _draw_series(panel, view, (sweep, name), series)
+            marks |= _draw_control(panel, _drawn(view, sweep, names[0]), _ROLE_SERIES[role][0])
+            _draw_base(panel, view, sweep.model, names[0])
+            _ticks(panel, sweep)
+            title = ROLES[role] + (f", {format_name(sweep.model, LONGEST)}" if view.several_models else "")
+            panel.set_title(title, color=_ROLE_SERIES[role][0][0], fontweight="bold")
+            panel.set_xlabel(format_name(f"{sweep.name} ({sweep.key})", 2 * LONGEST))
+        marks["base"] = line_mark("base", color=MUTED, linewidth=0.9)
+        marks["chance"] = line_mark("chance", **CHANCE)
+        add_legend(figure, list(marks.values()), columns)
+    return figure
+
+
+def numbers_of(sweep: Sweep) -> list[float | None]:
+    """Return the number that each value is. A mapping of one key to numbers counts, nothing in it as 0."""
+    keys = {key for point in sweep.points if isinstance(point.value, Mapping) for key in point.value}
+    found: list[float | None] = []
+    for point in sweep.points:
+        x = point.x
+        if x is None and isinstance(point.value, Mapping) and len(keys) == 1:
+            (held,) = point.value.values() or (0,)
+            x = float(held) if isinstance(held, int | float) else None
+        found.append(x)
+    return found
+
+
+def positions(sweep: Sweep) -> list[float]:
+    """Return where each point stands: at its number, or evenly where values are not numbers (or not for a log axis)."""
+    numbers = [x for x in numbers_of(sweep) if x is not None and not (sweep.log_x and x <= 0)]
+    return numbers if len(numbers) == len(sweep.points) else [float(at) for at in range(len(sweep.points))]
+
+
+def _is_even(sweep: Sweep) -> bool:
+    return any(x is None or (sweep.log_x and x <= 0) for x in numbers_of(sweep))
+
+
+def tick_label(point: SweepPoint, x: float | None) -> str:
+    """Return a value as it stands on an axis: a number in few characters (``5e-4``), else the point's label."""
+    if x is None:
+        return format_name(point.label, 14)
+    if x != 0 and not 0.01 <= abs(x) < 10_000:
+        digits, power = f"{x:.2e}".split("e")
+        return f"{float(digits):g}e{int(power)}"
+    return f"{x:g}"
+
+
+def _drawn(view: View, sweep: Sweep, question_set: str) -> list[_Drawn]:
+    found = []
+    for x, point in zip(positions(sweep), sweep.points, strict=True):
+        result = view.point(sweep, point, question_set)
+        control = view.result(sweep.model, point.control, question_set) if point.control else None
+        if result is not None:
+            found.append(_Drawn(x, result, control))
+    return sorted(found, key=lambda drawn: drawn.x)
+
+
+def _draw_series(panel: Axes, view: View, place: tuple[Sweep, str], series: tuple[str, str, str]) -> dict[str, Any]:
+    """Draw one set along a sweep with its band, seeds and control; return what the legend should say of it."""
+    sweep, name = place
+    drawn, (colour, marker, line) = _drawn(view, sweep, name), series
+    if not drawn:
+        return {}
+    xs = [one.x for one in drawn]
+    whole = None not in numbers_of(sweep)  # between categories there is nothing
+    if whole:
+        panel.fill_between(
+            xs, [d.result.low for d in drawn], [d.result.high for d in drawn], color=colour, alpha=0.16, lw=0
+        )
+    else:
+        panel.vlines(xs, [d.result.low for d in drawn], [d.result.high for d in drawn], color=colour, linewidth=1.6)
+    line = line if whole else "none"
+    panel.plot(xs, [d.result.accuracy for d in drawn], color=colour, marker=marker, linestyle=line, markersize=5,
+               linewidth=1.6, clip_on=False, label=name)  # fmt: skip
+    for one in drawn:
+        if len(one.result.by_seed) > 1:
+            panel.plot(
+                [one.x] * len(one.result.by_seed), one.result.by_seed, "_", color=colour, markersize=5, alpha=0.8
+            )
+    return {name: line_mark(format_name(name, LONGEST), color=colour, marker=marker, linestyle=line, markersize=5)}
+
+
+def _draw_control(panel: Axes, drawn: Sequence[_Drawn], series: tuple[str, str, str]) -> dict[str, Any]:
+    colour, marker, _ = series
+    held = [(one.x, one.control) for one in drawn if one.control is not None]
+    if not held:
+        return {}
+    if len({control.arm for _, control in held}) == 1:  # one arm for the whole sweep: a level, not a sweep
+        control = held[0][1]
+        panel.axhspan(control.low, control.high, color=OTHER, alpha=0.3, linewidth=0)
+        panel.axhline(control.accuracy, color=colour, linewidth=1.2, linestyle=(0, (1, 1.5)), label="control")
+        name = format_name(control.arm, LONGEST)
+        return {f"\0{control.arm}": line_mark(f"control: {name}", color=INK, linewidth=1.2, linestyle=(0, (1, 1.5)))}
+    panel.plot([x for x, _ in held], [control.accuracy for _, control in held], color=MUTED, marker=marker,
+               markerfacecolor=PAPER, linestyle=":", markersize=5, label="control")  # fmt: skip
+    return {
+        "\0control": line_mark("step-matched control", color=MUTED, marker="o", markerfacecolor=PAPER, linestyle=":")
+    }
+
+
+def _draw_base(panel: Axes, view: View, model: str, question_set: str) -> None:
+    base = view.result(model, view.base(model), question_set)
+    if base is not None:
+        panel.axhline(base.accuracy, color=MUTED, linewidth=0.9, label="base")
+        panel.axhline(base.chance, **CHANCE, label="chance")
+
+
+def _ticks(panel: Axes, sweep: Sweep) -> None:
+    from matplotlib.ticker import NullLocator
+
+    xs = positions(sweep)
+    labels = [tick_label(point, x) for point, x in zip(sweep.points, numbers_of(sweep), strict=True)]
+    if sweep.log_x and not _is_even(sweep):
+        panel.set_xscale("log")
+        panel.xaxis.set_minor_locator(NullLocator())
+    turned = sum(map(len, labels)) > 40
+    panel.set_xticks(xs, labels, rotation=30 if turned else 0, ha="right" if turned else "center")
+    if _is_even(sweep):
+        panel.set_xlim(-0.5, len(xs) - 0.5)
+
+
+def accuracy_by_k(view: View, *, columns: int = 3) -> Figure | None:
+    """Return accuracy by number of retrieved passages, one panel for each model and set, one line for each arm."""
+    places = [
+        (model, name) for model in view.report.models for name in view.sets("", model)
+        if any(len(view.every_k(model, arm.name, name)) > 2 for arm in view.own_arms(model))
+    ]  # fmt: skip
+    if not places:
+        return None
+    marks: dict[str, Any] = {}
+    with style():
+        figure, axes, n_columns = panels(len(places), min(columns, len(places) + 1), 2.4)
+        for index, (panel, (model, name)) in enumerate(zip(axes, places, strict=True)):
+            percent_axis(panel, labelled=index % n_columns == 0)
+            arms = [arm.name for arm in view.own_arms(model) if any(s.k for s in view.every_k(model, arm.name, name))]
+            for arm, (colour, marker, line) in zip(arms, SERIES * (len(arms) // len(SERIES) + 1), strict=False):
+                results = view.every_k(model, arm, name)
+                ks = [result.k for result in results]
+                panel.fill_between(
+                    ks, [s.low for s in results], [s.high for s in results], color=colour, alpha=0.13, lw=0
+                )
+                panel.plot(
+                    ks, [s.accuracy for s in results], color=colour, marker=marker, linestyle=line, markersize=4.5
+                )
+                ringed = [s for s in results if s.chosen_k]
+                panel.plot([s.k for s in ringed], [s.accuracy for s in ringed], "o", color=INK, markersize=11,
+                           markerfacecolor="none", markeredgewidth=1.1)  # fmt: skip
+                marks[arm] = line_mark(
+                    format_name(arm, LONGEST), color=colour, marker=marker, linestyle=line, markersize=4.5
+                )
+            _draw_base(panel, view, model, name)
+            panel.set_xticks(sorted({s.k for arm in arms for s in view.every_k(model, arm, name)}))
+            panel.set_xlabel("K, passages before the question")
+            prefix = f"{format_name(model, LONGEST)}\n" if view.several_models else ""
+            panel.set_title(prefix + format_name(name, LONGEST), fontweight="bold")
+        marks["\0"] = line_mark(
+            "chosen K", color=INK, marker="o", markerfacecolor="none", markersize=10, linestyle="none"
+        )
+        marks["\0c"] = line_mark("chance", **CHANCE)
+        add_legend(figure, list(marks.values()), columns)
+    return figure
+
+
+def exposures(view: View, *, columns: int = 3) -> Figure | None:
+    """Return accuracy by how often training read the document behind a question, one panel for each model and set."""
+    bins = [bin for bin in view.report.exposures if not view.arms[bin.model, bin.arm].sweep]
+    places = list(dict.fromkeys((bin.model, bin.question_set) for bin in bins))
+    if not places:
+        return None
+    marks: dict[str, Any] = {}
+    with style():
+        figure, axes, n_columns = panels(len(places), columns if len(places) > 1 else 1, 2.6)
+        if len(places) == 1 and columns > 1:
+            figure.set_size_inches(10.0, 3.2)
+        for index, (panel, place) in enumerate(zip(axes, places, strict=True)):
+            own = [bin for bin in bins if (bin.model, bin.question_set) == place]
+            percent_axis(panel, labelled=index % n_columns == 0)
+            lows = sorted({(bin.low, bin.high) for bin in own})
+            arms = list(dict.fromkeys(bin.arm for bin in own))
+            for arm, (colour, marker, line) in zip(arms, SERIES * (len(arms) // len(SERIES) + 1), strict=False):
+                held = sorted((bin for bin in own if bin.arm == arm), key=lambda bin: bin.low)
+                panel.plot([lows.index((b.low, b.high)) for b in held], [b.accuracy for b in held], color=colour,
+                           marker=marker, linestyle=line, markersize=5)  # fmt: skip
+                marks[arm] = line_mark(format_name(arm, LONGEST), color=colour, marker=marker, linestyle=line)
+            panel.set_xticks(range(len(lows)), [exposures_label(bin) for bin in _first_of(own, lows)])
+            panel.set_xlim(-0.4, len(lows) - 0.6)
+            _draw_base(panel, view, *place)
+            panel.set_xlabel("times its document was read")
+            prefix = f"{format_name(place[0], LONGEST)}\n" if view.several_models else ""
+            panel.set_title(prefix + format_name(place[1], LONGEST), fontweight="bold")
+        marks["\0base"] = line_mark("base", color=MUTED, linewidth=0.9)
+        marks["\0chance"] = line_mark("chance", **CHANCE)
+        add_legend(figure, list(marks.values()), columns)
+    return figure
+
+
+def _first_of(bins: Sequence[ExposureBin], bounds: Sequence[tuple[float, float]]) -> list[ExposureBin]:
+    return [next(bin for bin in bins if (bin.low, bin.high) == bound) for bound in bounds]
+
+
+def frontier(view: View, *, columns: int = 2) -> Figure | None:
+    """Return what was learned against what was kept, one panel for each model and retention set, one line for each sweep."""
+    places = []
+    for model in view.report.models:
+        forward = [name for name in view.sets("learning", model) if not is_reverse(name)]
+        sweeps = [sweep for sweep in view.report.sweeps if sweep.model == model and sweep.frontier]
+        places += [
+            (model, sweeps, forward[0], kept) for kept in view.sets("retention", model)
+            if forward and any(_both(view, sweep, forward[0], kept) for sweep in sweeps)
+        ]  # fmt: skip
+    if not places:
+        return None
+    marks: dict[str, Any] = {}
+    with style():
+        figure, axes, _ = panels(len(places), columns if len(places) > 1 else 1, 3.9)
+        if len(places) == 1 and columns > 1:
+            figure.set_size_inches(10.0, 5.0)
+        for panel, (model, sweeps, learned, kept) in zip(axes, places, strict=True):
+            labelled: list[tuple[float, float]] = []
+            for sweep, (colour, marker, line) in zip(sweeps, SERIES * len(sweeps), strict=False):
+                points = _both(view, sweep, learned, kept)
+                panel.plot([x for x, _, _ in points], [y for _, y, _ in points], color=colour, marker=marker,
+                           linestyle=line, markersize=6, linewidth=1.4, alpha=0.95)  # fmt: skip
+                name = format_name(sweep.name, LONGEST)
+                marks[sweep.name] = line_mark(name, color=colour, marker=marker, linestyle=line, markersize=6)
+                _label(panel, points, colour, labelled)
+            marks |= _draw_arms(panel, view, (model, learned, kept), labelled)
+            _prepare_frontier(panel, view, (model, learned, kept))
+        add_legend(figure, list(marks.values()), columns)
+    return figure
+
+
+def _both(view: View, sweep: Sweep, learned: str, kept: str) -> list[tuple[float, float, str]]:
+    """Return (kept, learned, label) of each point of a sweep that has both."""
+    found = []
+    for point, x in zip(sweep.points, numbers_of(sweep), strict=True):
+        one, other = view.point(sweep, point, kept), view.point(sweep, point, learned)
+        if one is not None and other is not None:
+            found.append((one.accuracy, other.accuracy, tick_label(point, x)))
+    return found
+
+
+def _label(
+    panel: Axes, points: Sequence[tuple[float, float, str]], colour: str, taken: list[tuple[float, float]]
+) -> None:
+    """Write the value at each point, but not where another label stands."""
+    for x, y, text in points:
+        if all(math.hypot(x - a, y - b) > _NEAR for a, b in taken):
+            panel.annotate(
+                text,
+                (x, y),
+                xytext=(6, 4),
+                textcoords="offset points",
+                fontsize=8.5,
+                color=colour,
+                bbox={"facecolor": PAPER, "alpha": 0.75, "linewidth": 0, "pad": 0.6},
+            )
+            taken.append((x, y))
+
+
+def _draw_arms(
+    panel: Axes, view: View, place: tuple[str, str, str], taken: list[tuple[float, float]]
+) -> dict[str, Any]:
+    """Draw the study's own arms where they stand, the base as a star."""
+    model, learned, kept = place
+    for arm in view.own_arms(model):
+        one, other = view.result(model, arm.name, kept), view.result(model, arm.name, learned)
+        if one is None or other is None:
+            continue
+        marker, size = ("x", 6) if arm.trained else ("*", 13)
+        panel.plot([one.accuracy], [other.accuracy], marker, color=INK, markersize=size, clip_on=False, zorder=4)
+        on_curve = any(point.arm == arm.name for sweep in view.report.sweeps for point in sweep.points)
+        panel.annotate(format_name(arm.name, LONGEST), (one.accuracy, other.accuracy), fontsize=8.5, color=INK, ha="right",
+                       xytext=(-7, -12 if on_curve else -3), textcoords="offset points")  # fmt: skip
+        taken.append((one.accuracy, other.accuracy))
+    return {
+        "\0base": line_mark("base", color=INK, marker="*", markersize=11, linestyle="none"),
+        "\0arm": line_mark("an arm of its own", color=INK, marker="x", linestyle="none"),
+    }
+
+
+def _prepare_frontier(panel: Axes, view: View, place: tuple[str, str, str]) -> None:
+    model, learned, kept = place
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+    panel.grid(color=RULE, linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.margins(0.1)
+    panel.set_xlabel(f"{format_name(kept, LONGEST)}: kept")
+    panel.set_ylabel(f"{format_name(learned, LONGEST)}: learned")
+    if view.several_models:
+        panel.set_title(format_name(model, LONGEST), fontweight="bold")
+
+
+def scaling_figure(view: View, *, columns: int = 3) -> Figure | None:
+    """Return three kinds of panels: accuracy by parameters, accuracy by exposures, bits per parameter by parameters."""
+    scaling = view.report.scaling
+    if scaling is None or not scaling.points:
+        return None
+    sets = list(dict.fromkeys(point.question_set for point in scaling.points))
+    places: list[tuple[str, str]] = [("parameters", name) for name in sets]
+    places += [("exposures", name) for name in sets if any(p.exposures for p in _of(scaling, name))]
+    places += [("bits", name) for name in sets]
+    with style():
+        figure, axes, _ = panels(len(places), columns, 2.75)
+        for panel, (kind, name) in zip(axes, places, strict=True):
+            own = _of(scaling, name)
+            marks: list[Any] = []
+            key = "model" if kind == "exposures" else "label"
+            for at, group in enumerate(dict.fromkeys(getattr(point, key) for point in own)):
+                colour, marker, _line = SERIES[at % len(SERIES)]
+                held = [point for point in own if getattr(point, key) == group]
+                if kind == "bits":
+                    _draw_bits(panel, held, colour, marker)
+                else:
+                    fit = _fit_of(scaling, (name, kind, group))
+                    _draw_accuracies(panel, held, kind, fit, (colour, marker))
+                label = group if kind == "exposures" else scaling_label(scaling, group)
+                marks.append(line_mark(format_name(label, LONGEST), color=colour, marker=marker, markersize=5))
+            _finish(panel, kind, name, own)
+            panel.legend(handles=marks, fontsize=7.5, handlelength=1.5)
+    return figure
+
+
+def _of(scaling: Scaling, question_set: str) -> list[ScalingPoint]:
+    return [point for point in scaling.points if point.question_set == question_set]
+
+
+def _fit_of(scaling: Scaling, place: tuple[str, str, str]) -> ScalingFit | None:
+    return next((fit for fit in scaling.fits if (fit.question_set, fit.along, fit.fixed) == place), None)
+
+
+def _draw_accuracies(
+    panel: Axes, points: Sequence[ScalingPoint], kind: str, fit: ScalingFit | None, series: tuple[str, str]
+) -> None:
+    colour, marker = series
+    held = [(x, point) for point in points if (x := getattr(point, kind))]
+    for x, point in held:
+        panel.plot([x] * len(point.by_seed), point.by_seed, marker, color=colour, markersize=3.5, alpha=0.7)
+    if fit is not None:
+        ends = [min(x for x, _ in held), max(x for x, _ in held)]
+        panel.plot(ends, [fit.intercept + fit.slope * math.log2(x) for x in ends], color=colour, linewidth=1.4)
+
+
+def _draw_bits(panel: Axes, points: Sequence[ScalingPoint], colour: str, marker: str) -> None:
+    held = sorted(points, key=lambda point: point.parameters)
+    values = [point.per_parameter for point in held]
+    below = [max(0.0, (point.bits - point.low) / point.parameters) for point in held]
+    above = [max(0.0, (point.high - point.bits) / point.parameters) for point in held]
+    panel.errorbar([point.parameters for point in held], values, yerr=[below, above], color=colour, marker=marker,
+                   markersize=4.5, linewidth=1.2, capsize=2)  # fmt: skip
+
+
+def _finish(panel: Axes, kind: str, name: str, points: Sequence[ScalingPoint]) -> None:
+    from matplotlib.ticker import NullLocator
+
+    panel.set_xscale("log")
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.grid(axis="y", color=RULE, linewidth=0.6)
+    panel.set_axisbelow(True)
+    xs = sorted({x for point in points if (x := getattr(point, "exposures" if kind == "exposures" else "parameters"))})
+    if kind == "exposures":  # widths read the same number of texts, to a fraction
+        xs = sorted({round(x) for x in xs})
+    panel.set_xticks(xs, [f"{x / 1e6:.2g}M" if x >= 1e6 else f"{x / 1e3:.3g}k" if x >= 1e3 else f"{x:g}" for x in xs])
+    panel.set_xlabel("times each document was read" if kind == "exposures" else "parameters")
+    quantity = "bits per parameter" if kind == "bits" else "accuracy"
+    panel.set_title(f"{format_name(name, LONGEST)}: {quantity}", fontweight="bold")
+    if kind != "bits":
+        panel.set_ylim(0, 1.02)
+        panel.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100%"])
+        panel.axhline(points[0].chance, **CHANCE)

@@ -1,0 +1,323 @@
+"""Tables of results: the paper's Tables 1 to 3 in shape with its printed numbers, and every number behind the figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from kinject.report.formatting import ROLES, bare_p, format_name, format_percent, format_points, format_prompt
+from kinject.report.page import Cell, Line, TableBlock, line, with_common_heads, without_empty_columns
+from kinject.report.view import View, arm_label, exposures_label, tone_of
+from kinject.results import ArmResult, PromptFormat, Subject, Sweep
+
+_RAG = "+rag"
+_MARKS = {"good": " ▲", "bad": " ▼", "": ""}
+_NUMBERS = ("arm", "accuracy", "by seed", "n", "to base, points", "gain", "became right", "became wrong", "p", "p, Holm",
+            "detectable")  # fmt: skip
+
+
+def accuracy_cell(result: ArmResult | None) -> Cell:
+    """Return accuracy with its interval below, marked where it differs from base after Holm's correction."""
+    if result is None:
+        return Cell("")
+    tone = tone_of(result)
+    return Cell(f"{100 * result.accuracy:.1f}{_MARKS[tone]}", tone, _bounds(result))
+
+
+def paper_tables(view: View) -> list[TableBlock]:
+    """Return Tables 1 and 2 in shape: a row for each task, shots and model, a column for each way of injecting.
+
+    Arms that are named as the paper's are in the first table, the other arms in a second.
+    """
+    names = list(dict.fromkeys(arm.name for model in view.report.models for arm in view.own_arms(model)))
+    base = [name for name in names if any(view.base(model) == name for model in view.report.models)]
+    paper = [name for name in names if published_column(name) and name not in base]
+    others = [name for name in names if name not in paper and name not in base]
+    if not paper:
+        paper, others = others, []
+    title = "Accuracy by way of injecting knowledge, in %"
+    tables = [_methods_table(view, title, [*base, *paper], published=True)]
+    if others:
+        tables.append(_methods_table(view, "The controls and other arms, in %", [*base, *others], published=False))
+    return [table for table in tables if len(table.columns) > 1]
+
+
+def _methods_table(view: View, title: str, arms: Sequence[str], *, published: bool) -> TableBlock:
+    base, others = arms[:1], arms[1:]
+    columns = [*base, *(f"{name}{_RAG}" for name in base), *others, *(f"{name}{_RAG}" for name in others)]
+    lines: list[Line] = []
+    for task, form, subject in _tasks(view):
+        for model in view.report.models:
+            cells = [_method_result(view, model, column, (task, form, subject)) for column in columns]
+            if any(cells):
+                head = (_task_name(task, subject), format_prompt(form), format_name(model))
+                lines.append(line(*head, *map(accuracy_cell, cells)))
+                if published and (printed := _printed_line(view, model, (subject or task, form), columns)):
+                    lines.append(printed)
+    table = TableBlock(title, "", ("task", "asked", "model", *map(format_name, columns)), tuple(lines), heads=3)
+    return with_common_heads(without_empty_columns(table))
+
+
+def _tasks(view: View) -> list[tuple[str, PromptFormat, str]]:
+    """Return (question set, prompt format, subject) of each row; a set scored by subject has a row for each after its own."""
+    keys = dict.fromkeys(
+        (result.question_set, result.prompt_format, result.subject)
+        for result in sorted(view.report.results, key=lambda result: bool(result.subject))
+        if result.role != "baseline"
+    )
+    order = list(dict.fromkeys(result.question_set for result in view.report.results))
+    return sorted(keys, key=lambda key: order.index(key[0]))
+
+
+def _task_name(task: str, subject: str) -> str:
+    return format_name(f"{task}: {subject}" if subject else task)
+
+
+def _method_result(view: View, model: str, column: str, place: tuple[str, PromptFormat, str]) -> ArmResult | None:
+    question_set, form, subject = place
+    arm = column.removesuffix(_RAG)
+    own = view.every_k(model, arm, question_set, form, subject)
+    return next((result for result in own if (result.chosen_k if column != arm else result.k == 0)), None)
+
+
+def _printed_line(view: View, model: str, place: tuple[str, PromptFormat], columns: Sequence[str]) -> Line | None:
+    task, form = place
+    printed = published_scores(view.source(model), task, form.shots)
+    if not printed:
+        return None
+    # The paper's Table 1 has one fine-tuned column, on the texts as they are: what Table 2 calls regular.
+    printed |= {f"ft-reg{end}": printed[f"ft{end}"] for end in ("", _RAG) if f"ft{end}" in printed}
+    cells = []
+    for column in columns:
+        arm = column.removesuffix(_RAG)
+        key = published_column(arm) + (_RAG if column != arm else "")
+        cells.append(f"{100 * printed[key]:.1f}" if key in printed else "")
+    return (
+        line("published", f"{form.shots} shots", format_name(model), *cells, kind="published") if any(cells) else None
+    )
+
+
+def k_tables(view: View) -> list[TableBlock]:
+    """Return Table 3 in shape: accuracy by the number of retrieved passages, for each arm asked with several."""
+    lines: list[Line] = []
+    ks = sorted({result.k for result in view.whole if result.k})
+    for name in view.sets():
+        for form in view.formats(name):
+            for model in view.report.models:
+                lines += _k_lines(view, model, (name, form), ks)
+    if len(ks) < 2 or not lines:
+        return []
+    columns = ("task", "asked", "model", "arm", "K = 0", *(f"K = {k}" for k in ks))
+    title, subtitle = "Accuracy by number of retrieved passages, in %", "● the K chosen on validation questions"
+    return [with_common_heads(TableBlock(title, subtitle, columns, tuple(lines), heads=4))]
+
+
+def _k_lines(view: View, model: str, place: tuple[str, PromptFormat], ks: Sequence[int]) -> list[Line]:
+    name, form = place
+    lines = []
+    for arm in view.own_arms(model):
+        found = {k: view.result(model, arm.name, name, k, form) for k in (0, *ks)}
+        if not any(found[k] for k in ks):
+            continue
+        head = (format_name(name), format_prompt(form), format_name(model), format_name(arm.name))
+        lines.append(line(*head, *(_k_cell(found[k]) for k in (0, *ks))))
+        printed = published_by_k(view.source(model), name, form.shots) if not arm.trained else {}
+        if printed:
+            cells = (f"{100 * printed[k]:.1f}" if k in printed else "" for k in ks)
+            lines.append(
+                line("published", f"{form.shots} shots", format_name(model), "base", "", *cells, kind="published")
+            )
+    return lines
+
+
+def _k_cell(result: ArmResult | None) -> Cell:
+    cell = accuracy_cell(result)
+    return Cell(f"● {cell.text}", cell.tone, cell.below) if result is not None and result.chosen_k else cell
+
+
+def numbers_tables(view: View) -> list[TableBlock]:
+    """Return every number of the report's own arms: one table for each model, question set and prompt format."""
+    tables = []
+    for model in view.report.models:
+        for name in view.sets("", model):
+            for form in view.formats(name):
+                results = view.shown(model, name, form)
+                if results:
+                    role, chance, n = results[0].role, format_percent(results[0].chance), max(r.n for r in results)
+                    title = f"{view.set_label(name, form, model)}: {ROLES[role]}"
+                    lines = tuple(_numbers_line(result) for result in results)
+                    questions = f"{n:,} question{'' if n == 1 else 's'}"
+                    subtitle = f"{format_prompt(form)} · {questions}, chance {chance}"
+                    tables.append(without_empty_columns(TableBlock(title, subtitle, _NUMBERS, lines, role=role)))
+    return tables
+
+
+def _numbers_line(result: ArmResult) -> Line:
+    seeds = ", ".join(f"{100 * value:.1f}" for value in result.by_seed) if len(result.by_seed) > 1 else ""
+    accuracy = format_percent(result.accuracy) + (f" ({result.n_unscored:,} unscored)" if result.n_unscored else "")
+    start = (Cell(arm_label(result)), Cell(accuracy, "", _bounds(result)), Cell(seeds), Cell(f"{result.n:,}"))
+    contrast = result.to_base
+    if contrast is None:
+        return Line((*start, Cell("base"), *(Cell("") for _ in _NUMBERS[len(start) + 1 :])))
+    tone, bounds = tone_of(result), ""
+    if contrast.low is not None and contrast.high is not None:
+        bounds = f"{format_points(contrast.low)} to {format_points(contrast.high)}"
+    delta = Cell(format_points(contrast.delta) + _MARKS[tone], tone, bounds)
+    relative = "" if contrast.relative is None else f"{100 * contrast.relative:+.1f}%".replace("-", "−")
+    smallest = "" if contrast.smallest is None else f"{100 * contrast.smallest:.1f}"
+    flips = (f"{contrast.wrong_to_right:,}", f"{contrast.right_to_wrong:,}")
+    p = ("" if value is None else bare_p(value) for value in (contrast.p, contrast.p_holm))
+    return Line((*start, delta, *map(Cell, (relative, *flips, *p, smallest))))
+
+
+def _bounds(result: ArmResult) -> str:
+    return f"{100 * result.low:.1f} – {100 * result.high:.1f}"
+
+
+def sweep_table(view: View, sweep: Sweep) -> TableBlock:
+    """Return the accuracies along a sweep, a column for each question set; values whose arm is missing are named."""
+    sets = view.sets("", sweep.model)
+    lines = []
+    for point in sweep.points:
+        cells = [accuracy_cell(view.point(sweep, point, name)) for name in sets]
+        missing = "" if any(cell.text for cell in cells) else "no result"
+        lines.append(line(Cell(format_name(point.label), "", missing), format_name(point.arm), *cells))
+    title = format_name(sweep.name) + (f", {format_name(sweep.model)}" if view.several_models else "")
+    columns = ("value", "arm", *map(format_name, sets))
+    return TableBlock(f"{title}: accuracy in %", format_name(sweep.key), columns, tuple(lines), folded=True, heads=2)
+
+
+def subjects_tables(view: View) -> list[TableBlock]:
+    """Return accuracy by subject for the report's own arms, where a set has several and no rows of their own."""
+    tables = []
+    by_subject = {(result.model, result.question_set) for result in view.report.results if result.subject}
+    for model in view.report.models:
+        for name in view.sets("", model):
+            for form in view.formats(name)[: 1 if view.is_study else None]:
+                results = [result for result in view.shown(model, name, form) if result.subjects]
+                if results and (model, name) not in by_subject:
+                    title = f"{view.set_label(name, form, model)} by subject, in %"
+                    tables.append(_subjects_table(title, results))
+    return tables
+
+
+def _subjects_table(title: str, results: Sequence[ArmResult]) -> TableBlock:
+    subjects = list(dict.fromkeys((subject.name, subject.n) for result in results for subject in result.subjects))
+    by_arm = [{subject.name: _subject_cell(subject) for subject in result.subjects} for result in results]
+    lines = [
+        line(format_name(name) or "(none)", f"{n:,}", *(cells.get(name, "") for cells in by_arm))
+        for name, n in subjects
+    ]
+    if any(result.macro for result in results):
+        means = (Cell("") if r.macro is None else _bounded(*r.macro) for r in results)
+        lines.append(line("mean of subjects", f"{results[0].n:,}", *means))
+    columns = ("subject", "n", *map(arm_label, results))
+    subtitle = "" if any(result.macro for result in results) else "without intervals: few questions each"
+    return TableBlock(title, subtitle, columns, tuple(lines), folded=True)
+
+
+def _subject_cell(subject: Subject) -> Cell:
+    if subject.low is None or subject.high is None:
+        return Cell(f"{100 * subject.accuracy:.1f}")
+    return _bounded(subject.accuracy, subject.low, subject.high)
+
+
+def _bounded(value: float, low: float, high: float) -> Cell:
+    return Cell(f"{100 * value:.1f}", "", f"{100 * low:.0f} – {100 * high:.0f}")
+
+
+def recall_tables(view: View) -> list[TableBlock]:
+    """Return the table of how often retrieval found the document that answers, [] without retrieval."""
+    recalls = view.report.recalls
+    ks = list(dict.fromkeys(recall.k for recall in recalls))
+    lines = []
+    for name, n in {recall.question_set: recall.n for recall in recalls}.items():
+        found = {recall.k: recall.n_found / recall.n for recall in recalls if recall.question_set == name}
+        lines.append(line(format_name(name), f"{n:,}", *(format_percent(found[k]) if k in found else "" for k in ks)))
+    about = "questions whose document is among the K passages, of those that name one"
+    columns = ("questions", "n", *(f"K = {k}" for k in ks))
+    return [TableBlock("Recall of retrieval", about, columns, tuple(lines))] if lines else []
+
+
+def perplexity_tables(view: View) -> list[TableBlock]:
+    """Return a table for each file of held-out texts: a row an arm, the change to the first of them."""
+    tables = []
+    for name in dict.fromkeys(item.name for item in view.report.perplexities):
+        items = [item for item in view.report.perplexities if item.name == name]
+        lines = []
+        for item in items:
+            change = "base" if item is items[0] else f"{100 * (item.per_token / items[0].per_token - 1):+.1f}%"
+            change = change if item.n_tokens == items[0].n_tokens else "other tokens"
+            counts = (f"{item.n_texts:,}", f"{item.n_tokens:,}", f"{item.per_token:.3f}")
+            lines.append(line(format_name(item.arm), *counts, change.replace("-", "−"), f"{item.bits_per_byte:.4f}"))
+        columns = ("model", "texts", "tokens", "perplexity", "to base", "bits per byte")
+        tables.append(TableBlock("Perplexity of held-out texts", format_name(name), columns, tuple(lines)))
+    return tables
+
+
+def published_notes(tables: Sequence[TableBlock]) -> tuple[str, ...]:
+    """Return where published rows come from, () where no table holds one."""
+    if not any(own.kind == "published" for table in tables for own in table.lines):
+        return ()
+    found = load_published()
+    matched = "Models are matched by where they come from, tasks and arms by name."
+    return (f"Published: {found['source']}. {found['about']} {matched}",)
+
+
+def exposures_table(view: View) -> TableBlock:
+    """Return the bins of exposures: the number of answers (seeds together) and the fraction of them that was correct."""
+    lines = tuple(
+        line(format_name(bin.question_set), format_name(bin.model), format_name(bin.arm), exposures_label(bin),
+             f"{bin.n:,}", format_percent(bin.accuracy))
+        for bin in view.report.exposures if not view.arms[bin.model, bin.arm].sweep
+    )  # fmt: skip
+    columns = ("set", "model", "arm", "times read", "answers", "right")
+    return with_common_heads(TableBlock("Exposures", "", columns, lines, folded=True, heads=4))
+
+
+@cache
+def load_published() -> Mapping[str, Any]:
+    """Return published.json: `source`, `about`, `columns` and rows of the three tables, other names of the models."""
+    text = resources.files("kinject.report").joinpath("published.json").read_text("utf-8")
+    return dict(json.loads(text))
+
+
+def published_scores(model: str, task: str, shots: int) -> dict[str, float]:
+    """Return column (``base``, ``ft-par+rag``, ...) -> accuracy as printed in Tables 1 and 2; {} where there is none."""
+    results: dict[str, float] = {}
+    for table in ("table1", "table2"):
+        for name, of_shots, of_model, *values in load_published()[table]:
+            if _is_task(name, task) and of_shots in (None, shots) and _is_model(of_model, model):
+                results |= dict(zip(load_published()["columns"][table], values, strict=True))
+    return results
+
+
+def published_by_k(model: str, task: str, shots: int) -> dict[int, float]:
+    """Return K -> accuracy of the base with K passages as printed in Table 3; {} where there is none."""
+    for name, of_shots, of_model, *values in load_published()["table3"]:
+        if _is_task(name, task) and of_shots == shots and _is_model(of_model, model):
+            return dict(zip(load_published()["columns"]["table3"], values, strict=True))
+    return {}
+
+
+def published_column(arm: str) -> str:
+    """Return the column of the paper that an arm is by its name: ``FT_par`` is ``ft-par``; "" where it is none."""
+    flat = re.sub(r"[^a-z0-9]+", "-", arm.lower()).strip("-")
+    return flat if flat in ("base", "ft", "ft-reg", "ft-par") else ""
+
+
+def _flat(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower().rsplit("/", 1)[-1])
+
+
+def _is_task(published: str, task: str) -> bool:
+    flat = _flat(task).removeprefix("mmlu")
+    return flat in (_flat(published), *load_published()["tasks"].get(published, ()))
+
+
+def _is_model(published: str, model: str) -> bool:
+    return _flat(model) in (_flat(published), *load_published()["models"][published])

@@ -1,0 +1,175 @@
+"""Lookups in a report that its pages and figures share. Computes no statistics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from kinject.report.formatting import format_name, format_prompt
+from kinject.results import ArmInfo, ArmResult, ExposureBin, PromptFormat, Report, Scaling, Sweep, SweepPoint
+
+
+class View:
+    """A report's results by model, arm, question set and prompt format.
+
+    `whole` are the results on whole question sets: those without the question and those of one subject are kept apart.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.whole = [result for result in report.results if result.role != "baseline" and not result.subject]
+        self.arms = {(arm.model, arm.name): arm for arm in report.arms}
+        self._by_k: dict[tuple[str, str, str, PromptFormat, str], list[ArmResult]] = {}
+        for result in report.results:
+            if result.role != "baseline":
+                key = (result.model, result.arm, result.question_set, result.prompt_format, result.subject)
+                self._by_k.setdefault(key, []).append(result)
+        for own in self._by_k.values():
+            own.sort(key=lambda result: result.k)
+        self._formats: dict[str, list[PromptFormat]] = {}
+        for result in self.whole:
+            formats = self._formats.setdefault(result.question_set, [])
+            if result.prompt_format not in formats:
+                formats.append(result.prompt_format)
+
+    @property
+    def is_study(self) -> bool:
+        """Whether the report is a study's; else it is an evaluation's."""
+        return self.report.kind == "study"
+
+    @property
+    def several_models(self) -> bool:
+        """Whether there is more than one base model."""
+        return len(self.report.models) > 1
+
+    def source(self, model: str) -> str:
+        """Return the folder or hub name of a base model, its name where that is not known."""
+        return self.report.model_sources.get(model, model)
+
+    def own_arms(self, model: str) -> list[ArmInfo]:
+        """Return the arms of `model` that are not points of a sweep, the untrained first."""
+        own = [arm for arm in self.report.arms if arm.model == model and not arm.sweep]
+        return sorted(own, key=lambda arm: arm.trained)
+
+    def sets(self, role: str = "", model: str = "") -> list[str]:
+        """Return the names of the question sets (of `role`, asked of `model`), in order."""
+        return list(dict.fromkeys(
+            result.question_set for result in self.whole
+            if (not role or result.role == role) and (not model or result.model == model)
+        ))  # fmt: skip
+
+    def formats(self, question_set: str) -> list[PromptFormat]:
+        """Return the prompt formats of `question_set`; the first is the headline."""
+        return self._formats.get(question_set, [])
+
+    def headline(self, question_set: str) -> PromptFormat:
+        """Return the prompt format that the recipe lists first."""
+        return self.formats(question_set)[0]
+
+    def every_k(
+        self, model: str, arm: str, question_set: str, form: PromptFormat | None = None, subject: str = ""
+    ) -> list[ArmResult]:
+        """Return an arm's results in one format (of one subject's questions), by K; in the headline without `form`."""
+        if question_set not in self._formats:
+            return []
+        key = (model, arm, question_set, form or self.headline(question_set), subject)
+        return self._by_k.get(key, [])
+
+    def result(
+        self, model: str, arm: str, question_set: str, k: int = 0, form: PromptFormat | None = None
+    ) -> ArmResult | None:
+        """Return an arm's result with `k` passages, None where there is none."""
+        return next((r for r in self.every_k(model, arm, question_set, form) if r.k == k), None)
+
+    def chosen(
+        self, model: str, arm: str, question_set: str, form: PromptFormat | None = None, subject: str = ""
+    ) -> ArmResult | None:
+        """Return an arm's result with its chosen K, None where none was chosen."""
+        return next((r for r in self.every_k(model, arm, question_set, form, subject) if r.chosen_k), None)
+
+    def retrieval(self, model: str, question_set: str) -> ArmResult | None:
+        """Return the base with retrieval that trained arms are compared with: its chosen K, in an evaluation else the first."""
+        chosen = self.chosen(model, self.base(model), question_set)
+        if chosen is not None or self.is_study:
+            return chosen
+        place = (model, self.base(model), question_set, self.headline(question_set))
+        asked = (r for r in self.whole if (r.model, r.arm, r.question_set, r.prompt_format) == place)
+        return next((r for r in asked if r.k), None)
+
+    def base(self, model: str) -> str:
+        """Return the name of the arm that is the untrained model, "" where there is none."""
+        return next((arm.name for arm in self.own_arms(model) if not arm.trained), "")
+
+    def shown(self, model: str, question_set: str, form: PromptFormat | None = None) -> list[ArmResult]:
+        """Return the results of the report's own arms: without context, then with the chosen K (each K if none was chosen)."""
+        arms = [arm.name for arm in self.own_arms(model)]
+        plain = [self.result(model, arm, question_set, 0, form) for arm in arms]
+        found = [result for result in plain if result is not None]
+        for arm in arms:
+            chosen = self.chosen(model, arm, question_set, form)
+            with_context = (
+                [r for r in self.every_k(model, arm, question_set, form) if r.k] if chosen is None else [chosen]
+            )
+            found += with_context
+        return found
+
+    def point(self, sweep: Sweep, point: SweepPoint, question_set: str) -> ArmResult | None:
+        """Return the result of a sweep's point, None where its arm did not finish."""
+        return self.result(sweep.model, point.arm, question_set)
+
+    def set_label(self, question_set: str, form: PromptFormat, model: str = "") -> str:
+        """Return a set's name, with the prompt format where there are several and the model where there are several."""
+        parts = [format_name(model)] if model and self.several_models else []
+        parts.append(format_name(question_set))
+        if len(self.formats(question_set)) > 1:
+            parts.append(format_prompt(form))
+        return ", ".join(parts)
+
+
+def arm_label(result: ArmResult, longest: int | None = None) -> str:
+    """Return ``ft-par`` or ``ft-par+rag``, with K where it was not chosen."""
+    name = format_name(result.arm, longest)
+    return name if not result.k else f"{name}+rag" if result.chosen_k else f"{name}+rag, K = {result.k}"
+
+
+def tone_of(result: ArmResult) -> str:
+    """Return good or bad where the result differs significantly from base, else ""."""
+    contrast = result.to_base
+    if contrast is None or not contrast.is_significant:
+        return ""
+    return "good" if contrast.delta > 0 else "bad"
+
+
+def is_reverse(question_set: str) -> bool:
+    """Return whether a set asks in the direction opposite to that of its documents: its name says so."""
+    return "reverse" in question_set.lower()
+
+
+def slug(name: str, taken: Iterable[str] = ()) -> str:
+    """Return `name` in letters, digits and hyphens, not one of `taken`: the stem of a figure's file."""
+    stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "unnamed"
+    used, unique, number = set(taken), stem, 2
+    while unique in used:
+        unique, number = f"{stem}-{number}", number + 1
+    return unique
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Return ``3 seeds`` or ``1 seed``."""
+    return f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}"
+
+
+def scaling_label(scaling: Scaling, label: str) -> str:
+    """Return the name of a sweep's value in the scaling section: with its exposures, where they were counted."""
+    counts = [point.exposures for point in scaling.points if point.label == label and point.exposures]
+    if not label:
+        return "base"
+    return f"{label} ({sum(counts) / len(counts):.3g} exposures)" if counts else label
+
+
+def exposures_label(bin: ExposureBin) -> str:
+    """Return ``under 1``, ``1`` or ``4 – 7``: low is inside the bin, high is not."""
+    if bin.low == 0:
+        return f"under {bin.high:g}"
+    last = bin.high - 1
+    return f"{bin.low:g}" if last <= bin.low else f"{bin.low:g} – {last:g}"
