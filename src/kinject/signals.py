@@ -45,3 +45,8 @@ def terminable() -> Iterator[None]:
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
     raise Terminated
+
+
+def exit_code(stop: KeyboardInterrupt) -> int:
+    """Return the exit code of a shell for the signal behind `stop`: 128 and its number."""
+    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)

@@ -246,7 +246,7 @@ def check_death(case: Case, system: Forked, words: list[str], sent: signal.Signa
     again = [word for word in words if word != "--resume"] + ["--resume"] * (words[0] == "train")
     ended = "terminated" if sent == signal.SIGTERM else "interrupted"
     assert err.endswith(
-        f"kinject {words[0]}: {ended}. What was stored is kept; go on with: {shlex.join(['kinject', *again])}\n"
+        f"kinject {words[0]}: {ended}. Finished work is kept. Resume with: {shlex.join(['kinject', *again])}\n"
     ), err
     return "told"
 
@@ -323,7 +323,7 @@ def moments(seed: int) -> Callable[[Undisturbed], Moment]:
 def without(value: Any, *names: str) -> Any:
     """Return a JSON value without the keys `names`, wherever they stand, and without the checksum over them."""
     if isinstance(value, dict):
-        return {key: without(item, *names) for key, item in value.items() if key not in (*names, "_checksum")}
+        return {key: without(item, *names) for key, item in value.items() if key not in (*names, "crc32")}
     return [without(item, *names) for item in value] if isinstance(value, list) else value
 
 

@@ -10,16 +10,16 @@ from kinject.cli.recipe_arguments import add_verb, recipe_of
 from kinject.terminal import show
 
 _DETAIL = """\
-Documents to passages to rewritings to a corpus, in the recipe's run_dir:
+Rewrite documents into a training corpus, passage by passage. In the recipe's run_dir:
   variants.jsonl   every accepted rewriting, append-only: a rerun pays for nothing twice
-  rejected.jsonl   every refused one, with the reason
-  failures.jsonl   what no answer came for, with the error; the next run asks again
-  corpus.jsonl     what kinject train reads
-  manifest.json    what made it
+  rejected.jsonl   every rejected one, with the reason
+  failures.jsonl   requests without an answer, with the error; the next run repeats them
+  corpus.jsonl     the input of kinject train
+  manifest.json    inputs, settings and versions
 
 examples:
   kinject augment
-  kinject augment --dry-run                                      what it would ask for, with cost and time; nothing is sent
+  kinject augment --dry-run                                      planned requests, cost and time; nothing is sent
   kinject augment recipes/augment.yaml augment.styles.paraphrase=4 run_dir=runs/augment-4
   kinject augment recipes/augment.yaml 'augment.styles={paraphrase: 8, permuted: 2}' run_dir=runs/augment-mixed
   OPENAI_API_KEY=... kinject augment recipes/augment-openai.yaml augment.budget=5"""
@@ -27,9 +27,9 @@ examples:
 
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
-    parser = add_verb(verbs, "augment", "documents to a paraphrase-augmented corpus", _DETAIL, "recipes/augment.yaml")
+    parser = add_verb(verbs, "augment", "rewrite documents into a training corpus", _DETAIL, "recipes/augment.yaml")
     parser.add_argument(
-        "--dry-run", action="store_true", help="read the documents, print what a run would ask for, stop"
+        "--dry-run", action="store_true", help="read the documents, print the planned requests, cost and time, stop"
     )
     parser.set_defaults(run=_run)
 
@@ -37,7 +37,7 @@ def add_parser(verbs: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from kinject.augment import augment, preview, render_preview, render_summary
 
-    gc.set_threshold(20_000, 10, 10)  # requests make few cycles; looking for them took an eighth of the time
+    gc.set_threshold(20_000, 10, 10)  # requests make few cycles; the search for them took an eighth of the time
     recipe = recipe_of(arguments, "augment")
     if arguments.dry_run:
         show(render_preview(preview(recipe)))

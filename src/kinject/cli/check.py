@@ -10,7 +10,8 @@ from typing import Any
 from kinject.terminal import show
 
 _DETAIL = """\
-Check recipes whole: unknown keys, wrong types and values out of range, each with its line. Inputs are not looked for.
+Check whole recipes: unknown keys, wrong types and values out of range, each with its line. Inputs are not checked.
+Exit code 0: all are valid; 2: some are not.
 
 examples:
   kinject check                    every recipe below recipes/
@@ -36,15 +37,15 @@ def _run(arguments: argparse.Namespace) -> int:
     from kinject.study.arms import expand_arms
     from kinject.study.check import check_names, check_shared_recipes
 
-    asked = arguments.recipes or [Path("recipes")]
-    files = [file for path in asked for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
+    paths = arguments.recipes or [Path("recipes")]
+    files = [file for path in paths for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
     if not files:
-        raise InputError(f"{asked[0]}: no recipes (*.yaml) there. Give a file or a folder.")
-    n_bad = n_other = 0
+        raise InputError(f"{paths[0]}: no recipes (*.yaml) there. Give a file or a folder.")
+    n_invalid = n_skipped = 0
     for file in files:
         try:
-            if file not in asked and "compute_environment" in read_yaml(file).root:
-                n_other += 1  # a configuration of accelerate's, which accelerate checks
+            if file not in paths and "compute_environment" in read_yaml(file).root:
+                n_skipped += 1  # accelerate checks its own configuration files
                 continue
             recipe = read_recipe(file)
             check_sections(recipe)
@@ -54,9 +55,9 @@ def _run(arguments: argparse.Namespace) -> int:
                 check_names(study)
                 check_shared_recipes(study, expand_arms(study))
         except KinjectError as error:
-            n_bad += 1
+            n_invalid += 1
             show(error, file=sys.stderr)
-    n_recipes = len(files) - n_other
-    others = f"; {n_other} files are accelerate's" if n_other else ""
-    show(f"{n_recipes - n_bad} of {n_recipes} recipes are valid{others}")
-    return 2 if n_bad else 0
+    n_recipes = len(files) - n_skipped
+    skipped = f"; {n_skipped} files are accelerate's" if n_skipped else ""
+    show(f"{n_recipes - n_invalid} of {n_recipes} recipes are valid{skipped}")
+    return 2 if n_invalid else 0

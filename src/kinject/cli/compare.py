@@ -9,9 +9,9 @@ from typing import Any
 from kinject.terminal import show
 
 _DETAIL = """\
-Differences between runs, paired by question, with what they are worth. A RUN is a run folder of kinject eval, or a
-samples_*.jsonl of lm-evaluation-harness (or a folder that holds some). All are compared with the first; one run alone:
-its other arms with its first.
+Compare runs question by question, with intervals and p values. A RUN is a run folder of kinject eval, or a samples_*.jsonl of
+lm-evaluation-harness (or a folder with some). All runs are compared with the first. With a single run, its other arms are
+compared with its first.
 
 examples:
   kinject compare runs/eval
@@ -24,17 +24,20 @@ def add_parser(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "compare",
-        help="differences between runs, paired by question",
+        help="compare runs question by question",
         description=_DETAIL,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", type=Path, help="run folder or samples file; the first is base"
+        "runs", nargs="+", metavar="RUN", type=Path, help="run folder or samples file; the first is the base"
     )
     parser.add_argument(
-        "--score", choices=("sum", "chars", "bytes", "tokens", "pmi"), default="sum", help="what is compared (sum)"
+        "--score",
+        choices=("sum", "chars", "bytes", "tokens", "pmi"),
+        default="sum",
+        help="the score to compare (default: sum)",
     )
-    parser.add_argument("--seeds", action="store_true", help="the runs after the first differ in their seed only")
+    parser.add_argument("--seeds", action="store_true", help="the runs after the first differ only in their seed")
     parser.set_defaults(run=_run)
 
 

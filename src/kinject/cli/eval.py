@@ -10,13 +10,13 @@ from kinject.process import is_first_process
 from kinject.terminal import show
 
 _DETAIL = """\
-Several models against several question sets, by the log-probability of each choice, with and without retrieved
-context. In the recipe's run_dir:
+Score models on question sets by the log-probability of each choice, with and without retrieved context. In the recipe's
+run_dir:
   answers.jsonl    log-probs of every choice; a rerun scores nothing twice
   harness/ARM/     the same in lm-evaluation-harness's layout
-  report.html      verdict, tables, figures, answers that changed (also report.md and report.json)
-  flips.jsonl      every answer that changed against the base, with its text and context
-  manifest.json    what made it
+  report.html      verdict, tables, figures, changed answers (also report.md and report.json)
+  flips.jsonl      every answer that differs from the base's, with its text and context
+  manifest.json    inputs, settings and versions
 
 examples:
   kinject eval
@@ -28,7 +28,7 @@ examples:
 
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
-    parser = add_verb(verbs, "eval", "models against question sets, and a report", _DETAIL, "recipes/eval.yaml")
+    parser = add_verb(verbs, "eval", "score models on question sets, with a report", _DETAIL, "recipes/eval.yaml")
     parser.add_argument(
         "--show",
         type=int,

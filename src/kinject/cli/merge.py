@@ -11,14 +11,14 @@ from kinject.errors import InputError
 from kinject.terminal import show
 
 _DETAIL = """\
-Average a tuned model with its base, weight by weight: alpha 0 is the base, 1 the tuned model. What lies between has
-often forgotten far less and lost little of what was learned. TUNED may be a peft adapter.
+Average a tuned model with its base, weight by weight: alpha 0 is the base, 1 the tuned model. Values in between often forget
+far less and keep most of what was learned. TUNED may be a peft adapter.
 
 examples:
   kinject merge runs/sandbox/base/model runs/cpt/model
   kinject merge runs/sandbox/base/model runs/cpt/model --alpha 0.5 0.75 --out runs/merged
   kinject merge runs/sandbox/base/model runs/cpt/model --probe eval/sandbox/new.jsonl eval/sandbox/known.jsonl
-  kinject merge runs/sandbox/base/model runs/cpt/model --probe recipes/eval.yaml    # as an evaluation recipe asks"""
+  kinject merge runs/sandbox/base/model runs/cpt/model --probe recipes/eval.yaml    # as in an evaluation recipe"""
 
 
 def add_parser(verbs: Any) -> None:
@@ -29,14 +29,14 @@ def add_parser(verbs: Any) -> None:
         description=_DETAIL,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("base", metavar="BASE", help="folder of the model that was trained from")
+    parser.add_argument("base", metavar="BASE", help="folder of the base model")
     parser.add_argument("tuned", metavar="TUNED", help="folder of the trained model, or of an adapter")
     parser.add_argument(
         "--alpha",
         type=float,
         nargs="+",
         default=[0.0, 0.25, 0.5, 0.75, 1.0],
-        help="shares of TUNED (default: %(default)s)",
+        help="fractions of TUNED (default: %(default)s)",
     )
     parser.add_argument("--out", type=Path, help="folder for the results (default: merged beside TUNED)")
     parser.add_argument(
@@ -44,7 +44,7 @@ def add_parser(verbs: Any) -> None:
         type=Path,
         nargs="+",
         metavar="QUESTIONS",
-        help="question files (or one evaluation recipe) to ask the base and each result",
+        help="question files (or one evaluation recipe) on which to score the base and each result",
     )
     parser.set_defaults(run=_run)
 

@@ -10,12 +10,12 @@ from kinject.cli.recipe_arguments import add_verb, recipe_of
 from kinject.terminal import show
 
 _DETAIL = """\
-Documents to four-choice questions: a model proposes them for each passage, must answer each as it said when asked again
-with the passage, and must not be right every time without it. In the recipe's run_dir:
+Write four-choice questions on documents. A model proposes them for each passage. It must answer each correctly when asked
+again with the passage, and must not always be correct without it. In the recipe's run_dir:
   questions.jsonl    the most specific ones of each passage, with the ids of document and fact
-  validation.jsonl   those on a share of the documents, test.jsonl those on the others
-  rejected.jsonl     every refused one, with the reason
-  manifest.json      what made it
+  validation.jsonl   those on a fraction of the documents; test.jsonl: those on the others
+  rejected.jsonl     every rejected one, with the reason
+  manifest.json      inputs, settings and versions
 
 examples:
   kinject questions
@@ -25,7 +25,9 @@ examples:
 
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
-    parser = add_verb(verbs, "questions", "documents to multiple-choice questions", _DETAIL, "recipes/questions.yaml")
+    parser = add_verb(
+        verbs, "questions", "write multiple-choice questions on documents", _DETAIL, "recipes/questions.yaml"
+    )
     parser.set_defaults(run=_run)
 
 

@@ -1,4 +1,4 @@
-"""The arguments that every verb with a recipe shares."""
+"""The arguments of every verb that reads a recipe."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def recipe_of(arguments: argparse.Namespace, verb: Literal["eval"]) -> EvalRecip
 @overload
 def recipe_of(arguments: argparse.Namespace, verb: Literal["study"]) -> StudyRecipe: ...
 def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Recipe:
-    """Return the checked recipe that the command line names. Raises `InputError` when it names none or several."""
+    """Return the checked recipe that the command line names. Raises `InputError` if it names none or several."""
     from kinject.recipe import read_recipe
 
     files = [word for word in arguments.arguments if "=" not in word]

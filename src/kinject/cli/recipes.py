@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from kinject.recipe.shipped import ShippedRecipe
 
 _DETAIL = """\
-The recipes that come with kinject: what each is for, what it needs, what comes of it and how long that takes; and a copy
-of one in this folder, with what it refers to (the recipes that make its inputs, the sandbox's documents and questions, the
-schema for editors).
+List the shipped recipes: the purpose, inputs, results and duration of each. Or copy one into this folder, with all it refers
+to: the recipes that make its inputs, the sandbox's documents and questions, and the schema for editors.
 
 examples:
   kinject recipes                          all of them
   kinject recipes list studies             those below recipes/studies/
-  kinject recipes copy eval                what the main job needs, in an empty folder: then kinject says the next step
+  kinject recipes copy eval                all inputs of the main job, in an empty folder; then kinject prints the next step
   kinject recipes copy mistral-7b/lora --into ~/mine
   kinject recipes list --json"""
 
@@ -35,9 +34,9 @@ def add_parser(verbs: Any) -> None:
     )  # fmt: skip
     parser.set_defaults(run=_list, names=[], json=False)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    listing = actions.add_parser("list", help="what each is for (the default)")
+    listing = actions.add_parser("list", help="list them (the default)")
     listing.add_argument("names", nargs="*", metavar="NAME", help="recipes or folders of them (default: all)")
-    listing.add_argument("--json", action="store_true", help="for other tools")
+    listing.add_argument("--json", action="store_true", help="as JSON")
     listing.set_defaults(run=_list)
     copy = actions.add_parser("copy", help="copy recipes and what they refer to; nothing is written over")
     copy.add_argument("names", nargs="+", metavar="NAME", help="recipes or folders of them")
@@ -60,7 +59,7 @@ def _list(arguments: argparse.Namespace) -> int:
         for recipe in recipes:
             if recipe.verb == verb:
                 show("\n".join(_lines(recipe, width)))
-    show("kinject recipes copy NAME puts one here, with what it refers to.")
+    show("kinject recipes copy NAME puts one here, with all it refers to.")
     return 0
 
 

@@ -7,19 +7,19 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kinject.cli.endings import exit_code
 from kinject.errors import InputError
+from kinject.signals import exit_code
 from kinject.terminal import show
 
 _DETAIL = """\
-The embedded fictional country: documents about people whom no model knows, questions on them, and the corpus from
-which a small base model learns to read and answer. And an OpenAI-compatible endpoint on this machine that rewrites
-the documents, and writes and answers questions on them, without a model or a key, with latency and faults to order.
+The embedded fictional country: documents about people that no model knows, questions on them, and the corpus from which a
+small base model learns to read and answer. Also an OpenAI-compatible endpoint on this machine that rewrites the documents,
+and writes and answers questions on them, without a model or a key; latency and faults can be set.
 
 examples:
-  kinject sandbox build                 write data/sandbox/ and eval/sandbox/ (they are in the repository already)
-  kinject sandbox corpus                write runs/sandbox/base-corpus.jsonl, what recipes/sandbox/base.yaml trains on
-  kinject sandbox serve --port 8000     then, beside it, with augment.generator.model=sandbox:
+  kinject sandbox build                 write data/sandbox/ and eval/sandbox/ (the repository has them)
+  kinject sandbox corpus                write runs/sandbox/base-corpus.jsonl, the corpus of recipes/sandbox/base.yaml
+  kinject sandbox serve --port 8000     then, in another terminal, with augment.generator.model=sandbox:
       kinject augment recipes/augment-openai.yaml augment.generator.base_url=http://127.0.0.1:8000/v1
       kinject questions 'questions.generator={kind: openai, model: sandbox, base_url: "http://127.0.0.1:8000/v1"}'
   kinject sandbox serve --port 8000 --latency 0.1 --fault 429=0.05 --fault truncated=0.02"""
@@ -28,12 +28,12 @@ examples:
 def add_parser(verbs: Any) -> None:
     """Add the verb and its two actions."""
     parser = verbs.add_parser(
-        "sandbox", help="write the embedded fictional country", description=_DETAIL,
+        "sandbox", help="the embedded fictional country: documents, questions, an endpoint", description=_DETAIL,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     build = actions.add_parser("build", help="write documents and questions")
-    build.add_argument("--root", type=Path, default=Path(), help="folder that gets data/ and eval/ (default: here)")
+    build.add_argument("--root", type=Path, default=Path(), help="folder for data/ and eval/ (default: here)")
     build.set_defaults(run=_build)
     corpus = actions.add_parser("corpus", help="write the base model's training corpus")
     corpus.add_argument("--out", type=Path, default=Path("runs/sandbox/base-corpus.jsonl"), help="default: %(default)s")
@@ -44,18 +44,20 @@ def add_parser(verbs: Any) -> None:
 
 def _add_serve(actions: Any) -> None:
     serve = actions.add_parser("serve", help="answer /v1/chat/completions and /v1/models on this machine until Ctrl-C")
-    serve.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
+    serve.add_argument("--port", type=int, default=8000, help="0: any free port (default: %(default)s)")
     serve.add_argument("--latency", type=float, default=0.0, metavar="SECONDS", help="before each answer")
     serve.add_argument(
-        "--fault", action="append", default=[], metavar="NAME=SHARE",
-        help="share of the requests that meet a fault, for example 429=0.05; several may be given",
+        "--fault", action="append", default=[], metavar="NAME=FRACTION",
+        help="fraction of requests that get a fault, for example 429=0.05; may be repeated",
     )  # fmt: skip
-    serve.add_argument("--capacity", type=int, metavar="N", help="answer 429 above N requests at once")
+    serve.add_argument("--capacity", type=int, metavar="N", help="answer 429 above N concurrent requests")
     serve.add_argument("--retry-after", type=float, metavar="SECONDS", help="header of 429, 500, 503 and 529")
-    serve.add_argument("--key-env", metavar="VARIABLE", help="want the key that this environment variable holds")
+    serve.add_argument("--key-env", metavar="VARIABLE", help="require the key in this environment variable")
     serve.add_argument("--revoke-after", type=int, metavar="N", help="refuse every key after N answers")
-    serve.add_argument("--seed", type=int, default=0, help="of the draw of faults (default: %(default)s)")
-    serve.add_argument("--by-request", action="store_true", help="draw faults by the request, not by its number")
+    serve.add_argument("--seed", type=int, default=0, help="of the random faults (default: %(default)s)")
+    serve.add_argument(
+        "--by-request", action="store_true", help="choose faults by the content of a request, not by its number"
+    )
     serve.set_defaults(run=_serve)
 
 
@@ -86,9 +88,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.port < 65536:
         raise InputError(f"--port: found {arguments.port}, allowed: 0 to 65535.")
     try:
-        serve("127.0.0.1", arguments.port, options, lambda url: show(f"listening: {url} (Ctrl-C ends it)", flush=True))
+        serve("127.0.0.1", arguments.port, options, lambda url: show(f"listening: {url} (Ctrl-C stops it)", flush=True))
     except KeyboardInterrupt as stop:
-        return exit_code(stop)  # nothing was stored that could be gone on with
+        return exit_code(stop)  # there is nothing to resume
     return 0
 
 
@@ -98,12 +100,12 @@ def _at_least_0(flag: str, value: float) -> float:
     return value
 
 
-def _fault(given: str) -> tuple[str, float]:
-    name, _, share = given.partition("=")
+def _fault(text: str) -> tuple[str, float]:
+    name, _, fraction = text.partition("=")
     try:
-        return name, float(share)
+        return name, float(fraction)
     except ValueError:
-        raise InputError(f"--fault: found {given!r}, expected NAME=SHARE, for example 429=0.05.") from None
+        raise InputError(f"--fault: found {text!r}, expected NAME=FRACTION, for example 429=0.05.") from None
 
 
 def _key(variable: str | None) -> str | None:
@@ -111,5 +113,5 @@ def _key(variable: str | None) -> str | None:
         return None
     key = os.environ.get(variable, "").strip()
     if not key:
-        raise InputError(f"--key-env: the environment variable {variable} is not set. Put the key to ask for in it.")
+        raise InputError(f"--key-env: the environment variable {variable} is not set. Set it to the key to require.")
     return key

@@ -9,9 +9,9 @@ from typing import Any
 from kinject.terminal import show
 
 _DETAIL = """\
-The JSON schema of recipes, written from the grammar that kinject check reads by: sections, keys, types, bounds, what each
-is for. An editor with the YAML language server (VS Code's YAML extension, Neovim, Emacs, JetBrains) completes and checks
-a recipe whose first line names it; the shipped recipes have that line.
+Write the JSON schema of recipes: sections, keys, types, bounds and descriptions, from the grammar that kinject check uses.
+An editor with the YAML language server (VS Code's YAML extension, Neovim, Emacs, JetBrains) completes and checks a recipe
+whose first line names the schema; the shipped recipes have that line.
 
 examples:
   kinject schema                       write recipes/recipe.schema.json
@@ -25,7 +25,7 @@ def add_parser(verbs: Any) -> None:
         "schema", help="the JSON schema of recipes, for editors", description=_DETAIL,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("recipes", nargs="*", type=Path, help="recipes that get the line which names the schema")
+    parser.add_argument("recipes", nargs="*", type=Path, help="recipes to which the line is added")
     parser.add_argument(
         "--out", default="recipes/recipe.schema.json", metavar="FILE", help="default: %(default)s; -: print it"
     )

@@ -9,13 +9,13 @@ from kinject.cli.recipe_arguments import add_verb, recipe_of
 from kinject.terminal import show
 
 _DETAIL = """\
-A whole experiment from one file: arms x models x seeds x question sets, hyperparameters chosen on validation questions,
-claims tested, and a report. What two arms share is made once; a finished stage is never done again, so a study that was
-stopped goes on with the same command. In the recipe's run_dir:
+Run a whole experiment from one file: arms x models x seeds x question sets, hyperparameters chosen on validation questions,
+claims tested, and a report. Work that arms have in common is done once, and a finished stage is not repeated, so the same
+command resumes a stopped study. In the recipe's run_dir:
   report.html    verdict, claims, tables, figures (also report.md, report.json, figures/)
-  choices.json   what was chosen on validation questions, written before the test questions are read
+  choices.json   the choices made on validation questions, written before the test questions are read
   questions/     the validation and test questions
-Stages lie in study.cache_dir (runs/stages), shared by all studies; each folder has a stage.log.
+Stages are in study.cache_dir (runs/stages), shared by all studies; each folder has a stage.log.
 
 examples:
   kinject study recipes/studies/sandbox-quick.yaml
@@ -27,7 +27,9 @@ examples:
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
     parser = add_verb(verbs, "study", "a whole experiment: arms, seeds, choices, claims, report", _DETAIL, None)
-    parser.add_argument("--dry-run", action="store_true", help="print what would run, what is there already, and stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print which stages would run and which are done, then stop"
+    )
     parser.add_argument(
         "--jobs", type=int, metavar="N",
         help="stages at once (default: one for each GPU; without one, a core each, at most 8)",

@@ -10,14 +10,14 @@ from kinject.process import is_first_process
 from kinject.terminal import show
 
 _DETAIL = """\
-A corpus to a model, through TRL's SFTTrainer: continued pretraining on text rows, SFT on messages or prompt and
-completion rows. The recipe's trainer section is SFTConfig's own fields. In the recipe's run_dir:
+Train a model on a corpus, through TRL's SFTTrainer: continued pretraining on text rows, SFT on messages or prompt and
+completion rows. The recipe's trainer section holds SFTConfig's own fields. In the recipe's run_dir:
   model/           a plain Hugging Face folder
-  checkpoint-N/    what --resume goes on from
+  checkpoint-N/    where --resume continues
   log.jsonl        loss, learning rate, gradient norm and probe accuracies by step
   timing.jsonl     seconds, learned tokens and peak memory at each logged step
-  report.html      log.jsonl drawn, epochs marked
-  manifest.json    what made it, with an account of every token
+  report.html      figures of log.jsonl, with epochs marked
+  manifest.json    inputs, settings and versions, with an account of every token
 
 examples:
   kinject train recipes/cpt.yaml
@@ -27,10 +27,10 @@ examples:
 
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
-    parser = add_verb(verbs, "train", "a corpus to a model (CPT or SFT)", _DETAIL, None)
+    parser = add_verb(verbs, "train", "train a model on a corpus (CPT or SFT)", _DETAIL, None)
     again = parser.add_mutually_exclusive_group()
-    again.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint in run_dir")
-    again.add_argument("--overwrite", action="store_true", help="start over, whatever run_dir holds")
+    again.add_argument("--resume", action="store_true", help="resume from the newest complete checkpoint in run_dir")
+    again.add_argument("--overwrite", action="store_true", help="start over, whatever is in run_dir")
     parser.set_defaults(run=_run)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from kinject.disk.faults import cure_of, is_of_the_world
+from kinject.disk import fix_for, is_system_failure
 from kinject.errors import InputError, KinjectError, Terminated
 from kinject.signals import terminable
 from kinject.study.stages import Stage, error_line, run_stage
@@ -274,8 +274,8 @@ def _run_logged(stage: Stage) -> tuple[dict[str, Any] | None, str]:
                 return None, error_line(error)
             except Exception as error:  # noqa: BLE001 - a bug in one arm must not end the study; its log has the traceback
                 traceback.print_exc()
-                if isinstance(error, OSError) and is_of_the_world(error):
-                    return None, f"{error.filename or stage.folder}: {error.strerror}. {cure_of(error)}"
+                if isinstance(error, OSError) and is_system_failure(error):
+                    return None, f"{error.filename or stage.folder}: {error.strerror}. {fix_for(error)}"
                 return None, f"{error_line(error)} (a bug; the traceback is in {log_path})"
     except OSError as error:
         return None, f"{stage.folder}: {error.strerror}"

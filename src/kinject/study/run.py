@@ -16,11 +16,11 @@ from kinject.disk import (
     FORMAT_VERSION,
     content_id,
     lock_dir,
+    read_checked_json,
     read_manifest,
-    read_sealed,
+    write_checked_json,
     write_json,
     write_manifest,
-    write_sealed,
 )
 from kinject.errors import InputError
 from kinject.recipe import StudyRecipe, is_model, read_recipe
@@ -71,7 +71,7 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         with study.fresh_copy(start_executor) as study:
             _run_phases(study, _write_choices)
         result = analyse(study, time.monotonic() - started)
-        write_sealed(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
+        write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
         page = write_report(recipe.run_dir, result)
         counts = {"arms": len(result.arms), "failures": len(result.failures), "stages": len(study.status.stages)}
         write_manifest(
@@ -294,7 +294,7 @@ def _estimate(study: Study, missing: Sequence[Stage]) -> str:
     for kind in {stage.kind for stage in missing}:
         n_stages = sum(stage.kind == kind for stage in missing)
         markers = (study.planner.cache_dir / kind).glob(f"*/{DONE}")
-        finished = [read_sealed(path, "Delete its folder to run this stage again.") for path in markers]
+        finished = [read_checked_json(path, "Delete its folder to run this stage again.") for path in markers]
         if finished:
             seconds += n_stages * fmean(float(done["seconds"]) for done in finished)
             tokens += round(n_stages * fmean(int(done["tokens"]) for done in finished))

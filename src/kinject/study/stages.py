@@ -24,12 +24,12 @@ from kinject.disk import (
     check_output,
     content_id,
     file_hash,
+    folder_hash,
+    read_checked_json,
     read_manifest,
-    read_sealed,
-    tree_hash,
+    write_checked_json,
     write_jsonl,
     write_manifest,
-    write_sealed,
 )
 from kinject.errors import InputError, KinjectError
 from kinject.process import peak_memory, reset_peak_memory
@@ -75,7 +75,7 @@ class Stage:
         """Return the counts of the finished stage (see `run_stage`), or None if it is not finished."""
         if not self.marker.is_file():
             return None
-        done = read_sealed(self.marker, f"Delete {self.folder} to run this stage again.")
+        done = read_checked_json(self.marker, f"Delete {self.folder} to run this stage again.")
         return done if done.get("id") == self.id else None
 
 
@@ -247,7 +247,7 @@ def input_hashes(value: object, cache_dir: Path) -> dict[str, str]:
 
 @cache
 def _hash(path: Path) -> str:
-    return tree_hash(path) if path.is_dir() else file_hash(path)
+    return folder_hash(path) if path.is_dir() else file_hash(path)
 
 
 def _possible_paths(value: object) -> Iterator[str]:
@@ -275,7 +275,7 @@ def run_stage(stage: Stage) -> dict[str, Any]:
         "tokens": counts.get("tokens", 0), "money": counts.get("money", 0.0),
         "peak_bytes": peak_memory() if sys.platform == "linux" else 0,
     }  # fmt: skip
-    write_sealed(stage.marker, done)
+    write_checked_json(stage.marker, done)
     return done
 
 
