@@ -102,7 +102,7 @@ def test_an_evaluation_without_a_version_is_read_as_it_stands(tmp_path: Path, ti
     assert main(words) == 0
     make_unversioned(run)
     before = (run / "answers.jsonl").read_bytes()
-    assert read_report(run / "report.json").cells
+    assert read_report(run / "report.json").results
     assert read_run(run).ways
     assert main(words) == 0
     assert (run / "answers.jsonl").read_bytes() == before
