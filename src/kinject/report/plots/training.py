@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from kinject.report.formatting import ROLES, format_name
 from kinject.report.plots.style import LEARNING, LONGEST, MUTED, OTHER, RETENTION, RULE, TICKS, panels, style
-from kinject.report.training_log import TrainingLog, TrainingRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from kinject.report.training import TrainingLog, TrainingRun
 
 _LINES = ("-", "--", ":", "-.")
 _MOST_POINTS = 500  # of one loss curve: more cannot be seen
