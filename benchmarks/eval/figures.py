@@ -5,7 +5,7 @@
 A Llama of 51 million parameters with random weights and GPT-2's tokenizer is made on the spot and answers the first
 questions of five MMLU subjects, in float32. `--harness` is a Python that has lm_eval (default: this one); without it
 kinject's own times stand alone. Then K = 0..5 passages in one run against six runs, and the memory of the head.
-`--questions 0` requests all; the default requests 40 of each subject, since the harness takes minutes for all.
+`--questions 0` scores all; the default is 40 of each subject, since the harness takes minutes for all.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def task_config(name: str, subject: str, format: Format, test: Path, dev: Path) 
     }
 
 
-def ask_harness(python: str, folder: Path, trequests: list[dict[str, Any]], threads: int, batch: int) -> dict[str, Any]:
+def ask_harness(python: str, folder: Path, tasks: list[dict[str, Any]], threads: int, batch: int) -> dict[str, Any]:
     """Return what the harness found, or {} where `python` has no lm_eval."""
     probe = subprocess.run([python, "-c", "import lm_eval"], capture_output=True, check=False)
     if probe.returncode:
@@ -107,7 +107,7 @@ def ask_harness(python: str, folder: Path, trequests: list[dict[str, Any]], thre
         "batch_size": batch,
         "threads": threads,
         "out": str(out),
-        "trequests": trequests,
+        "tasks": tasks,
     }
     job.write_text(json.dumps(values))
     script = Path(__file__).with_name("harness_side.py")
@@ -249,7 +249,7 @@ def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:
     encoder = Encoder(load_tokenizer(str(folder / "model")))
     model = LlamaForCausalLM.from_pretrained(folder / "model").eval()
     ours: dict[str, tuple[Times, list[tuple[float, ...]], list[Question], float]] = {}
-    trequests = []
+    tasks = []
     for format, shots, _ in WAYS:
         scorer = Scorer(model, 16_384)
         assert scorer.uses_tree
@@ -258,10 +258,10 @@ def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:
             requests += [PromptRequest(question, format, pick_shots(question, pool, shots)) for question in own]
             questions += own
             name = f"{subject}_{format}_{shots}"
-            trequests.append({"name": name, "config": task_config(name, subject, format, test, dev), "shots": shots})
+            tasks.append({"name": name, "config": task_config(name, subject, format, test, dev), "shots": shots})
         times, found = score(scorer, encoder, requests)
         ours[f"{format}_{shots}"] = (times, found, questions, scorer.n_pushed / scorer.n_least)
-    theirs = ask_harness(arguments.harness, folder, trequests, arguments.threads, arguments.harness_batch)
+    theirs = ask_harness(arguments.harness, folder, tasks, arguments.threads, arguments.harness_batch)
     version = theirs.get("version", "not installed: give --harness PYTHON")
     print(
         f"MMLU, first {arguments.questions or 'all'} questions of {', '.join(subjects)}; lm-evaluation-harness {version}"
@@ -273,7 +273,7 @@ def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:
             f"over the least {over:.3f} (figure: 1.10)"
         )
         if theirs:
-            parts = [theirs["trequests"][f"{subject}_{format}_{shots}"] for subject in subjects]
+            parts = [theirs["tasks"][f"{subject}_{format}_{shots}"] for subject in subjects]
             slow, slow_cpu = (sum(part[key] for part in parts) for key in ("seconds", "cpu"))
             reference = {key: value for part in parts for key, value in part["log_probs"].items()}
             pairs = [(row, reference[question.id]) for row, question in zip(found, questions, strict=True)]

@@ -11,14 +11,14 @@ import pytest
 from kinject.disk import (
     content_id,
     file_hash,
+    folder_hash,
     read_jsonl,
     read_manifest,
-    tree_hash,
     write_jsonl,
     write_manifest,
     write_text,
 )
-from kinject.disk.atomic import atomic_file
+from kinject.disk.files import atomic_file
 from kinject.errors import DiskError, InputError
 
 
@@ -71,9 +71,9 @@ def test_ids_depend_on_content_only() -> None:
 def test_hashes_see_names_and_bytes(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     assert file_hash(tmp_path / "a") == hashlib.sha256(b"x").hexdigest()
-    before = tree_hash(tmp_path)
+    before = folder_hash(tmp_path)
     (tmp_path / "a").rename(tmp_path / "b")
-    assert tree_hash(tmp_path) != before
+    assert folder_hash(tmp_path) != before
 
 
 def test_a_newer_or_damaged_manifest_is_refused(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def make_unversioned(run: Path) -> None:
     if report.exists():
         report.write_text(
             json.dumps(
-                {k: v for k, v in json.loads(report.read_text()).items() if k not in ("format_version", "_checksum")}
+                {k: v for k, v in json.loads(report.read_text()).items() if k not in ("format_version", "crc32")}
             )
         )
     for state in run.glob("checkpoint-*/trainer_state.json"):
@@ -129,7 +129,7 @@ def test_training_goes_on_from_a_checkpoint_without_a_version(
     wanted = (run / "model/model.safetensors").read_bytes(), (run / "log.jsonl").read_text().splitlines()[:-1]
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["counts"]["finished"] = False
-    del manifest["_checksum"]
+    del manifest["crc32"]
     (run / "manifest.json").write_text(json.dumps(manifest))
     for gone in ("model", "checkpoint-6"):
         shutil.rmtree(run / gone)

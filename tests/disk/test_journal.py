@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kinject.disk import Journal, Places, content_id, read_jsonl
+from kinject.disk import Journal, OffsetIndex, content_id, read_jsonl
+from kinject.disk.checksums import add_line_checksum
 from kinject.errors import InputError
 
 
@@ -20,7 +21,7 @@ def test_rows_are_there_on_reopening(tmp_path: Path) -> None:
 
 
 def test_every_possible_torn_tail_is_cut_and_appending_goes_on(tmp_path: Path) -> None:
-    whole = b'{"id": "\xc3\xa9"}\n{"id": "b"}\n'  # as an older kinject wrote it: without checks
+    whole = b"".join(add_line_checksum(body) + b"\n" for body in (b'{"id": "\xc3\xa9"}', b'{"id": "b"}'))
     for size in range(len(whole) + 1):
         path = tmp_path / f"{size}.jsonl"
         path.write_bytes(whole[:size])
@@ -32,7 +33,7 @@ def test_every_possible_torn_tail_is_cut_and_appending_goes_on(tmp_path: Path) -
 
 
 def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b'{"id": 1}\n{"id": \n{"id": 3}\n')
+    (tmp_path / "a.jsonl").write_bytes(add_line_checksum(b'{"id": 1}') + b'\n{"id": \n{"id": 3}\n')
     with pytest.raises(InputError, match=r"a\.jsonl:2: not JSON"):
         Journal(tmp_path / "a.jsonl")
 
@@ -42,26 +43,25 @@ def test_nan_is_refused_because_json_has_none(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="not JSON compliant"):
             journal.append({"x": float("nan")})
         journal.append({"x": 1})
-    assert (
-        tmp_path / "a.jsonl"
-    ).read_text() == '{"x": 1, "line_crc32": "df78ddc4"}\n'  # cksum of gzip: crc32 '{"x": 1}'
+    assert (tmp_path / "a.jsonl").read_text() == '{"x": 1, "crc32": "df78ddc4"}\n'  # cksum of gzip: crc32 '{"x": 1}'
 
 
 def test_rows_are_read_again_by_their_place_and_none_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"id": "\xc3\xa9"}\n\n{"id": "b"}\n{"torn')
+    first, second = (add_line_checksum(body) for body in (b'{"id": "\xc3\xa9"}', b'{"id": "b"}'))
+    path.write_bytes(b"\xef\xbb\xbf" + first + b"\n\n" + second + b'\n{"torn')
     seen: dict[str, int] = {}
-    with Journal(path, each=lambda place, row: seen.update({row["id"]: place})) as journal:
+    with Journal(path, on_row=lambda place, row: seen.update({row["id"]: place})) as journal:
         assert (journal.rows, list(seen), journal.torn_bytes) == ([], ["é", "b"], 6)
         places = [journal.append({"id": name}) for name in ("c", "ö")]
         assert [journal.row_at(place)["id"] for place in (*places, *seen.values())] == ["c", "ö", "é", "b"]
-        assert path.read_bytes()[places[1] :].decode() == '{"id": "ö", "line_crc32": "fb40441f"}\n'
+        assert path.read_bytes()[places[1] :].decode() == '{"id": "ö", "crc32": "fb40441f"}\n'
 
 
 def test_places_are_found_by_id_as_a_dictionary_would() -> None:
     rng = random.Random(0)
     expected: dict[str, set[int]] = {}
-    with Places() as places:
+    with OffsetIndex() as places:
         for _ in range(3000):
             identity, place = content_id(rng.randrange(1000)), rng.randrange(2**40)
             expected.setdefault(identity, set()).add(place)
@@ -71,9 +71,9 @@ def test_places_are_found_by_id_as_a_dictionary_would() -> None:
             places.add(identity, 7)
         assert len(places) == len(expected)
         assert set(places.ids()) == expected.keys()
-        assert {identity: places.of(identity) for identity in expected} == {
+        assert {identity: places.offsets_of(identity) for identity in expected} == {
             identity: sorted(found) for identity, found in expected.items()
         }
-        assert places.of(content_id("absent")) == places.of("no id") == places.of("") == []
+        assert places.offsets_of(content_id("absent")) == places.offsets_of("no id") == places.offsets_of("") == []
         with pytest.raises(InputError, match="found id 'x', expected 16 hex digits"):
             places.add("x", 0)

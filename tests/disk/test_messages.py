@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-import sqlite3
 import zlib
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,27 @@ from typing import Any
 import pytest
 from damage import said
 
-from kinject.disk import Journal, content_id, file_hash, lock_dir, read_jsonl, reading, tree_hash, write_jsonl
-from kinject.disk.atomic import delete_parts, remove, write_json
-from kinject.disk.faults import cure_of, is_of_the_world, unwritable
-from kinject.disk.format import check_folder, check_version, settle_database
-from kinject.disk.inside import file_name, refuse_links_out
-from kinject.disk.journal import checked, read_journal
+from kinject.disk import Journal, content_id, file_hash, files, folder_hash, lock_dir, read_jsonl, write_jsonl
+from kinject.disk.checksums import check_sha256sums, parse_checked_json, with_checksum
+from kinject.disk.database import open_database
+from kinject.disk.files import (
+    LARGEST_FILE,
+    delete_file,
+    delete_parts,
+    fix_for,
+    is_system_failure,
+    open_to_read,
+    path_exists,
+    read_bytes,
+    read_lines,
+    unreadable,
+    unwritable,
+    write_json,
+)
+from kinject.disk.format import check_folder, check_version
+from kinject.disk.journal import add_line_checksum, read_journal
 from kinject.disk.jsonl import DEEPEST, parse_row
-from kinject.disk.lock import _said
-from kinject.disk.reading import LARGEST_FILE, is_there, open_to_read, read_bytes, read_lines, unreadable
-from kinject.disk.sealed import sealed, unsealed
-from kinject.disk.sums import read_sums
+from kinject.disk.run_folder import _read_holder, file_name, refuse_outside_links
 from kinject.errors import DiskError
 
 SPACE = "Free space there, or choose another folder."
@@ -43,10 +52,10 @@ SPACE = "Free space there, or choose another folder."
         (errno.EXDEV, "Check the path.", False),
     ],
 )  # fmt: skip
-def test_what_the_system_said_comes_with_its_cure(number: int, cure: str, of_the_world: bool) -> None:
+def test_what_the_system_read_holder_comes_with_its_cure(number: int, cure: str, of_the_world: bool) -> None:
     error = OSError(number, os.strerror(number))
-    assert cure_of(error) == cure
-    assert is_of_the_world(error) is of_the_world
+    assert fix_for(error) == cure
+    assert is_system_failure(error) is of_the_world
     assert str(unwritable(Path("x"), error)) == f"x: cannot be written: {os.strerror(number)}. {cure}"
     assert str(unwritable(Path("x"), error, "locked")) == f"x: cannot be locked: {os.strerror(number)}. {cure}"
     read = "Check the path." if number == errno.ENOENT else cure.replace("writable", "readable")
@@ -61,9 +70,9 @@ def test_what_is_no_file_cannot_be_read(tmp_path: Path) -> None:
     assert said(lambda: file_hash(pipe)) == f"{pipe}: found a pipe or a device, expected a file. Check the path."
     nul = Path("a\0b")
     assert said(lambda: open_to_read(nul)).endswith("b: cannot be read: embedded null byte. Check the path.")
-    assert not is_there(nul)
-    assert not is_there(tmp_path / ("x" * 300))
-    assert is_there(pipe)
+    assert not path_exists(nul)
+    assert not path_exists(tmp_path / ("x" * 300))
+    assert path_exists(pipe)
     big = tmp_path / "big"
     big.write_bytes(b"x" * 1025)
     assert said(lambda: read_bytes(big, 1024)) == f"{big}: longer than 1 KiB, the most that is read whole. Split it."
@@ -83,12 +92,12 @@ def test_a_disk_that_fails_while_a_file_is_hashed_is_named(tmp_path: Path, monke
 def test_a_file_is_removed_once_and_a_folder_is_not(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text("")
-    remove(path)
-    remove(path)
+    delete_file(path)
+    delete_file(path)
     assert not path.exists()
     path.mkdir()
     with pytest.raises(DiskError) as caught:
-        remove(path)
+        delete_file(path)
     assert str(caught.value).startswith(f"{path}: cannot be deleted: ")
     assert isinstance(caught.value.__cause__, OSError)
 
@@ -111,11 +120,11 @@ def test_links_inside_a_folder_stay_and_those_that_lead_out_are_refused(tmp_path
     (run / "file").write_text("")
     (run / "below" / "inner").symlink_to(run / "file")
     (tmp_path / "name").symlink_to(run)
-    refuse_links_out(run)
-    refuse_links_out(tmp_path / "name")
+    refuse_outside_links(run)
+    refuse_outside_links(tmp_path / "name")
     (run / "below" / "out").symlink_to(outside)
-    expected = "a link that leads out of the run folder. Remove it, or name the place itself as run_dir."
-    assert said(lambda: refuse_links_out(run)) == f"{run / 'below' / 'out'}: {expected}"
+    expected = "a link that leads out of the run folder. Remove it, or give its target as run_dir."
+    assert said(lambda: refuse_outside_links(run)) == f"{run / 'below' / 'out'}: {expected}"
     assert said(lambda: lock_dir(run).__enter__()) == f"{run / 'below' / 'out'}: {expected}"
 
 
@@ -136,34 +145,38 @@ def test_versions_of_formats_are_refused_word_for_word(tmp_path: Path) -> None:
     assert check_folder(tmp_path) is False
     (tmp_path / ".format.json").write_text('{"format_version": 1}')
     assert check_folder(tmp_path) is True
-    with sqlite3.connect(tmp_path / "a.sqlite") as database:
-        settle_database(database, tmp_path / "a.sqlite")
+    with contextlib.closing(open_database(tmp_path / "a.sqlite")) as database:
         assert database.execute("PRAGMA user_version").fetchone() == (1,)
 
 
 def test_sealed_objects_say_what_was_found(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    assert said(lambda: unsealed(path, b"[1]", "Cure.")) == f"{path}: damaged: found list, an object is needed. Cure."
-    assert said(lambda: unsealed(path, b'{"format_version": 99}', "")).startswith(f"{path}: written by a newer kinject")
-    assert unsealed(path, b'{"format_version": 1}', "") == {"format_version": 1}
+    assert (
+        said(lambda: parse_checked_json(path, b"[1]", "Cure."))
+        == f"{path}: damaged: found list, an object is needed. Cure."
+    )
+    assert said(lambda: parse_checked_json(path, b'{"format_version": 99}', "")).startswith(
+        f"{path}: written by a newer kinject"
+    )
+    assert parse_checked_json(path, b'{"format_version": 1}', "") == {"format_version": 1}
 
 
 def test_rows_of_journals_say_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "below" / "rows.jsonl"
     with Journal(path) as journal:
-        places = [journal.append(row) for row in ({"a": 1}, {}, {"a": 1, "line_crc32": "x"}, {"a": "é"})]
-        assert [journal.row_at(place) for place in places] == [{"a": 1}, {}, {"a": 1, "line_crc32": "x"}, {"a": "é"}]
-    assert [row for _, row in read_journal(path)] == [{"a": 1}, {}, {"a": 1, "line_crc32": "x"}, {"a": "é"}]
+        places = [journal.append(row) for row in ({"a": 1}, {}, {"a": 1, "crc32": "x"}, {"a": "é"})]
+        assert [journal.row_at(place) for place in places] == [{"a": 1}, {}, {"a": 1, "crc32": "x"}, {"a": "é"}]
+    assert [row for _, row in read_journal(path)] == [{"a": 1}, {}, {"a": 1, "crc32": "x"}, {"a": "é"}]
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b'"a": 1', b'"a": 2', 1))
-    damaged = "damaged: its bytes are not those that were written (line_crc32)."
+    damaged = "damaged: its bytes are not those that were written (crc32)."
     assert said(lambda: list(read_journal(path))) == f"{path}:1: {damaged} Run what wrote it again."
-    assert said(lambda: Journal(path)) == f"{path}:1: {damaged} Delete this line; what stood there is made again."
-    assert said(lambda: Journal(path, cure="Mend it.")) == f"{path}:1: {damaged} Mend it."
+    assert said(lambda: Journal(path)) == f"{path}:1: {damaged} Delete this line; its row is made again."
+    assert said(lambda: Journal(path, fix="Mend it.")) == f"{path}:1: {damaged} Mend it."
     path.write_bytes(whole)
     with Journal(path) as journal:
         path.write_bytes(whole.replace(b'"a": 1', b'"a": 2', 1))
-        first = f"{path}: byte 0: {damaged} Delete this line; what stood there is made again."
+        first = f"{path}: byte 0: {damaged} Delete this line; its row is made again."
         assert said(lambda: journal.row_at(0)) == first
         path.unlink()
         told = (
@@ -171,7 +184,7 @@ def test_rows_of_journals_say_what_is_wrong_and_what_to_do(tmp_path: Path) -> No
             "the same command makes again what is missing."
         )
         assert said(lambda: journal.append({})) == told
-    assert checked(b"{}") == b'{"line_crc32": "%08x"}' % zlib.crc32(b"{}")
+    assert add_line_checksum(b"{}") == b'{"crc32": "%08x"}' % zlib.crc32(b"{}")
 
 
 def test_a_row_is_as_deep_as_it_may_be_and_no_deeper(tmp_path: Path) -> None:
@@ -201,7 +214,7 @@ def test_a_lock_says_who_and_a_lock_that_says_nothing_is_another_process(tmp_pat
         assert said(lambda: lock_dir(tmp_path).__enter__()) == f"{tmp_path}: in use by another process. {tail}"
     lock.write_bytes(b"pro\xffcess 1 \x1b[31m on\n elsewhere since then, which is longer")
     with lock.open("rb") as file:
-        assert _said(file.fileno()) == "pro\ufffdcess 1 [31m on elsewhere since then, which is longer"
+        assert _read_holder(file.fileno()) == "pro\ufffdcess 1 [31m on elsewhere since then, which is longer"
     with lock_dir(tmp_path):  # what is longer than what comes leaves nothing behind
         assert lock.read_text().endswith("+00:00")
 
@@ -220,13 +233,13 @@ def test_another_machines_process_that_did_not_end_in_order_is_told(
 
 def test_sums_that_are_no_text_are_damaged_and_known_hashes_are_believed(tmp_path: Path) -> None:
     (tmp_path / "SHA256SUMS").write_bytes(b"\xff\n")
-    assert read_sums(tmp_path) == ({}, f"{tmp_path / 'SHA256SUMS'}:1: damaged: no hash and name of a file")
+    assert check_sha256sums(tmp_path) == ({}, f"{tmp_path / 'SHA256SUMS'}:1: damaged: no hash and name of a file")
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "a").write_text("x")
-    right = tree_hash(folder)
-    assert tree_hash(folder, known={"a": file_hash(folder / "a")}) == right
-    assert tree_hash(folder, known={"a": "0" * 64}) != right
+    right = folder_hash(folder)
+    assert folder_hash(folder, known={"a": file_hash(folder / "a")}) == right
+    assert folder_hash(folder, known={"a": "0" * 64}) != right
 
 
 @pytest.mark.parametrize("n_whole", [0, 1, 10, 65526, 65536, 65537, 140_000])
@@ -254,7 +267,7 @@ def test_a_disk_that_fails_while_a_file_is_read_is_named(tmp_path: Path, monkeyp
             assert n == LARGEST_FILE + 1  # one byte more tells that there is more
             raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(reading, "open_to_read", lambda _: contextlib.nullcontext(Failing()))
+    monkeypatch.setattr(files, "open_to_read", lambda _: contextlib.nullcontext(Failing()))
     cure = "The disk or its connection fails: choose another."
     assert said(lambda: read_bytes(tmp_path)) == f"{tmp_path}: cannot be read: Input/output error. {cure}"
 
@@ -267,12 +280,12 @@ def test_json_is_written_for_people_and_holds_no_nan(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="not JSON compliant"):
             write_json(path, broken)
         with pytest.raises(ValueError, match="not JSON compliant"):
-            sealed(broken)
+            with_checksum(broken)
     assert content_id("\ud800") != content_id("\ud801")  # halves of pairs, which a document may hold
 
 
 def test_a_line_is_as_long_as_it_may_be_and_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LONGEST_LINE", 1024)
+    monkeypatch.setattr(files, "LONGEST_LINE", 1024)
     path = tmp_path / "x"
     path.write_bytes(b"x" * 1023 + b"\n" + b"x" * 1024)
     assert [len(line) for _, line in read_lines(path)] == [1024, 1024]
@@ -285,6 +298,6 @@ def test_a_line_is_as_long_as_it_may_be_and_no_longer(tmp_path: Path, monkeypatc
             assert n == 1025  # one byte more tells that there is more
             raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(reading, "open_to_read", lambda _: contextlib.nullcontext(Failing()))
+    monkeypatch.setattr(files, "open_to_read", lambda _: contextlib.nullcontext(Failing()))
     cure = "The disk or its connection fails: choose another."
     assert said(lambda: list(read_lines(path))) == f"{path}: cannot be read: Input/output error. {cure}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kinject.disk import content_id
-from kinject.disk.inside import file_name
-from kinject.disk.reading import size_in_words
+from kinject.disk.files import format_size
+from kinject.disk.run_folder import file_name
 
 
 @pytest.mark.parametrize("name", ["base", "arm-1", "a b.c+d=e@f", "é", "0", "x" * 100, "con1", "contents"])
@@ -33,4 +33,4 @@ def test_any_other_name_becomes_its_like_with_a_hash(name: str, like: str) -> No
      (64 << 20, "64 MiB"), (2**30, "1 GiB"), (3 << 29, "1.5 GiB")],
 )  # fmt: skip
 def test_sizes_are_told_in_the_largest_unit_that_fits(n: int, words: str) -> None:
-    assert size_in_words(n) == words
+    assert format_size(n) == words

@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from kinject.cli import main
+from kinject.disk import Journal
 from kinject.errors import InputError
 from kinject.eval.compare import compare_runs, read_run, render_comparison
 from kinject.eval.statistics import mcnemar
@@ -25,7 +26,9 @@ def folder(tmp_path):
         path = tmp_path / name
         path.mkdir()
         rows = ({"key": str(i), **asdict(item)} for i, item in enumerate(answers))
-        (path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with Journal(path / "answers.jsonl") as journal:
+            for row in rows:
+                journal.append(row)
         return path
 
     return _folder

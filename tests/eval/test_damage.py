@@ -10,7 +10,7 @@ import pytest
 import yaml
 from damage import Ground, sample
 
-from kinject.disk import write_manifest, write_sums
+from kinject.disk import write_manifest, write_sha256sums
 from kinject.errors import DiskError, InputError
 from kinject.eval import evaluate
 from kinject.eval.compare import compare_runs, read_run, render_comparison
@@ -23,7 +23,7 @@ TOWNS = ("Lowmere", "Stonegate", "Farrow", "Kelm")
 @pytest.fixture
 def recipe(tmp_path: Path, tiny_model: Path) -> Recipe:
     """Six questions to a tiny model in two formats."""
-    write_sums(tiny_model)
+    write_sha256sums(tiny_model)
     questions = tmp_path / "new.jsonl"
     rows = [{"id": f"q{i}", "question": f"Where was {i} born?", "choices": TOWNS, "answer": i % 4} for i in range(6)]
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -19,7 +19,7 @@ from kinject.corpus.documents import document_hashes, pages, read_documents
 from kinject.corpus.passages import sentence_ends, token_spans
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile
-from kinject.disk import reading
+from kinject.disk import files
 from kinject.errors import KinjectError, RecipeError
 from kinject.eval.compare import read_run
 from kinject.eval.harness_files import read_samples
@@ -141,7 +141,7 @@ def test_a_line_that_is_no_plain_object_is_refused_by_its_number(
 def test_a_line_longer_than_the_limit_is_refused_wherever_lines_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "LONGEST_LINE", 2000)
+    monkeypatch.setattr(files, "LONGEST_LINE", 2000)
     for kind in (*ROWS, "run", "documents csv", "questions csv"):
         name, read = FILES[kind]
         path = written(tmp_path / name, b'{"text": "' + b"a" * 3000 + b'"}\n')
@@ -151,7 +151,7 @@ def test_a_line_longer_than_the_limit_is_refused_wherever_lines_are_read(
 def test_a_file_that_is_held_whole_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pypdf")
     pytest.importorskip("selectolax")
-    monkeypatch.setattr(reading, "LARGEST_FILE", 2**20)
+    monkeypatch.setattr(files, "LARGEST_FILE", 2**20)
     for kind in ("documents txt", "documents pdf", "documents html", "report", "recipe", "task"):
         name, read = FILES[kind]
         message = refusal(read, written(tmp_path / name, b" " * (2**20 + 1)))

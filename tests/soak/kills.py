@@ -323,7 +323,7 @@ def moments(seed: int) -> Callable[[Undisturbed], Moment]:
 def without(value: Any, *names: str) -> Any:
     """Return a JSON value without the keys `names`, wherever they stand, and without the checksum over them."""
     if isinstance(value, dict):
-        return {key: without(item, *names) for key, item in value.items() if key not in (*names, "_checksum")}
+        return {key: without(item, *names) for key, item in value.items() if key not in (*names, "crc32")}
     return [without(item, *names) for item in value] if isinstance(value, list) else value
 
 

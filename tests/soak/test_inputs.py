@@ -161,7 +161,7 @@ def test_a_folder_of_two_hundred_thousand_empty_documents_is_refused(
 def test_a_document_of_the_most_bytes_is_read_in_bounded_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from kinject.disk.reading import LONGEST_LINE
+    from kinject.disk.files import LONGEST_LINE
 
     text = "The mill stood at Kelm. " * (LONGEST_LINE // 24 - 10)
     for kind, name, data in (

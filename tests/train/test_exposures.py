@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kinject.disk import read_jsonl, read_sealed
+from kinject.disk import read_checked_json, read_jsonl
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.trainer import RoundSampler
@@ -38,7 +38,7 @@ def test_the_manifest_counts_the_exposures_of_each_document(make_recipe: MakeRec
     assert counts["exposures"]["rows"] == {"min": 2, "median": 12, "max": 12}
     tokens = counts["exposures"]["tokens"]
     assert tokens["min"] < tokens["median"] <= tokens["max"]
-    by_document = read_sealed(Path(result.run_dir) / "exposures.json", "")
+    by_document = read_checked_json(Path(result.run_dir) / "exposures.json", "")
     assert by_document == {**{f"d{d}": 12.0 for d in range(30)}, "once": 2.0}
     assert 30 * tokens["median"] == pytest.approx(2 * counts["tokens"]["trained"], rel=0.1)
 
@@ -67,7 +67,7 @@ def test_spread_changes_the_order_and_resume_keeps_it(make_recipe: MakeRecipe, w
     straight = _losses("a", **save)
     assert _losses("b", **save) == straight
     manifest = tmp_path / "b" / "manifest.json"
-    kept = read_sealed(manifest, "")
+    kept = read_checked_json(manifest, "")
     manifest.write_text(json.dumps({**kept, "counts": {"finished": False}}))
     assert kept["counts"]["epochs"] > 1  # the kill falls into the second epoch, whose order differs
     (tmp_path / "b" / "checkpoint-30" / "complete.json").unlink(missing_ok=True)

@@ -38,7 +38,7 @@ def _interrupt(run: Path, steps: int) -> None:
     shutil.rmtree(run / "model")
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["counts"] = {"finished": False}
-    del manifest["_checksum"]
+    del manifest["crc32"]
     (run / "manifest.json").write_text(json.dumps(manifest))
 
 

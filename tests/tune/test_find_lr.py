@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from kinject.cli import main
-from kinject.disk import tree_hash
+from kinject.disk import folder_hash
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe, TechniquesSection, read_recipe
 from kinject.train.setup import make_trainer
@@ -101,10 +101,10 @@ def test_the_verb_writes_a_plot_and_numbers_changes_no_model_and_does_nothing_tw
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     make_recipe()
-    before = tree_hash(tiny_model)
+    before = folder_hash(tiny_model)
     argv = ["find-lr", str(tmp_path / "recipe.yaml"), "--low", "1e-5", "--high", "1", "--steps", "24"]
     code = main(argv)
-    assert tree_hash(tiny_model) == before
+    assert folder_hash(tiny_model) == before
     folder = tmp_path / "run" / "find-lr"
     assert (folder / "lr.png").read_bytes().startswith(b"\x89PNG")
     held = json.loads((folder / "lr.json").read_bytes())["result"]

@@ -19,8 +19,7 @@ from kinject.augment.styles import STYLES, Style
 from kinject.augment.validation import augment_section, limits_of
 from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import sentences, split_passages, token_spans, word_spans
-from kinject.disk import Places, content_id, read_jsonl
-from kinject.disk.faults import unwritable
+from kinject.disk import OffsetIndex, content_id, read_jsonl, unwritable
 from kinject.errors import InputError
 from kinject.recipe import AugmentRecipe
 from kinject.types import Document, Message, Passage
@@ -266,7 +265,7 @@ def preview(recipe: AugmentRecipe) -> Preview:
     limits = limits_of(section)
     counts = Counter[str]()
     longest, first = 0, list[str]()
-    with Places() as stored:
+    with OffsetIndex() as stored:
         _index_stored(recipe.run_dir / "variants.jsonl", stored)
         for document, passages in plan.read_passages():
             counts["documents"] += 1
@@ -293,7 +292,7 @@ def preview(recipe: AugmentRecipe) -> Preview:
     )  # fmt: skip
 
 
-def _index_stored(path: Path, stored: Places) -> None:
+def _index_stored(path: Path, stored: OffsetIndex) -> None:
     """Add the ids of stored variants to an index on disk, for there may be millions."""
     if path.exists():
         # A run cuts off a torn last line and reports other damage; a preview counts the rows before it.
@@ -302,10 +301,10 @@ def _index_stored(path: Path, stored: Places) -> None:
                 stored.add(str(row.get("id")), number)
 
 
-def _count_group(plan: Plan, group: Group, stored: Places, counts: Counter[str]) -> None:
+def _count_group(plan: Plan, group: Group, stored: OffsetIndex, counts: Counter[str]) -> None:
     # The number of facts is unknown before the preparation: about one a sentence.
     requests = plan.requests(group, tuple(sentences(group.passage.text)) if group.style.per_note else None)
-    offsets = stored.of_all([request.id for request in requests])
+    offsets = stored.offsets_of_all([request.id for request in requests])
     missing = [request for request, known in zip(requests, offsets, strict=True) if not known]
     counts["asked"] += len(requests)
     counts["stored"] += len(requests) - len(missing)

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from kinject.augment.checks.checker import Verdict
 from kinject.augment.plan import Group, VariantRequest
-from kinject.disk import Journal, Places, Row, content_id
+from kinject.disk import Journal, OffsetIndex, Row, content_id
 from kinject.errors import InputError
 from kinject.types import Completion, Usage, Variant
 
@@ -44,7 +44,9 @@ class Store:
 
     def variants(self, requests: Sequence[VariantRequest]) -> dict[str, Variant]:
         """Return the stored variants of `requests` by id, read from the file; of several with one id the last."""
-        matching = zip(requests, self._variant_offsets.of_all([request.id for request in requests]), strict=True)
+        matching = zip(
+            requests, self._variant_offsets.offsets_of_all([request.id for request in requests]), strict=True
+        )
         return {
             request.id: self._variant(self._variants.row_at(offsets[-1])) for request, offsets in matching if offsets
         }
@@ -57,7 +59,7 @@ class Store:
 
     def refusals(self, requests: Sequence[VariantRequest]) -> list[Row]:
         """Return the refused answers of `requests`, each once."""
-        matching = self._rejected_offsets.of_all([request.id for request in requests])
+        matching = self._rejected_offsets.offsets_of_all([request.id for request in requests])
         rows = (self._rejected.row_at(offset) for offsets in matching for offset in offsets)
         return list({row["id"]: row for row in rows}.values())
 
@@ -100,7 +102,7 @@ class Store:
 
     def notes(self, notes_id: str) -> tuple[str, ...]:
         """Return the notes stored under an id of `Plan.notes_id`, () where there are none."""
-        offsets = self._notes_offsets.of(notes_id)
+        offsets = self._notes_offsets.offsets_of(notes_id)
         return tuple(self._notes.row_at(offsets[-1])["notes"]) if offsets else ()
 
     def add_notes(self, notes_id: str, group: Group, notes: tuple[str, ...]) -> None:
@@ -120,9 +122,9 @@ class Store:
         self._open.close()
 
 
-def _indexed(stack: contextlib.ExitStack, path: Path, key: str, required: str) -> tuple[Journal, Places]:
+def _indexed(stack: contextlib.ExitStack, path: Path, key: str, required: str) -> tuple[Journal, OffsetIndex]:
     """Return a journal and the offsets of its rows by their `key`. Each row must have the field `required`, too."""
-    offsets = stack.enter_context(Places())
+    offsets = stack.enter_context(OffsetIndex())
 
     def index(offset: int, row: Row) -> None:
         _field(row, required, path)
@@ -131,7 +133,7 @@ def _indexed(stack: contextlib.ExitStack, path: Path, key: str, required: str) -
         except InputError as error:
             raise InputError(f"{path}: {key}: {error}. The file was changed by hand; move it away.") from error
 
-    return stack.enter_context(Journal(path, sync=False, each=index, cure=_FIX)), offsets
+    return stack.enter_context(Journal(path, sync=False, on_row=index, fix=_FIX)), offsets
 
 
 def _field(row: Row, key: str, path: Path) -> str:

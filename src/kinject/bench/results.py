@@ -15,8 +15,7 @@ from pathlib import Path
 from statistics import fmean, geometric_mean, quantiles
 from typing import TYPE_CHECKING, Any
 
-from kinject.disk import write_json, write_text
-from kinject.disk.atomic import atomic_file
+from kinject.disk import atomic_file, write_json, write_text
 from kinject.eval.statistics import seed_interval
 from kinject.report.formatting import escape_markdown, format_name
 from kinject.report.plots.style import (

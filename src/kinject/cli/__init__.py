@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from kinject.disk.faults import cure_of, is_of_the_world
+from kinject.disk import fix_for, is_system_failure
 from kinject.errors import KinjectError, Terminated
 from kinject.process import is_first_process, is_launched
 from kinject.signals import exit_code, terminable
@@ -77,10 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if not is_of_the_world(error):
+        if not is_system_failure(error):
             raise
         place = f"{error.filename}: " if error.filename else ""
-        show(f"kinject {verb}: {place}{error.strerror}. {cure_of(error)}", file=sys.stderr)
+        show(f"kinject {verb}: {place}{error.strerror}. {fix_for(error)}", file=sys.stderr)
         return 2
 
 

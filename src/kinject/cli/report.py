@@ -28,10 +28,10 @@ def add_parser(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kinject.disk import read_manifest, refuse_links_out
+    from kinject.disk import read_manifest, refuse_outside_links
     from kinject.report import redraw_report, write_training_report
 
-    refuse_links_out(arguments.run_dir)
+    refuse_outside_links(arguments.run_dir)
     stage = (read_manifest(arguments.run_dir / "manifest.json") or {}).get("stage")
     draw = write_training_report if stage == "train" else redraw_report
     show(f"report: {draw(arguments.run_dir)}")

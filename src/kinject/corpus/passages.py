@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from kinject.disk import content_id, is_there
+from kinject.disk import content_id, path_exists
 from kinject.errors import InputError
 from kinject.types import Document, Passage
 
@@ -136,7 +136,7 @@ def token_spans(tokenizer: str | None) -> TokenSpans:
     path = Path(tokenizer)
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
-        loaded = Tokenizer.from_file(str(file)) if is_there(path) else Tokenizer.from_pretrained(tokenizer)
+        loaded = Tokenizer.from_file(str(file)) if path_exists(path) else Tokenizer.from_pretrained(tokenizer)
         loaded.no_truncation()
         loaded.no_padding()
         loaded.encode("a b", add_special_tokens=False)  # a broken file may fail only here

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from kinject.disk import Row, content_id, file_hash, open_to_read, read_lines
-from kinject.disk.jsonl import parse_row
+from kinject.disk import Row, content_id, file_hash, open_to_read, parse_row, read_lines
 from kinject.errors import InputError
 
 Shape = Literal["text", "messages", "completion"]

@@ -27,8 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject.corpus.rows import CorpusRow
-from kinject.disk import content_id, read_sums, tree_hash, write_sums, write_text
-from kinject.disk.faults import unwritable
+from kinject.disk import check_sha256sums, content_id, folder_hash, unwritable, write_sha256sums, write_text
 from kinject.errors import DiskError, InputError
 
 if TYPE_CHECKING:
@@ -287,7 +286,7 @@ def _fault(entry: Path) -> str:
     """Return why the entry must be made; "" if it is there as it was written."""
     if not entry.is_dir():
         return "not there"
-    sums, fault = read_sums(entry)
+    sums, fault = check_sha256sums(entry)
     return fault or ("" if sums else f"{entry}: has no SHA256SUMS")
 
 
@@ -338,7 +337,7 @@ def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
     finally:
         for file in files.values():
             file.close()
-    write_sums(part)
+    write_sha256sums(part)
 
 
 def entry_key(
@@ -356,6 +355,6 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     else:
         with tempfile.TemporaryDirectory() as scratch:
             tokenizer.save_pretrained(scratch)
-            rules = tree_hash(Path(scratch))
+            rules = folder_hash(Path(scratch))
     special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.chat_template)
     return content_id(type(tokenizer).__name__, rules, *map(repr, special))

@@ -1,20 +1,18 @@
-"""The version of what kinject writes into run folders, in one place: a newer one is refused, an older one is read.
+"""The format version of run folders, in one place: a folder of a newer kinject is refused.
 
-Every folder that `lock_dir` opens holds it in .format.json, from before the first row; manifests and report.json repeat
-it, and SQLite files hold it as their user_version. A folder without one is of version 1: kinject wrote none at first.
+`lock_dir` writes it into .format.json before the first row; manifests and report.json repeat it, and SQLite files hold
+it as their user_version.
 
-A change that this code's readers would misread raises `FORMAT_VERSION`, and the code that opens a folder then brings an
-older one up to it. New keys in a row or a manifest change nothing: readers leave out what they do not know.
+A change that this code's readers would misread raises `FORMAT_VERSION`, and the code that opens a folder then converts
+an older one. New keys in a row or a manifest need no new version: readers ignore keys that they do not know.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
 from pathlib import Path
 
-from kinject.disk.atomic import write_json
-from kinject.disk.reading import read_bytes
+from kinject.disk.files import read_bytes, write_json
 from kinject.errors import InputError
 
 FORMAT_VERSION = 1
@@ -36,7 +34,7 @@ def check_version(found: object, where: str) -> None:
 
 
 def check_folder(folder: Path) -> bool:
-    """Return whether a run folder says its version. Raises `InputError` where that is newer, or the marker damaged."""
+    """Return whether a run folder has a version. Raises `InputError` if that is newer, or the marker is damaged."""
     path = folder / MARKER
     if not path.is_file():
         return False
@@ -51,22 +49,6 @@ def check_folder(folder: Path) -> bool:
 
 
 def mark_folder(folder: Path) -> None:
-    """Check a run folder as `check_folder`, and note this kinject's version in one that says none."""
+    """Check the version of a run folder as `check_folder` does; write this kinject's version if it has none."""
     if not check_folder(folder):
         write_json(folder / MARKER, {"format_version": FORMAT_VERSION})
-
-
-def settle_database(database: sqlite3.Connection, path: Path) -> None:
-    """Check the version of an SQLite file of kinject's, and note it where there is none.
-
-    Raises `InputError` as `check_version`; the file is closed then.
-    """
-    (found,) = database.execute("PRAGMA user_version").fetchone()
-    if not found:
-        database.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
-        return
-    try:
-        check_version(found, str(path))
-    except InputError:
-        database.close()
-        raise

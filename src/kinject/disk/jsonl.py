@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, every fault told as file:line."""
+"""JSON lines: one object per line; every fault has file:line."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from kinject.disk.atomic import atomic_file
-from kinject.disk.faults import unwritable
-from kinject.disk.reading import read_lines
+from kinject.disk.files import atomic_file, read_lines, unwritable
 from kinject.errors import InputError
 
 Row = dict[str, Any]
 DEEPEST = 64
-"""Levels that a row may be nested: what reads it further (copies, hashes, writes) recurses."""
+"""Levels of nesting in a row: copies, hashes and writes recurse."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
@@ -27,9 +25,9 @@ def encode_row(row: object) -> str:
 
 
 def parse_row(line: bytes, where: str) -> Row:
-    """Return the object on one line. Raises `InputError` at `where` when it is not UTF-8 JSON or not an object.
+    """Return the object on one line. Raises `InputError` at `where` if it is not a UTF-8 JSON object.
 
-    Also where it is nested deeper than `DEEPEST`, or holds a whole number of more digits than Python reads.
+    Also if it is nested deeper than `DEEPEST`, or holds an integer of more digits than Python reads.
     """
     try:
         value = json.loads(line.decode("utf-8"))
@@ -37,14 +35,14 @@ def parse_row(line: bytes, where: str) -> Row:
         raise InputError(f"{where}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
     except RecursionError as error:
         raise _too_deep(where) from error
-    except ValueError as error:  # also a whole number of thousands of digits
+    except ValueError as error:  # also an integer of thousands of digits
         raise InputError(f"{where}: not JSON: {error}. Each line must hold one JSON object.") from error
     if not isinstance(value, dict):
         raise InputError(f"{where}: found {type(value).__name__}, each line must hold one JSON object.")
     if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(value) > DEEPEST:
         raise _too_deep(where)
     if b"\\u" in line:
-        _check_pairs(value, where)
+        _check_surrogates(value, where)
     return value
 
 
@@ -53,7 +51,7 @@ def _too_deep(where: str) -> InputError:
 
 
 def _depth(value: object) -> int:
-    """Return how many lists and objects lie in one another."""
+    """Return how many lists and objects are nested in one another."""
     depth, level = 0, [value]
     while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1
@@ -61,8 +59,8 @@ def _depth(value: object) -> int:
     return depth
 
 
-def _check_pairs(value: Row, where: str) -> None:
-    """Raise `InputError` where an escape is half a surrogate pair: no file could hold what is made of it."""
+def _check_surrogates(value: Row, where: str) -> None:
+    """Raise `InputError` if an escape is half a surrogate pair, which no file can hold."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode("utf-8")
@@ -76,7 +74,7 @@ def _check_pairs(value: Row, where: str) -> None:
 def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
     """Yield (line number from 1, object) for every line that is not blank. A byte-order mark is skipped.
 
-    Raises `DiskError` when the file cannot be opened and `InputError` (file:line) when a line is not a JSON object, or
+    Raises `DiskError` if the file cannot be opened and `InputError` (file:line) if a line is not a JSON object, or is
     longer than `LONGEST_LINE`.
     """
     for number, line in read_lines(path):
@@ -90,7 +88,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
 def open_jsonl(path: Path) -> Iterator[Callable[[Mapping[str, Any] | object], None]]:
     """Yield a function that writes one row (a mapping or a dataclass) to a file, which replaces `path` as in `atomic_file`.
 
-    Raises `DiskError` when a row cannot be written.
+    Raises `DiskError` if a row cannot be written.
     """
     with atomic_file(path) as file:
 

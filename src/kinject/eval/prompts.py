@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from string import ascii_uppercase
 from typing import Any, Literal
 
+from kinject.corpus.questions import question_prompt
 from kinject.errors import InputError
 from kinject.eval.scores import LETTERED
 from kinject.eval.tasks.templates import compile_template, render
@@ -118,7 +119,7 @@ def _unanswered(question: Question, format: str) -> str:
     if format == "texts-no-question":
         return "Answer:"
     if format == "texts":
-        return f"Question: {question.question}\nAnswer:"
+        return question_prompt(question.question)
     lettered = zip(ascii_uppercase, question.choices, strict=False)
     options = "".join(f"\n{letter}. {choice}" for letter, choice in lettered)
     text = f"{question.question.strip()}{options}" if format not in WITHOUT_QUESTION else options.removeprefix("\n")

@@ -11,12 +11,12 @@ from typing import Any
 from kinject.disk import (
     FORMAT_VERSION,
     check_output,
+    delete_file,
     file_name,
     lock_dir,
-    remove,
+    write_checked_json,
     write_jsonl,
     write_manifest,
-    write_sealed,
 )
 from kinject.eval.harness_files import Sample, write_harness_files
 from kinject.eval.plan import Plan, QuestionSet, read_plan
@@ -160,7 +160,7 @@ def _note_faults(run: _Run, question_set: QuestionSet, prompts: Sequence[Pending
 
 def _write_files(recipe: EvalRecipe, run: _Run, report: Report) -> None:
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
-    write_sealed(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
+    write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
     counts = {
         "answers": sum(map(len, run.results.values())),
         "scored_now": run.n_scored,
@@ -173,7 +173,7 @@ def _write_files(recipe: EvalRecipe, run: _Run, report: Report) -> None:
     for arm, tasks in run.samples.items():
         folder = recipe.run_dir / "harness" / file_name(arm)
         for old in (*folder.glob("samples_*.jsonl"), *folder.glob("results_*.json")):
-            remove(old)  # of an earlier run of this recipe: two dates would be read as two results
+            delete_file(old)  # of an earlier run of this recipe: two dates would be read as two results
         shots = {task: samples[0].answer.shots for task, samples in tasks.items()}
         date = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
         write_harness_files(folder, tasks, {"model_name": arm, "date": date, "n_shot": shots})

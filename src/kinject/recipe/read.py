@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from kinject.disk import is_there
+from kinject.disk import path_exists
 from kinject.errors import Fault, RecipeError
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
 from kinject.recipe.library_fields import REFUSED, check_adapter, check_trainer
@@ -283,7 +283,7 @@ def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]
 def _is_input(value: str, kind: str) -> bool:
     """Return whether an input exists. A name on the hub counts: only loading it shows whether it exists."""
     path = Path(value)
-    if is_there(path):
+    if path_exists(path):
         return True
     if kind == "documents":  # a misspelt file, or one in an existing folder, is no name on the hub
         is_local = path.suffix[1:].isalpha() or (path.parent != Path() and _is_folder(path.parent))
@@ -292,7 +292,7 @@ def _is_input(value: str, kind: str) -> bool:
 
 
 def _is_folder(path: Path) -> bool:
-    return is_there(path) and path.is_dir()
+    return path_exists(path) and path.is_dir()
 
 
 def is_model(value: str) -> bool:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import check_version, read_manifest, read_sealed, write_text
+from kinject.disk import check_version, read_checked_json, read_manifest, write_text
 from kinject.errors import InputError
 from kinject.report.flips import read_flips
 from kinject.report.formatting import format_name
@@ -61,7 +61,7 @@ def read_report(path: Path) -> Report:
     Raises `DiskError` when it cannot be read, and `InputError` naming the field when it is damaged, inconsistent, or of a
     newer format. Unknown keys are ignored.
     """
-    value = read_sealed(path, _FIX)
+    value = read_checked_json(path, _FIX)
     check_version(value.get("format_version", 1), f"{path}: format_version")
     try:
         return from_json(value, str(path))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import read_manifest, read_sealed
+from kinject.disk import read_checked_json, read_manifest
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.statistics import chance, holm, relative_gain, smallest_difference
 from kinject.recipe.study_section import StudySection
@@ -252,7 +252,7 @@ def make_exposures(records: Records, runs: Sequence[Run]) -> list[ExposureBin]:
         arm, train = run.stages.arm, run.stages.train
         if train is None or arm.alpha is not None or run.stages.seed not in records.seeds(arm.model, arm.name):
             continue
-        read: dict[str, float] = read_sealed(train.folder / "exposures.json", "Delete its folder to train again.")
+        read: dict[str, float] = read_checked_json(train.folder / "exposures.json", "Delete its folder to train again.")
         for setting in _headline_settings(records, arm, {}):
             answers = records.found[arm.model, arm.name, run.stages.seed][setting]
             row = records.seeds(arm.model, arm.name).index(run.stages.seed)

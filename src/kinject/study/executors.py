@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from kinject.disk.faults import cure_of, is_of_the_world
+from kinject.disk import fix_for, is_system_failure
 from kinject.errors import InputError, KinjectError, Terminated
 from kinject.signals import terminable
 from kinject.study.stages import Stage, one_line, run_stage, stage_message
@@ -278,8 +278,8 @@ def _answer(job: Mapping[str, Any]) -> dict[str, Any]:
                 return {"error": one_line(error)}
             except Exception as error:  # noqa: BLE001 - an arm that breaks must not take the study with it; its log has the traceback
                 traceback.print_exc()
-                if isinstance(error, OSError) and is_of_the_world(error):
-                    return {"error": f"{error.filename or folder}: {error.strerror}. {cure_of(error)}"}
+                if isinstance(error, OSError) and is_system_failure(error):
+                    return {"error": f"{error.filename or folder}: {error.strerror}. {fix_for(error)}"}
                 return {"error": f"{one_line(error)} (a bug; the traceback is in {folder / LOG})"}
     except OSError as error:
         return {"error": f"{folder}: {error.strerror}"}

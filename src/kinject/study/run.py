@@ -17,11 +17,11 @@ from kinject.disk import (
     FORMAT_VERSION,
     content_id,
     lock_dir,
+    read_checked_json,
     read_manifest,
-    read_sealed,
+    write_checked_json,
     write_json,
     write_manifest,
-    write_sealed,
 )
 from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.study_section import StudySection
@@ -77,7 +77,7 @@ def run_study(recipe: StudyRecipe, make_executor: ExecutorFactory) -> tuple[Repo
             found = open_study(recipe, make_executor, stack)
             run_phases(found, _write_choices)
         result = analyse(found, time.monotonic() - started)
-        write_sealed(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
+        write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
         page = write_report(recipe.run_dir, result)
         counts = {"arms": len(result.arms), "failures": len(result.failures), "stages": len(found.status.stages)}
         write_manifest(
@@ -251,7 +251,7 @@ def _estimate(found: Study, missing: Sequence[Stage]) -> str:
     for kind in {stage.kind for stage in missing}:
         n = sum(stage.kind == kind for stage in missing)
         folder, cure = found.planner.cache_dir / kind, "Delete its folder to do this stage again."
-        known = [read_sealed(path, cure) for path in folder.glob(f"*/{DONE}")]
+        known = [read_checked_json(path, cure) for path in folder.glob(f"*/{DONE}")]
         if known:
             seconds += n * fmean(float(done["seconds"]) for done in known)
             tokens += round(n * fmean(int(done["tokens"]) for done in known))

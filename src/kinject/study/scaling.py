@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kinject.disk import read_sealed
+from kinject.disk import read_checked_json
 from kinject.errors import InputError
 from kinject.recipe.study_section import ScalingSection
 from kinject.results import Scaling, ScalingFit, ScalingPoint, Sweep
@@ -130,7 +130,7 @@ def _exposures(measures: Measures, model: str, arm: str, documents: set[str | No
         train = run.stages.train
         path = train.folder / "exposures.json" if train is not None else None
         if (run.stages.arm.model, run.stages.arm.name) == (model, arm) and path is not None and path.is_file():
-            read: dict[str, float] = read_sealed(path, "Delete its folder to train again.")
+            read: dict[str, float] = read_checked_json(path, "Delete its folder to train again.")
             counts += [count for document, count in read.items() if document in documents]
     return sum(counts) / len(counts) if counts else None
 

@@ -22,12 +22,12 @@ from kinject.disk import (
     check_output,
     content_id,
     file_hash,
+    folder_hash,
+    read_checked_json,
     read_manifest,
-    read_sealed,
-    tree_hash,
+    write_checked_json,
     write_jsonl,
     write_manifest,
-    write_sealed,
 )
 from kinject.errors import InputError, KinjectError
 from kinject.process import peak_memory, reset_peak_memory
@@ -70,7 +70,7 @@ class Stage:
         """Return what the finished stage counted, None where it is not finished."""
         if not self.marker.is_file():
             return None
-        found = read_sealed(self.marker, f"Delete {self.folder} to do this stage again.")
+        found = read_checked_json(self.marker, f"Delete {self.folder} to do this stage again.")
         return found if found.get("id") == self.id else None
 
 
@@ -239,7 +239,7 @@ def input_hashes(value: object, cache_dir: Path) -> dict[str, str]:
 
 @cache
 def _hash(path: Path) -> str:
-    return tree_hash(path) if path.is_dir() else file_hash(path)
+    return folder_hash(path) if path.is_dir() else file_hash(path)
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -276,7 +276,7 @@ def run_stage(job: Mapping[str, Any]) -> dict[str, Any]:
         "tokens": counts.get("tokens", 0), "money": counts.get("money", 0.0),
         "peak_bytes": peak_memory() if sys.platform == "linux" else 0,
     }  # fmt: skip
-    write_sealed(Path(job["marker"]), done)
+    write_checked_json(Path(job["marker"]), done)
     return done
 
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from kinject.disk import read_sums, write_json, write_sums
-from kinject.disk.faults import is_of_the_world, unwritable
+from kinject.disk import check_sha256sums, is_system_failure, unwritable, write_json, write_sha256sums
 from kinject.errors import DiskError, TrainingError
 from kinject.process import is_first_process
 
@@ -43,7 +42,7 @@ _METADATA_CLASSES = "torch.distributed.checkpoint.metadata"
 def mark_complete(checkpoint: Path) -> None:
     """Record the hash and size of every file of a checkpoint that has just been written."""
     (checkpoint / _MARKER).unlink(missing_ok=True)
-    write_sums(checkpoint)
+    write_sha256sums(checkpoint)
     sizes = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in _files(checkpoint)}
     write_json(checkpoint / _MARKER, sizes)
 
@@ -80,7 +79,7 @@ def newest_complete(run_dir: Path) -> Path | None:
 def checkpoint_to_resume(run_dir: Path) -> Path | None:
     """Return the newest checkpoint whose files have the bytes that were written, or None; logs those it skips."""
     for _, path in checkpoints(run_dir):
-        fault = read_sums(path)[1] if is_complete(path) else f"{path}: was not written whole"
+        fault = check_sha256sums(path)[1] if is_complete(path) else f"{path}: was not written whole"
         if not fault:
             return path
         log.warning(f"{fault}. This checkpoint is skipped; the run resumes from an older one, or from the start.")
@@ -114,7 +113,7 @@ def disk_faults(run_dir: Path) -> Iterator[None]:
 
 def _disk_fault(error: BaseException) -> str | None:
     """Return the reason that the disk gave, None for an error of another kind."""
-    if isinstance(error, OSError) and is_of_the_world(error):
+    if isinstance(error, OSError) and is_system_failure(error):
         return error.strerror or str(error)
     message = str(error)
     if isinstance(error, OSError | SafetensorError | RuntimeError):

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from kinject.disk import checked_hashes, write_manifest, write_sums
+from kinject.disk import verified_hashes, write_manifest, write_sha256sums
 from kinject.errors import InputError
 
 
@@ -27,7 +27,7 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
     done: dict[float, Path] = {}
     with TemporaryDirectory(prefix="kinject-merge-") as scratch:
         for folder in (Path(base), Path(tuned)):
-            checked_hashes(folder)
+            verified_hashes(folder)
         tuned_dir = _full_weights(Path(tuned), Path(scratch))
         _check_same_tensors(Path(base), tuned_dir)
         for alpha in alphas:
@@ -40,7 +40,7 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
             write_manifest(
                 part / "merge.json", stage="merge", inputs={"base": base, "tuned": tuned}, recipe={}, counts=counts
             )
-            write_sums(part)
+            write_sha256sums(part)
             if final.exists():
                 shutil.rmtree(final)
             os.replace(part, final)

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from kinject.disk import (
+    SHA256SUMS,
     check_output,
-    checked_hashes,
+    check_sha256sums,
     content_id,
     file_hash,
+    folder_hash,
     lock_dir,
     read_manifest,
-    read_sums,
-    tree_hash,
+    verified_hashes,
+    write_checked_json,
     write_manifest,
-    write_sealed,
-    write_sums,
+    write_sha256sums,
     write_text,
 )
-from kinject.disk.sums import SUMS
 from kinject.errors import TrainingError
 from kinject.process import is_first_process
 from kinject.recipe import TrainRecipe
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CORPUS_FIX = "Run kinject augment again: nothing is requested twice. If you changed it yourself, give it another name."
-_FILES = ("log.jsonl", "timing.jsonl", f"model/{SUMS}")
+_FILES = ("log.jsonl", "timing.jsonl", f"model/{SHA256SUMS}")
 """Files of a finished run whose hashes the manifest holds."""
 _SECTIONS = ("seed", "method", "model", "adapter", "corpus", "trainer")
 _OPTIONAL_SECTIONS = ("regularization", "guards", "techniques", "probes")
@@ -91,7 +91,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
         }  # fmt: skip
         if is_first_process():
             exposures = exposures_by_document(trainer.training_data.exposures, trainer.state.epoch)
-            write_sealed(recipe.run_dir / "exposures.json", exposures)
+            write_checked_json(recipe.run_dir / "exposures.json", exposures)
         _write_manifest(recipe, inputs, counts)
     return _result(recipe, counts, model_dir, already_done=False)
 
@@ -141,7 +141,7 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
         if isinstance(path, str):
             folder = Path(path)
-            digest = tree_hash(folder, known=checked_hashes(folder)) if folder.is_dir() else ""
+            digest = folder_hash(folder, known=verified_hashes(folder)) if folder.is_dir() else ""
             inputs[name] = digest or f"hub:{path}@{model.revision or 'main'}"
     sections = {key: recipe.raw.get(key) for key in _SECTIONS}
     sections |= {key: recipe.raw[key] for key in _OPTIONAL_SECTIONS if key in recipe.raw}
@@ -203,7 +203,7 @@ def _damage(folder: Path, manifest: Mapping[str, Any]) -> str:
     for name, wanted in manifest.get("outputs", {}).items():
         if not (folder / name).is_file() or file_hash(folder / name) != wanted:
             return f"{folder / name}: is not what the run wrote (manifest.json has its hash)"
-    return read_sums(folder / "model")[1]
+    return check_sha256sums(folder / "model")[1]
 
 
 def _agreed_checkpoint(trainer: KnowledgeTrainer, run_dir: Path) -> Path | None:
@@ -238,7 +238,7 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
         trainer.save_model(str(part))
     trainer.accelerator.wait_for_everyone()
     if is_first_process():
-        write_sums(part)
+        write_sha256sums(part)
         if final.exists():
             shutil.rmtree(final)
         os.replace(part, final)

@@ -18,8 +18,7 @@ from typing import Any
 
 import yaml
 
-from kinject.disk import Row, write_json, write_text
-from kinject.disk.jsonl import parse_row
+from kinject.disk import Row, parse_row, write_json, write_text
 from kinject.errors import KinjectError
 from kinject.process import peak_memory, resident_memory
 from kinject.recipe import TrainRecipe, read_recipe

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kinject.disk import content_id, lock_dir, read_sealed, write_sealed
+from kinject.disk import content_id, lock_dir, read_checked_json, write_checked_json
 from kinject.errors import InputError
 from kinject.process import available_memory
 from kinject.recipe import TrainRecipe
@@ -118,7 +118,7 @@ class _Trials:
         if self.path.is_file():
             fix = "Delete it to repeat the trials."
             try:
-                stored = read_sealed(self.path, fix)
+                stored = read_checked_json(self.path, fix)
                 if stored["id"] == self.identity:
                     self.done = {item["batch"]: BatchTrial(**item) for item in stored["trials"]}
             except (ValueError, KeyError, TypeError) as error:
@@ -132,7 +132,9 @@ class _Trials:
         known = self.done.get(batch)
         if known is None or (known.peak_bytes is None and not known.refused):
             self.done[batch] = self._try(batch)
-            write_sealed(self.path, {"id": self.identity, "trials": [asdict(trial) for trial in self.done.values()]})
+            write_checked_json(
+                self.path, {"id": self.identity, "trials": [asdict(trial) for trial in self.done.values()]}
+            )
         return self.done[batch]
 
     def _try(self, batch: int) -> BatchTrial:

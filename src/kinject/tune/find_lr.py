@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kinject.disk import content_id, lock_dir, read_sealed, write_sealed, write_text
-from kinject.disk.atomic import atomic_file
+from kinject.disk import atomic_file, content_id, lock_dir, read_checked_json, write_checked_json, write_text
 from kinject.errors import InputError, TrainingError
 from kinject.recipe import TrainRecipe
 from kinject.train.short_run import short_recipe
@@ -95,7 +94,7 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
         write_text(folder / "lr.csv", _csv(result))
         with atomic_file(folder / "lr.png", "wb") as file:
             file.write(draw(result))
-        write_sealed(folder / "lr.json", {"id": identity, "ramp": asdict(ramp), "result": asdict(result)})
+        write_checked_json(folder / "lr.json", {"id": identity, "ramp": asdict(ramp), "result": asdict(result)})
     return result, folder
 
 
@@ -105,7 +104,7 @@ def _read_stored(path: Path, identity: str) -> RangeTest | None:
         return None
     fix = "Delete it to repeat the test."
     try:
-        stored = read_sealed(path, fix)
+        stored = read_checked_json(path, fix)
         if stored["id"] != identity:
             return None
         fields: dict[str, Any] = {

@@ -22,7 +22,7 @@ from kinject.augment.requests.sender import Sender, Traffic, open_sender, run_wo
 from kinject.augment.validation import limits_of, questions_section
 from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.passages import split_passages, token_spans
-from kinject.disk import Journal, Places, Row, content_id, lock_dir, open_jsonl, write_manifest
+from kinject.disk import Journal, OffsetIndex, Row, content_id, lock_dir, open_jsonl, write_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.terminal import Progress
@@ -177,8 +177,8 @@ class _OutcomeFile:
 
     def __init__(self, run_dir: Path) -> None:
         with contextlib.ExitStack() as stack:
-            self._places = stack.enter_context(Places())
-            self._journal = stack.enter_context(Journal(run_dir / "outcomes.jsonl", sync=False, each=self._index))
+            self._places = stack.enter_context(OffsetIndex())
+            self._journal = stack.enter_context(Journal(run_dir / "outcomes.jsonl", sync=False, on_row=self._index))
             self._open = stack.pop_all()
 
     def _index(self, offset: int, row: Row) -> None:
@@ -189,7 +189,7 @@ class _OutcomeFile:
 
     def get(self, outcome_id: str) -> Row | None:
         """Return the row of a passage, None if it is not done."""
-        offsets = self._places.of(outcome_id)
+        offsets = self._places.offsets_of(outcome_id)
         return self._journal.row_at(offsets[-1]) if offsets else None
 
     def add(self, row: Row) -> None:

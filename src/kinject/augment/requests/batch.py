@@ -7,7 +7,6 @@ import json
 import sqlite3
 import time
 import uuid
-import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kinject.augment.requests.cache import AnswerCache, request_key
 from kinject.augment.requests.endpoint import Endpoint
 from kinject.augment.requests.generator import Stopped, Transient
-from kinject.disk import settle_database
+from kinject.disk import open_database, row_checksum, write_rows
 from kinject.errors import DiskError, EndpointError
 from kinject.recipe import GeneratorSection
 from kinject.types import Completion, Message
@@ -358,13 +357,10 @@ class BatchLog:
         """Open or create the file. Raises `DiskError` where that fails or a row is damaged."""
         self.path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(path, isolation_level=None)
-            settle_database(self._database, path)
-            self._database.execute(_SCHEMA)
+            self._database = open_database(path, _SCHEMA)
             rows = self._database.execute("SELECT submission, url, batch, keys, crc32 FROM batches").fetchall()
-            if any(row[4] != _crc32(*row[:4]) for row in rows):
-                raise sqlite3.DatabaseError("a row is damaged")
+            if any(row[4] != row_checksum(row[:4]) for row in rows):
+                raise sqlite3.DatabaseError("a row is not as it was written")
         except (OSError, TypeError, AttributeError, sqlite3.Error) as error:
             raise DiskError(
                 f"{path}: cannot be opened as the log of batches ({error}). Move it away to continue without it: "
@@ -395,17 +391,7 @@ class BatchLog:
 
     def _put(self, submission: str, url: str, batch: str | None, keys: str) -> None:
         row = (submission, url, batch, keys)
-        self._write("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)", (*row, _crc32(*row)))
+        self._write("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)", (*row, row_checksum(row)))
 
     def _write(self, statement: str, values: tuple[object, ...]) -> None:
-        try:
-            self._database.execute(statement, values)
-        except sqlite3.Error as error:
-            raise DiskError(
-                f"{self.path}: cannot be written ({error}). What was stored so far is safe. Fix this error; the same "
-                "command then resumes."
-            ) from error
-
-
-def _crc32(submission: str, url: str, batch: str | None, keys: str) -> int:
-    return zlib.crc32("\0".join((submission, url, "" if batch is None else f"={batch}", keys)).encode())
+        write_rows(self._database, self.path, statement, [values])

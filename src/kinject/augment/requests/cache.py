@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import logging
 import sqlite3
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kinject.disk import settle_database
+from kinject.disk import open_database, row_checksum, write_rows
 from kinject.errors import DiskError
 from kinject.types import Completion, Message, Usage
 
@@ -55,13 +53,8 @@ class AnswerCache:
         self._waiting: list[_Row] = []
         self._committed: asyncio.Future[None] | None = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(path, isolation_level=None)
-            settle_database(self._database, path)
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=NORMAL")
-            self._database.execute(_SCHEMA)
-            self._database.execute(_LOST)
+            pragmas = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL")
+            self._database = open_database(path, *pragmas, _SCHEMA, _LOST)
             self._inode = path.stat().st_ino
             self._check()
         except (OSError, sqlite3.Error) as error:
@@ -76,7 +69,7 @@ class AnswerCache:
         rows = self._database.execute(f"SELECT {_COLUMNS} FROM answers")  # noqa: S608  (columns alone)
         damaged = [row[0] for row in rows if not _is_whole(row)]
         lost = self._database.execute("SELECT rowid, tokens_in, tokens_out, crc32 FROM lost")
-        torn = [row[0] for row in lost if row[3] != _crc32_of_lost(*row[1:3])]
+        torn = [row[0] for row in lost if row[3] != row_checksum(row[1:3])]
         if not damaged and not torn:
             return
         self._database.executemany("DELETE FROM answers WHERE key = ?", [(key,) for key in damaged])
@@ -134,23 +127,10 @@ class AnswerCache:
     def put_lost(self, usage: Usage) -> None:
         """Add the possible cost of a lost answer. Raises `DiskError` as `put`."""
         row = (usage.tokens_in, usage.tokens_out)
-        self._insert("INSERT INTO lost VALUES (?, ?, ?)", [(*row, _crc32_of_lost(*row))])
+        self._insert("INSERT INTO lost VALUES (?, ?, ?)", [(*row, row_checksum(row))])
 
     def _insert(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
-        try:
-            self._database.execute("BEGIN")
-            self._database.executemany(statement, rows)
-            self._database.execute("COMMIT")
-            if self.path.stat().st_ino != self._inode:
-                raise FileNotFoundError("it was replaced while this run was writing it")
-        except (OSError, sqlite3.Error) as error:
-            with contextlib.suppress(sqlite3.Error):  # a failing disk may fail again; the first error is raised
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-            raise DiskError(
-                f"{self.path}: cannot be written ({error}). What was stored so far is safe. Fix this error; the same "
-                "command then resumes."
-            ) from error
+        write_rows(self._database, self.path, statement, rows, self._inode)
 
     def usage(self) -> Usage:
         """Return the tokens of all stored and lost answers."""
@@ -177,22 +157,13 @@ class AnswerCache:
 
 
 def _row(key: bytes, completion: Completion) -> _Row:
-    text, finish, usage = completion.text, completion.finish_reason, completion.usage
-    check = _crc32(key, text.encode(), finish.encode(), usage.tokens_in, usage.tokens_out)
-    return key, text, finish, usage.tokens_in, usage.tokens_out, check
+    usage = completion.usage
+    values = (key, completion.text, completion.finish_reason, usage.tokens_in, usage.tokens_out)
+    return *values, row_checksum(values)
 
 
 def _is_whole(row: tuple[Any, ...]) -> bool:
-    """Return whether a row has the types of an answer and its checksum."""
-    *values, check = row
-    if [type(value) for value in values] != [bytes, bytes, bytes, int, int]:
-        return False
-    return bool(check == _crc32(*values))
-
-
-def _crc32_of_lost(tokens_in: object, tokens_out: object) -> int:
-    return zlib.crc32(f"lost {tokens_in!r} {tokens_out!r}".encode())
-
-
-def _crc32(key: bytes, text: bytes, finish: bytes, tokens_in: int, tokens_out: int) -> int:
-    return zlib.crc32(b"%b\0%b\0%b\0%d\0%d" % (key, text, finish, tokens_in, tokens_out))
+    """Return whether a row has the types of an answer and the checksum it was written with."""
+    *values, checksum = row
+    types = [type(value) for value in values]
+    return types == [bytes, bytes, bytes, int, int] and checksum == row_checksum(values)

@@ -17,8 +17,7 @@ from kinject.corpus.documents.tables import (
     read_parquet,
     read_saved_dataset,
 )
-from kinject.disk import content_id, file_hash, is_there, tree_hash
-from kinject.disk.reading import LONGEST_LINE
+from kinject.disk import LONGEST_LINE, content_id, file_hash, folder_hash, path_exists
 from kinject.errors import DiskError, InputError
 from kinject.types import Document
 
@@ -77,7 +76,7 @@ def document_files(path: Path) -> list[Path]:
 
     Raises `InputError` on a file whose suffix has no reader, `DiskError` when nothing is there.
     """
-    if not is_there(path):
+    if not path_exists(path):
         raise DiskError(f"{path}: nothing is there. Check the path.")
     files = [path]
     if path.is_dir():
@@ -101,13 +100,13 @@ def document_hashes(path: Path) -> dict[str, str]:
     if is_hub_name(path):
         return {str(path): hub_revision(str(path))}
     if is_saved_dataset(path):
-        return {str(path): tree_hash(path)}
+        return {str(path): folder_hash(path)}
     return {str(file): file_hash(file) for file in document_files(path)}
 
 
 def is_hub_name(path: Path) -> bool:
     """Return whether `path` can only be the name of a data set on the hub."""
-    if is_there(path) or path.suffix.lower() in READERS or (path.parent != Path() and path.parent.is_dir()):
+    if path_exists(path) or path.suffix.lower() in READERS or (path.parent != Path() and path.parent.is_dir()):
         return False
     return HUB_NAME.fullmatch(str(path)) is not None
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.disk import content_id, read_bytes
-from kinject.disk.reading import LARGEST_FILE, size_in_words
+from kinject.disk import LARGEST_FILE, content_id, format_size, read_bytes
 from kinject.errors import InputError
 from kinject.types import Document
 
@@ -175,7 +174,7 @@ class _PageCost:
         contents = page.get_contents()
         self._n_bytes += len(contents.get_data()) if contents is not None else 0
         if self._n_bytes > LARGEST_FILE:
-            raise ValueError(f"its pages unpack to more than {size_in_words(LARGEST_FILE)}")
+            raise ValueError(f"its pages unpack to more than {format_size(LARGEST_FILE)}")
         before = self._n_operations
 
         def count(*_: object) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.corpus.documents.pages import Located
-from kinject.disk import Row, content_id, open_to_read, read_jsonl, read_lines
-from kinject.disk.reading import LONGEST_LINE
+from kinject.disk import LONGEST_LINE, Row, content_id, open_to_read, read_jsonl, read_lines
 from kinject.errors import InputError
 from kinject.types import Document
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kinject.disk import Journal, Row, checked_hashes, manifest_beside, read_journal, tree_hash
+from kinject.disk import Journal, Row, folder_hash, manifest_beside, read_journal, verified_hashes
 from kinject.errors import InputError
 from kinject.eval.scoring.encode import Encoded
 from kinject.models import base_of_adapter
@@ -40,9 +40,9 @@ def hash_model(path: str, revision: str | None) -> str:
     folder = Path(path)
     if not folder.is_dir():
         return hashlib.sha256(f"{path}@{revision}".encode()).hexdigest()
-    known = checked_hashes(folder)
+    known = verified_hashes(folder)
     parts = [
-        tree_hash(folder, pattern, known) for pattern in ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
+        folder_hash(folder, pattern, known) for pattern in ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
     ]
     adapter = folder / "adapter_config.json"
     if adapter.exists():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kinject.disk import read_sealed, remove, write_sealed
+from kinject.disk import delete_file, read_checked_json, write_checked_json
 from kinject.eval.scoring.answers import AnswerStore, PromptScore
 from kinject.eval.scoring.encode import Encoded
 from kinject.eval.scoring.scorer import Scorer
@@ -130,12 +130,12 @@ class ResumableScoring:
         path = self.shard.folder / "pending.json"
         scores: dict[str, PromptScore] = {}
         for keys in _batches(path, prompts, stored):
-            write_sealed(path, {"keys": keys})
+            write_checked_json(path, {"keys": keys})
             done = {index for index, key in enumerate(keys) if key in stored}
             for index, score in scorer.score([prompts[key] for key in keys], done):
                 scores[keys[index]] = score
                 store(keys[index], score)
-            remove(path)
+            delete_file(path)
         return scores
 
 
@@ -156,5 +156,5 @@ def _read_pending(path: Path) -> list[str]:
     if not path.exists():
         return []
     fix = "Delete it: the prompts of its batch are scored again, and may differ in the last digit."
-    keys = read_sealed(path, fix).get("keys")
+    keys = read_checked_json(path, fix).get("keys")
     return keys if isinstance(keys, list) and all(isinstance(key, str) for key in keys) else []

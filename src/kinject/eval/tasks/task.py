@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from kinject.corpus.documents.tables import check_parquet
-from kinject.disk import is_there, open_to_read, read_bytes, read_jsonl
+from kinject.disk import open_to_read, path_exists, read_bytes, read_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import TaskStyle
 from kinject.eval.tasks.templates import compile_template, render
@@ -286,7 +286,7 @@ def files_of(path: Path, config: Mapping[str, Any], split: str) -> list[Path]:
     source = str(config.get("dataset_path", ""))
     if files is None and source not in _KINDS:
         folder = path.parent / source / str(config.get("dataset_name") or "")
-        existing = sorted(folder.iterdir()) if is_there(folder) and folder.is_dir() else []
+        existing = sorted(folder.iterdir()) if path_exists(folder) and folder.is_dir() else []
         matching = [item for item in existing if item.name.startswith(f"{split}.")]
         matching = matching or [item for item in existing if item.name.startswith(f"{split}-")]
         return [item for item in matching if item.suffix in _SUFFIXES]

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.disk import write_text
-from kinject.disk.atomic import atomic_file
+from kinject.disk import atomic_file, write_text
 from kinject.report.formatting import format_name
 from kinject.terminal import printable
 

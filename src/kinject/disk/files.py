@@ -1,0 +1,187 @@
+"""Single files: atomic writes, bounded reads, and what to do about an error of the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, Any
+
+from kinject.errors import DiskError, InputError
+
+LONGEST_LINE = 2**26
+"""Bytes of a line, and so of a row or a document in one: 64 MiB, some forty times the longest novel."""
+LARGEST_FILE = 2**28
+"""Bytes of a file that is read whole (a page, a PDF, a text that is one document): 256 MiB."""
+LOCK = ".lock"
+"""The file in a run folder that names the process that holds it."""
+_PART = ".part"
+
+_FIXES = (
+    ({errno.ENOSPC, errno.EDQUOT, errno.EFBIG}, "Free space there, or choose another folder."),
+    ({errno.EROFS, errno.EACCES, errno.EPERM}, "Make it writable for this user, or choose another folder."),
+    ({errno.EIO, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO}, "The disk or its connection fails: choose another."),
+    ({errno.ESTALE, errno.ETIMEDOUT}, "The file server is gone: wait for it, then run the same command again."),
+    ({errno.EMFILE, errno.ENFILE}, "Too many files are open: raise the limit (ulimit -n)."),
+    ({errno.EISDIR}, "A folder stands in its place: move it away."),
+    ({errno.ENOENT, errno.ENOTDIR}, "A folder on the way is missing: was it deleted? Run the same command again."),
+)
+_SYSTEM_FAILURES = frozenset(number for numbers, _ in _FIXES[:5] for number in numbers)
+
+
+def fix_for(error: OSError) -> str:
+    """Return what the user can do about an error of the operating system."""
+    return next((fix for numbers, fix in _FIXES if error.errno in numbers), "Check the path.")
+
+
+def is_system_failure(error: OSError) -> bool:
+    """Return whether no program could have avoided the error: a disk that is full, read-only, failing or gone."""
+    return error.errno in _SYSTEM_FAILURES
+
+
+def unwritable(path: Path, error: OSError, doing: str = "written") -> DiskError:
+    """Return the error to raise if `path` cannot be written, with the system's message and a fix."""
+    return DiskError(f"{path}: cannot be {doing}: {error.strerror or error}. {fix_for(error)}")
+
+
+def unreadable(path: Path, error: OSError | ValueError) -> DiskError:
+    """Return the error to raise if `path` cannot be read."""
+    fix = "Check the path."
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+        fix = fix_for(error).replace("writable", "readable")
+    return DiskError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}. {fix}")
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """Yield a file that replaces `path` at the end of the block; an exception deletes it and leaves `path` as it was.
+
+    Parent folders are made. Raises `DiskError` if the file cannot be written.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        encoding = None if "b" in mode else "utf-8"
+        with tempfile.NamedTemporaryFile(
+            mode, encoding=encoding, dir=path.parent, prefix=f".{path.name}.", suffix=_PART, delete=False
+        ) as file:
+            temporary = Path(file.name)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        os.replace(temporary, path)
+        temporary = None
+    except OSError as error:
+        raise unwritable(path, error) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):  # a disk that refused the write may refuse this; the first error counts
+                temporary.unlink(missing_ok=True)
+
+
+def delete_parts(folder: Path) -> None:
+    """Delete the temporary files that killed processes left below `folder`, except in folders with a lock of their own.
+
+    The caller holds the folder's lock.
+    """
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not os.path.exists(f"{parent}/{name}/{LOCK}")]
+        for name in names:
+            if name.startswith(".") and name.endswith(_PART):
+                Path(parent, name).unlink(missing_ok=True)
+
+
+def delete_file(path: Path) -> None:
+    """Delete a file if it exists. Raises `DiskError` if it cannot be deleted."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise unwritable(path, error, "deleted") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` as UTF-8 with LF line ends, atomically."""
+    with atomic_file(path, "wb") as file:
+        file.write(text.encode("utf-8"))
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write `value` as indented JSON, atomically. NaN and infinities raise `ValueError`: JSON has none."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def open_to_read(path: Path) -> BufferedReader:
+    """Return the file `path`, open for reading bytes.
+
+    Raises `DiskError` if it cannot be opened, or is a folder, a pipe or a device: these cannot be read twice, or to an
+    end.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+            raise DiskError(f"{path}: found {kind}, expected a file. Check the path.")
+        return path.open("rb")
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise unreadable(path, error) from error
+
+
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """Return the bytes of `path`, at most `most` (default: `LARGEST_FILE`).
+
+    Raises `DiskError` if it cannot be read and `InputError` if it is longer.
+    """
+    limit = LARGEST_FILE if most is None else most
+    with open_to_read(path) as file:
+        try:
+            data = file.read(limit + 1)
+        except OSError as error:
+            raise unreadable(path, error) from error
+    if len(data) > limit:
+        raise InputError(f"{path}: longer than {format_size(limit)}, the most that is read whole. Split it.")
+    return data
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield (number from 1, line with its end) of a file of any length.
+
+    Raises `DiskError` if it cannot be read and `InputError` (file:line) on a line longer than `LONGEST_LINE`.
+    """
+    with open_to_read(path) as file:
+        number = 0
+        while True:
+            number += 1
+            try:
+                line = file.readline(LONGEST_LINE + 1)
+            except OSError as error:
+                raise unreadable(path, error) from error
+            if len(line) > LONGEST_LINE:
+                raise InputError(
+                    f"{path}:{number}: a line longer than {format_size(LONGEST_LINE)}. Split the document, one row each."
+                )
+            if not line:
+                return
+            yield number, line
+
+
+def path_exists(path: Path) -> bool:
+    """Return whether `path` exists; False for a name that no file can have (too long, or with a NUL)."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def format_size(n_bytes: int) -> str:
+    """Return a number of bytes as in ``64 MiB``."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:g} {unit}"
+    return f"{n_bytes} bytes"
