@@ -28,9 +28,8 @@ from kinject.report.plots.arms import (
 )
 from kinject.report.plots.style import Plot, draw_figure
 from kinject.report.plots.sweeps import accuracy_by_k, exposures, frontier, scaling_figure, sweep_figure
-from kinject.report.plots.training import loss_figure
 from kinject.report.sections import Beside, figure_label, make_sections
-from kinject.report.training import TrainingLog, read_training_log
+from kinject.report.training import TrainingLog, loss_figure, read_training_log
 from kinject.report.verdict import render_verdict
 from kinject.report.view import View, seeds_text, slug
 from kinject.results import Report, from_json
