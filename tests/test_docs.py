@@ -135,6 +135,28 @@ def test_every_command_of_a_page_parses(line: str, tmp_path: Path) -> None:
         check_sections(read_recipe(ROOT / recipe, overrides))
 
 
+def _schemas_at(schema: Mapping[str, Any], key: str, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the schemas of `key` below `schema`, in each of its alternatives; ``*`` is any name."""
+    if "$ref" in schema:
+        return _schemas_at(root["definitions"][schema["$ref"].rsplit("/", 1)[1]], key, root)
+    found = [one for part in schema.get("anyOf", ()) for one in _schemas_at(part, key, root)]
+    below = schema.get("additionalProperties") if key == "*" else schema.get("properties", {}).get(key)
+    return [*found, below] if isinstance(below, Mapping) else found
+
+
+def test_every_key_of_the_glossary_is_in_the_schema() -> None:
+    root = json.loads((ROOT / "recipes" / "recipe.schema.json").read_text("utf-8"))
+    keys = re.findall(
+        rf"`((?:{'|'.join(SECTIONS)})(?:\.(?!jsonl)[\w*]+)*)`", (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    )
+    assert len(keys) > 30
+    for key in keys:
+        schemas = [root]
+        for part in key.split("."):
+            schemas = [one for schema in schemas for one in _schemas_at(schema, part, root)]
+        assert schemas, key
+
+
 def test_a_wrong_key_on_a_page_would_be_seen(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="unknown key"):
         _check({**BASE, "trainer": {"bf17": True}}, tmp_path)

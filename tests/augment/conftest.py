@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode leaves it alone
+sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode does not
+sys.path.insert(0, str(Path(__file__).parent / "requests"))
 from faulty_server import Hostile, Talk
 
 from kinject.augment.sandbox.serve import SandboxServer, ServeOptions

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_faults import PAGE, table
+from test_endpoint_faults import PAGE, table
 from test_outages import Start
 
 from kinject.augment import augment
@@ -284,4 +284,4 @@ def test_the_tests_that_the_page_names_exist() -> None:
         file, _, name = row[-1].strip("`").partition("::")
         assert re.search(rf"^def {name}\(", (folder / file).read_text("utf-8"), re.MULTILINE), row
     for name in re.findall(r"`(test_\w+)\[fault\]`", PAGE.read_text("utf-8")):
-        assert any(f"def {name}(" in path.read_text("utf-8") for path in folder.glob("test_*.py")), name
+        assert any(f"def {name}(" in path.read_text("utf-8") for path in folder.rglob("test_*.py")), name

@@ -23,7 +23,7 @@ from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import EndpointError
 from kinject.recipe import Recipe
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reliability.md"
 N = 4
 """Documents, with a paraphrase each."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_faults import table
+from test_endpoint_faults import table
 
 from kinject.augment import augment
 from kinject.cli import main
