@@ -101,6 +101,12 @@ def _arm_faults(recipe: StudyRecipe) -> Iterator[Fault]:
             item = section.arms.get(other or "")
             if item is not None and (item.match_steps_of or item.match_tokens_of):
                 yield recipe.fault(key_path, f"{other} is itself matched to another arm. Name that one.")
+            missing = {*(arm.models or section.models)} - {*(item.models or section.models)} if item is not None else ()
+            if missing:
+                models = ", ".join(sorted(missing))
+                yield recipe.fault(
+                    key_path, f"{other}, to which it is matched, is not trained on {models}. Add it there."
+                )
         for index, model in enumerate(arm.models or ()):
             yield from _unknown(recipe, (*key_path, "models", index), model, section.models)
         if arm.corpus in ("augmented", "random") and section.augment is None:

@@ -266,10 +266,12 @@ def render_plan(recipe: StudyRecipe) -> str:
 
 def _arm_table(study: Study) -> str:
     rows: list[tuple[str, ...]] = [("arm", "model", "seeds", "stages", "done", "differs in")]
+    shared = study.recipe.study.overrides or {}
     for arm in study.arms:
         ids = {stage.id for run in study.runs if run.arm == arm for stage in run.all_stages}
         n_done = sum(stage_id in study.status.done for stage_id in ids)
-        overrides = ", ".join(f"{key}={json.dumps(value)}" for key, value in arm.overrides.items())
+        own = {key: value for key, value in arm.overrides.items() if key not in shared or shared[key] != value}
+        overrides = ", ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
         corpus = f"corpus={arm.corpus} " if arm.corpus not in ("", "augmented") else ""
         seeds = ",".join(map(str, arm.seeds)) if arm.trained else ""
         rows.append((arm.name, arm.model, seeds, str(len(ids)), str(n_done), (corpus + overrides)[:70]))
