@@ -1,17 +1,17 @@
-"""What can go wrong, as one tree::
+"""The errors of kinject, as one tree::
 
-    KinjectError                 a user's or the world's fault, told in one line; exit code 2
+    KinjectError                 an error of the input or the system, reported in one line; exit code 2
     ├── RecipeError              faults of a recipe, all of them at once, each with file:line
     ├── InputError               a document, corpus, question or model folder that cannot be used
-    ├── DiskError                a file that cannot be read or written, or is held by another process
+    ├── DiskError                a file that cannot be read or written, or that another process holds
     ├── EndpointError            a language-model endpoint that refuses or fails
-    └── TrainingError            a run that must not go on (text lost, loss not finite, ...)
+    └── TrainingError            a run that must not continue (lost text, a loss that is not finite, ...)
 
     KeyboardInterrupt            Ctrl-C (SIGINT); exit code 130
-    └── Terminated               the system asks to end (SIGTERM); exit code 143
+    └── Terminated               the system ends the process (SIGTERM); exit code 143
 
-Each message says where, what was found, what is allowed, and what to do. Anything else that escapes is a bug in
-kinject and keeps its traceback.
+Each message names the place, the value found, the values allowed, and a fix. Any other exception is a bug in kinject
+and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MOST_LINES = 200
 
 
 class KinjectError(Exception):
-    """Base of every error that a user can cause and mend.
+    """Base of every error that a user can cause and fix.
 
-    A message that quotes megabytes of its input keeps the beginning and the end of each line: the place and the cure.
+    A message that quotes megabytes of its input keeps the beginning and the end of each line: the place and the fix.
     """
 
     def __init__(self, message: str) -> None:
@@ -62,16 +62,16 @@ class EndpointError(KinjectError):
 
 
 class TrainingError(KinjectError):
-    """A training run must not start or go on."""
+    """A training run must not start or continue."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came, as from a batch system before it kills: what ends for Ctrl-C ends for this."""
+    """SIGTERM arrived, as from a batch system before it kills. Handled like Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault of a recipe: `where` is ``file:line`` (or ``command line``), `key` the dotted key, `what` the rest."""
+    """One fault of a recipe: `where` is ``file:line`` or ``command line``, `key` the dotted key, `what` the message."""
 
     where: str
     key: str
@@ -82,7 +82,7 @@ class Fault:
 
 
 class RecipeError(KinjectError):
-    """A recipe has faults; `faults` holds every one of them and the message has one line for each."""
+    """A recipe has faults; `faults` holds all of them, and the message has one line for each."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("\n".join(str(fault) for fault in faults))

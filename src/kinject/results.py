@@ -253,7 +253,7 @@ class Cost:
     arm: str
     model: str
     seed: int | None
-    stage: Literal["prepare", "augment", "corpus", "train", "merge", "eval"]
+    stage: Literal["setup", "augment", "corpus", "train", "merge", "eval"]
     seconds: float
     tokens: int
     peak_bytes: int

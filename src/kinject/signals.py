@@ -1,4 +1,4 @@
-"""SIGTERM as an exception, and neither it nor Ctrl-C lost where Python throws exceptions away."""
+"""Turns SIGTERM into an exception; neither SIGTERM nor Ctrl-C is lost if it arrives while Python ignores exceptions."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ from typing import Any
 from kinject.errors import Terminated
 
 _PAUSE = 0.05
-"""Seconds until a signal whose exception was thrown away is sent again."""
+"""Seconds until a signal whose exception was ignored is sent again."""
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Raise `Terminated` in the block when SIGTERM comes; after it the signal does what it did before.
+    """Raise `Terminated` in the block on SIGTERM; afterwards restore the signal's previous handler.
 
-    Python raises what a signal raises wherever it is, also while an object is finalised, where exceptions are thrown away.
-    Such a signal is sent again.
+    A signal may arrive while Python finalises an object and ignores exceptions. Such a signal is sent again.
     """
-    hook, before = sys.unraisablehook, signal.signal(signal.SIGTERM, _terminate)
+    previous_hook, previous_handler = sys.unraisablehook, signal.signal(signal.SIGTERM, _terminate)
 
-    def notice(thrown: Any) -> None:
-        if not isinstance(thrown.exc_value, KeyboardInterrupt):
-            hook(thrown)
+    def send_again(ignored: Any) -> None:
+        if not isinstance(ignored.exc_value, KeyboardInterrupt):
+            previous_hook(ignored)
             return
-        sent = signal.SIGTERM if isinstance(thrown.exc_value, Terminated) else signal.SIGINT
-        again = threading.Timer(_PAUSE, os.kill, (os.getpid(), sent))
-        again.daemon = True
-        again.start()
+        number = signal.SIGTERM if isinstance(ignored.exc_value, Terminated) else signal.SIGINT
+        timer = threading.Timer(_PAUSE, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
 
-    sys.unraisablehook = notice
+    sys.unraisablehook = send_again
     try:
         yield
     finally:
-        sys.unraisablehook = hook
-        signal.signal(signal.SIGTERM, before)
+        sys.unraisablehook = previous_hook
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

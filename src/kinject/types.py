@@ -15,7 +15,7 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One source text. `source` says where it was read (file and line, or URL); `meta` is carried along unread."""
+    """One source text. `source` is its origin (file and line, or URL); `meta` is passed on unread."""
 
     id: str
     title: str
@@ -37,7 +37,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens that a generator read and wrote; 0 where it does not count them."""
+    """Tokens of the prompt and of the answer; 0 if the generator does not count them."""
 
     tokens_in: int = 0
     tokens_out: int = 0
@@ -45,7 +45,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a generator answered: the text, why it stopped (``stop``, ``length``, ...), and what it used."""
+    """An answer of a generator: the text, the reason for its end (``stop``, ``length``, ...), and the tokens used."""
 
     text: str
     finish_reason: str = "stop"
@@ -58,9 +58,9 @@ Generator = Callable[[list[Message], int], Completion]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One accepted rewriting of a passage; `sample` counts the variants of one passage and style from 0.
+    """One accepted paraphrase of a passage; `sample` counts the variants of one passage and style from 0.
 
-    `attempt` answers were refused before it.
+    `attempt` is the number of answers that were refused before it.
     """
 
     id: str
@@ -80,8 +80,8 @@ class Variant:
 class Question:
     """A multiple-choice question; `answer` is the index of the gold choice.
 
-    `fact_id` names the fact asked for, so that several questions on one fact can be joined; `document_id` names the
-    document that answers it ("" where none does).
+    `fact_id` names its fact, so that several questions on one fact can be joined; `document_id` names the document that
+    answers it ("" if none does).
     """
 
     id: str
@@ -95,14 +95,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How one arm scored one question. Log-probs are stored; accuracy and every other score is derived from them.
+    """The scores of one arm on one question. Log-probs are stored; accuracy and every other score is derived from them.
 
     `log_probs[i]` is the summed natural-log probability of choice ``choices[i]``'s continuation tokens given the
     prompt; `n_tokens` and `n_bytes` are that continuation's lengths, for normalised scores. `gold` is the index of
-    the right choice. `truncated` counts prompt tokens left out to fit the model's window: few-shot examples first, then
-    passages from the last-ranked on, then from the left. `rotation` says by how many places the options were moved
-    round before they were lettered (log-probs and counts are in the order asked, so is `gold`); `subject` and
-    `document_id` are the question's. `greedy` says of each continuation whether each of its tokens was the likeliest.
+    the correct choice. `truncated` counts prompt tokens left out to fit the model's window: few-shot examples first, then
+    passages from the last-ranked on, then from the left. `rotation` is the number of positions by which the choices were rotated
+    before they were lettered (log-probs, counts and `gold` are in that order); `subject` and
+    `document_id` are the question's. `greedy` is, for each continuation, whether each of its tokens was the likeliest.
     """
 
     question_id: str
@@ -126,9 +126,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What `kinject train` did: `account` counts tokens (see `kinject.corpus.TokenAccount`), `seconds` the training.
+    """The result of `kinject train`: `account` counts tokens (`kinject.corpus.TokenAccount`), `seconds` times the training.
 
-    `already_done` means that the run folder held this very run, finished, and nothing was done.
+    `already_done` is True if the run folder held this run, finished, and nothing was done.
     """
 
     run_dir: str

@@ -38,7 +38,7 @@ from kinject.cli import main
 from kinject.errors import InputError
 from kinject.recipe import Recipe, read_recipe
 from kinject.study.executors import Outcome
-from kinject.study.stages import Stage, run_stage, stage_message
+from kinject.study.stages import Stage, run_stage
 
 CPU = Setting(
     device="cpu", batch=6, block=64, packing_strategy="bfd_split", adapter=None, bf16=True, compiler=True, bitsandbytes=True,
@@ -60,9 +60,7 @@ class InProcess:
         type(self).given.append(stage.label)
         stage.folder.mkdir(parents=True, exist_ok=True)
         broken = self.breaks and stage.label.startswith(self.breaks)
-        self.outcome = (
-            Outcome(stage, None, "out of memory") if broken else Outcome(stage, run_stage(stage_message(stage)))
-        )
+        self.outcome = Outcome(stage, None, "out of memory") if broken else Outcome(stage, run_stage(stage))
 
     def wait(self) -> list[Outcome]:
         assert self.outcome is not None

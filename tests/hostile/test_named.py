@@ -166,7 +166,7 @@ YAML: list[tuple[str, str]] = [
     ("a: " + "[" * 40 + "]" * 40, "levels deep"),
     ("".join(f"{' ' * i}a:\n" for i in range(300)), "levels deep"),
     ("a: &a {b: 1}\nc:\n  <<: *a\n", "merge key"),
-    ("run_dir: a\nrun_dir: b\n", "stands twice (first in line 1)"),
+    ("run_dir: a\nrun_dir: b\n", "is there twice (first in line 1)"),
     ("run_dir: !!python/object/apply:os.getcwd []\n", "the tag '!!python/object/apply:os.getcwd' is not read"),
     ("run_dir: !!python/name:os.getcwd\n", "is not read"),
     ("seed: !!bool x\n", "expected true or false, as its tag says"),
@@ -489,7 +489,7 @@ def test_a_config_with_more_layers_than_weights_is_refused_before_they_are_built
     config = json.loads((tiny_model / "config.json").read_text())
     for n_layers in (2**63, 1000):
         (tiny_model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": n_layers}))
-        assert "layers, there are" in refusal(lambda path: load_model(str(path), device="cpu"), tiny_model)
+        assert "layers, the files hold" in refusal(lambda path: load_model(str(path), device="cpu"), tiny_model)
     assert check_config({"model_type": "llama", "num_hidden_layers": 2**63})[0][0] == "num_hidden_layers"
 
 
@@ -500,7 +500,7 @@ def test_a_tokenizer_of_another_model_is_refused(tiny_model: Path) -> None:
     tokenizer["model"]["vocab"]["Arden"] = 100_000
     (tiny_model / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
     message = refusal(lambda path: load_model(str(path), device="cpu"), tiny_model)
-    assert "token ids up to 100,000, the model rows for 320" in message
+    assert "token ids up to 100,000, the model's embedding has 320 rows" in message
 
 
 def test_parquet_with_a_damaged_column_does_not_end_the_process(tmp_path: Path) -> None:

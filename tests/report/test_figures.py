@@ -12,8 +12,7 @@ from study_samples import first, make_evaluation, make_report, make_result, writ
 from kinject.errors import DiskError, InputError
 from kinject.report.plots.arms import accuracy_by_arm
 from kinject.report.plots.style import render_png, render_svg
-from kinject.report.plots.training import loss_figure
-from kinject.report.training_log import TrainingLog, read_training_log
+from kinject.report.training import TrainingLog, loss_figure, read_training_log
 from kinject.report.view import View, arm_label
 
 

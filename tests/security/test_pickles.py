@@ -279,4 +279,4 @@ def test_the_source_names_no_way_to_load_a_pickle() -> None:
                 ):
                     assert given.get("trust_remote_code") == "False", f"{path}:{node.lineno}"
     assert issubclass(yaml_lines._Loader, yaml.SafeLoader)
-    assert importers == {"train/pickles.py", "models/load.py"}  # a restricted reader; the name of an error
+    assert importers == {"train/checkpoints.py", "models/load.py"}  # a restricted reader; the name of an error

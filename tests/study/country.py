@@ -81,7 +81,7 @@ def outcome_of_stages(recipe: Recipe) -> Any:
     result, _, _ = run_study(recipe, InProcess)
     if result.failures:
         raise InputError(result.failures[0].message)
-    return [(score.arm, score.question_set, score.accuracy, score.n) for score in result.scores], result.exposures
+    return [(score.arm, score.question_set, score.accuracy, score.n) for score in result.results], result.exposures
 
 
 def _write_yaml(path: Path, value: dict[str, Any]) -> None:

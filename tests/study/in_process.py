@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kinject.errors import InputError
-from kinject.study.executors import Outcome, one_line
-from kinject.study.stages import Stage, run_stage, stage_message
+from kinject.study.executors import Outcome, error_line
+from kinject.study.stages import Stage, run_stage
 
 
 class InProcess:
@@ -24,9 +24,9 @@ class InProcess:
         self.given.append(stage)
         stage.folder.mkdir(parents=True, exist_ok=True)
         try:
-            self.outcomes.append(Outcome(stage, run_stage(stage_message(stage))))
+            self.outcomes.append(Outcome(stage, run_stage(stage)))
         except InputError as error:
-            self.outcomes.append(Outcome(stage, None, one_line(error)))
+            self.outcomes.append(Outcome(stage, None, error_line(error)))
 
     def wait(self) -> list[Outcome]:
         found, self.outcomes = self.outcomes, []

@@ -8,13 +8,17 @@ import pytest
 from country import write_study
 
 from kinject.errors import RecipeError
-from kinject.recipe import read_recipe
+from kinject.recipe import StudyRecipe, read_recipe
 from kinject.study.arms import expand_arms, nest_overrides
 from kinject.study.check import check_inputs, check_names, check_shared_recipes
 
 
 def arms(path: Path, *overrides: str) -> dict[str, object]:
-    return {arm.name: arm for arm in expand_arms(read_recipe(path, overrides, "study"), {})}
+    return {arm.name: arm for arm in expand_arms(read_recipe(path, overrides, "study")).arms}
+
+
+def check_shared(recipe: StudyRecipe) -> None:
+    check_shared_recipes(recipe, expand_arms(recipe))
 
 
 def faults(path: Path) -> list[str]:
@@ -43,9 +47,18 @@ def test_overrides_of_an_arm_go_over_those_of_the_study_and_a_chosen_value_betwe
         tune={"rate": {"key": "trainer.learning_rate", "values": [1e-3], "arm": "ft", "question_sets": "new"}},
         arms={"ft": {}, "own": {"overrides": {"trainer.learning_rate": 7.0}}},
     )  # fmt: skip
-    found = {arm.name: arm for arm in expand_arms(read_recipe(path, (), "study"), {("tiny", "rate"): 1e-3})}
+    found = {arm.name: arm for arm in expand_arms(read_recipe(path, (), "study"), {("tiny", "rate"): 1e-3}).arms}
     assert found["ft"].train_overrides == {"trainer.learning_rate": 1e-3, "trainer.max_steps": 3}
     assert found["own"].train_overrides == {"trainer.learning_rate": 7.0, "trainer.max_steps": 3}
+
+
+def test_an_arm_is_matched_only_to_arms_on_its_own_base_models(tmp_path, tiny_model):
+    models = {"tiny": str(tiny_model), "other": str(tiny_model)}
+    path = write_study(
+        tmp_path, tiny_model, models=models, arms={"ft": {"models": ["tiny"]}, "rep": {"match_steps_of": "ft"}}
+    )
+    (fault,) = faults(path)
+    assert "study.arms.rep: ft, to which it is matched, is not trained on other. Add it there." in fault
 
 
 def test_dotted_keys_become_one_mapping_with_the_later_ones_on_top():
@@ -81,7 +94,7 @@ def test_what_a_shared_recipe_says_of_an_override_is_told_at_the_arm(tmp_path, t
     with pytest.raises(
         RecipeError, match=r"study\.yaml:\d+: trainer\.learning_rat: unknown key\. Did you mean learning_rate"
     ):
-        check_shared_recipes(read_recipe(path, (), "study"))
+        check_shared(read_recipe(path, (), "study"))
 
 
 def test_a_choice_is_made_on_sets_with_validation_questions(tmp_path, tiny_model):
@@ -92,10 +105,10 @@ def test_a_choice_is_made_on_sets_with_validation_questions(tmp_path, tiny_model
     with pytest.raises(
         RecipeError, match=r"study\.tune\.r\.question_sets: 'nw' has no validation questions\. Did you mean new\?"
     ):
-        check_shared_recipes(read_recipe(path, (), "study"))
+        check_shared(read_recipe(path, (), "study"))
     path = write_study(tmp_path, tiny_model, tune=choose(["new"]))
     with pytest.raises(RecipeError, match=r"Name a set in study\.validation, or its validation file in eval"):
-        check_shared_recipes(read_recipe(path, (), "study"))
+        check_shared(read_recipe(path, (), "study"))
 
 
 def test_missing_documents_and_questions_are_told_before_anything_is_trained(tmp_path, tiny_model):

@@ -20,7 +20,7 @@ from kinject.study.stages import Stage
 
 def corpus_stage(folder: Path, source: Path, identity: str) -> Stage:
     return Stage(
-        identity, "corpus", folder / identity, "", (), extra={"source": str(source), "seed": 0}, label=identity
+        identity, "corpus", folder / identity, "", (), parameters={"source": str(source), "seed": 0}, label=identity
     )
 
 
@@ -81,6 +81,27 @@ def test_a_forked_worker_has_its_share_of_the_cores_though_torch_was_imported_be
     assert told == [3]
 
 
+@pytest.mark.parametrize(("users", "expected"), [(None, "4"), ("7", "7")])
+def test_a_worker_has_its_fraction_of_the_cores_unless_the_user_has_set_the_threads(monkeypatch, users, expected):
+    environments: list[dict[str, str]] = []
+
+    class Context:
+        Pipe = staticmethod(multiprocessing.Pipe)
+
+        def Process(self, target, args, daemon):
+            environments.append(args[1])
+            return multiprocessing.Process(target=print)
+
+    monkeypatch.setattr(executors.multiprocessing, "get_context", lambda method: Context())
+    monkeypatch.setattr(executors, "_count_cores", lambda: 8)
+    if users is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", users)
+    with LocalExecutor(2, 0):
+        assert environments == [{"OMP_NUM_THREADS": expected}] * 2
+
+
 @pytest.mark.parametrize("preload", [(), ("kinject.study.stages",)])
 def test_workers_end_with_their_parent_however_that_ends(tmp_path, preload):
     script = tmp_path / "parent.py"
@@ -92,8 +113,8 @@ def test_workers_end_with_their_parent_however_that_ends(tmp_path, preload):
         "if __name__ == '__main__':\n"
         "    folder = Path(sys.argv[1])\n"
         f"    executor = LocalExecutor(1, 0, {preload!r})\n"
-        "    extra = {'source': str(folder / 'never.jsonl'), 'seed': 0}\n"
-        "    executor.submit(Stage('x', 'corpus', folder / 'x', '', (), extra=extra))\n"
+        "    parameters = {'source': str(folder / 'never.jsonl'), 'seed': 0}\n"
+        "    executor.submit(Stage('x', 'corpus', folder / 'x', '', (), parameters=parameters))\n"
         "    print(executor._workers[0].process.pid, flush=True)\n"
         "    while not (folder / 'x' / 'stage.log').exists(): time.sleep(0.05)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n",

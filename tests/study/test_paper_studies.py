@@ -102,10 +102,10 @@ def test_the_study_of_current_events_compares_both_corpora_with_every_control(pl
     assert asked.got == asked.asked == 12
     arms = ("ft-reg", "ft-par", "repeat steps", "repeat tokens", "random text")
     result, executor = go("paper-current-events", ("mistral",), arms, [1e-5])
-    assert {s.arm for s in result.scores} == {"base", *arms}
-    assert {s.k for s in result.scores if s.arm == "ft-par"} == {0, 1, 2}
-    assert {s.format for s in result.scores} == {"letters", "texts", "texts-no-question"}
-    assert {choice.arm for choice in result.choices if choice.what == "trainer.learning_rate"} == {"ft-reg", "ft-par"}
+    assert {s.arm for s in result.results} == {"base", *arms}
+    assert {s.k for s in result.results if s.arm == "ft-par"} == {0, 1, 2}
+    assert {s.format for s in result.results} == {"letters", "texts", "texts-no-question"}
+    assert {choice.arm for choice in result.choices if choice.key == "trainer.learning_rate"} == {"ft-reg", "ft-par"}
     steps = {stage.label.split(",")[0]: _steps(stage.folder) for stage in executor.given if stage.kind == "train"}
     assert steps["repeat steps"] == steps["ft-par"] > steps["ft-reg"]
     assert {claim.name for claim in result.claims} == {
@@ -127,13 +127,13 @@ def test_the_study_of_mmlu_asks_five_subjects_with_examples_and_chooses_on_their
         for split, part in (("dev", others), ("val", own[:2]), ("test", own[2:4])):
             _write_csv(place / "data" / "mmlu" / split / f"{subject}_{split}.csv", part)
     result, _ = go("paper-mmlu", ("llama2",), ("ft-reg",), [1e-5])
-    assert {(s.model, s.arm) for s in result.scores} == {(m, arm) for m in result.models for arm in ("base", "ft-reg")}
-    assert {s.question_set for s in result.scores} == set(SUBJECTS)
-    assert {(s.format, s.shots) for s in result.scores if s.format != "texts-no-question"} == {
+    assert {(s.model, s.arm) for s in result.results} == {(m, arm) for m in result.models for arm in ("base", "ft-reg")}
+    assert {s.question_set for s in result.results} == set(SUBJECTS)
+    assert {(s.format, s.shots) for s in result.results if s.format != "texts-no-question"} == {
         (format, shots) for format in ("letters", "texts") for shots in (0, 5)
     }
-    rate = next(choice for choice in result.choices if choice.what == "trainer.learning_rate")
+    rate = next(choice for choice in result.choices if choice.key == "trainer.learning_rate")
     assert rate.question_set == ", ".join(SUBJECTS)
     assert rate.candidates[0][2] == 10, "two validation questions of each subject"
-    assert {s.n for s in result.scores} == {2}
+    assert {s.n for s in result.results} == {2}
     assert len(result.claims) == len(SUBJECTS), "the other claims are on arms that are not run here"

@@ -34,8 +34,8 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 def train_folder(path: Path, name: str, seed: int) -> Path:
     recipe = read_recipe(path, (), "study")
-    arms = {arm.name: arm for arm in expand_arms(recipe, {})}
-    train = Planner(recipe).arm_stages(arms[name], seed, arms).train
+    arms = {arm.name: arm for arm in expand_arms(recipe).arms}
+    train = Planner(recipe).arm_run(arms[name], seed, arms).train
     assert train is not None
     return train.folder
 
@@ -66,8 +66,8 @@ def test_a_study_runs_each_stage_once_and_reports_every_arm(whole, tmp_path):
     assert kinds["train"] == 4
     assert kinds["merge"] == 1
     assert kinds["augment"] == 2
-    assert {score.arm for score in result.scores} == {"base", "ft", "rep", "half"}
-    seeds = {(score.arm, score.k): len(score.by_seed) for score in result.scores if score.question_set == "new"}
+    assert {score.arm for score in result.results} == {"base", "ft", "rep", "half"}
+    seeds = {(score.arm, score.k): len(score.by_seed) for score in result.results if score.question_set == "new"}
     assert seeds == {("base", k): 1 for k in (0, 1, 2)} | {("ft", k): 2 for k in (0, 1, 2)} | {
         ("rep", 0): 1,
         ("half", 0): 1,
@@ -81,7 +81,7 @@ def test_accuracies_are_those_of_the_stored_answers(whole):
     result, executor = go(whole)
     stage = next(s for s in executor.given if s.kind == "eval" and s.label == "test questions to base")
     rows = [json.loads(line) for line in (stage.folder / "answers.jsonl").read_text("utf-8").splitlines()]
-    for score in (score for score in result.scores if score.arm == "base"):
+    for score in (score for score in result.results if score.arm == "base"):
         own = [row for row in rows if (row["question_set"], row["k"]) == (score.question_set, score.k)]
         right = [row["log_probs"].index(max(row["log_probs"])) == row["gold"] for row in own]
         assert score.accuracy == pytest.approx(sum(right) / len(right))
@@ -96,14 +96,14 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
     asked = {part: {json.loads(line)["document_id"] for line in text.splitlines()} for part, text in splits.items()}
     assert not asked["validation"] & asked["test"]
     assert len(asked["validation"] | asked["test"]) == 8
-    order = [stage.extra["split"] for stage in executor.given if stage.kind == "eval"]
+    order = [stage.parameters["split"] for stage in executor.given if stage.kind == "eval"]
     assert order.index("test") == order.count("validation"), "a test question was asked before the last choice"
-    rate = next(choice for choice in result.choices if choice.what == "trainer.learning_rate")
+    rate = next(choice for choice in result.choices if choice.key == "trainer.learning_rate")
     best = max(rate.candidates, key=lambda candidate: candidate[1])
     assert rate.chosen == best[0]
     assert manifest_of(train_folder_of_arm(executor, "ft, seed 1"))["recipe"]["trainer"]["learning_rate"] == rate.chosen
-    chosen_k = {choice.arm: choice.chosen for choice in result.choices if choice.what == "k"}
-    for score in result.scores:
+    chosen_k = {choice.arm: choice.chosen for choice in result.choices if choice.key == "k"}
+    for score in result.results:
         assert score.chosen_k == (score.k == chosen_k.get(score.arm)), "a set without validation takes the K of new"
     assert json.loads((tmp_path / "study/choices.json").read_text("utf-8"))[0]["chosen"] == rate.chosen
 
@@ -143,7 +143,7 @@ def test_a_finished_study_does_nothing_when_it_is_run_again(whole, monkeypatch):
         raise AssertionError("nothing was to be run")
 
     monkeypatch.setattr(
-        run_module, "check_shared_recipes", lambda recipe: pytest.fail("the shared recipes were read again")
+        run_module, "check_shared_recipes", lambda *_: pytest.fail("the shared recipes were read again")
     )
     again, _, was_there = run_study(read_recipe(whole, (), "study"), never)  # type: ignore[arg-type]
     assert was_there
@@ -163,7 +163,7 @@ def test_an_interrupted_study_goes_on_and_ends_as_an_undisturbed_one(whole, tmp_
     result, last = go(whole)
     done += [stage.id for stage in last.given]
     assert sorted(done) == sorted(stage.id for stage in executor.given)
-    for name in ("scores", "choices", "claims", "curves", "questions", "exposures", "failures", "arms", "notes"):
+    for name in ("results", "choices", "claims", "sweeps", "questions", "exposures", "failures", "arms", "notes"):
         assert getattr(result, name) == getattr(undisturbed, name), name
 
 
@@ -178,7 +178,7 @@ def test_a_failed_arm_is_reported_with_its_log_and_the_others_finish(tmp_path, t
     (failure,) = result.failures
     assert (failure.arm, failure.stage) == ("bad", "train")
     assert "empty.jsonl" in failure.message
-    assert {score.arm for score in result.scores} == {"base", "ft"}
+    assert {score.arm for score in result.results} == {"base", "ft"}
     assert result.claims[0].verdict == "cannot be tested"
     assert "failed: bad" in render_summary(result)
     empty.write_text('{"text": "Arden was born in Lowmere."}\n', encoding="utf-8")

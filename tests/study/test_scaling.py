@@ -18,6 +18,7 @@ from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe, read_recipe
 from kinject.report import read_report, write_report
 from kinject.results import Scaling, ScalingFit, ScalingPoint
+from kinject.study.arms import expand_arms
 from kinject.study.check import check_names, check_shared_recipes
 from kinject.study.inference import CorrectnessMatrix
 from kinject.study.run import run_study
@@ -116,7 +117,7 @@ def test_the_report_shows_lines_bits_and_what_they_mean(tmp_path: Path) -> None:
         ({"facts": {"old": 5}}, check_names, "study.scaling.facts.old: not in question_sets."),
         (
             {"question_sets": ["newer"], "facts": {}},
-            check_shared_recipes,
+            lambda recipe: check_shared_recipes(recipe, expand_arms(recipe)),
             "study.scaling.question_sets.0: found 'newer'. Did you mean new?",
         ),
     ],

@@ -10,17 +10,17 @@ from country import write_study
 from kinject.errors import InputError
 from kinject.recipe import read_recipe
 from kinject.study.arms import expand_arms
-from kinject.study.stages import ArmStages, Planner
+from kinject.study.stages import ArmRun, Planner, drop_output_folders
 
 
-def planned(path: Path, *overrides: str) -> dict[tuple[str, int], ArmStages]:
+def planned(path: Path, *overrides: str) -> dict[tuple[str, int], ArmRun]:
     recipe = read_recipe(path, overrides, "study")
-    arms = expand_arms(recipe, {})
+    arms = expand_arms(recipe).arms
     by_name = {arm.name: arm for arm in arms}
-    return {(arm.name, seed): Planner(recipe).arm_stages(arm, seed, by_name) for arm in arms for seed in arm.seeds}
+    return {(arm.name, seed): Planner(recipe).arm_run(arm, seed, by_name) for arm in arms for seed in arm.seeds}
 
 
-def ids(found: ArmStages) -> dict[str, str]:
+def ids(found: ArmRun) -> dict[str, str]:
     return {stage.kind: stage.id for stage in found.stages}
 
 
@@ -49,6 +49,20 @@ def test_an_id_changes_with_a_setting_and_with_the_bytes_of_an_input_not_with_wh
     assert after["train"] != before["train"]
 
 
+def test_an_id_does_not_change_with_the_folders_of_caches(tmp_path, tiny_model):
+    path = write_study(tmp_path, tiny_model)
+    cache = tmp_path / "tokens"
+    cache.mkdir()
+    before = ids(planned(path)["ft", 0])
+    for content in ("one", "two"):
+        (cache / "file").write_text(content, encoding="utf-8")
+        assert ids(planned(path, f"study.overrides={{corpus.cache_dir: {cache}}}")["ft", 0]) == before
+    assert drop_output_folders(
+        {"run_dir": "a", "corpus": {"path": "c", "cache_dir": "d"}, "eval": {"retrieval": {"k": [1], "cache_dir": "d"}}}
+    ) == {"corpus": {"path": "c"}, "eval": {"retrieval": {"k": [1]}}}
+    assert drop_output_folders({"corpus": None, "eval": {}}) == {"corpus": None, "eval": {}}
+
+
 def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model):
     path = write_study(
         tmp_path, tiny_model, arms={"ft": {}, "rep": {"overrides": {"augment.styles": {}}, "match_steps_of": "ft"}}
@@ -58,8 +72,8 @@ def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model
     assert train is not None
     matched = found["rep", 0].train
     assert matched is not None
-    assert train.id in matched.needs
-    assert matched.extra == {"match_steps_of": str(train.folder)}
+    assert train.id in matched.dependencies
+    assert matched.parameters == {"match_steps_of": str(train.folder)}
 
 
 def test_a_damaged_marker_is_told_not_taken_for_done(tmp_path, tiny_model):
@@ -67,6 +81,6 @@ def test_a_damaged_marker_is_told_not_taken_for_done(tmp_path, tiny_model):
     stage.folder.mkdir(parents=True)
     (stage.folder / "done.json").write_text('{"id": ', encoding="utf-8")
     with pytest.raises(InputError, match=r"done\.json: damaged"):
-        stage.done()
+        stage.read_done()
     (stage.folder / "done.json").write_text('{"id": "another"}', encoding="utf-8")
-    assert stage.done() is None
+    assert stage.read_done() is None

@@ -105,7 +105,7 @@ def test_a_merged_model_has_sums_of_its_own(tiny_model: Path, tmp_path: Path) ->
 
 def test_a_run_without_its_manifest_is_not_thrown_away(interrupted: Recipe) -> None:
     (interrupted.run_dir / "manifest.json").unlink()
-    with pytest.raises(TrainingError, match=r"holds checkpoints or a model, but no manifest\.json .* --resume"):
+    with pytest.raises(TrainingError, match=r"holds checkpoints or a model, but no manifest\.json, .* --resume"):
         train(interrupted)
     assert {path.name for path in interrupted.run_dir.glob("checkpoint-*")} >= {"checkpoint-2", "checkpoint-4"}
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kinject.cli import main
+from kinject.corpus.questions import read_questions
 from kinject.errors import InputError
 from kinject.models import load_model
 from kinject.recipe import Recipe
@@ -96,13 +97,14 @@ def test_each_average_is_asked_what_it_knows(
     command = ["merge", str(tiny_model), tuned, "--alpha", "0", "0.5", "1", "--out", str(tmp_path / "merged")]
     assert main([*command, "--probe", *map(str, files)]) == 0
     report = json.loads((tmp_path / "merged" / "eval" / "report.json").read_text())
-    found = {(cell["question_set"], cell["model"]): cell["accuracy"] for cell in report["cells"]}
+    found = {(row["question_set"], row["arm"]): row["accuracy"] for row in report["results"]}
     assert len(found) == 2 * 4
     for name, path in (("new", files[0]), ("known", files[1])):
         assert found[name, "alpha-0"] == found[name, "base"]
         for alpha, folder in (("base", str(tiny_model)), ("alpha-1", tuned)):
             loaded = load_model(folder)
-            probe = Probes(ProbesSection({"q": str(path)}), loaded.tokenizer, None).ask(loaded.model, 0)
+            section, questions = ProbesSection({"q": str(path)}), {"q": read_questions(path)}
+            probe = Probes(section, questions, loaded.tokenizer, None).score(loaded.model, 0)
             assert found[name, alpha] == probe["accuracy"]
     assert len(set(found.values())) > 2
     assert "alpha-0.5" in capsys.readouterr().out

@@ -213,7 +213,7 @@ def notes_of(answer: str) -> tuple[str, ...]:
 
 
 _FREE = Rules(complete=False, shortest=0.0, longest=6.0)
-_SAME = Rules(echo=False, near=False)
+_SAME = Rules(refuse_echo=False, refuse_near=False)
 
 _TABLE = (
     Style("paraphrase", "same facts, same length, other words (arXiv 2312.05934)", _paraphrase),

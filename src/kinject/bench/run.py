@@ -51,7 +51,7 @@ from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.study.arms import nest_overrides
 from kinject.study.executors import LOG, LocalExecutor
-from kinject.study.stages import Stage, input_hashes
+from kinject.study.stages import Stage, drop_output_folders, input_hashes
 from kinject.terminal import Progress
 from kinject.train.short_run import short_fields
 
@@ -146,7 +146,7 @@ def _measure(run: _State, strategy: Strategy, number: int, copy: int) -> None:
     if strategy.name in run.failures:
         return
     stage = _stage(run, strategy, number, copy)
-    done = stage.done()
+    done = stage.read_done()
     if done is None:
         on_cpu = run.setting.device == "cpu"
         with LocalExecutor(1, _n_gpus(run.setting.device), _PRELOAD if on_cpu else ()) as executor:
@@ -167,7 +167,7 @@ def _measure(run: _State, strategy: Strategy, number: int, copy: int) -> None:
 def _stage(run: _State, strategy: Strategy, number: int, copy: int) -> Stage:
     values = run_values(run.recipe, strategy, run.setting, run.steps, run.recipe.seed + number)
     cache_dir = run.recipe.run_dir / "runs"
-    hashed = {**values, "corpus": {key: item for key, item in values["corpus"].items() if key != "cache_dir"}}
+    hashed = drop_output_folders(values)
     identity = content_id(_FORMAT, run.machine, copy, hashed, input_hashes(hashed, cache_dir))
     folder, path = cache_dir / identity, cache_dir / f"{identity}.yaml"
     write_text(path, yaml.safe_dump({"run_dir": str(folder), **values}, sort_keys=False, allow_unicode=True))

@@ -34,6 +34,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from kinject.errors import InputError, KinjectError
     from kinject.recipe import read_recipe
     from kinject.recipe.yaml_lines import read_yaml
+    from kinject.study.arms import expand_arms
     from kinject.study.check import check_names, check_shared_recipes
 
     paths = arguments.recipes or [Path("recipes")]
@@ -52,7 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
             if recipe.study is not None:
                 study = read_recipe(file, verb="study", check_inputs=False)
                 check_names(study)
-                check_shared_recipes(study)
+                check_shared_recipes(study, expand_arms(study))
         except KinjectError as error:
             n_invalid += 1
             show(error, file=sys.stderr)

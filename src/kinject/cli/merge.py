@@ -83,7 +83,7 @@ def _probe_recipe(files: list[Path], out: Path) -> Path:
     if absent:
         raise InputError(f"--probe: {absent[0]}: no such file. Give question files or an evaluation recipe.")
     if len({path.stem for path in files}) < len(files):
-        raise InputError("--probe: two files have the same name. Their names tell the tables apart; rename one.")
+        raise InputError("--probe: two files have the same name. The tables are named by them; rename one.")
     recipe = out / "probe.yaml"  # JSON is YAML
     write_json(
         recipe, {"run_dir": str(out / "eval"), "eval": {"models": {}, "questions": {p.stem: str(p) for p in files}}}

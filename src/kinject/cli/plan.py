@@ -24,7 +24,7 @@ examples:
 
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
-    parser = add_verb(verbs, "plan", "memory, time and disk of a training run, and whether it fits", _DETAIL, None)
+    parser = add_verb(verbs, "plan", "estimate memory, time and disk of a training run", _DETAIL, None)
     parser.add_argument("--memory", metavar="SIZE", help="memory of a device, as 24GiB (default: this machine's)")
     parser.add_argument("--devices", metavar="N", type=int, help="number of devices (default: this machine's)")
     parser.add_argument("--no-calibration", action="store_true", help="time no real steps")

@@ -28,7 +28,7 @@ examples:
 def add_parser(verbs: Any) -> None:
     """Add the verb and its two actions."""
     parser = verbs.add_parser(
-        "sandbox", help="the embedded fictional country: documents, questions, an endpoint", description=_DETAIL,
+        "sandbox", help="write the embedded fictional country, or serve an endpoint", description=_DETAIL,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)

@@ -22,7 +22,7 @@ examples:
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
-        "schema", help="the JSON schema of recipes, for editors", description=_DETAIL,
+        "schema", help="write the JSON schema of recipes, for editors", description=_DETAIL,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("recipes", nargs="*", type=Path, help="recipes to which the line is added")
@@ -47,7 +47,7 @@ def _run(arguments: argparse.Namespace) -> int:
         show(json.dumps(recipe_schema(styles), indent=1, ensure_ascii=False))
         return 0
     for recipe in arguments.recipes:
-        read_yaml(recipe)  # a file that is not there or no YAML is told before anything is written
+        read_yaml(recipe)  # raises before anything is written if a file is missing or no YAML
     out = Path(arguments.out)
     write_schema(styles, out)
     show(out)

@@ -26,7 +26,7 @@ examples:
 
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
-    parser = add_verb(verbs, "study", "a whole experiment: arms, seeds, choices, claims, report", _DETAIL, None)
+    parser = add_verb(verbs, "study", "run a whole experiment: arms, seeds, choices, claims, report", _DETAIL, None)
     parser.add_argument(
         "--dry-run", action="store_true", help="print which stages would run and which are done, then stop"
     )

@@ -83,6 +83,7 @@ class CorpusFile(Sequence[CorpusRow]):
         """Parse every row, or only those that were not picked. Raises `InputError` as iterating does."""
         parsed = self._parsed if only_unread else None
         faults = _LineFaults()
+        index = -1
         for index, (number, _, line) in enumerate(self._lines()):
             if parsed is None or not parsed[index]:
                 try:
@@ -90,6 +91,7 @@ class CorpusFile(Sequence[CorpusRow]):
                 except InputError as error:
                     faults.add(str(error))
         faults.raise_if_any()
+        self._require_rows(index + 1)
 
     def pick(self, indices: Sequence[int]) -> list[CorpusRow]:
         """Return the rows of `indices`, in their order. Raises `InputError` for a faulty one, as file:line."""

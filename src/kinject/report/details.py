@@ -12,7 +12,7 @@ from kinject.results import Claim, Cost, QuestionResult, Scaling
 _VERDICT_TONES = {"shown": "good", "opposite shown": "bad", "not shown": "", "cannot be tested": ""}
 _VERDICT_MARKS = {"shown": "✓\u00a0shown", "opposite shown": "✗\u00a0opposite shown", "not shown": "○\u00a0not\u00a0shown",
                   "cannot be tested": "–\u00a0cannot be tested"}  # fmt: skip
-STAGES = ("prepare", "augment", "corpus", "train", "merge", "eval")
+STAGES = ("setup", "augment", "corpus", "train", "merge", "eval")
 _MOST_QUESTIONS = 5  # of one kind, on one set
 _LONGEST = 300  # characters of a question
 

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import atomic_file, check_version, read_checked_json, read_manifest, write_text
+from kinject.disk import check_version, read_checked_json, read_manifest, write_text
 from kinject.errors import InputError
 from kinject.report.flips import read_flips
 from kinject.report.formatting import format_name
-from kinject.report.page import Page, Plot, render_html, render_markdown
+from kinject.report.page import Page, render_html, render_markdown
 from kinject.report.plots.arms import (
     accuracy_by_arm,
     directions,
@@ -26,11 +26,10 @@ from kinject.report.plots.arms import (
     relative_gains,
     time_by_arm,
 )
-from kinject.report.plots.style import inline_svg, render_png, render_svg
+from kinject.report.plots.style import Plot, draw_figure
 from kinject.report.plots.sweeps import accuracy_by_k, exposures, frontier, scaling_figure, sweep_figure
-from kinject.report.plots.training import loss_figure
 from kinject.report.sections import Beside, figure_label, make_sections
-from kinject.report.training_log import TrainingLog, read_training_log
+from kinject.report.training import TrainingLog, loss_figure, read_training_log
 from kinject.report.verdict import render_verdict
 from kinject.report.view import View, seeds_text, slug
 from kinject.results import Report, from_json
@@ -158,24 +157,6 @@ def _draw_figures(
         for suffix in (".png", ".svg"):
             (run_dir / "figures" / f"{name}{suffix}").unlink(missing_ok=True)
     return plots
-
-
-def draw_figure(stem: Path, draw: Callable[..., Any], label: str, columns: int) -> Plot | None:
-    """Write STEM.png and STEM.svg with so many columns; return the figure for wide and narrow pages, None for nothing.
-
-    `draw` takes ``columns=``.
-    """
-    figure = draw(columns=columns)
-    if figure is None:
-        return None
-    svg, narrow = render_svg(figure), render_svg(draw(columns=1))
-    write_text(stem.with_suffix(".svg"), svg)
-    with atomic_file(stem.with_suffix(".png"), "wb") as file:
-        file.write(render_png(figure))
-    return Plot(
-        wide=inline_svg(svg, prefix=stem.name, label=label),
-        narrow=inline_svg(narrow, prefix=f"{stem.name}-narrow", label=label),
-    )
 
 
 def _read_logs(run_dir: Path, view: View) -> tuple[dict[tuple[str, str, int], TrainingLog], tuple[str, ...]]:

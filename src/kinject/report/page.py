@@ -15,6 +15,7 @@ from typing import Any
 
 from kinject.report.flips import Flips, markdown_flips
 from kinject.report.formatting import escape_markdown
+from kinject.report.plots.style import Plot
 from kinject.report.verdict import AnsweredQuestion
 
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
@@ -121,14 +122,6 @@ class Page:
     verdict: tuple[AnsweredQuestion, ...]
     sections: tuple[Section, ...]
     footer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A figure as inline SVG: for wide pages and for narrow ones."""
-
-    wide: str
-    narrow: str
 
 
 def line(*values: str | Cell, kind: str = "") -> Line:

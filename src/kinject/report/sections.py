@@ -42,7 +42,7 @@ from kinject.report.tables import (
     subjects_tables,
     sweep_table,
 )
-from kinject.report.training_log import TrainingLog
+from kinject.report.training import TrainingLog
 from kinject.report.verdict import render_limitations
 from kinject.report.view import View
 
@@ -237,7 +237,8 @@ def _paper(view: View) -> Section:
     tables = [*paper_tables(view), *k_tables(view)]
     notes = ("Below each accuracy its 95% interval. ▲ above base, ▼ below base (p < 0.05 after Holm's correction).",)
     bullets = Bullets((*notes, *published_notes(tables)), small=True)
-    return Section("The paper's tables", (*tables, bullets) if tables else ())
+    title = "The paper's tables" if view.is_study else "Accuracy by method"
+    return Section(title, (*tables, bullets) if tables else ())
 
 
 def _no_context(view: View) -> str:

@@ -1,25 +1,272 @@
-"""The report of one training run: loss, learning rate, gradient norm and probe accuracies over its steps."""
+"""Training: logs as numbers, their figures, and the page of one run (loss, learning rate, gradient norm, probes)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kinject.disk import read_manifest, write_text
+from kinject.disk import Row, check_output, read_jsonl, read_manifest, write_text
 from kinject.errors import InputError
-from kinject.report.files import draw_figure
-from kinject.report.formatting import format_name, format_percent
+from kinject.report.formatting import ROLES, format_name, format_percent
 from kinject.report.page import TableBlock, as_markup, line, render_template
-from kinject.report.plots.training import training_figure
-from kinject.report.training_log import TrainingRun, read_training_run
+from kinject.report.plots.style import (
+    LEARNING,
+    LONGEST,
+    MUTED,
+    OTHER,
+    RETENTION,
+    RULE,
+    TICKS,
+    draw_figure,
+    panels,
+    style,
+)
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_LINES = ("-", "--", ":", "-.")
+_MOST_POINTS = 500  # of one loss curve: more cannot be seen
+_MOST_EPOCHS = 24  # light lines in one panel
+_MOST_BEHIND = 20  # other losses in one panel
+_LARGEST = 1e9
+_FIX = "Train again with --resume: the newest checkpoint holds the log."
 _CAPTION = (
     "By step; a light line ends an epoch. A loss that steps down at those lines is memorisation: it falls because the same "
     "text comes again. Probe accuracies: solid blue what is to be learned, orange what is to be kept."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingLog:
+    """One run: one entry a logged step in each column, steps rising; `epochs` is empty where none were logged."""
+
+    name: str
+    steps: tuple[float, ...]
+    losses: tuple[float, ...]
+    epochs: tuple[float, ...]
+    learning_rates: tuple[float, ...]
+
+    def epoch_ends(self) -> tuple[float, ...]:
+        """Return the (interpolated) steps at which one epoch ended and another began."""
+        if not self.epochs:
+            return ()
+        import numpy as np
+
+        between = np.arange(math.floor(self.epochs[0]) + 1, math.ceil(self.epochs[-1]))
+        return tuple(float(step) for step in np.interp(between, self.epochs, self.steps))
+
+
+def read_training_log(name: str, path: Path) -> TrainingLog:
+    """Return the rows of `path` that hold a training loss; of rows with one step the last counts, as after a resume.
+
+    Raises `DiskError` when the file cannot be read and `InputError` (file:line) when a value is not a number.
+    """
+    rows: dict[float, tuple[float, float | None, float | None]] = {}
+    check_output(path, _FIX)
+    for number, row in read_jsonl(path):
+        if row.get("loss") is None:
+            continue
+        where = f"{path}:{number}"
+        step, loss = _number(row, "step", where), _number(row, "loss", where)
+        if step is None or loss is None:
+            raise InputError(f"{where}: has a loss but no step. Each row of a training log names its step.")
+        rows[step] = (loss, _number(row, "epoch", where), _number(row, "learning_rate", where))
+    steps = sorted(rows)
+    epochs = [epoch for step in steps if (epoch := rows[step][1]) is not None]
+    return TrainingLog(
+        name=name,
+        steps=tuple(steps),
+        losses=tuple(rows[step][0] for step in steps),
+        epochs=tuple(epochs) if len(epochs) == len(steps) else (),
+        learning_rates=tuple(rate for step in steps if (rate := rows[step][2]) is not None),
+    )
+
+
+def _number(row: Row, key: str, where: str) -> float | None:
+    value = row.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{where}: {key}: found {value!r}, a number is needed.")
+    # A loss that is not finite is a finding; a step that is not is damage.
+    if key != "loss" and not 0 <= value < _LARGEST:
+        raise InputError(f"{where}: {key}: found {value!r}, allowed is 0 to {_LARGEST:.0e}.")
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One logged number over the run: `steps` rise, `values` stand beside them."""
+
+    steps: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+def read_series(path: Path, keys: Sequence[str]) -> dict[str, Series]:
+    """Return the series of each of `keys` that a training log holds; of rows with one step the last counts.
+
+    Raises `DiskError` when the file cannot be read and `InputError` (file:line) when a value is not a number.
+    """
+    found: dict[str, dict[float, float]] = {key: {} for key in keys}
+    check_output(path, _FIX)
+    for number, row in read_jsonl(path):
+        where = f"{path}:{number}"
+        step = _number(row, "step", where)
+        for key in keys:
+            value = _number(row, key, where)
+            if step is not None and value is not None:
+                found[key][step] = value
+    return {
+        key: Series(tuple(sorted(by_step)), tuple(by_step[step] for step in sorted(by_step)))
+        for key, by_step in found.items()
+        if by_step
+    }
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """What a run logged: its losses with epochs, and every other series by the name it has in log.jsonl.
+
+    `probes` are the question sets by name with their roles.
+    """
+
+    log: TrainingLog
+    series: Mapping[str, Series]
+    probes: Mapping[str, str]
+
+
+def read_training_run(run_dir: Path) -> TrainingRun:
+    """Return what a run of kinject train logged. Raises `InputError` or `DiskError` when it cannot be read."""
+    recipe = (read_manifest(run_dir / "manifest.json") or {}).get("recipe") or {}
+    section = recipe.get("probes") or {}
+    sets = section.get("questions", {})
+    roles = {
+        name: item.get("role", "learning") if isinstance(item, dict) else "learning" for name, item in sets.items()
+    }
+    keys = ("learning_rate", "grad_norm", "eval_loss", *(f"eval_{name}_accuracy" for name in roles))
+    path = run_dir / "log.jsonl"
+    return TrainingRun(read_training_log(run_dir.name, path), read_series(path, keys), roles)
+
+
+def loss_figure(logs: Sequence[TrainingLog], *, columns: int = 3) -> Figure:
+    """Return the training loss, one panel for each run, the others in grey behind it as far as this one goes.
+
+    Behind stand some twenty at most, evenly chosen: a panel shows no more, and all behind all would be their square.
+
+    Light lines mark the ends of epochs. All share one scale of loss, logarithmic where the losses span more than a
+    factor of five.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    finite = [loss for log in logs for loss in log.losses if math.isfinite(loss)]
+    logarithmic = bool(finite) and min(finite) > 0 and max(finite) > 5 * min(finite)
+    behind = [(other, _thinned(other)) for other in logs[:: math.ceil(len(logs) / _MOST_BEHIND)]]
+    with style():
+        figure, axes, n_columns = panels(len(logs), columns, 2.5)
+        for index, (panel, log) in enumerate(zip(axes, logs, strict=True)):
+            for other, (steps, losses) in behind:
+                if other is not log:
+                    panel.plot(steps, losses, color=OTHER, linewidth=0.9)
+            draw_epochs(panel, log)
+            panel.plot(*_thinned(log), color=LEARNING, linewidth=1.5, label="loss")
+            panel.set_title(format_name(log.name, 30), fontweight="bold")
+            if logarithmic:
+                panel.set_yscale("log")
+                panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+                panel.yaxis.set_minor_locator(NullLocator())
+                panel.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
+            panel.grid(axis="y", color=RULE, linewidth=0.6)
+            if index % n_columns == 0:
+                panel.set_ylabel("training loss" + (" (log scale)" if logarithmic else ""))
+            if index >= len(logs) - n_columns:
+                panel.set_xlabel("step")
+            panel.set_xlim(0, log.steps[-1] or 1)
+        for panel in axes[1:]:
+            panel.sharey(axes[0])
+        axes[0].autoscale(axis="y")
+    return figure
+
+
+def draw_epochs(panel: Axes, log: TrainingLog) -> None:
+    """Mark where epochs end with light lines, every few of them where there are many."""
+    ends = log.epoch_ends()
+    every = max(1, math.ceil(len(ends) / _MOST_EPOCHS))
+    for step in ends[every - 1 :: every]:
+        panel.axvline(step, color=RULE, linewidth=0.9, label="epoch")
+    if ends:
+        text = "light lines: epochs" if every == 1 else f"light lines: every {every} epochs"
+        panel.text(1, 1.02, text, transform=panel.transAxes, ha="right", va="bottom", color=MUTED, fontsize=8.5)
+
+
+def _thinned(log: TrainingLog) -> tuple[list[float], list[float]]:
+    """Return steps and losses; where there are more than can be seen, means of equally many neighbours."""
+    size = math.ceil(len(log.steps) / _MOST_POINTS)
+    starts = range(0, len(log.steps), max(1, size))
+    means = [
+        [sum(column[i : i + size]) / len(column[i : i + size]) for i in starts] for column in (log.steps, log.losses)
+    ]
+    return means[0], means[1]
+
+
+def training_figure(run: TrainingRun, *, columns: int = 2) -> Figure:
+    """Return one panel each for loss (the held-out one dashed), learning rate, gradient norm, and probe accuracies."""
+    drawn = [kind for kind in ("loss", "learning_rate", "grad_norm", "probes") if _has(run, kind)]
+    with style():
+        figure, axes, _ = panels(len(drawn), columns, 2.4)
+        for panel, kind in zip(axes, drawn, strict=True):
+            draw_epochs(panel, run.log)
+            panel.grid(axis="y", color=RULE, linewidth=0.6)
+            panel.set_xlabel("step")
+            panel.set_xlim(0, max((run.log.steps or (1.0,))[-1], *(s.steps[-1] for s in run.series.values()), 1.0))
+            if kind == "loss":
+                _draw_loss(panel, run)
+            elif kind == "probes":
+                _draw_probes(panel, run)
+            else:
+                held = run.series[kind]
+                panel.plot(held.steps, held.values, color=LEARNING, linewidth=1.4)
+                panel.set_title({"learning_rate": "learning rate", "grad_norm": "gradient norm"}[kind])
+                if kind == "grad_norm" and min(held.values) > 0 and max(held.values) > 10 * min(held.values):
+                    panel.set_yscale("log")
+    return figure
+
+
+def _has(run: TrainingRun, kind: str) -> bool:
+    if kind == "loss":
+        return bool(run.log.steps)
+    return any(f"eval_{n}_accuracy" in run.series for n in run.probes) if kind == "probes" else kind in run.series
+
+
+def _draw_loss(panel: Axes, run: TrainingRun) -> None:
+    panel.plot(run.log.steps, run.log.losses, color=LEARNING, linewidth=1.5, label="training text")
+    if "eval_loss" in run.series:
+        held_out = run.series["eval_loss"]
+        panel.plot(held_out.steps, held_out.values, color=MUTED, linestyle="--", marker=".", label="held-out text")
+        panel.legend(handles=[line for line in panel.lines if line.get_label() != "epoch"], loc="upper right")
+    panel.set_title("loss")
+
+
+def _draw_probes(panel: Axes, run: TrainingRun) -> None:
+    counts = {"learning": 0, "retention": 0}
+    for name, role in run.probes.items():
+        held = run.series.get(f"eval_{name}_accuracy")
+        if held is None:
+            continue
+        colour, marker = (LEARNING, "o") if role == "learning" else (RETENTION, "s")
+        line = _LINES[counts[role] % len(_LINES)]
+        counts[role] += 1
+        label = f"{format_name(name, LONGEST)}: {ROLES[role]}"
+        panel.plot(held.steps, held.values, color=colour, marker=marker, markersize=3.5, linestyle=line, label=label)
+    panel.set_ylim(0, 1.02)
+    panel.set_yticks(*TICKS)
+    panel.legend(handles=[line for line in panel.lines if line.get_label() != "epoch"], loc="lower right")
+    panel.set_title("probe accuracy")
 
 
 def write_training_report(run_dir: Path) -> Path:

@@ -155,18 +155,20 @@ Each row has `id`, `title` (the person's full name), `text`, `source` and `meta`
 |---|---|---|
 {_POOL_ROWS}
 
-Values are dealt evenly, independently of each other and of the names: each value belongs to about as many people as
-any other. Known and new people share first and last names, but no full name. So no fact can be guessed: a reader
-without the entries scores chance.
+Values are dealt evenly, independently of each other and of the names: each value belongs to about as many people as any
+other. Known and new people share first and last names, but no full name. So no fact can be guessed: a reader without
+the entries scores chance.
 
-All names are invented; any resemblance to a person, place or firm is a coincidence. Licence: Apache-2.0, as the project.
+All names are invented; any resemblance to a person, place or firm is a coincidence. Licence: Apache-2.0, as the
+project.
 """
 
 _EVAL_CARD: Final = f"""\
 # Questions on the sandbox
 
-Each question has four choices, one of them correct; chance is 0.25. Rows: `id`, `document_id`, `fact_id`, `subject` (the
-attribute), `question`, `choices`, `answer` (index of the correct choice). `kinject sandbox build` writes these files.
+Each question has four choices, one of them correct; chance is 0.25. Rows: `id`, `document_id`, `fact_id`, `subject`
+(the attribute), `question`, `choices`, `answer` (index of the correct choice). `kinject sandbox build` writes these
+files.
 
 | file | rows | questions |
 |---|---|---|
@@ -176,8 +178,8 @@ attribute), `question`, `choices`, `answer` (index of the correct choice). `kinj
 
 Distractors are values of the same attribute. In new.jsonl each value is wrong exactly three times as often as it is
 correct, and each position is correct equally often, so preferring some values or positions scores chance. In
-reverse.jsonl the wrong choices are new people with another value. A forward and a reverse question on one fact
-share its `fact_id`.
+reverse.jsonl the wrong choices are new people with another value. A forward and a reverse question on one fact share
+its `fact_id`.
 
 Two questions on one document are not independent: intervals should cluster by `document_id`.
 """

@@ -1,6 +1,6 @@
 """Whole experiments: arms, seeds and claims, from one recipe to a result.
 
-Importing this loads neither matplotlib nor jinja2 nor torch: they are imported where they are needed.
+Importing this package imports neither matplotlib nor jinja2 nor torch; its functions do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ __all__ = ["study"]
 
 
 def study(recipe: StudyRecipe, *, jobs: int | None = None, executor: str = "local") -> Report:
-    """Run what is missing of the study and write its report; see `kinject.study.run.run_study` and `workers.executor_factory`."""
+    """Run the unfinished stages of the study and write its report; return its result.
+
+    `executor` is ``local`` (`jobs` worker processes) or ``ray``; see `kinject.study.executors.executor_factory`. Raises as
+    `kinject.study.run.run_study`.
+    """
     from kinject.study.executors import executor_factory
     from kinject.study.run import run_study
 

@@ -24,26 +24,13 @@ from kinject.results import (
     Sweep,
     SweepPoint,
 )
-from kinject.study.arms import BASE, RAG, Arm, curve_arms, label_of
+from kinject.study.arms import BASE, RAG, Arm, StudyArms, value_label
 from kinject.study.executors import LOG
 from kinject.study.inference import CorrectnessMatrix, interval, majority_changes, sign_flip_p
 from kinject.study.records import AskSetting, Records, subjects_of
 from kinject.study.scheduler import StageStatus
-from kinject.study.stages import ArmStages, Stage
+from kinject.study.stages import ArmRun
 from kinject.types import Question
-
-
-@dataclass(frozen=True)
-class Run:
-    """One arm with one seed: what it needed, and the stages that asked it."""
-
-    stages: ArmStages
-    asked: tuple[Stage, ...]
-
-    @property
-    def all(self) -> tuple[Stage, ...]:
-        """Every stage, in order."""
-        return (*self.stages.stages, *self.asked)
 
 
 def summarize_arms(
@@ -55,10 +42,10 @@ def summarize_arms(
     """
     summary = _Summary(records, roles, chosen_k)
     whole = [summary.result(arm, setting) for arm in arms for setting in records.settings(arm.model, arm.name)]
-    swept = {(arm.model, arm.name) for arm in arms if arm.curve}
+    swept = {(arm.model, arm.name) for arm in arms if arm.sweep}
     parts = [
         summary.result(arm, setting, subject)
-        for arm in arms if not arm.curve
+        for arm in arms if not arm.sweep
         for setting in records.settings(arm.model, arm.name) if setting.format not in WITHOUT_QUESTION
         for subject in summary.subjects(arm, setting)
     ]  # fmt: skip
@@ -146,9 +133,9 @@ def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
             ArmInfo(
                 arm.name,
                 arm.model,
-                arm.about,
+                arm.description,
                 arm.trained,
-                arm.curve,
+                arm.sweep,
                 recipe,
                 arm.match_steps_of or arm.match_tokens_of,
             )
@@ -156,21 +143,16 @@ def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
     return tuple(found)
 
 
-def make_sweeps(section: StudySection, arms: Sequence[Arm]) -> list[Sweep]:
-    """Return each sweep on each base model; a point that equals another arm names that arm."""
+def make_sweeps(section: StudySection, arms: StudyArms) -> list[Sweep]:
+    """Return each sweep on each base model."""
     sweeps = []
-    for model in section.models:
-        own = [arm for arm in arms if arm.model == model]
-        for name, item in (section.sweeps or {}).items():
-            points = []
-            for value, varied in curve_arms(section, name, item, own):
-                arm = next(
-                    (arm for arm in own if varied.same_weights_as(arm) and set(varied.seeds) <= set(arm.seeds)), varied
-                )
-                x = _number(value)
-                points.append(SweepPoint(value, label_of(value), x, arm.name, item.control or ""))
-            if points:
-                sweeps.append(Sweep(name, item.key, model, item.description, item.log_x, item.frontier, tuple(points)))
+    for (model, name), points in arms.sweeps.items():
+        item = (section.sweeps or {})[name]
+        swept = tuple(
+            SweepPoint(point.value, value_label(point.value), _number(point.value), point.arm, item.control or "")
+            for point in points
+        )
+        sweeps.append(Sweep(name, item.key, model, item.description, item.log_x, item.frontier, swept))
     return sweeps
 
 
@@ -181,32 +163,32 @@ def _number(value: Any) -> float | None:
     return None
 
 
-def make_costs(runs: Sequence[Run], status: StageStatus) -> list[Cost]:
+def make_costs(runs: Sequence[ArmRun], status: StageStatus) -> list[Cost]:
     """Return the cost of each finished stage of each arm. A shared stage is listed with every arm that used it."""
     users: dict[str, int] = {}
     for run in runs:
-        for identity in {stage.id for stage in run.all}:
+        for identity in {stage.id for stage in run.all_stages}:
             users[identity] = users.get(identity, 0) + 1
     return [
         Cost(
-            arm=run.stages.arm.name, model=run.stages.arm.model, seed=run.stages.seed if run.stages.arm.trained else None,
+            arm=run.arm.name, model=run.arm.model, seed=run.seed if run.arm.trained else None,
             stage=stage.kind, seconds=done["seconds"], tokens=done["tokens"],  # type: ignore[arg-type]
             peak_bytes=done["peak_bytes"], money=done["money"], shared_by=users[stage.id],
         )
-        for run in runs for stage in run.all if (done := status.done.get(stage.id)) is not None
+        for run in runs for stage in run.all_stages if (done := status.done.get(stage.id)) is not None
     ]  # fmt: skip
 
 
-def make_failures(runs: Sequence[Run], status: StageStatus) -> list[Failure]:
+def make_failures(runs: Sequence[ArmRun], status: StageStatus) -> list[Failure]:
     """Return the arms and seeds that are missing, each with the stage that failed."""
     found = []
     for run in runs:
-        failure = status.first_failure(run.all)
+        failure = status.first_failure(run.all_stages)
         if failure is not None:
             stage, why = failure
-            arm = run.stages.arm
+            arm = run.arm
             found.append(
-                Failure(arm.name, arm.model, run.stages.seed, stage.kind, why, str(stage.folder / LOG))
+                Failure(arm.name, arm.model, run.seed, stage.kind, why, str(stage.folder / LOG))
             )  # fmt: skip
     return found
 
@@ -245,17 +227,17 @@ def _headline_settings(records: Records, arm: Arm, chosen_k: Mapping[Any, int]) 
                 yield head._replace(k=k)
 
 
-def make_exposures(records: Records, runs: Sequence[Run]) -> list[ExposureBin]:
+def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin]:
     """Return accuracy by how often training read the document that answers a question: bins double in width."""
     grouped: dict[tuple[str, str, str, int], list[float]] = {}
     for run in runs:
-        arm, train = run.stages.arm, run.stages.train
-        if train is None or arm.alpha is not None or run.stages.seed not in records.seeds(arm.model, arm.name):
+        arm, train = run.arm, run.train
+        if train is None or arm.alpha is not None or run.seed not in records.seeds(arm.model, arm.name):
             continue
         read: dict[str, float] = read_checked_json(train.folder / "exposures.json", "Delete its folder to train again.")
         for setting in _headline_settings(records, arm, {}):
-            answers = records.found[arm.model, arm.name, run.stages.seed][setting]
-            row = records.seeds(arm.model, arm.name).index(run.stages.seed)
+            answers = records.found[arm.model, arm.name, run.seed][setting]
+            row = records.seeds(arm.model, arm.name).index(run.seed)
             correct = records.matrix(arm.model, arm.name, setting).correct[row]
             for i, answer in enumerate(answers):
                 if answer.document_id in read:
@@ -268,21 +250,21 @@ def make_exposures(records: Records, runs: Sequence[Run]) -> list[ExposureBin]:
     ]
 
 
-def training_log_paths(runs: Sequence[Run], run_dir: Path) -> list[tuple[str, str, int, str]]:
+def training_log_paths(runs: Sequence[ArmRun], run_dir: Path) -> list[tuple[str, str, int, str]]:
     """Return (model, arm, seed, log.jsonl as seen from `run_dir`) of each finished training run."""
     found = []
     for run in runs:
-        train = run.stages.train
+        train = run.train
         if train is not None and (train.folder / "log.jsonl").is_file():
             path = os.path.relpath(train.folder / "log.jsonl", run_dir)
-            found.append((run.stages.arm.model, run.stages.arm.name, run.stages.seed, path))
+            found.append((run.arm.model, run.arm.name, run.seed, path))
     return found
 
 
-def versions_of(runs: Sequence[Run]) -> dict[str, str]:
+def versions_of(runs: Sequence[ArmRun]) -> dict[str, str]:
     """Return the versions that the last finished evaluation was made with."""
     for run in reversed(runs):
-        for stage in run.asked:
+        for stage in run.evaluations:
             manifest = read_manifest(Path(stage.folder) / "manifest.json")
             if manifest is not None:
                 return dict(manifest["versions"])

@@ -1,38 +1,33 @@
-"""A recipe's `study` section to arms: overrides laid over one another, curves and grids expanded."""
+"""Expands a recipe's `study` section to arms: their overrides, sweeps and tuning grids."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from kinject.recipe import StudyRecipe
-from kinject.recipe.study_section import (
-    ArmSection,
-    ResourcesSection,
-    StudyModelSection,
-    StudySection,
-    SweepSection,
-)
+from kinject.recipe.study_section import ArmSection, ResourcesSection, StudyModelSection, StudySection, SweepSection
 
 BASE = "base"
-"""The name of the arm that nothing was done to."""
+"""Name of the arm of the untouched base model."""
 RAG = "+rag"
-"""What follows an arm's name when it is asked with its chosen number of passages."""
+"""Suffix of an arm's name when it is evaluated with its chosen number of retrieved passages."""
 AUGMENT_SECTIONS = ("augment",)
-"""Sections of overrides that the augment recipe takes."""
+"""Sections of overrides that apply to the augment recipe."""
 TRAIN_SECTIONS = ("trainer", "model", "corpus", "adapter", "regularization", "guards", "techniques", "method")
-"""Sections of overrides that the train recipe takes."""
+"""Sections of overrides that apply to the train recipe."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm on one base model: what its stages are given besides the shared recipes (dotted key -> value)."""
+    """One arm on one base model; `overrides` (dotted key -> value) are applied to the shared recipes."""
 
     name: str
     model: str
-    about: str
+    description: str
     corpus: str
     overrides: Mapping[str, Any]
     match_steps_of: str
@@ -41,7 +36,7 @@ class Arm:
     rag: bool
     seeds: tuple[int, ...]
     resources: ResourcesSection
-    curve: str = ""
+    sweep: str = ""
 
     @property
     def trained(self) -> bool:
@@ -50,42 +45,123 @@ class Arm:
 
     @property
     def augment_overrides(self) -> dict[str, Any]:
-        """Those of `overrides` that the augment recipe takes."""
+        """The overrides that apply to the augment recipe."""
         return {key: value for key, value in self.overrides.items() if key.split(".")[0] in AUGMENT_SECTIONS}
 
     @property
     def train_overrides(self) -> dict[str, Any]:
-        """Those of `overrides` that the train recipe takes."""
+        """The overrides that apply to the train recipe."""
         return {key: value for key, value in self.overrides.items() if key.split(".")[0] in TRAIN_SECTIONS}
 
-    def same_weights_as(self, other: Arm) -> bool:
-        """Return whether both arms come to the same weights on their common seeds."""
-        return self._weights() == other._weights()
+    def is_covered_by(self, other: Arm) -> bool:
+        """Return whether `other` has the same weights for every seed of this arm."""
+        return self._weights() == other._weights() and set(self.seeds) <= set(other.seeds)
 
     def _weights(self) -> Arm:
-        """Return the arm without what its weights do not depend on."""
+        """Return the arm reduced to the fields on which its weights depend."""
         values = nest_overrides(self.overrides)
         alpha = None if self.alpha == 1 else self.alpha  # alpha 1 is the tuned model itself
-        return replace(self, name="", about="", rag=True, seeds=(), curve="", overrides=values, alpha=alpha)
+        return replace(self, name="", description="", rag=True, seeds=(), sweep="", overrides=values, alpha=alpha)
 
 
-def nest_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted keys and values as the mapping of mappings that they make, later ones over earlier ones."""
-    root: dict[str, Any] = {}
-    for key, value in overrides.items():
-        *path, last = key.split(".")
-        place = root
-        for part in path:
-            below = place.get(part)
-            place[part] = dict(below) if isinstance(below, Mapping) else {}
-            place = place[part]
-        place[last] = value
-    return root
+@dataclass(frozen=True)
+class SweepArm:
+    """One point of a sweep: the value of the swept key, and the name of the arm that has it."""
+
+    value: Any
+    arm: str
 
 
-def eval_overrides(section: StudySection) -> dict[str, Any]:
-    """Return what study.overrides changes in the shared eval recipe."""
-    return {key: value for key, value in (section.overrides or {}).items() if key.split(".")[0] == "eval"}
+@dataclass(frozen=True)
+class StudyArms:
+    """The arms of a study, the points of its sweeps, and the arms with each value that `tune` tries.
+
+    Sweeps and grids are by (base model, name in the recipe).
+    """
+
+    arms: tuple[Arm, ...]
+    sweeps: Mapping[tuple[str, str], tuple[SweepArm, ...]]
+    grids: Mapping[tuple[str, str], tuple[tuple[Any, Arm], ...]]
+
+
+def expand_arms(recipe: StudyRecipe, tuned: Mapping[tuple[str, str], Any] = MappingProxyType({})) -> StudyArms:
+    """Return the arms on every base model, in order: the base, the recipe's arms, the arms of sweeps.
+
+    `tuned` holds the values that `tune` chose: (base model, name in `tune`) -> value. A point of a sweep whose weights
+    another arm has already is that arm, and none is added.
+    """
+    section = recipe.study
+    every: list[Arm] = []
+    sweeps: dict[tuple[str, str], tuple[SweepArm, ...]] = {}
+    for model in section.models:
+        values = {name: value for (tuned_model, name), value in tuned.items() if tuned_model == model}
+        arms = [_base_arm(section, model)]
+        arms += [
+            _make_arm(section, model, name, item, values)
+            for name, item in section.arms.items()
+            if model in (item.models or section.models)
+        ]
+        for sweep, item in (section.sweeps or {}).items():
+            parent = next((arm for arm in arms if arm.name == item.arm), None)
+            if parent is not None:
+                sweeps[model, sweep] = _expand_sweep(sweep, item, parent, arms)
+        every += arms
+    return StudyArms(tuple(every), sweeps, _expand_grids(section))
+
+
+def _expand_sweep(name: str, item: SweepSection, parent: Arm, arms: list[Arm]) -> tuple[SweepArm, ...]:
+    """Return the points of a sweep over `parent`; append those that no arm of `arms` covers to `arms`."""
+    points = []
+    for value in item.values:
+        varied = replace(_with_value(parent, item.key, value, name), rag=False, seeds=item.seeds or parent.seeds)
+        arm = next((arm for arm in arms if varied.is_covered_by(arm)), None)
+        if arm is None:
+            arm = varied
+            arms.append(arm)
+        points.append(SweepArm(value, arm.name))
+    return tuple(points)
+
+
+def _expand_grids(section: StudySection) -> dict[tuple[str, str], tuple[tuple[Any, Arm], ...]]:
+    grids = {}
+    for model in section.models:
+        for name, item in (section.tune or {}).items():
+            if model in (section.arms[item.arm].models or section.models):
+                arm = replace(
+                    _make_arm(section, model, item.arm, section.arms[item.arm], {}), seeds=item.seeds, rag=False
+                )
+                grids[model, name] = tuple((value, _with_value(arm, item.key, value, "")) for value in item.values)
+    return grids
+
+
+def _base_arm(section: StudySection, model: str) -> Arm:
+    description = "the base model without training"
+    return Arm(BASE, model, description, "", {}, "", "", None, True, (section.seeds[0],), section.resources)
+
+
+def _make_arm(section: StudySection, model: str, name: str, item: ArmSection, tuned: Mapping[str, Any]) -> Arm:
+    """Return an arm of the recipe: its own overrides take precedence over tuned values, and these over the study's."""
+    overrides = {key: value for key, value in (section.overrides or {}).items() if key not in eval_overrides(section)}
+    for tuning, value in tuned.items():
+        tune = (section.tune or {})[tuning]
+        if name in (tune.arms or (name,)):
+            overrides[tune.key] = value
+    overrides |= item.overrides or {}
+    return Arm(
+        name=name, model=model, description=item.description, corpus=item.corpus, overrides=overrides,
+        match_steps_of=item.match_steps_of or "", match_tokens_of=item.match_tokens_of or "", alpha=item.alpha,
+        rag=item.rag, seeds=item.seeds or section.seeds, resources=item.resources or section.resources,
+    )  # fmt: skip
+
+
+def _with_value(arm: Arm, key: str, value: Any, sweep: str) -> Arm:
+    """Return `arm` with `value` for `key` (a dotted recipe key, alpha or corpus), named after both."""
+    name = f"{arm.name}, {key.split('.')[-1]} {value_label(value)}"
+    if key == "alpha":
+        return replace(arm, name=name, alpha=float(value), sweep=sweep)
+    if key == "corpus":
+        return replace(arm, name=name, corpus=str(value), sweep=sweep)
+    return replace(arm, name=name, overrides={**arm.overrides, key: value}, sweep=sweep)
 
 
 def base_models(section: StudySection) -> dict[str, StudyModelSection]:
@@ -96,93 +172,34 @@ def base_models(section: StudySection) -> dict[str, StudyModelSection]:
     }
 
 
-def expand_arms(recipe: StudyRecipe, chosen: Mapping[tuple[str, str], Any]) -> list[Arm]:
-    """Return every arm on every base model, the base first, then the recipe's, then those of curves.
-
-    `chosen` is what `tune` found: (model, name of the choice) -> value. A point of a curve that does as another arm
-    is that arm and stands once.
-    """
-    section = recipe.study
-    arms: list[Arm] = []
-    for model in section.models:
-        given = {name: value for (of, name), value in chosen.items() if of == model}
-        own = [_base(section, model)]
-        own += [
-            _arm(section, model, name, item, given)
-            for name, item in section.arms.items()
-            if model in (item.models or section.models)
-        ]
-        for curve, item in (section.sweeps or {}).items():
-            for _, arm in curve_arms(section, curve, item, own):
-                if not any(arm.same_weights_as(other) and set(arm.seeds) <= set(other.seeds) for other in own):
-                    own.append(arm)
-        arms += own
-    return arms
+def eval_overrides(section: StudySection) -> dict[str, Any]:
+    """Return the overrides of the study that apply to the shared eval recipe."""
+    return {key: value for key, value in (section.overrides or {}).items() if key.split(".")[0] == "eval"}
 
 
-def tuning_grids(recipe: StudyRecipe) -> dict[tuple[str, str], list[tuple[Any, Arm]]]:
-    """Return what `tune` tries: (model, name of the choice) -> (value, arm with that value)."""
-    section = recipe.study
-    grids: dict[tuple[str, str], list[tuple[Any, Arm]]] = {}
-    for model in section.models:
-        for name, item in (section.tune or {}).items():
-            if model in (section.arms[item.arm].models or section.models):
-                arm = _arm(section, model, item.arm, section.arms[item.arm], {})
-                grids[model, name] = [
-                    (value, replace(_varied(arm, item.key, value, ""), seeds=item.seeds, rag=False))
-                    for value in item.values
-                ]
-    return grids
-
-
-def curve_arms(section: StudySection, name: str, item: SweepSection, arms: list[Arm]) -> Iterator[tuple[Any, Arm]]:
-    """Yield (value, arm) of each point of a curve that varies an arm of `arms`; nothing where that is not there."""
-    parent = next((arm for arm in arms if arm.name == item.arm), None)
-    if parent is None:
-        return
-    for value in item.values:
-        varied = _varied(parent, item.key, value, name)
-        yield value, replace(varied, rag=False, seeds=item.seeds or parent.seeds)
-
-
-def _base(section: StudySection, model: str) -> Arm:
-    about = "the model as it was, nothing done to it"
-    return Arm(BASE, model, about, "", {}, "", "", None, True, (section.seeds[0],), section.resources)
-
-
-def _arm(section: StudySection, model: str, name: str, item: ArmSection, given: Mapping[str, Any]) -> Arm:
-    overrides = {key: value for key, value in (section.overrides or {}).items() if key not in eval_overrides(section)}
-    for choice, value in given.items():
-        how = (section.tune or {})[choice]
-        if name in (how.arms or (name,)):
-            overrides[how.key] = value
-    overrides |= item.overrides or {}
-    return Arm(
-        name=name, model=model, about=item.description, corpus=item.corpus, overrides=overrides,
-        match_steps_of=item.match_steps_of or "",
-        match_tokens_of=item.match_tokens_of or "", alpha=item.alpha, rag=item.rag, seeds=item.seeds or section.seeds,
-        resources=item.resources or section.resources,
-    )  # fmt: skip
-
-
-def _varied(arm: Arm, key: str, value: Any, curve: str) -> Arm:
-    name = f"{arm.name}, {key.split('.')[-1]} {label_of(value)}"
-    if key == "alpha":
-        return replace(arm, name=name, alpha=float(value), curve=curve)
-    if key == "corpus":
-        return replace(arm, name=name, corpus=str(value), curve=curve)
-    return replace(arm, name=name, overrides={**arm.overrides, key: value}, curve=curve)
-
-
-def label_of(value: Any) -> str:
-    """Return a value of a recipe as a short label."""
-    if isinstance(value, Mapping):
-        return " + ".join(f"{name} {label_of(item)}" for name, item in value.items()) or "none"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return "none" if value is None else str(value)
+def nest_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted keys and values as nested mappings; later keys overwrite earlier ones."""
+    root: dict[str, Any] = {}
+    for key, value in overrides.items():
+        *path, last = key.split(".")
+        parent = root
+        for part in path:
+            child = parent.get(part)
+            parent[part] = dict(child) if isinstance(child, Mapping) else {}
+            parent = parent[part]
+        parent[last] = value
+    return root
 
 
 def override_arguments(values: Mapping[str, Any]) -> list[str]:
-    """Return dotted keys and values as `read_recipe` takes them."""
+    """Return dotted keys and values as ``key=value`` for `read_recipe`."""
     return [f"{key}={json.dumps(value)}" for key, value in values.items()]
+
+
+def value_label(value: Any) -> str:
+    """Return a value of a recipe as a short label."""
+    if isinstance(value, Mapping):
+        return " + ".join(f"{name} {value_label(item)}" for name, item in value.items()) or "none"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "none" if value is None else str(value)

@@ -1,8 +1,8 @@
-"""What is wrong with a study's recipe beyond its types: names that stand for nothing, keys that no stage reads."""
+"""Checks a study's recipe beyond its types: unknown names, overrides that no stage reads, faults of the shared recipes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,223 +10,229 @@ from typing import Any, Literal
 from kinject.errors import Fault, RecipeError
 from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.check import KeyPath, suggestion
-from kinject.recipe.study_section import StudySection, SweepSection, TuneSection
 from kinject.study.arms import (
     AUGMENT_SECTIONS,
     BASE,
     RAG,
     TRAIN_SECTIONS,
+    StudyArms,
     base_models,
     eval_overrides,
-    expand_arms,
     override_arguments,
-    tuning_grids,
 )
 
 _NO_SWEEPS = " The study has no sweeps; add it to study.sweeps."
 
 
 def check_names(recipe: StudyRecipe) -> None:
-    """Raise `RecipeError` with every name and key of the section that stands for nothing. Quick: reads no other recipe."""
-    section = recipe.study
-    faults = [*_name_faults(recipe, section), *_key_faults(recipe, section)]
-    if faults:
-        raise RecipeError(list(dict.fromkeys(faults)))
+    """Raise `RecipeError` with every unknown name and unused key of the section. Quick: reads no other recipe."""
+    _raise_faults(
+        [*_arm_faults(recipe), *_tune_faults(recipe), *_model_faults(recipe), *_sweep_faults(recipe),
+         *_scaling_faults(recipe), *_claim_faults(recipe), *_key_faults(recipe)]
+    )  # fmt: skip
 
 
 def check_inputs(recipe: StudyRecipe) -> None:
-    """Raise `RecipeError` where documents or questions that the shared recipes name are not there: before any training."""
+    """Raise `RecipeError` for missing documents and questions of the shared recipes, before anything is trained."""
     section = recipe.study
-    faults: list[Fault] = []
-    own = {key: value for key, value in (section.overrides or {}).items() if key.split(".")[0] in AUGMENT_SECTIONS}
-    here = {"eval.models": {"any": "."}}  # the study's own models take its place
-    asked: tuple[tuple[str | None, Mapping[str, Any], Literal["augment", "eval"]], ...] = (
-        (section.augment, own, "augment"), (section.eval, {**eval_overrides(section), **here}, "eval")
+    augment = {key: value for key, value in (section.overrides or {}).items() if key.split(".")[0] in AUGMENT_SECTIONS}
+    evaluation = {**eval_overrides(section), "eval.models": {"any": "."}}  # replaced by the arms' models
+    shared: tuple[tuple[str | None, Mapping[str, Any], Literal["augment", "eval"]], ...] = (
+        (section.augment, augment, "augment"), (section.eval, evaluation, "eval")
     )  # fmt: skip
-    for path, overrides, verb in asked:
+    faults: list[Fault] = []
+    for path, overrides, verb in shared:
         try:
             if path is not None:
                 read_recipe(Path(path), override_arguments(overrides), verb)
         except RecipeError as error:
             faults += error.faults
-    if faults:
-        raise RecipeError(faults)
+    _raise_faults(faults)
 
 
-def check_shared_recipes(recipe: StudyRecipe) -> None:
-    """Raise `RecipeError` with every fault that the shared recipes have with some arm's overrides. Imports TRL."""
-    faults = [*_shared_faults(recipe, recipe.study)]
-    if faults:
-        raise RecipeError(list(dict.fromkeys(faults)))
+def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
+    """Raise `RecipeError` with every fault of the shared recipes under the overrides of some arm. Imports TRL."""
+    every = [*arms.arms, *(arm for grid in arms.grids.values() for _, arm in grid)]
+    faults: list[Fault] = []
+    for arm in every:
+        key_path: KeyPath = ("study", "sweeps", arm.sweep) if arm.sweep else ("study", "arms", arm.name)
+        shared = ((recipe.study.augment, arm.augment_overrides), (recipe.study.train, arm.train_overrides))
+        for path, overrides in shared:
+            try:
+                if path is not None:
+                    read_recipe(Path(path), override_arguments(overrides))
+            except RecipeError as error:  # a fault of an override is reported at the arm's line
+                faults += [
+                    replace(fault, where=recipe.where(key_path)) if fault.where == "command line" else fault
+                    for fault in error.faults
+                ]
+    _raise_faults([*faults, *_question_set_faults(recipe)])
 
 
-def _name_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
-    arms = {BASE, *section.arms}
+def _raise_faults(faults: Iterable[Fault]) -> None:
+    unique = list(dict.fromkeys(faults))
+    if unique:
+        raise RecipeError(unique)
 
-    def unknown(place: KeyPath, found: str | None, allowed: set[str]) -> Iterator[Fault]:
-        if found is not None and found not in allowed:
-            yield recipe.fault(place, f"found {found!r}.{suggestion(found, allowed)}")
 
+def _unknown(recipe: StudyRecipe, key_path: KeyPath, name: str | None, allowed: Iterable[str]) -> Iterator[Fault]:
+    """Yield a fault if `name` is not among `allowed`, with the nearest of them."""
+    allowed = set(allowed)
+    if name is not None and name not in allowed:
+        yield recipe.fault(key_path, f"found {name!r}.{suggestion(name, allowed)}")
+
+
+def _arm_faults(recipe: StudyRecipe) -> Iterator[Fault]:
+    section = recipe.study
     if BASE in section.arms:
         yield recipe.fault(("study", "arms", BASE), "this name is the untouched model's. Choose another.")
     for name, arm in section.arms.items():
-        place: KeyPath = ("study", "arms", name)
+        key_path: KeyPath = ("study", "arms", name)
         if RAG in name or "," in name:
-            yield recipe.fault(place, f"a name with {RAG!r} or a comma would be taken for another arm. Choose another.")
-        yield from unknown((*place, "match_steps_of"), arm.match_steps_of, arms - {BASE, name})
-        yield from unknown((*place, "match_tokens_of"), arm.match_tokens_of, arms - {BASE, name})
-        if arm.match_steps_of and arm.match_tokens_of:
-            yield recipe.fault(place, "match_steps_of and match_tokens_of exclude each other. Take one out.")
-        for other in (arm.match_steps_of, arm.match_tokens_of):
-            if (
-                other is not None
-                and other in section.arms
-                and (section.arms[other].match_steps_of or section.arms[other].match_tokens_of)
-            ):
-                yield recipe.fault(place, f"{other} is itself matched to another arm. Name that one.")
-        for index, model in enumerate(arm.models or ()):
-            yield from unknown((*place, "models", index), model, set(section.models))
-        if arm.corpus in ("augmented", "random") and section.augment is None:
-            yield recipe.fault(place, f"corpus {arm.corpus} needs study.augment, the recipe that writes it.")
-        elif arm.corpus not in ("augmented", "random") and not Path(arm.corpus).is_file():
-            yield recipe.fault((*place, "corpus"), f"found {arm.corpus!r}: neither augmented, random, nor a file.")
-    for name, choice in (section.tune or {}).items():
-        yield from unknown(("study", "tune", name, "arm"), choice.arm, arms - {BASE})
-        for index, arm_name in enumerate(choice.arms or ()):
-            yield from unknown(("study", "tune", name, "arms", index), arm_name, arms - {BASE})
-    for name, model_item in base_models(section).items():
-        if model_item.path is None and model_item.recipe is None:
-            yield recipe.fault(("study", "models", name), "has neither path nor recipe. Give one.")
-        if model_item.overrides and model_item.recipe is None:
             yield recipe.fault(
-                ("study", "models", name), "overrides is there, but recipe, whose keys it changes, is not."
+                key_path, f"a name with {RAG!r} or a comma would be taken for another arm. Choose another."
             )
-    yield from _curve_faults(recipe, section, arms)
-    yield from _scaling_faults(recipe, section)
-    yield from _claim_faults(recipe, section, arms)
+        matched = {"match_steps_of": arm.match_steps_of, "match_tokens_of": arm.match_tokens_of}
+        for key, other in matched.items():
+            yield from _unknown(recipe, (*key_path, key), other, section.arms.keys() - {BASE, name})
+        if all(matched.values()):
+            yield recipe.fault(key_path, "match_steps_of and match_tokens_of exclude each other. Take one out.")
+        for other in matched.values():
+            item = section.arms.get(other or "")
+            if item is not None and (item.match_steps_of or item.match_tokens_of):
+                yield recipe.fault(key_path, f"{other} is itself matched to another arm. Name that one.")
+            missing = {*(arm.models or section.models)} - {*(item.models or section.models)} if item is not None else ()
+            if missing:
+                models = ", ".join(sorted(missing))
+                yield recipe.fault(
+                    key_path, f"{other}, to which it is matched, is not trained on {models}. Add it there."
+                )
+        for index, model in enumerate(arm.models or ()):
+            yield from _unknown(recipe, (*key_path, "models", index), model, section.models)
+        if arm.corpus in ("augmented", "random") and section.augment is None:
+            yield recipe.fault(key_path, f"corpus {arm.corpus} needs study.augment, the recipe that writes it.")
+        elif arm.corpus not in ("augmented", "random") and not Path(arm.corpus).is_file():
+            yield recipe.fault((*key_path, "corpus"), f"found {arm.corpus!r}: neither augmented, random, nor a file.")
 
 
-def _curve_faults(recipe: StudyRecipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
-    for name, curve in (section.sweeps or {}).items():
-        place: KeyPath = ("study", "sweeps", name)
-        if curve.arm not in arms - {BASE}:
-            yield recipe.fault(place, f"arm: found {curve.arm!r}.{suggestion(curve.arm, arms - {BASE})}")
-        if curve.control is not None and curve.control not in arms:
-            yield recipe.fault((*place, "control"), f"found {curve.control!r}.{suggestion(curve.control, arms)}")
+def _tune_faults(recipe: StudyRecipe) -> Iterator[Fault]:
+    arms = recipe.study.arms.keys() - {BASE}
+    for name, item in (recipe.study.tune or {}).items():
+        yield from _unknown(recipe, ("study", "tune", name, "arm"), item.arm, arms)
+        for index, arm in enumerate(item.arms or ()):
+            yield from _unknown(recipe, ("study", "tune", name, "arms", index), arm, arms)
 
 
-def _scaling_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
-    scaling = section.scaling
+def _model_faults(recipe: StudyRecipe) -> Iterator[Fault]:
+    for name, item in base_models(recipe.study).items():
+        key_path: KeyPath = ("study", "models", name)
+        if item.path is None and item.recipe is None:
+            yield recipe.fault(key_path, "has neither path nor recipe. Give one.")
+        if item.overrides and item.recipe is None:
+            yield recipe.fault(key_path, "has overrides, but no recipe for them to change. Add the recipe.")
+
+
+def _sweep_faults(recipe: StudyRecipe) -> Iterator[Fault]:
+    arms = recipe.study.arms.keys() - {BASE}
+    for name, sweep in (recipe.study.sweeps or {}).items():
+        key_path: KeyPath = ("study", "sweeps", name)
+        if sweep.arm not in arms:
+            yield recipe.fault(key_path, f"arm: found {sweep.arm!r}.{suggestion(sweep.arm, arms)}")
+        yield from _unknown(recipe, (*key_path, "control"), sweep.control, {BASE, *arms})
+
+
+def _scaling_faults(recipe: StudyRecipe) -> Iterator[Fault]:
+    scaling = recipe.study.scaling
     if scaling is None:
         return
-    curves = section.sweeps or {}
-    if scaling.sweep not in curves:
-        hint = suggestion(scaling.sweep, curves) or _NO_SWEEPS
-        yield recipe.fault("study.scaling.sweep", f"found {scaling.sweep!r}.{hint}")
+    yield from _unknown_sweep(recipe, ("study", "scaling", "sweep"), scaling.sweep)
     for subject, n_values in scaling.values.items():
         if n_values < 2:
-            what = f"found {n_values}, allowed: 2 or more. A fact with one value holds nothing."
+            what = f"found {n_values}, allowed: 2 or more. A fact with one possible value carries no information."
             yield recipe.fault(("study", "scaling", "values", subject), what)
     for name, n_facts in (scaling.facts or {}).items():
+        key_path: KeyPath = ("study", "scaling", "facts", name)
         if name not in scaling.question_sets:
-            yield recipe.fault(
-                ("study", "scaling", "facts", name), f"not in question_sets.{suggestion(name, scaling.question_sets)}"
-            )
+            yield recipe.fault(key_path, f"not in question_sets.{suggestion(name, scaling.question_sets)}")
         if n_facts < 1:
-            yield recipe.fault(("study", "scaling", "facts", name), f"found {n_facts}, allowed: 1 or more.")
+            yield recipe.fault(key_path, f"found {n_facts}, allowed: 1 or more.")
 
 
-def _claim_faults(recipe: StudyRecipe, section: StudySection, arms: set[str]) -> Iterator[Fault]:
-    needed = {"difference": ("arm", "baseline"), "trend": ("sweep",), "above_chance": ("arm",), "near_chance": ("arm",)}
-    for name, claim in (section.claims or {}).items():
-        place: KeyPath = ("study", "claims", name)
-        for key in needed[claim.test]:
+def _unknown_sweep(recipe: StudyRecipe, key_path: KeyPath, name: str | None) -> Iterator[Fault]:
+    sweeps = recipe.study.sweeps or {}
+    if name is not None and name not in sweeps:
+        yield recipe.fault(key_path, f"found {name!r}.{suggestion(name, sweeps) or _NO_SWEEPS}")
+
+
+def _claim_faults(recipe: StudyRecipe) -> Iterator[Fault]:
+    required = {
+        "difference": ("arm", "baseline"),
+        "trend": ("sweep",),
+        "above_chance": ("arm",),
+        "near_chance": ("arm",),
+    }
+    arms = {BASE, *recipe.study.arms}
+    for name, claim in (recipe.study.claims or {}).items():
+        key_path: KeyPath = ("study", "claims", name)
+        for key in required[claim.test]:
             if getattr(claim, key) is None:
-                yield recipe.fault(place, f"{key}: missing; test {claim.test} needs it.")
+                yield recipe.fault(key_path, f"{key}: missing; test {claim.test} needs it.")
         for key in ("arm", "baseline"):
-            found = getattr(claim, key)
-            if found is not None and found.removesuffix(RAG) not in arms:
-                yield recipe.fault((*place, key), f"found {found!r}.{suggestion(found, arms)}")
-        if claim.sweep is not None and claim.sweep not in (section.sweeps or {}):
-            hint = suggestion(claim.sweep, section.sweeps or {}) or _NO_SWEEPS
-            yield recipe.fault((*place, "sweep"), f"found {claim.sweep!r}.{hint}")
+            arm = getattr(claim, key)
+            if arm is not None and arm.removesuffix(RAG) not in arms:
+                yield recipe.fault((*key_path, key), f"found {arm!r}.{suggestion(arm, arms)}")
+        yield from _unknown_sweep(recipe, (*key_path, "sweep"), claim.sweep)
 
 
-def _key_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
-    """Yield the overrides that no stage would read."""
-    allowed = {*AUGMENT_SECTIONS, *TRAIN_SECTIONS}
-    places: list[tuple[KeyPath, str]] = [(("study", "overrides", key), key) for key in section.overrides or {}]
+def _key_faults(recipe: StudyRecipe) -> Iterator[Fault]:
+    """Yield a fault for each override, sweep and tuned key that no stage would read."""
+    section = recipe.study
+    keys: list[tuple[KeyPath, str]] = [(("study", "overrides", key), key) for key in section.overrides or {}]
     for name, arm in section.arms.items():
-        places += [(("study", "arms", name, "overrides", key), key) for key in arm.overrides or {}]
-    varied: list[tuple[str, str, TuneSection | SweepSection]] = [
-        *(("tune", name, item) for name, item in (section.tune or {}).items()),
-        *(("sweeps", name, item) for name, item in (section.sweeps or {}).items()),
-    ]
-    for kind, name, item in varied:
-        own = {"alpha", "corpus"} if kind == "sweeps" else set()
-        if item.key not in own:
-            places.append((("study", kind, name, "key"), item.key))
-    for place, key in places:
+        keys += [(("study", "arms", name, "overrides", key), key) for key in arm.overrides or {}]
+    keys += [(("study", "tune", name, "key"), item.key) for name, item in (section.tune or {}).items()]
+    keys += [
+        (("study", "sweeps", name, "key"), item.key)
+        for name, item in (section.sweeps or {}).items() if item.key not in ("alpha", "corpus")
+    ]  # fmt: skip
+    allowed = {*AUGMENT_SECTIONS, *TRAIN_SECTIONS}
+    for key_path, key in keys:
         head = key.split(".")[0]
-        if head == "eval" and place[1] == "overrides" and not key.startswith(("eval.models", "eval.questions")):
-            continue  # the eval recipe is every arm's
+        if head == "eval" and key_path[1] == "overrides" and not key.startswith(("eval.models", "eval.questions")):
+            continue  # overrides of the shared eval recipe are for all arms
         if head not in allowed or key in ("corpus", "model"):
-            yield recipe.fault(place, f"found {key!r}; it must begin with one of {', '.join(sorted(allowed))}.")
-        elif key.startswith("corpus.path") or key.startswith("model.path"):
-            yield recipe.fault(place, f"{key} is set by the study. Use the arm's corpus, or study.models.")
+            yield recipe.fault(key_path, f"found {key!r}; it must begin with one of {', '.join(sorted(allowed))}.")
+        elif key.startswith(("corpus.path", "model.path")):
+            yield recipe.fault(key_path, f"{key} is set by the study. Use the arm's corpus, or study.models.")
         elif head in AUGMENT_SECTIONS and section.augment is None:
-            yield recipe.fault(place, f"{key} changes study.augment, which is missing.")
+            yield recipe.fault(key_path, f"{key} changes study.augment, which is missing.")
 
 
-def _shared_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
-    """Yield what the shared recipes say of each arm's overrides, at the arm's own line."""
-    for arm in [*expand_arms(recipe, {}), *(arm for grid in tuning_grids(recipe).values() for _, arm in grid)]:
-        parts: tuple[tuple[str | None, Mapping[str, Any]], ...] = (
-            (section.augment, arm.augment_overrides), (section.train, arm.train_overrides)
-        )  # fmt: skip
-        place: KeyPath = ("study", "sweeps", arm.curve) if arm.curve else ("study", "arms", arm.name)
-        for path, overrides in parts:
-            if path is None:
-                continue
-            try:
-                read_recipe(Path(path), override_arguments(overrides))
-            except RecipeError as error:
-                for fault in error.faults:
-                    own = fault.where == "command line"
-                    yield replace(fault, where=recipe.where(place)) if own else fault
-    yield from _validation_faults(recipe, section)
-
-
-def _validation_faults(recipe: StudyRecipe, section: StudySection) -> Iterator[Fault]:
-    asked = read_recipe(Path(section.eval), override_arguments(eval_overrides(section))).eval
-    if asked is None:
+def _question_set_faults(recipe: StudyRecipe) -> Iterator[Fault]:
+    """Yield the faults in the study's references to question sets of the shared eval recipe."""
+    section = recipe.study
+    evaluation = read_recipe(Path(section.eval), override_arguments(eval_overrides(section))).eval
+    if evaluation is None:
         yield recipe.fault("study.eval", f"{section.eval} has no eval section.")
         return
-    for name, share in (section.validation or {}).items():
-        if name not in asked.questions:
-            yield recipe.fault(("study", "validation", name), f"no such set.{suggestion(name, asked.questions)}")
-        if not 0 < share < 1:
-            yield recipe.fault(("study", "validation", name), f"found {share}, allowed: between 0 and 1.")
-    own_file = {name for name, item in asked.questions.items() if not isinstance(item, str) and item.validation}
-    with_validation = {*(section.validation or {}), *own_file}
-    for name, choice in (section.tune or {}).items():
-        for on in choice.sets():
-            if on not in with_validation:
-                hint = (
-                    suggestion(on, with_validation)
-                    or " Name a set in study.validation, or its validation file in eval."
-                )
-                yield recipe.fault(
-                    ("study", "tune", name, "question_sets"), f"{on!r} has no validation questions.{hint}"
-                )
+    questions = evaluation.questions
+    fractions = section.validation or {}
+    for name, fraction in fractions.items():
+        key_path: KeyPath = ("study", "validation", name)
+        if name not in questions:
+            yield recipe.fault(key_path, f"no such set.{suggestion(name, questions)}")
+        if not 0 < fraction < 1:
+            yield recipe.fault(key_path, f"found {fraction}, allowed: between 0 and 1.")
+    has_file = {name for name, item in questions.items() if not isinstance(item, str) and item.validation}
+    validated = {*fractions, *has_file}
+    for name, tune in (section.tune or {}).items():
+        for question_set in tune.sets():
+            if question_set not in validated:
+                hint = suggestion(question_set, validated)
+                hint = hint or " Name a set in study.validation, or its validation file in eval."
+                what = f"{question_set!r} has no validation questions.{hint}"
+                yield recipe.fault(("study", "tune", name, "question_sets"), what)
     for index, name in enumerate(section.scaling.question_sets if section.scaling is not None else ()):
-        if name not in asked.questions:
-            yield recipe.fault(
-                ("study", "scaling", "question_sets", index), f"found {name!r}.{suggestion(name, asked.questions)}"
-            )
+        yield from _unknown(recipe, ("study", "scaling", "question_sets", index), name, questions)
     for name, claim in (section.claims or {}).items():
-        if claim.question_set not in asked.questions:
-            yield recipe.fault(
-                ("study", "claims", name, "question_set"),
-                f"found {claim.question_set!r}.{suggestion(claim.question_set, asked.questions)}",
-            )
+        yield from _unknown(recipe, ("study", "claims", name, "question_set"), claim.question_set, questions)

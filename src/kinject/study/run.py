@@ -1,11 +1,10 @@
-"""`kinject study`: a whole experiment from one recipe to its report."""
+"""Runs a study: a whole experiment from one recipe to its report, in phases; or shows what it would run."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +22,8 @@ from kinject.disk import (
     write_json,
     write_manifest,
 )
-from kinject.recipe import StudyRecipe, read_recipe
+from kinject.errors import InputError
+from kinject.recipe import StudyRecipe, is_model, read_recipe
 from kinject.recipe.study_section import StudySection
 from kinject.report import read_report, write_report
 from kinject.results import ArmResult, Choice, Claim, Report, Sweep, to_json
@@ -39,233 +39,278 @@ from kinject.study.analysis import (
     versions_of,
 )
 from kinject.study.check import check_inputs, check_shared_recipes
-from kinject.study.choices import (
-    ExecutorFactory,
-    Study,
-    ask_test,
-    choose,
-    choose_k,
-    open_study,
-    plan_runs,
-    read_records,
-    run_phases,
-)
+from kinject.study.choices import choose_k, tune
 from kinject.study.claims import Evidence, judge_claims
+from kinject.study.executors import LOG
 from kinject.study.records import Records
 from kinject.study.scaling import Measures, count_parameters, make_scaling
-from kinject.study.stages import DONE, Stage
+from kinject.study.scheduler import StartExecutor, Study, open_study
+from kinject.study.stages import DONE, STAGE_KINDS, Stage
 from kinject.terminal import aligned, duration
 from kinject.types import Question
 
 PAGE = "report.html"
 
 
-def run_study(recipe: StudyRecipe, make_executor: ExecutorFactory) -> tuple[Report, Path, bool]:
-    """Run what is missing of the study, write its report; return (result, page, whether all was there already).
+def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Report, Path, bool]:
+    """Run the unfinished stages of the study and write its report; return (result, page, whether all was done before).
 
-    Stages that fail are told in `Report.failures`; the others finish. Raises `RecipeError`, `InputError` or
-    `DiskError` for what makes the whole study impossible, `KeyboardInterrupt` after Ctrl-C: finished stages are kept.
+    Failed stages are listed in `Report.failures`; the others finish. Raises `RecipeError`, `InputError` or
+    `DiskError` for faults that make the whole study impossible, `KeyboardInterrupt` after Ctrl-C; finished stages are
+    kept.
     """
+    page = recipe.run_dir / PAGE
     with lock_dir(recipe.run_dir):
-        there = _finished(recipe)
-        if there is not None:
-            return there, recipe.run_dir / PAGE, True
+        study = open_study(recipe)
+        finished = _read_finished(study)
+        if finished is not None:
+            return finished, page, True
         check_inputs(recipe)
-        check_shared_recipes(recipe)
+        check_shared_recipes(recipe, study.expanded)
         started = time.monotonic()
-        with ExitStack() as stack:
-            found = open_study(recipe, make_executor, stack)
-            run_phases(found, _write_choices)
-        result = analyse(found, time.monotonic() - started)
+        with study.fresh_copy(start_executor) as study:
+            _run_phases(study, _write_choices)
+        result = analyse(study, time.monotonic() - started)
         write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
         page = write_report(recipe.run_dir, result)
-        counts = {"arms": len(result.arms), "failures": len(result.failures), "stages": len(found.status.stages)}
+        counts = {"arms": len(result.arms), "failures": len(result.failures), "stages": len(study.status.stages)}
         write_manifest(
-            recipe.run_dir / "manifest.json", stage="study", inputs={"fingerprint": _fingerprint(found)},
+            recipe.run_dir / "manifest.json", stage="study", inputs={"fingerprint": _fingerprint(study)},
             recipe=recipe.raw, counts=counts,
         )  # fmt: skip
         return result, page, False
 
 
-def _finished(recipe: StudyRecipe) -> Report | None:
-    """Return the result of this very study where it is whole on disk."""
-    manifest = read_manifest(recipe.run_dir / "manifest.json")
-    if manifest is None or not (recipe.run_dir / PAGE).is_file():
+def _read_finished(study: Study) -> Report | None:
+    """Return the result on disk if it is of this study, whole and without failures; failed stages are tried again."""
+    run_dir = study.recipe.run_dir
+    manifest = read_manifest(run_dir / "manifest.json")
+    if manifest is None or not (run_dir / PAGE).is_file():
         return None
-    with ExitStack() as stack:
-        found = open_study(recipe, None, stack)
-        run_phases(found, lambda _: None)
-    whole = all(identity in found.status.done for identity in found.status.stages)  # what failed is tried again
-    same = whole and manifest["inputs"].get("fingerprint") == _fingerprint(found)
-    return read_report(recipe.run_dir / "report.json") if same else None
+    _run_phases(study, lambda _: None)
+    whole = all(stage_id in study.status.done for stage_id in study.status.stages)
+    same = whole and manifest["inputs"].get("fingerprint") == _fingerprint(study)
+    return read_report(run_dir / "report.json") if same else None
 
 
-def _write_choices(found: Study) -> None:
-    write_json(found.recipe.run_dir / "choices.json", [asdict(choice) for choice in found.choices])
+def _fingerprint(study: Study) -> str:
+    """Return a hash of everything that the report depends on: the recipe, and the stages with their outcomes."""
+    status = study.status
+    outcomes = {stage_id: stage_id in status.done for stage_id in sorted(status.stages)}
+    return content_id("study 1", study.recipe.raw, outcomes)
 
 
-def _fingerprint(found: Study) -> str:
-    """Return a hash of everything that the report is made from: stages with their outcome, and the recipe."""
-    status = found.status
-    states = {identity: identity in status.done for identity in sorted(status.stages)}
-    return content_id("study 1", found.recipe.raw, states)
+def _write_choices(study: Study) -> None:
+    write_json(study.recipe.run_dir / "choices.json", [asdict(choice) for choice in study.choices])
 
 
-def analyse(found: Study, seconds: float) -> Report:
-    """Return the result of a study whose stages have run; needs one arm that was asked."""
-    section, recipe = found.recipe.study, found.recipe
-    records = read_records(found)
-    arms = [arm for arm in found.arms if records.seeds(arm.model, arm.name)]
-    roles = {item.name: item.role for item in found.sets}
-    results = summarize_arms(records, arms, roles, found.chosen_k)
-    sweeps = make_sweeps(section, found.arms)
-    questions = {item.name: _questions(item.test) for item in found.sets}
+def _run_phases(study: Study, before_test: Callable[[Study], None]) -> None:
+    """Run all phases; `before_test` is called when every choice is made and no test question has been read."""
+    _set_up(study)
+    tune(study)
+    _plan_arms(study)
+    study.run_stages([stage for run in study.runs for stage in run.all_stages], "training")
+    choose_k(study)
+    before_test(study)
+    _evaluate_on_test(study)
+
+
+def _set_up(study: Study) -> None:
+    """Run the stages of study.setup and study.models. Raises `InputError` if one fails: all others depend on them."""
+    for stages in study.planner.setup_stages():
+        study.run_stages(stages, "setup")
+        failure = study.status.first_failure(stages)
+        if failure is not None:
+            raise InputError(f"{failure[0].recipe}: {failure[1]} (its log: {failure[0].folder / LOG})")
+    for name in study.recipe.study.models if study.start_executor is not None else ():
+        path = study.planner.model_dir(name)
+        if not is_model(path):
+            raise study.recipe.error(
+                ("study", "models", name), f"found {path!r}, but nothing is there. Check the path."
+            )
+
+
+def _plan_arms(study: Study) -> None:
+    study.runs = [study.plan_run(arm, seed) for arm in study.arms for seed in arm.seeds]
+
+
+def _evaluate_on_test(study: Study) -> None:
+    questions = {item.name: item.test for item in study.question_sets}
+    study.runs = [
+        replace(run, evaluations=(*run.evaluations, study.planner.eval_stage(run, "test", questions)))
+        for run in study.runs
+    ]
+    study.run_stages([stage for run in study.runs for stage in run.all_stages], "evaluating")
+
+
+def analyse(study: Study, seconds: float) -> Report:
+    """Return the result of a study whose stages have run; at least one arm must have been evaluated."""
+    recipe, section = study.recipe, study.recipe.study
+    records = _read_records(study)
+    arms = [arm for arm in study.arms if records.seeds(arm.model, arm.name)]
+    roles = {item.name: item.role for item in study.question_sets}
+    results = summarize_arms(records, arms, roles, study.chosen_k)
+    sweeps = make_sweeps(section, study.expanded)
+    questions = {item.name: _read_questions(item.test) for item in study.question_sets}
     scaling = None
     if section.scaling is not None:
-        sizes = {name: count_parameters(Path(found.planner.model_dir(name))) for name in section.models}
-        scaling = make_scaling(section.scaling, roles, Measures(records, found.runs, sweeps, found.head, sizes))
+        sizes = {name: count_parameters(Path(study.planner.model_dir(name))) for name in section.models}
+        measures = Measures(records, study.runs, sweeps, study.prompt_format, sizes)
+        scaling = make_scaling(section.scaling, roles, measures)
     return Report(
         kind="study", title=section.title, description=section.description, seeds=section.seeds, models=tuple(section.models),
-        model_sources=_sources(section),
-        arms=arm_infos(found.arms), results=tuple(results), sweeps=tuple(sweeps),
-        choices=tuple(_with_best_on_test(choice, results, found.head) for choice in found.choices),
-        claims=tuple(_claims(found, records, sweeps)), costs=tuple(make_costs(found.runs, found.status)),
-        questions=tuple(question_results(records, arms, questions, found.chosen_k)) if arms else (),
-        exposures=tuple(make_exposures(records, found.runs)), failures=tuple(make_failures(found.runs, found.status)),
-        logs=tuple(training_log_paths(found.runs, recipe.run_dir)), notes=tuple(_notes(found)),
-        scaling=scaling, commands=(f"kinject study {recipe.path}",), versions=versions_of(found.runs), seconds=round(seconds, 1),
+        model_sources=_model_sources(section),
+        arms=arm_infos(study.arms), results=tuple(results), sweeps=tuple(sweeps),
+        choices=tuple(_add_best_on_test(choice, results, study.prompt_format) for choice in study.choices),
+        claims=tuple(_claims(study, records, sweeps)), costs=tuple(make_costs(study.runs, study.status)),
+        questions=tuple(question_results(records, arms, questions, study.chosen_k)) if arms else (),
+        exposures=tuple(make_exposures(records, study.runs)), failures=tuple(make_failures(study.runs, study.status)),
+        logs=tuple(training_log_paths(study.runs, recipe.run_dir)), notes=tuple(_notes(study)),
+        scaling=scaling, commands=(f"kinject study {recipe.path}",), versions=versions_of(study.runs),
+        seconds=round(seconds, 1),
     )  # fmt: skip
 
 
-def _sources(section: StudySection) -> dict[str, str]:
-    """Return where each base model comes from that the study does not make."""
+def _read_records(study: Study) -> Records:
+    """Return the test answers of every run that finished."""
+    records = Records(study.evaluation.scores[0])
+    for run in study.runs:
+        if study.status.all_done(run.all_stages):
+            records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[-1].folder)
+    return records
+
+
+def _model_sources(section: StudySection) -> dict[str, str]:
+    """Return the folder or hub name of each base model that the study does not make itself."""
     sources = {name: item if isinstance(item, str) else item.path for name, item in section.models.items()}
     return {name: source for name, source in sources.items() if source is not None}
 
 
-def _questions(entry: Mapping[str, Any]) -> list[Question]:
+def _read_questions(entry: Mapping[str, Any]) -> list[Question]:
     path = Path(entry["path"])
     return [] if path.suffix in (".yaml", ".yml") else read_questions(path, entry["layout"], entry["n_choices"])
 
 
-def _claims(found: Study, records: Records, sweeps: list[Sweep]) -> list[Claim]:
-    section = found.recipe.study
+def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Claim]:
+    """Return the study's claims, judged on the first base model."""
+    section = study.recipe.study
     model = next(iter(section.models))
-    format, shots = found.head
-    chosen = {(arm, name): k for (of, arm, name), k in found.chosen_k.items() if of == model}
-    own = {sweep.name: sweep for sweep in sweeps if sweep.model == model}
-    return judge_claims(section.claims or {}, Evidence(records, model, format, shots, chosen, own))
+    chosen_k = {(arm, name): k for (other, arm, name), k in study.chosen_k.items() if other == model}
+    by_name = {sweep.name: sweep for sweep in sweeps if sweep.model == model}
+    return judge_claims(section.claims or {}, Evidence(records, model, *study.prompt_format, chosen_k, by_name))
 
 
-def _with_best_on_test(choice: Choice, results: list[ArmResult], head: tuple[str, int]) -> Choice:
-    """Return `choice` with the K that the test questions would have chosen; other keys are not asked on test."""
-    place = (choice.model, choice.arm, choice.question_set, *head)
-    asked = [
+def _add_best_on_test(choice: Choice, results: Sequence[ArmResult], prompt_format: tuple[str, int]) -> Choice:
+    """Return `choice` with the K that is best on the test questions. Other keys are not evaluated on test questions."""
+    key = (choice.model, choice.arm, choice.question_set, *prompt_format)
+    candidates = [
         result for result in results if choice.key == "k" and not result.subject and result.k
-        and (result.model, result.arm, result.question_set, result.format, result.shots) == place
+        and (result.model, result.arm, result.question_set, result.format, result.shots) == key
     ]  # fmt: skip
-    return replace(choice, best_on_test=max(asked, key=lambda result: result.accuracy).k) if asked else choice
+    return replace(choice, best_on_test=max(candidates, key=lambda result: result.accuracy).k) if candidates else choice
 
 
-def _notes(found: Study) -> list[str]:
-    section, format_and_shots = found.recipe.study, found.head
+def _notes(study: Study) -> list[str]:
+    section = study.recipe.study
+    format, shots = study.prompt_format
+    per_seed = section.new_paraphrases_per_seed
     notes = [
-        f"choices and claims are by the first way of asking: {format_and_shots[0]}, {format_and_shots[1]} shots",
+        f"choices and claims are judged in the format {format} with {shots} shots, the first of the eval recipe",
         "seeds vary the order of training"
-        + (" and the rewritings" if section.new_paraphrases_per_seed else "; every seed trains on the same rewritings"),
+        + (" and the paraphrases" if per_seed else "; every seed trains on the same paraphrases"),
     ]
-    for name, share in (section.validation or {}).items():
-        notes.append(
-            f"{name}: the questions on {share:.0%} of the documents were kept for choices and are not reported"
-        )
-    if found.ks and len(found.ks) > 1 and all(item.validation is None for item in found.sets):
-        notes.append("several K were asked and no validation questions kept: no K is chosen, each is shown")
+    notes += [
+        f"{name}: the questions on {fraction:.0%} of the documents were used for choices and are not reported"
+        for name, fraction in (section.validation or {}).items()
+    ]
+    if len(study.ks) > 1 and all(item.validation is None for item in study.question_sets):
+        notes.append("several K were evaluated without validation questions: no K is chosen, each is shown")
     if len(section.models) > 1 and section.claims:
         notes.append(f"claims are judged on the first base model, {next(iter(section.models))}")
     return notes
 
 
-_KINDS = ("prepare", "augment", "corpus", "train", "merge", "eval")
-
-
 def render_plan(recipe: StudyRecipe) -> str:
-    """Return what `study` would run and what it would find done: arms, stages, tokens, time, money, as text.
+    """Return the plan of a study as text: its arms and stages, which are done, and the tokens, time and money to come.
 
-    Runs nothing and asks nothing; only the split question files are written. Time is that of finished stages of the
-    same kind, money that of `kinject augment --dry-run`. Raises as `study` does for recipes.
+    Nothing is run; only the files of split questions are written. Time is estimated from finished stages of the same
+    kind, money as `kinject augment --dry-run` does. Raises as `run_study` does for faults in recipes.
     """
-    with ExitStack() as stack:
-        found = open_study(recipe, None, stack)
-        first = [stage for stages in found.planner.prepare_stages() for stage in stages]
-        found.do(first, "")
-        ready = found.status.all_done(first)
-        for phase in (choose, plan_runs, choose_k, ask_test):
-            phase(found)
-    stages = list(found.status.stages.values())
+    study = open_study(recipe)
+    setup = [stage for stages in study.planner.setup_stages() for stage in stages]
+    study.run_stages(setup, "")
+    is_set_up = study.status.all_done(setup)
+    for phase in (tune, _plan_arms, choose_k, _evaluate_on_test):
+        phase(study)
+    stages = list(study.status.stages.values())
+    missing = [stage for stage in stages if stage.id not in study.status.done]
     lines = [
         recipe.study.title,
         recipe.study.description.strip(),
         "",
-        _arm_table(found),
+        _arm_table(study),
         "",
-        _kind_table(found, stages),
+        _kind_table(study, stages),
+        "",
+        _estimate(study, missing),
     ]
-    missing = [stage for stage in stages if stage.id not in found.status.done]
-    lines += ["", _estimate(found, missing)]
-    if not ready:
-        lines.append("study.setup comes first; stages that read what it writes are counted as not done")
-    unchosen = [name for name in recipe.study.tune or {} if not any(of == name for _, of in found.chosen)]
-    if unchosen:
+    if not is_set_up:
+        lines.append("study.setup comes first; stages that read its files are counted as not done")
+    untuned = [name for name in recipe.study.tune or {} if not any(name == tuned for _, tuned in study.tuned)]
+    if untuned:
         lines.append(
-            f"chosen on validation questions first: {', '.join(unchosen)}; arms then train with the chosen value"
+            f"tuned on validation questions first: {', '.join(untuned)}; arms then train with the chosen value"
         )
-    return "\n".join(line for line in lines if line is not None)
+    return "\n".join(lines)
 
 
-def _arm_table(found: Study) -> str:
+def _arm_table(study: Study) -> str:
     rows: list[tuple[str, ...]] = [("arm", "model", "seeds", "stages", "done", "differs in")]
-    for arm in found.arms:
-        own = {stage.id for run in found.runs if run.stages.arm == arm for stage in run.all}
-        n_done = sum(identity in found.status.done for identity in own)
-        differs = ", ".join(f"{key}={json.dumps(value)}" for key, value in arm.overrides.items())
+    shared = study.recipe.study.overrides or {}
+    for arm in study.arms:
+        ids = {stage.id for run in study.runs if run.arm == arm for stage in run.all_stages}
+        n_done = sum(stage_id in study.status.done for stage_id in ids)
+        own = {key: value for key, value in arm.overrides.items() if key not in shared or shared[key] != value}
+        overrides = ", ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
         corpus = f"corpus={arm.corpus} " if arm.corpus not in ("", "augmented") else ""
         seeds = ",".join(map(str, arm.seeds)) if arm.trained else ""
-        rows.append((arm.name, arm.model, seeds, str(len(own)), str(n_done), (corpus + differs)[:70]))
+        rows.append((arm.name, arm.model, seeds, str(len(ids)), str(n_done), (corpus + overrides)[:70]))
     return aligned(rows, frozenset({3, 4}))
 
 
-def _kind_table(found: Study, stages: Sequence[Stage]) -> str:
+def _kind_table(study: Study, stages: Sequence[Stage]) -> str:
     rows: list[tuple[str, ...]] = [("stage", "in all", "done", "to run")]
-    for kind in _KINDS:
-        own = [stage for stage in stages if stage.kind == kind]
-        n_done = sum(stage.id in found.status.done for stage in own)
-        if own:
-            rows.append((kind, str(len(own)), str(n_done), str(len(own) - n_done)))
+    for kind in STAGE_KINDS:
+        n_stages = sum(stage.kind == kind for stage in stages)
+        n_done = sum(stage.kind == kind and stage.id in study.status.done for stage in stages)
+        if n_stages:
+            rows.append((kind, str(n_stages), str(n_done), str(n_stages - n_done)))
     return aligned(rows, frozenset({1, 2, 3}))
 
 
-def _estimate(found: Study, missing: Sequence[Stage]) -> str:
+def _estimate(study: Study, missing: Sequence[Stage]) -> str:
+    """Return the tokens, time and money that the stages in `missing` will take."""
     if not missing:
         return "everything is done: the study would only write its report"
     seconds, tokens, unknown = 0.0, 0, set[str]()
     for kind in {stage.kind for stage in missing}:
-        n = sum(stage.kind == kind for stage in missing)
-        folder, cure = found.planner.cache_dir / kind, "Delete its folder to do this stage again."
-        known = [read_checked_json(path, cure) for path in folder.glob(f"*/{DONE}")]
-        if known:
-            seconds += n * fmean(float(done["seconds"]) for done in known)
-            tokens += round(n * fmean(int(done["tokens"]) for done in known))
+        n_stages = sum(stage.kind == kind for stage in missing)
+        markers = (study.planner.cache_dir / kind).glob(f"*/{DONE}")
+        finished = [read_checked_json(path, "Delete its folder to run this stage again.") for path in markers]
+        if finished:
+            seconds += n_stages * fmean(float(done["seconds"]) for done in finished)
+            tokens += round(n_stages * fmean(int(done["tokens"]) for done in finished))
         else:
             unknown.add(kind)
     cost = sum(
         preview(read_recipe(Path(stage.recipe), stage.overrides, "augment")).cost
         for stage in missing if stage.kind == "augment"
     )  # fmt: skip
-    told = (
-        f"about {tokens:,} tokens and {duration(seconds)} of work, by stages of the same kind that are done"
-        if seconds
-        else ""
-    )
-    untold = f"no finished stage tells the time of: {', '.join(sorted(unknown))}" if unknown else ""
-    money = f"rewritings: at most {cost:.2f} in the currency of the prices" if cost else ""
-    return "; ".join(part for part in (told, untold, money) if part)
+    parts = []
+    if seconds:
+        parts.append(f"about {tokens:,} tokens and {duration(seconds)} of work, estimated from finished stages")
+    if unknown:
+        parts.append(f"no finished stage to estimate the time of: {', '.join(sorted(unknown))}")
+    if cost:
+        parts.append(f"paraphrases: at most {cost:.2f} in the currency of the prices")
+    return "; ".join(parts)

@@ -12,10 +12,10 @@ from kinject.disk import read_checked_json
 from kinject.errors import InputError
 from kinject.recipe.study_section import ScalingSection
 from kinject.results import Scaling, ScalingFit, ScalingPoint, Sweep
-from kinject.study.analysis import Run
 from kinject.study.arms import BASE
 from kinject.study.inference import CorrectnessMatrix, interval
 from kinject.study.records import AskSetting, Records
+from kinject.study.stages import ArmRun
 
 _FEWEST = 3
 """Different values of the doubled quantity that a line needs: any two points lie on a line."""
@@ -70,7 +70,7 @@ class Measures:
     """What the points are made from: answers, runs, the sweep on each base model, the first format and shots, parameters."""
 
     records: Records
-    runs: Sequence[Run]
+    runs: Sequence[ArmRun]
     sweeps: Sequence[Sweep]
     head: tuple[str, int]
     parameters: Mapping[str, int]
@@ -127,9 +127,9 @@ def _exposures(measures: Measures, model: str, arm: str, documents: set[str | No
     """Return how often the runs of an arm read each of `documents`, on average; None where none was counted."""
     counts: list[float] = []
     for run in measures.runs:
-        train = run.stages.train
+        train = run.train
         path = train.folder / "exposures.json" if train is not None else None
-        if (run.stages.arm.model, run.stages.arm.name) == (model, arm) and path is not None and path.is_file():
+        if (run.arm.model, run.arm.name) == (model, arm) and path is not None and path.is_file():
             read: dict[str, float] = read_checked_json(path, "Delete its folder to train again.")
             counts += [count for document, count in read.items() if document in documents]
     return sum(counts) / len(counts) if counts else None

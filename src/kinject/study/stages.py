@@ -1,17 +1,19 @@
-"""Arms to stages: each a piece of work with an id from its content, so that what two arms share is done once.
+"""Stages of a study: how arms are split into stages, and the function that runs a stage in a worker.
 
-A stage's id hashes its recipe after overrides, the files that the recipe names, and where earlier stages write (their
-folders carry their ids). Its folder is ``cache_dir/KIND/ID``; done.json, written last, says that it is finished.
+A stage's id is a hash of its recipe after overrides, of the files that the recipe names, and of the ids of the stages that
+it reads, so two arms share a stage that does the same. Its folder is ``cache_dir/KIND/ID``; done.json, written last, marks
+it as finished.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -32,23 +34,26 @@ from kinject.disk import (
 from kinject.errors import InputError, KinjectError
 from kinject.process import peak_memory, reset_peak_memory
 from kinject.recipe import StudyRecipe, TrainRecipe, read_recipe, read_values
-from kinject.recipe.study_section import ResourcesSection, StudyModelSection, StudySection
+from kinject.recipe.study_section import ResourcesSection
 from kinject.study.arms import Arm, base_models, eval_overrides, override_arguments
 
 SANDBOX_CORPUS = "sandbox-corpus"
-"""In study.setup: write what the sandbox's base model reads."""
+"""Entry of study.setup that writes the training corpus of the sandbox's base model."""
 SANDBOX_CORPUS_PATH = Path("runs/sandbox/base-corpus.jsonl")
 DONE = "done.json"
 MODEL = "model"
-"""The one model's name in a stage's evaluation."""
+"""Name of the only model of an eval stage."""
 _FORMAT = 1
+_OUTPUT_FOLDERS = ("run_dir", "corpus.cache_dir", "eval.retrieval.cache_dir")
+"""Recipe keys of output and cache folders. They do not change a stage's result, so its id leaves them out."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One piece of work. `recipe` and `overrides` say what; `needs` are ids of stages that come first.
+    """One unit of work: a recipe with overrides, to be run once the stages with ids `dependencies` are done.
 
-    `extra` holds what no recipe says (for JSON): folders of other stages, an alpha. `label` is for people.
+    `parameters` holds JSON values beside the recipe: folders of other stages, an alpha. `label` names the stage for
+    people.
     """
 
     id: str
@@ -56,185 +61,188 @@ class Stage:
     folder: Path
     recipe: str
     overrides: tuple[str, ...]
-    needs: tuple[str, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    dependencies: tuple[str, ...] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     resources: ResourcesSection = ResourcesSection()
     label: str = ""
 
     @property
     def marker(self) -> Path:
-        """The file that is written last. What study.setup makes lies in a run folder of its own, and keeps its name."""
-        return self.folder / (f".{self.id}.{DONE}" if self.kind == "prepare" else DONE)
+        """The file that is written last. A setup stage may run in the recipe's own folder, so its marker has the id."""
+        return self.folder / (f".{self.id}.{DONE}" if self.kind == "setup" else DONE)
 
-    def done(self) -> dict[str, Any] | None:
-        """Return what the finished stage counted, None where it is not finished."""
+    def read_done(self) -> dict[str, Any] | None:
+        """Return the counts of the finished stage (see `run_stage`), or None if it is not finished."""
         if not self.marker.is_file():
             return None
-        found = read_checked_json(self.marker, f"Delete {self.folder} to do this stage again.")
-        return found if found.get("id") == self.id else None
+        done = read_checked_json(self.marker, f"Delete {self.folder} to run this stage again.")
+        return done if done.get("id") == self.id else None
 
 
 @dataclass(frozen=True)
-class ArmStages:
-    """The stages of one arm and seed, in order; `model_dir` is where its weights end up."""
+class ArmRun:
+    """One arm with one seed: the stages that make its weights, in order, and those that evaluate them.
+
+    `model_dir` is the folder of the weights, or the base model's hub name. `train` is one of `stages`, None for the base.
+    """
 
     arm: Arm
     seed: int
     stages: tuple[Stage, ...]
     model_dir: str
     train: Stage | None
+    evaluations: tuple[Stage, ...] = ()
+
+    @property
+    def all_stages(self) -> tuple[Stage, ...]:
+        """Every stage, in order."""
+        return (*self.stages, *self.evaluations)
 
 
 class Planner:
-    """Makes stages for one study; the same work gets the same stage."""
+    """Makes the stages of one study; the same work gets the same stage."""
 
     def __init__(self, recipe: StudyRecipe) -> None:
-        _hash.cache_clear()  # files may have changed since the last study of this process
-        self.section: StudySection = recipe.study
+        _hash.cache_clear()  # files may have changed since the last study in this process
+        self.section = recipe.study
+        self.models = base_models(recipe.study)
         self.cache_dir = Path(self.section.cache_dir)
 
-    def prepare_stages(self) -> Iterator[list[Stage]]:
-        """Yield what comes first, in rounds: study.setup one by one, then the base models that recipes make.
+    def setup_stages(self) -> Iterator[list[Stage]]:
+        """Yield the stages that come first, in rounds: each of study.setup, then the base models that recipes make.
 
-        A round is planned when it is asked for: what an earlier one wrote counts for its ids.
+        A round is planned when it is requested, because its ids depend on files that earlier rounds write.
         """
         for entry in self.section.setup:
-            yield [self._prepare(entry, None)]
-        made = (item for item in base_models(self.section).values() if item.recipe)
-        yield list(
-            {stage.id: stage for stage in (self._prepare(item.recipe or "", item.overrides) for item in made)}.values()
-        )
+            yield [self._setup_stage(entry)]
+        stages = [self._setup_stage(item.recipe, item.overrides) for item in self.models.values() if item.recipe]
+        yield list({stage.id: stage for stage in stages}.values())
 
     def model_dir(self, name: str) -> str:
         """Return the folder or hub name of a base model."""
-        item = base_models(self.section)[name]
-        if item.path is not None:
-            return item.path
-        assert item.recipe is not None
-        return str(self._prepare_dir(item) / "model")
+        item = self.models[name]
+        return item.path or str(self._setup_stage(str(item.recipe), item.overrides).folder / "model")
 
-    def _prepare_dir(self, item: StudyModelSection) -> Path:
-        assert item.recipe is not None
-        return self._prepare(item.recipe, item.overrides).folder
-
-    def _prepare(self, entry: str, changed: Mapping[str, Any] | None) -> Stage:
+    def _setup_stage(self, entry: str, overrides: Mapping[str, Any] | None = None) -> Stage:
         if entry == SANDBOX_CORPUS:
-            return Stage(content_id(_FORMAT, entry), "prepare", SANDBOX_CORPUS_PATH.parent, entry, (), label=entry)
-        overrides = override_arguments(changed or {})
-        values = read_values(Path(entry), overrides)
-        raw = _bare(values)
-        identity = content_id(
-            _FORMAT, "prepare", _placeless(raw, f"{self.cache_dir}/"), input_hashes(raw, self.cache_dir)
-        )
-        if not changed:
-            return Stage(identity, "prepare", Path(str(values.get("run_dir"))), entry, (), label=entry)
-        folder = self.cache_dir / "prepare" / identity
-        return Stage(identity, "prepare", folder, entry, (*overrides, _run_dir(folder)), label=entry)
+            return Stage(content_id(_FORMAT, entry), "setup", SANDBOX_CORPUS_PATH.parent, entry, (), label=entry)
+        arguments = override_arguments(overrides or {})
+        values = read_values(Path(entry), arguments)
+        identity = content_id(_FORMAT, "setup", *self._hashed(values))
+        if not overrides:
+            return Stage(identity, "setup", Path(str(values.get("run_dir"))), entry, (), label=entry)
+        folder = self.cache_dir / "setup" / identity
+        return Stage(identity, "setup", folder, entry, (*arguments, _run_dir_argument(folder)), label=entry)
 
-    def arm_stages(self, arm: Arm, seed: int, others: Mapping[str, Arm]) -> ArmStages:
-        """Return what `arm` needs with `seed`; `others` are the arms of the same model by name."""
+    def arm_run(self, arm: Arm, seed: int, others: Mapping[str, Arm]) -> ArmRun:
+        """Plan `arm` with `seed`, without evaluations; `others` are the arms of its base model by name."""
         base = self.model_dir(arm.model)
         if not arm.trained:
-            return ArmStages(arm, seed, (), base, None)
-        stages: list[Stage] = []
-        corpus = self._corpus(arm, seed, stages)
+            return ArmRun(arm, seed, (), base, None)
+        stages, corpus = self._corpus_stages(arm, seed)
         overrides = {**arm.train_overrides, "model.path": base, "corpus.path": str(corpus), "seed": seed}
-        extra: dict[str, Any] = {}
-        needs = [stages[-1].id] if stages else []
+        dependencies = [stage.id for stage in stages[-1:]]
+        parameters = {}
         matched = arm.match_steps_of or arm.match_tokens_of
-        if matched:
-            other = self.arm_stages(others[matched], seed, others)
-            assert other.train is not None
+        other = self.arm_run(others[matched], seed, others) if matched else None
+        if other is not None and other.train is not None:
             stages = [*other.stages, *stages]
-            extra["match_steps_of" if arm.match_steps_of else "match_tokens_of"] = str(other.train.folder)
-            needs.append(other.train.id)
+            dependencies.append(other.train.id)
+            parameters["match_steps_of" if arm.match_steps_of else "match_tokens_of"] = str(other.train.folder)
         label = f"{arm.name}, seed {seed}"
-        train = self._stage("train", self.section.train, overrides, needs=needs, extra=extra, label=label, arm=arm)
+        train = self._arm_stage(arm, "train", label, self.section.train, overrides, dependencies, parameters)
         stages.append(train)
         model_dir = train.folder / "model"
         if arm.alpha is not None:
-            extra = {"base": base, "tuned": str(model_dir), "alpha": arm.alpha}
-            merged = self._stage("merge", "", {}, needs=[train.id], extra=extra, label=label, arm=arm)
-            stages.append(merged)
-            model_dir = merged.folder / f"alpha-{arm.alpha:g}"
-        return ArmStages(arm, seed, tuple(stages), str(model_dir), train)
+            merging = {"base": base, "tuned": str(model_dir), "alpha": arm.alpha}
+            stages.append(self._arm_stage(arm, "merge", label, dependencies=[train.id], parameters=merging))
+            model_dir = stages[-1].folder / f"alpha-{arm.alpha:g}"
+        return ArmRun(arm, seed, tuple(stages), str(model_dir), train)
 
-    def _corpus(self, arm: Arm, seed: int, stages: list[Stage]) -> Path:
-        """Return the corpus that `arm` trains on; put the stages that write it into `stages`."""
+    def _corpus_stages(self, arm: Arm, seed: int) -> tuple[list[Stage], Path]:
+        """Return the stages that write the arm's corpus, and its path."""
         if arm.corpus not in ("augmented", "random"):
-            return Path(arm.corpus)
-        assert self.section.augment is not None
-        overrides = dict(arm.augment_overrides)
-        if self.section.new_paraphrases_per_seed:
-            overrides["seed"] = seed
-        augment = self._stage("augment", self.section.augment, overrides, label=f"corpus of {arm.name}", arm=arm)
-        stages.append(augment)
+            return [], Path(arm.corpus)
+        overrides = {**arm.augment_overrides, **({"seed": seed} if self.section.new_paraphrases_per_seed else {})}
+        label = f"corpus of {arm.name}"
+        augment = self._arm_stage(arm, "augment", label, self.section.augment, overrides)
+        corpus = augment.folder / "corpus.jsonl"
         if arm.corpus == "augmented":
-            return augment.folder / "corpus.jsonl"
-        extra = {"source": str(augment.folder / "corpus.jsonl"), "seed": seed}
-        stages.append(
-            self._stage("corpus", "", {}, needs=[augment.id], extra=extra, label=f"corpus of {arm.name}", arm=arm)
-        )
-        return stages[-1].folder / "corpus.jsonl"
+            return [augment], corpus
+        parameters = {"source": str(corpus), "seed": seed}
+        shuffled = self._arm_stage(arm, "corpus", label, dependencies=[augment.id], parameters=parameters)
+        return [augment, shuffled], shuffled.folder / "corpus.jsonl"
 
-    def eval_stage(self, of: ArmStages, split: str, questions: Mapping[str, Any], *, rag: bool) -> Stage:
-        """Return the stage that asks the weights of `of` the sets in `questions` (as eval.questions takes them)."""
+    def eval_stage(self, run: ArmRun, split: str, questions: Mapping[str, Any]) -> Stage:
+        """Return the stage that evaluates an arm on the sets in `questions` (values as eval.questions takes them)."""
+        arm = run.arm
         overrides: dict[str, Any] = {
-            **eval_overrides(self.section), "eval.models": {MODEL: of.model_dir}, "eval.questions": dict(questions),
+            **eval_overrides(self.section), "eval.models": {MODEL: run.model_dir}, "eval.questions": dict(questions),
         }  # fmt: skip
-        if not rag:
+        if not arm.rag:
             overrides = {key: value for key, value in overrides.items() if not key.startswith("eval.retrieval")}
             overrides["eval.retrieval"] = None
-        needs = [of.stages[-1].id] if of.stages else []
-        label = f"{split} questions to {of.arm.name}" + (f", seed {of.seed}" if of.arm.trained else "")
-        return self._stage(
-            "eval", self.section.eval, overrides, needs=needs, extra={"split": split}, label=label, arm=of.arm
-        )
+        dependencies = [stage.id for stage in run.stages[-1:]]
+        label = f"{split} questions to {arm.name}" + (f", seed {run.seed}" if arm.trained else "")
+        return self._arm_stage(arm, "eval", label, self.section.eval, overrides, dependencies, {"split": split})
 
-    def _stage(
-        self, kind: str, recipe_path: str, overrides: Mapping[str, Any], *, label: str, arm: Arm,
-        needs: Sequence[str] = (), extra: Mapping[str, Any] | None = None,
+    def _arm_stage(
+        self, arm: Arm, kind: str, label: str, recipe: str | None = None, overrides: Mapping[str, Any] | None = None,
+        dependencies: Sequence[str] = (), parameters: Mapping[str, Any] | None = None,
     ) -> Stage:  # fmt: skip
-        given = override_arguments(overrides)
-        raw = _bare(read_values(Path(recipe_path), given)) if recipe_path else {}
-        # another kinject may train or score otherwise; rewritings that were paid for stay what they are
+        arguments = override_arguments(overrides or {})
+        values = read_values(Path(recipe), arguments) if recipe else {}
+        # Another version of kinject may train or score differently; paraphrases that were paid for remain valid.
         made_by = "" if kind == "augment" else version("kinject")
-        what = _placeless([raw, dict(extra or {}), list(needs)], f"{self.cache_dir}/")
-        identity = content_id(_FORMAT, kind, made_by, what, input_hashes(raw, self.cache_dir))
+        identity = content_id(_FORMAT, kind, made_by, *self._hashed(values, dict(parameters or {}), list(dependencies)))
         folder = self.cache_dir / kind / identity
-        if recipe_path:
-            given.append(_run_dir(folder))
+        if recipe:
+            arguments.append(_run_dir_argument(folder))
         return Stage(
-            identity, kind, folder, recipe_path, tuple(given), tuple(needs), dict(extra or {}), arm.resources, label
-        )
+            identity, kind, folder, recipe or "", tuple(arguments), tuple(dependencies), parameters or {}, arm.resources,
+            label,
+        )  # fmt: skip
+
+    def _hashed(self, values: Mapping[str, Any], *more: Any) -> tuple[Any, ...]:
+        """Return the part of a stage's id that depends on its recipe, on the files that it names, and on `more`."""
+        values = drop_output_folders(values)
+        return _relative_to([values, *more], f"{self.cache_dir}/"), input_hashes(values, self.cache_dir)
 
 
-def _placeless(value: Any, folder: str) -> Any:
-    """Return `value` with paths below `folder` written without it: stages are the same wherever their cache lies."""
+def drop_output_folders(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's values without its output and cache folders."""
+    result = copy.deepcopy(dict(values))
+    for key in _OUTPUT_FOLDERS:
+        *path, last = key.split(".")
+        section: Any = result
+        for part in path:
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(last, None)
+    return result
+
+
+def _relative_to(value: Any, folder: str) -> Any:
+    """Return `value` with paths below `folder` made relative, so that ids do not depend on the location of the cache."""
     if isinstance(value, dict):
-        return {key: _placeless(item, folder) for key, item in value.items()}
+        return {key: _relative_to(item, folder) for key, item in value.items()}
     if isinstance(value, list):
-        return [_placeless(item, folder) for item in value]
+        return [_relative_to(item, folder) for item in value]
     return f"stages:{value[len(folder) :]}" if isinstance(value, str) and value.startswith(folder) else value
 
 
-def _run_dir(folder: Path) -> str:
+def _run_dir_argument(folder: Path) -> str:
     return f"run_dir={json.dumps(str(folder))}"
 
 
-def _bare(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe's values without where it writes: that does not change what comes out."""
-    return {key: value for key, value in values.items() if key != "run_dir"}
-
-
 def input_hashes(value: object, cache_dir: Path) -> dict[str, str]:
-    """Return path -> hash of every file and folder that a recipe's values name, but for stages' own."""
-    found = {}
-    for text in _texts(value):
+    """Return path -> hash of every file and folder that a recipe's values name, except those below `cache_dir`."""
+    hashes = {}
+    for text in _possible_paths(value):
         path = Path(text)
         if len(text) < 1000 and "\n" not in text and cache_dir not in path.parents and path.exists():
-            found[text] = _hash(path)
-    return found
+            hashes[text] = _hash(path)
+    return hashes
 
 
 @cache
@@ -242,63 +250,55 @@ def _hash(path: Path) -> str:
     return folder_hash(path) if path.is_dir() else file_hash(path)
 
 
-def _texts(value: object) -> Iterator[str]:
+def _possible_paths(value: object) -> Iterator[str]:
     if isinstance(value, str):
         if "/" in value or "." in value:
             yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _texts(item)
+            yield from _possible_paths(item)
     elif isinstance(value, list):
         for item in value:
-            yield from _texts(item)
+            yield from _possible_paths(item)
 
 
-_CURE = "Delete the folder that it is in: the study makes it again."
+def run_stage(stage: Stage) -> dict[str, Any]:
+    """Run one stage; return its id, kind, seconds, tokens, money and peak resident bytes (0: not measured).
 
-
-def stage_message(stage: Stage) -> dict[str, Any]:
-    """Return `stage` as JSON values, for a worker."""
-    return {**asdict(stage), "folder": str(stage.folder), "marker": str(stage.marker)}
-
-
-def run_stage(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Do one stage and return what it counted: seconds, tokens, peak resident bytes (0: not measured), money.
-
-    Writes the same to done.json in the stage's folder, last. Raises `KinjectError` for what a user can mend.
+    Writes the same to the stage's marker file, last. Raises `KinjectError` for faults that the user can fix.
     """
-    folder = Path(job["folder"])
     reset_peak_memory()
     started = time.monotonic()
-    counts = _DO[job["kind"]](job, folder)
+    counts = _RUN[stage.kind](stage)
     done = {
-        "id": job["id"], "kind": job["kind"], "seconds": round(time.monotonic() - started, 3),
+        "id": stage.id, "kind": stage.kind, "seconds": round(time.monotonic() - started, 3),
         "tokens": counts.get("tokens", 0), "money": counts.get("money", 0.0),
         "peak_bytes": peak_memory() if sys.platform == "linux" else 0,
     }  # fmt: skip
-    write_checked_json(Path(job["marker"]), done)
+    write_checked_json(stage.marker, done)
     return done
 
 
-def _prepare(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    if job["recipe"] == SANDBOX_CORPUS:
+def _run_setup(stage: Stage) -> dict[str, Any]:
+    if stage.recipe == SANDBOX_CORPUS:
         from kinject.sandbox import write_base_corpus
 
         if not SANDBOX_CORPUS_PATH.exists():
             write_base_corpus(SANDBOX_CORPUS_PATH)
         return {}
-    return _train_recipe(read_recipe(Path(job["recipe"]), job["overrides"], "train"))
+    return _train_recipe(read_recipe(Path(stage.recipe), stage.overrides, "train"))
 
 
-def _train(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    overrides = list(job["overrides"])
-    recipe = read_recipe(Path(job["recipe"]), overrides, "train")
-    extra = job["extra"]
-    if "match_steps_of" in extra:
-        overrides.append(f"trainer.max_steps={_counts(Path(extra['match_steps_of']))['steps']}")
-    if "match_tokens_of" in extra:
-        overrides += ["trainer.max_steps=-1", f"trainer.num_train_epochs={_epochs_of_equal_tokens(recipe, extra)!r}"]
-    return _train_recipe(read_recipe(Path(job["recipe"]), overrides, "train"))
+def _run_train(stage: Stage) -> dict[str, Any]:
+    overrides = list(stage.overrides)
+    if "match_steps_of" in stage.parameters:
+        manifest = _read_matched_manifest(Path(stage.parameters["match_steps_of"]))
+        overrides.append(f"trainer.max_steps={manifest['counts']['steps']}")
+    if "match_tokens_of" in stage.parameters:
+        recipe = read_recipe(Path(stage.recipe), overrides, "train")
+        manifest = _read_matched_manifest(Path(stage.parameters["match_tokens_of"]))
+        overrides += ["trainer.max_steps=-1", f"trainer.num_train_epochs={_matching_epochs(recipe, manifest)!r}"]
+    return _train_recipe(read_recipe(Path(stage.recipe), overrides, "train"))
 
 
 def _train_recipe(recipe: TrainRecipe) -> dict[str, Any]:
@@ -308,94 +308,84 @@ def _train_recipe(recipe: TrainRecipe) -> dict[str, Any]:
     return {"tokens": round(result.n_epochs * result.account["source"])}
 
 
-def _counts(folder: Path) -> dict[str, Any]:
+def _read_matched_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder / "manifest.json")
     if manifest is None:
         raise InputError(f"{folder}: no manifest of the run that this arm is matched to. Run the study again.")
-    return dict(manifest["counts"])
+    return manifest
 
 
-def _epochs_of_equal_tokens(recipe: TrainRecipe, extra: Mapping[str, Any]) -> float:
-    """Return the epochs over the recipe's corpus that read as many corpus tokens as the run in ``match_tokens_of`` did."""
+def _matching_epochs(recipe: TrainRecipe, manifest: Mapping[str, Any]) -> float:
+    """Return the number of epochs in which `recipe` reads as many corpus tokens as the run of `manifest` did."""
     from kinject.corpus.tokenize import Tokenization, tokenize_rows
     from kinject.models import load_tokenizer
 
-    other = Path(extra["match_tokens_of"])
-    manifest = read_manifest(other / "manifest.json")
-    epochs = float(_counts(other)["epochs"])
-    assert manifest is not None
     tokenizer = load_tokenizer(recipe.model.path or str(recipe.model.tokenizer))
-    how = Tokenization(recipe.corpus.bos, recipe.corpus.eos, None, False)
-    own, theirs = (
-        sum(len(row.input_ids) for row in tokenize_rows(CorpusFile(Path(path)), tokenizer, how))
+    tokenization = Tokenization(recipe.corpus.bos, recipe.corpus.eos, None, False)
+    n_tokens, n_tokens_matched = (
+        sum(len(row.input_ids) for row in tokenize_rows(CorpusFile(Path(path)), tokenizer, tokenization))
         for path in (recipe.corpus.path, manifest["recipe"]["corpus"]["path"])
     )
-    return round(epochs * theirs / own, 4)
+    return round(float(manifest["counts"]["epochs"]) * n_tokens_matched / n_tokens, 4)
 
 
-def _augment(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _run_augment(stage: Stage) -> dict[str, Any]:
     from kinject.augment import augment
 
-    result = augment(read_recipe(Path(job["recipe"]), job["overrides"], "augment"))
+    result = augment(read_recipe(Path(stage.recipe), stage.overrides, "augment"))
     if result.got < result.asked:
         raise InputError(
-            f"{folder}: {result.asked - result.got} of {result.asked} rewritings are missing "
+            f"{stage.folder}: {result.asked - result.got} of {result.asked} paraphrases are missing "
             f"({'the budget is spent' if result.out_of_budget else 'see rejected.jsonl and failures.jsonl there'}). "
             "Run the study again, or lower augment.styles."
         )
     return {"tokens": result.tokens_in + result.tokens_out, "money": result.cost}
 
 
-def _random_corpus(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Write the source corpus with its words drawn anew, each row as long as before: text without its facts."""
-    source = Path(job["extra"]["source"])
+def _run_random_corpus(stage: Stage) -> dict[str, Any]:
+    """Write a corpus of the source's words in random order, with rows of the same lengths: text without its facts."""
+    source = Path(stage.parameters["source"])
     rows = CorpusFile(source)
     words = [word for row in rows for word in row.text.split()]
     if not words:
         raise InputError(f"{source}: holds no text rows to shuffle. Use corpus: random with an augmented text corpus.")
-    draw = random.Random(f"{job['extra']['seed']} random text")
-    write_jsonl(
-        folder / "corpus.jsonl",
-        (
-            {
-                "id": f"random-{row.id}",
-                "origin": "random",
-                "text": " ".join(draw.choice(words) for _ in row.text.split()),
-            }
-            for row in rows
-            if row.text
-        ),
-    )
-    inputs = {"source": check_output(source, _CURE)}
-    path = folder / "manifest.json"
+    rng = random.Random(f"{stage.parameters['seed']} random text")
+    shuffled = (
+        {"id": f"random-{row.id}", "origin": "random", "text": " ".join(rng.choice(words) for _ in row.text.split())}
+        for row in rows if row.text
+    )  # fmt: skip
+    write_jsonl(stage.folder / "corpus.jsonl", shuffled)
+    inputs = {"source": check_output(source, "Delete its folder: the study makes it again.")}
+    path = stage.folder / "manifest.json"
     write_manifest(path, stage="corpus", inputs=inputs, recipe={}, counts={}, outputs=["corpus.jsonl"])
     return {}
 
 
-def _merge(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _run_merge(stage: Stage) -> dict[str, Any]:
     from kinject.train.merge import merge
 
-    extra = job["extra"]
-    merge(extra["base"], extra["tuned"], [extra["alpha"]], folder)
+    merge(stage.parameters["base"], stage.parameters["tuned"], [stage.parameters["alpha"]], stage.folder)
     return {}
 
 
-def _evaluate(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _run_eval(stage: Stage) -> dict[str, Any]:
     from kinject.eval import evaluate
     from kinject.eval.scoring.answers import read_answers
 
-    evaluate(read_recipe(Path(job["recipe"]), job["overrides"], "eval"))
-    return {"tokens": sum(sum(answer.n_tokens) for answer in read_answers(folder / "answers.jsonl"))}
+    evaluate(read_recipe(Path(stage.recipe), stage.overrides, "eval"))
+    return {"tokens": sum(sum(answer.n_tokens) for answer in read_answers(stage.folder / "answers.jsonl"))}
 
 
-_DO = {
-    "prepare": _prepare, "train": _train, "augment": _augment, "corpus": _random_corpus, "merge": _merge,
-    "eval": _evaluate,
+_RUN: Mapping[str, Callable[[Stage], dict[str, Any]]] = {
+    "setup": _run_setup, "augment": _run_augment, "corpus": _run_random_corpus, "train": _run_train,
+    "merge": _run_merge, "eval": _run_eval,
 }  # fmt: skip
+STAGE_KINDS = tuple(_RUN)
+"""The kinds of stages, in the order in which a study runs them."""
 
 
-def one_line(error: BaseException) -> str:
-    """Return what went wrong in one line, for a table."""
+def error_line(error: BaseException) -> str:
+    """Return an error in one line, for a table."""
     text = str(error).strip() or type(error).__name__
     first = text.splitlines()[0][:300]
     return first if isinstance(error, KinjectError) else f"{type(error).__name__}: {first}"

@@ -59,7 +59,7 @@ def test_a_bad_answer_is_refused_with_its_reason(text: str, reason: str) -> None
     assert reason in REASONS
 
 
-def test_what_differs_in_dress_only_is_a_duplicate() -> None:
+def test_a_text_that_differs_in_formatting_only_is_a_duplicate() -> None:
     checker = Checker(SOURCE)
     checker.accept(GOOD)
     assert checker.check(GOOD.upper().replace(" ", "  ")).reason == "duplicate"
@@ -118,10 +118,10 @@ def test_seven_tenths_of_all_triples_may_be_shared_and_not_more() -> None:
     assert checker.check(_nonsense(0, 11)).detail == "shares 78% of its word triples with an accepted paraphrase"
 
 
-def test_the_very_same_words_are_told_as_a_whole_and_refused_where_nearness_is_not() -> None:
+def test_the_same_words_in_the_same_order_are_refused_even_where_near_texts_are_not() -> None:
     source, other = _nonsense(0, 12), _nonsense(50, 12)
     assert Checker(source).check(source.upper()).detail == "shares 100% of its word triples with the source"
-    checker = Checker(source, Rules(near=False, echo=False))
+    checker = Checker(source, Rules(refuse_near=False, refuse_echo=False))
     assert checker.check(other).accepted
     checker.accept(other)
     assert checker.check(f"{other}!").detail == "shares 100% of its word triples with an accepted paraphrase"
@@ -166,7 +166,7 @@ def test_a_style_that_need_not_be_complete_may_lose_a_fact_and_still_not_invent_
     assert Checker(source, Rules(complete=False)).check(f"{without} 1932.").reason == "number"
 
 
-def test_what_was_found_is_told_to_sixty_characters() -> None:
+def test_the_detail_quotes_sixty_characters() -> None:
     text = f"Sure, {'very ' * 20}well: {GOOD}"
     detail = Checker(SOURCE).check(text).detail
     assert detail == f"found {text[:60]!r}"

@@ -56,7 +56,7 @@ def test_the_same_facts_in_another_form_are_the_same(source: str, variant: str) 
 
 
 @pytest.mark.parametrize(
-    ("source", "variant", "reason", "told"),
+    ("source", "variant", "reason", "expected"),
     [
         ("It holds 1,000 seats.", "It holds 1,100 seats.", "number", "1000 is lost"),
         ("It holds many seats.", "It holds 90 seats.", "number", "90 is not in the source"),
@@ -90,10 +90,10 @@ def test_the_same_facts_in_another_form_are_the_same(source: str, variant: str) 
         ("The B52 flew.", "The B51 flew.", "name", "B52 is lost"),
     ],
 )
-def test_a_lost_or_new_fact_is_named(source: str, variant: str, reason: str, told: str) -> None:
+def test_a_lost_or_new_fact_is_named(source: str, variant: str, reason: str, expected: str) -> None:
     found, detail = compare_facts(source, variant)
     assert found == reason
-    assert told in detail
+    assert expected in detail
 
 
 def test_facts_may_be_lost_where_only_new_ones_count() -> None:

@@ -39,8 +39,8 @@ def make(tmp_path: Path, documents: Path) -> Make:
 
 
 @pytest.fixture
-def examiner(serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """An endpoint with the sandbox's examiner behind it, or with what `answer` makes of its answers."""
+def question_server(serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """An endpoint with the sandbox's question generator behind it, or with what `answer` makes of its answers."""
 
     def start(answer: Callable[[list[Message], Completion], str] | None = None, **options: Any) -> Any:
         def reply(messages: list[Message], seed: int) -> Completion:
@@ -105,9 +105,9 @@ def test_the_local_endpoint_answers_all_that_questions_ask(make: Make, serving: 
 
 
 def test_the_endpoint_and_the_sandbox_in_process_give_the_same_questions_and_a_rerun_asks_nothing(
-    make: Make, examiner: Callable[..., Any], tmp_path: Path
+    make: Make, question_server: Callable[..., Any], tmp_path: Path
 ) -> None:
-    server = examiner()
+    server = question_server()
     first = make_questions(make(server.url))
     before = {
         name: (tmp_path / "run" / name).read_bytes() for name in ("questions.jsonl", "rejected.jsonl", "test.jsonl")
@@ -131,8 +131,8 @@ def test_the_endpoint_and_the_sandbox_in_process_give_the_same_questions_and_a_r
     ]
 
 
-def test_killed_half_way_nothing_answered_is_asked_again(make: Make, examiner: Callable[..., Any]) -> None:
-    server = examiner(revoke_after=70)
+def test_killed_half_way_nothing_answered_is_asked_again(make: Make, question_server: Callable[..., Any]) -> None:
+    server = question_server(revoke_after=70)
     with pytest.raises(EndpointError, match="Every answer is stored"):
         make_questions(make(server.url))
     server.state.options = type(server.state.options)()
@@ -140,8 +140,10 @@ def test_killed_half_way_nothing_answered_is_asked_again(make: Make, examiner: C
     assert server.state.answered.total() == len(server.state.answered) == 12 * 13
 
 
-def test_one_changed_document_asks_only_about_itself(make: Make, documents: Path, examiner: Callable[..., Any]) -> None:
-    server = examiner()
+def test_one_changed_document_asks_only_about_itself(
+    make: Make, documents: Path, question_server: Callable[..., Any]
+) -> None:
+    server = question_server()
     make_questions(make(server.url))
     lines = documents.read_text().splitlines()
     changed = json.loads(lines[4])
@@ -151,30 +153,32 @@ def test_one_changed_document_asks_only_about_itself(make: Make, documents: Path
     assert make_questions(make(server.url)).n_sent == 13
 
 
-def test_the_most_specific_questions_are_kept(make: Make, examiner: Callable[..., Any]) -> None:
+def test_the_most_specific_questions_are_kept(make: Make, question_server: Callable[..., Any]) -> None:
     def rate(messages: list[Message], completion: Completion) -> str:
         task = messages[-1]["content"].rpartition("</passage>")[2]
         value = 9 if "born" in task or "birth" in task else 2
         return completion.text.replace(" 8", f" {value}")
 
-    server = examiner(rate)
+    server = question_server(rate)
     result = make_questions(make(server.url, n_questions=1, n_proposed=5))
     kept = rows(result.questions_path)
     assert Counter(row["specificity"] for row in kept) == {9: 12}
     assert result.spare == 48
 
 
-def test_what_the_model_answers_otherwise_with_the_passage_is_refused(make: Make, examiner: Callable[..., Any]) -> None:
+def test_what_the_model_answers_otherwise_with_the_passage_is_refused(
+    make: Make, question_server: Callable[..., Any]
+) -> None:
     def doubt(messages: list[Message], completion: Completion) -> str:
         return "X 9" if "A question on the passage" in messages[-1]["content"] else completion.text
 
-    result = make_questions(make(examiner(doubt).url, max_attempts=2))
+    result = make_questions(make(question_server(doubt).url, max_attempts=2))
     assert (result.got, result.refused) == (0, {"not verified": 96})
     assert result.short
 
 
 def test_what_the_model_knows_without_the_passage_is_refused_and_other_facts_are_asked_for(
-    make: Make, examiner: Callable[..., Any], documents: Path
+    make: Make, question_server: Callable[..., Any], documents: Path
 ) -> None:
     people = {row["title"]: parse_entry(row["text"]) for row in rows(documents)}
 
@@ -186,27 +190,29 @@ def test_what_the_model_knows_without_the_passage_is_refused_and_other_facts_are
         hits = [line[0] for line in task.splitlines() if line[1:3] == ". " and line[3:] == person.facts["birth_year"]]
         return hits[0] if hits else "X"
 
-    result = make_questions(make(examiner(knows_years).url, n_questions=4, n_proposed=4, max_attempts=6))
+    result = make_questions(make(question_server(knows_years).url, n_questions=4, n_proposed=4, max_attempts=6))
     refused = [row for row in rows(result.rejected_path) if row["reason"] == "closed-book"]
     assert refused
     assert all(row["answer"].isdigit() for row in refused)
     assert not any(row["choices"][row["answer"]].isdigit() for row in rows(result.questions_path))
     assert result.got == 48
-    assert make_questions(make(examiner(knows_years).url, n_questions=4, n_proposed=5, closed_book=0)).refused == {}
+    assert (
+        make_questions(make(question_server(knows_years).url, n_questions=4, n_proposed=5, closed_book=0)).refused == {}
+    )
 
 
-def test_a_liking_for_one_letter_knows_nothing(make: Make, examiner: Callable[..., Any]) -> None:
+def test_a_liking_for_one_letter_knows_nothing(make: Make, question_server: Callable[..., Any]) -> None:
     def always_a(messages: list[Message], completion: Completion) -> str:
         return completion.text if "<passage>" in messages[-1]["content"] else "A"
 
-    assert make_questions(make(examiner(always_a).url)).refused == {}
+    assert make_questions(make(question_server(always_a).url)).refused == {}
 
 
-def test_answers_that_are_none_are_counted_and_told(make: Make, examiner: Callable[..., Any]) -> None:
+def test_answers_without_questions_are_counted_and_printed(make: Make, question_server: Callable[..., Any]) -> None:
     def mumble(messages: list[Message], completion: Completion) -> str:
         return "I do not know." if "four-choice" in messages[-1]["content"] else completion.text
 
-    result = make_questions(make(examiner(mumble).url, max_attempts=1))
+    result = make_questions(make(question_server(mumble).url, max_attempts=1))
     assert result.refused == {"no answer": 12}
     shown = render_questions(result)
     assert "-> 0 of 24 questions" in shown
@@ -214,22 +220,22 @@ def test_answers_that_are_none_are_counted_and_told(make: Make, examiner: Callab
     assert "Short by 24" in shown
 
 
-def test_faults_that_pass_change_nothing(make: Make, examiner: Callable[..., Any], tmp_path: Path) -> None:
-    expected = make_questions(make(examiner().url)).questions_path.read_bytes()
+def test_faults_that_pass_change_nothing(make: Make, question_server: Callable[..., Any], tmp_path: Path) -> None:
+    expected = make_questions(make(question_server().url)).questions_path.read_bytes()
     for file in (tmp_path / "run").iterdir():
         file.unlink()
-    server = examiner(faults={"429": 0.1, "500": 0.1, "reset": 0.05, "malformed": 0.1}, retry_after=0.01)
+    server = question_server(faults={"429": 0.1, "500": 0.1, "reset": 0.05, "malformed": 0.1}, retry_after=0.01)
     result = make_questions(make(server.url))
     assert [row["question"] for row in rows(result.questions_path)] == [
         json.loads(line)["question"] for line in expected.splitlines()
     ]
 
 
-def test_a_passage_without_an_answer_is_told_and_asked_about_by_the_next_run(
-    make: Make, examiner: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_a_passage_without_an_answer_is_printed_and_requested_by_the_next_run(
+    make: Make, question_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kinject.augment.requests.sender.N_TRIES", 1)
-    server = examiner(faults={"500": 0.05})
+    server = question_server(faults={"500": 0.05})
     result = make_questions(make(server.url))
     assert sum(result.failed.values()) * 2 == result.asked - result.got > 0
     assert "passages without an answer" in render_questions(result)
@@ -246,7 +252,7 @@ def test_text_that_looks_like_a_marker_stays_inside_the_passage() -> None:
         assert messages[-1]["content"].count("</passage>") == 1
 
 
-def test_faults_of_the_recipe_are_told_with_their_line(make: Make, documents: Path) -> None:
+def test_faults_of_the_recipe_name_their_line(make: Make, documents: Path) -> None:
     with pytest.raises(RecipeError, match=r"questions\.generator: model is missing"):
         make_questions(make("http://127.0.0.1:9/v1", generator__model=None))
     with pytest.raises(RecipeError, match=r"questions\.budget: needs questions\.generator\.price_in"):

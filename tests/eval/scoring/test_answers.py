@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kinject.disk import Journal
 from kinject.errors import InputError
 from kinject.eval.scoring.answers import AnswerStore, hash_model, prompt_key, read_answers
 from kinject.eval.scoring.encode import Encoded
@@ -71,7 +72,9 @@ def test_a_torn_last_line_costs_that_answer_only(tmp_path):
 
 def test_a_row_that_is_no_answer_is_refused(tmp_path):
     path = tmp_path / "answers.jsonl"
-    path.write_text('{"question_id": "q1"}\n')
+    journal = Journal(path)
+    journal.append({"question_id": "q1"})
+    journal.close()
     with pytest.raises(InputError, match=r"answers\.jsonl: row 1: no key\."):
         AnswerStore(path)
 

@@ -84,14 +84,15 @@ Shingles = frozenset[tuple[str, ...]]
 class Rules:
     """Requirements of a style's texts.
 
-    `complete`: no checkable fact of the source is lost (no fact may ever be new). `echo`: the text is not (nearly) the
-    source. `near`: it is not nearly another accepted text (it may never have the same words in the same order).
+    `complete`: no checkable fact of the source is lost (no fact may ever be new). `refuse_echo`: the text must not be
+    (nearly) the source. `refuse_near`: it must not be nearly another accepted text (the same words in the same order are
+    always refused).
     `shortest` and `longest` bound its words per word of the source; a difference of up to 8 words is always allowed.
     """
 
     complete: bool = True
-    echo: bool = True
-    near: bool = True
+    refuse_echo: bool = True
+    refuse_near: bool = True
     shortest: float = 0.35
     longest: float = 2.5
 
@@ -130,7 +131,7 @@ class Checker:
         self._source = source
         self._rules = rules or Rules()
         self._max_characters = max(_ALWAYS_READ, int(_CHARACTERS_PER_CHARACTER * len(source) * self._rules.longest))
-        clean, self._injection = split_injection(source) if self._rules.echo else (source, "")
+        clean, self._injection = split_injection(source) if self._rules.refuse_echo else (source, "")
         self._facts = source_facts(clean)
         self._form = normal_form(clean)
         self._shingles = _shingles(self._form)
@@ -162,7 +163,7 @@ class Checker:
         if from_prompt is not None:
             return Verdict("prompt", f"found {from_prompt!r}")
         echo = 1.0 if form == self._form else overlap(shingles, self._shingles)
-        if echo > MAX_OVERLAP and self._rules.echo:
+        if echo > MAX_OVERLAP and self._rules.refuse_echo:
             return Verdict("echo", f"shares {echo:.0%} of its word triples with the source")
         nearest = self._nearest_accepted(form, shingles)
         if nearest > MAX_OVERLAP:
@@ -191,7 +192,7 @@ class Checker:
         """Return the largest overlap with an accepted rewriting, 1 for the same words in the same order."""
         if form in self._accepted_forms:
             return 1.0
-        compared = self._accepted if self._rules.near else ()
+        compared = self._accepted if self._rules.refuse_near else ()
         return max((overlap(shingles, other) for other in compared), default=0.0)
 
     def _check_surroundings(self, text: str) -> Verdict | None:

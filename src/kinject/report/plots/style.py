@@ -13,9 +13,12 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kinject.disk import atomic_file, write_text
 from kinject.report.formatting import format_name
 from kinject.terminal import printable
 
@@ -51,6 +54,14 @@ LONGEST = 22
 TICKS = ([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100%"])
 CHANCE: dict[str, Any] = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 """How the level of chance is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A figure as inline SVG: for wide pages and for narrow ones."""
+
+    wide: str
+    narrow: str
 
 
 @contextlib.contextmanager
@@ -127,6 +138,24 @@ def add_legend(figure: Figure, marks: Sequence[Any], columns: int) -> None:
     room = 125 if columns > 1 else 52
     n = next((n for n in range(len(marks), 1, -1) if sum(max(widths[i::n]) for i in range(n)) <= room), 1)
     figure.legend(handles=list(marks), loc="outside lower left", ncols=n, columnspacing=1.4, handletextpad=0.6)
+
+
+def draw_figure(stem: Path, draw: Callable[..., Any], label: str, columns: int) -> Plot | None:
+    """Write STEM.png and STEM.svg with so many columns; return the figure for wide and narrow pages, None for nothing.
+
+    `draw` takes ``columns=``.
+    """
+    figure = draw(columns=columns)
+    if figure is None:
+        return None
+    svg, narrow = render_svg(figure), render_svg(draw(columns=1))
+    write_text(stem.with_suffix(".svg"), svg)
+    with atomic_file(stem.with_suffix(".png"), "wb") as file:
+        file.write(render_png(figure))
+    return Plot(
+        wide=inline_svg(svg, prefix=stem.name, label=label),
+        narrow=inline_svg(narrow, prefix=f"{stem.name}-narrow", label=label),
+    )
 
 
 def render_png(figure: Figure) -> bytes:
