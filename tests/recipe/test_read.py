@@ -77,7 +77,7 @@ def test_all_faults_come_at_once_each_with_its_line(write: Write) -> None:
     ("text", "fault"),
     [
         ("a: [1\n", "r.yaml:2: bad YAML: expected ',' or ']', but got '<stream end>'."),
-        ("run_dir: a\nrun_dir: b\n", "r.yaml:2: run_dir: stands twice (first in line 1). Keep one."),
+        ("run_dir: a\nrun_dir: b\n", "r.yaml:2: run_dir: is there twice (first in line 1). Keep one."),
         ("- a\n", "r.yaml:1: found list, a recipe is a mapping of sections."),
         (
             "run_dir: !!python/object/apply:os.system [ls]\n",

@@ -97,7 +97,7 @@ def test_each_average_is_asked_what_it_knows(
     command = ["merge", str(tiny_model), tuned, "--alpha", "0", "0.5", "1", "--out", str(tmp_path / "merged")]
     assert main([*command, "--probe", *map(str, files)]) == 0
     report = json.loads((tmp_path / "merged" / "eval" / "report.json").read_text())
-    found = {(row["question_set"], row["model"]): row["accuracy"] for row in report["results"]}
+    found = {(row["question_set"], row["arm"]): row["accuracy"] for row in report["results"]}
     assert len(found) == 2 * 4
     for name, path in (("new", files[0]), ("known", files[1])):
         assert found[name, "alpha-0"] == found[name, "base"]

@@ -144,7 +144,7 @@ class StudySection:
     )
     seeds: tuple[int, ...] = option((0, 1, 2), help="Seeds of training.", min=0, nonempty=True)
     new_paraphrases_per_seed: bool = option(
-        False, help="Draw the rewritings anew for each seed too (an endpoint is paid for each)."
+        False, help="Write new paraphrases for each seed (and pay an endpoint for each)."
     )
     validation: Mapping[str, float] | None = option(
         None,

@@ -180,7 +180,7 @@ class _Builder:
                 self.report(line, path, "a merge key (<<) is not read. Write the keys out.")
             elif key in found:
                 first = self.lines[(*path, key)]
-                self.report(line, (*path, key), f"stands twice (first in line {first}). Keep one.")
+                self.report(line, (*path, key), f"is there twice (first in line {first}). Keep one.")
             else:
                 self._build_scalar(yaml.ScalarNode(f"{_TAG}str", key, key_node.start_mark), (*path, key))
                 self.lines[(*path, key)] = line

@@ -121,7 +121,7 @@ FAULTS: dict[str, Fault] = {
         "make",
         says((400, {"error": {"message": "no such window"}}, {})),
         "stop",
-        "no such window.*batch=false asks without batches",
+        "no such window.*Without batches: augment.generator.batch=false",
         unmade=True,
     ),
     "answer to making lost": Fault("make", says(None), "again", "no connection"),
@@ -138,7 +138,7 @@ FAULTS: dict[str, Fault] = {
         r"was refused \(bad \[31mfile\)",
     ),
     "batch failed without a reason": Fault(
-        "look", batch(status="failed", errors="?", output_file_id=None), "stop", "does not say why"
+        "look", batch(status="failed", errors="?", output_file_id=None), "stop", "without a reason"
     ),
     "batch expired": Fault("look", ends("expired"), "another", "ended expired without an answer"),
     "batch cancelled": Fault("look", ends("cancelled"), "stop", "was cancelled"),

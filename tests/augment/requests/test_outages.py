@@ -330,7 +330,7 @@ def test_another_model_than_the_one_asked_for_is_told_once(
 
     augment(few(hostile(act).url))
     (record,) = caplog.records
-    assert record.getMessage().endswith("asked for the model 'sandbox', 'gpt-2 [31m' answers.")
+    assert record.getMessage().endswith("requested the model 'sandbox', 'gpt-2 [31m' answers.")
     caplog.clear()
     augment(few(hostile(lambda talk, number: None).url))
     assert caplog.records == []

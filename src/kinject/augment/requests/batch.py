@@ -152,7 +152,7 @@ class BatchEndpoint:
             if error.fatal:
                 raise
             self._log.end(submission)  # refused: there will be no such batch
-            raise EndpointError(f"{error} augment.generator.batch=false asks without batches.", fatal=True) from error
+            raise EndpointError(f"{error} Without batches: augment.generator.batch=false.", fatal=True) from error
         self._log.name(submission, name)
         await self._wait_for(SubmittedBatch(submission, name, tuple(requests)))
 
@@ -330,7 +330,7 @@ def errors_of(batch: Mapping[str, Any]) -> str:
     errors = batch.get("errors")
     rows = errors.get("data") if isinstance(errors, dict) else None
     messages = [str(row.get("message")) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return "; ".join(messages) or "it does not say why"
+    return "; ".join(messages) or "without a reason"
 
 
 _SCHEMA = """CREATE TABLE IF NOT EXISTS batches (

@@ -58,8 +58,8 @@ class Endpoint:
         self.url = section.base_url or DEFAULT_URL
         self._key = _api_key(section.api_key_env, self.url)
         self._redact = Redactor(self._key)
-        self._client: openai.AsyncOpenAI | None = None
-        self._post: Post | None = None
+        self._client: openai.AsyncOpenAI  # set by `__aenter__`, as is `_post`
+        self._post: Post
         self._models: set[str] = set()
         self._open = contextlib.AsyncExitStack()
 
@@ -107,7 +107,6 @@ class Endpoint:
 
     async def _post_body(self, body: bytes) -> Reply:
         """Return the whole reply to `body` within the timeout of a request. Raises as `ask`."""
-        assert self._post is not None, "Endpoint is used inside `async with`"
         try:
             async with asyncio.timeout(self._section.timeout):
                 return await self._post(body)
@@ -128,7 +127,7 @@ class Endpoint:
             return
         self._models.add(name)
         if wanted not in name.lower():
-            log.warning(f"{self.url}: asked for the model {self._section.model!r}, {self.shown(name)!r} answers.")
+            log.warning(f"{self.url}: requested the model {self._section.model!r}, {self.shown(name)!r} answers.")
 
     def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
         """Return the body of a request."""
@@ -143,7 +142,6 @@ class Endpoint:
         """Yield the client for one call that is no chat completion, without a retry. Errors are those of `ask`."""
         import openai
 
-        assert self._client is not None, "Endpoint is used inside `async with`"
         try:
             async with asyncio.timeout(_FILE_TIMEOUTS * self._section.timeout):
                 yield self._client
@@ -214,7 +212,7 @@ class Endpoint:
         if status == 404:
             if model:
                 return await self._missing_model_message(reason)
-            return f"answered 404 ({reason}). If it has no batches: augment.generator.batch=false asks without."
+            return f"answered 404 ({reason}). If it has no batches: augment.generator.batch=false."
         if status == 402 or code == "insufficient_quota":
             return (
                 f"the account is out of credit ({status}: {reason}). Top it up, then run again: what is stored is kept."
@@ -228,7 +226,6 @@ class Endpoint:
         """Return the message about a 404: the endpoint's models, or that the URL may be wrong where it lists none."""
         import openai
 
-        assert self._client is not None
         try:
             async with asyncio.timeout(self._section.timeout):
                 raw = await self._client.models.with_raw_response.list()

@@ -35,7 +35,7 @@ class LocalModel:
 
     def __init__(self, section: GeneratorSection) -> None:
         self._section = section
-        self._loaded: LoadedModel | None = None
+        self._loaded: LoadedModel  # set by `__aenter__`
         self._waiting: list[tuple[Sequence[Message], int, asyncio.Future[Completion]]] = []
         self._has_requests = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
@@ -101,7 +101,6 @@ class LocalModel:
         """
         import torch
 
-        assert self._loaded is not None, "LocalModel is used inside `async with`"
         prompts = [self._encode(messages) for messages, _ in requests]
         answers: list[Completion | Exception] = [self._too_long(len(prompt)) for prompt in prompts]
         fitting = [
@@ -122,7 +121,6 @@ class LocalModel:
 
     @property
     def _room(self) -> int:
-        assert self._loaded is not None
         return int(getattr(self._loaded.model.config, "max_position_embeddings", None) or 1 << 30)
 
     def _too_long(self, n_tokens: int) -> EndpointError:
@@ -132,7 +130,6 @@ class LocalModel:
         )
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
-        assert self._loaded is not None
         tokenizer = self._loaded.tokenizer
         try:
             text = tokenizer.apply_chat_template(
@@ -149,7 +146,6 @@ class LocalModel:
         import torch
         from transformers import GenerationConfig, LogitsProcessorList
 
-        assert self._loaded is not None
         ends, device = self._ends(), self._loaded.device
         longest = max(map(len, prompts))
         rows = [[ends[0]] * (longest - len(prompt)) + prompt for prompt in prompts]
@@ -168,7 +164,6 @@ class LocalModel:
 
     def _ends(self) -> list[int]:
         """Return the tokens that end an answer."""
-        assert self._loaded is not None
         of_model = self._loaded.model.generation_config.eos_token_id
         ends = [of_model] if isinstance(of_model, int) else list(of_model or ())
         of_tokenizer = self._loaded.tokenizer.eos_token_id
@@ -179,7 +174,6 @@ class LocalModel:
         return ends
 
     def _completion(self, n_prompt: int, tokens: list[int]) -> Completion:
-        assert self._loaded is not None
         ended = bool(tokens) and tokens[-1] in self._ends()
         text = str(self._loaded.tokenizer.decode(tokens, skip_special_tokens=True))
         return Completion(text, "stop" if ended else "length", Usage(n_prompt, len(tokens)))

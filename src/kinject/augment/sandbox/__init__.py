@@ -77,7 +77,7 @@ _SPECIFICITY = 8
 
 
 def answer_as_sandbox(messages: list[Message], seed: int) -> Completion:
-    """Return questions on the entry in `messages`, or the letter that it holds right; without an entry, ``X``.
+    """Return questions on the entry in `messages`, or the letter of its answer by the entry; ``X`` without an entry.
 
     Raises `InputError` where the passage is not an entry of the sandbox.
     """
@@ -88,7 +88,7 @@ def answer_as_sandbox(messages: list[Message], seed: int) -> Completion:
     person = parse_entry(passage)
     if person is None:
         raise InputError(
-            f"the sandbox generator cannot read {passage[:57]!r}...: it only asks about entries of its own country "
+            f"the sandbox generator cannot read {passage[:57]!r}...: it only reads entries of its own country "
             "(data/sandbox). Use generator `openai` for other texts."
         )
     wanted = _WANTED.search(task.rpartition("</passage>")[2])
