@@ -278,12 +278,7 @@ def count_steps(recipe: TrainRecipe, n_rows: int, n_devices: int) -> tuple[int, 
 
 
 def _calibrate(
-    recipe: TrainRecipe,
-    options: PlanOptions,
-    devices: Devices,
-    fits: bool,
-    length: RunLength | None,
-    notes: list[str],
+    recipe: TrainRecipe, options: PlanOptions, devices: Devices, fits: bool, length: RunLength | None, notes: list[str]
 ) -> StepTiming | None:
     """Return the timing of a few real steps; None, with a note, if they are switched off or impossible."""
     path = recipe.model.path

@@ -53,11 +53,7 @@ def short_fields(steps: int) -> dict[str, Any]:
 
 
 def short_recipe(
-    recipe: TrainRecipe,
-    run_dir: Path,
-    steps: int,
-    trainer: Mapping[str, Any],
-    guards: Mapping[str, Any] | None = None,
+    recipe: TrainRecipe, run_dir: Path, steps: int, trainer: Mapping[str, Any], guards: Mapping[str, Any] | None = None
 ) -> TrainRecipe:
     """Return `recipe` with `steps` optimizer steps in `run_dir` and nothing evaluated or saved.
 

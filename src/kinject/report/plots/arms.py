@@ -110,10 +110,7 @@ def accuracy_by_arm(view: View, *, columns: int = 3) -> Figure | None:
                                    linestyle="none"))  # fmt: skip
         if any(len(result.by_seed) > 1 for shown in drawn for result in shown.results):
             marks.append(line_mark("one seed", marker="|", color=MUTED, linestyle="none"))
-        marks += [
-            line_mark("chance", **CHANCE),
-            line_mark("base", color=MUTED, linewidth=0.8),
-        ]
+        marks += [line_mark("chance", **CHANCE), line_mark("base", color=MUTED, linewidth=0.8)]
         add_legend(figure, marks, columns)
     return figure
 
