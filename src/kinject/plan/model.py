@@ -154,11 +154,8 @@ def _quantise(model: Any, config: StepConfig) -> None:
             parent = model.get_submodule(name.rpartition(".")[0])
             transposed = isinstance(module, Conv1D)
             n_in, n_out = module.weight.shape if transposed else reversed(module.weight.shape)
-            setattr(
-                parent,
-                name.rpartition(".")[2],
-                Quantised((n_in, n_out), module.bias, config.quantization, config.dtype),
-            )
+            quantised = Quantised((n_in, n_out), module.bias, config.quantization, config.dtype)
+            setattr(parent, name.rpartition(".")[2], quantised)
 
 
 class Quantised(nn.Linear):
@@ -198,12 +195,9 @@ class _QuantisedProduct(torch.autograd.Function):
 
 def count_parameters(model: Any) -> tuple[int, int]:
     """Return (parameters, trained parameters). Each weight in 4 bits counts as one."""
-    packed = sum(
-        module.weight.numel()
-        for module in model.modules()
-        if isinstance(module, Quantised) and module.weight.dtype == torch.uint8
-    )
-    scales = sum(module.scales.numel() for module in model.modules() if isinstance(module, Quantised))
+    quantised = [module for module in model.modules() if isinstance(module, Quantised)]
+    packed = sum(module.weight.numel() for module in quantised if module.weight.dtype == torch.uint8)
+    scales = sum(module.scales.numel() for module in quantised)
     n_all = sum(parameter.numel() for parameter in model.parameters()) + packed - scales
     return n_all, sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
