@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from kinject.errors import Fault, InputError, KinjectError, RecipeError
 from kinject.models import choose_attention, choose_device, has_fast_bf16, varlen_unavailable_reason
-from kinject.process import machine_memory
+from kinject.process import core_count, machine_memory
 from kinject.recipe import GeneratorSection, Recipe, RetrievalSection, read_recipe
 from kinject.recipe.read import Verb
 from kinject.recipe.yaml_lines import read_yaml
@@ -124,8 +124,7 @@ def answers(url: str) -> bool:
 
 
 def _check_system() -> Iterator[MachineCheck]:
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {n_cores} cores"
+    system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {core_count()} cores"
     yield MachineCheck("system", system)
     yield MachineCheck("memory", f"{machine_memory() / 2**30:.1f} GiB")
     free = shutil.disk_usage(".").free

@@ -24,7 +24,7 @@ _FEWEST = 3
 def count_parameters(folder: Path) -> int:
     """Return the numbers in a model's weights, tied ones once, from the headers of its safetensors files.
 
-    Raises `InputError` where there are none.
+    Raises `InputError` if there are none.
     """
     from safetensors import safe_open
 
@@ -38,9 +38,9 @@ def count_parameters(folder: Path) -> int:
 
 
 def bits_matrix(matrix: CorrectnessMatrix, n_choices: Sequence[int], n_values: Sequence[int]) -> CorrectnessMatrix:
-    """Return `matrix` with the bits of each question in place of right or wrong, corrected for guessing.
+    """Return `matrix` with the bits of each question instead of 1 or 0, corrected for guessing.
 
-    log2(values) x (right - 1 / choices) / (1 - 1 / choices): its mean is the share of facts known, times their bits, of a
+    log2(values) x (correct - 1 / choices) / (1 - 1 / choices): its mean is the fraction of facts known, times their bits, of a
     reader who knows a fact or guesses evenly among the choices, values being equally likely.
     """
     import numpy as np
@@ -53,21 +53,21 @@ def bits_matrix(matrix: CorrectnessMatrix, n_choices: Sequence[int], n_values: S
 def fit_line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float, float, float | None]:
     """Return (slope, low, high, intercept, r squared) of least squares of `ys` over log2 of `xs`; 95%, Student's t.
 
-    Where all `ys` are the same the line is level, and r squared None.
+    If all `ys` are equal, the line is level and r squared is None.
     """
     from scipy.stats import linregress, t
 
     if len(set(ys)) == 1:
         return 0.0, 0.0, 0.0, ys[0], None
-    found = linregress([math.log2(x) for x in xs], ys)
-    half = float(t.ppf(0.975, len(xs) - 2)) * float(found.stderr)
-    slope = float(found.slope)
-    return slope, slope - half, slope + half, float(found.intercept), float(found.rvalue) ** 2
+    line = linregress([math.log2(x) for x in xs], ys)
+    half = float(t.ppf(0.975, len(xs) - 2)) * float(line.stderr)
+    slope = float(line.slope)
+    return slope, slope - half, slope + half, float(line.intercept), float(line.rvalue) ** 2
 
 
 @dataclass(frozen=True)
 class Measures:
-    """What the points are made from: answers, runs, the sweep on each base model, the first format and shots, parameters."""
+    """The data of the points: answers, runs, the sweep on each base model, the first format and shots, parameters."""
 
     records: Records
     runs: Sequence[ArmRun]
@@ -82,19 +82,18 @@ def make_scaling(section: ScalingSection, roles: Mapping[str, str], measures: Me
     for name in section.question_sets:
         for model in measures.parameters:
             if roles[name] == "retention":
-                points += _points(section, measures, (model, BASE, name), "")
+                points += _points(section, measures, model, BASE, name, "")
                 continue
             sweep = next((item for item in measures.sweeps if item.model == model and item.name == section.sweep), None)
             for point in sweep.points if sweep is not None else ():
-                points += _points(section, measures, (model, point.arm, name), point.label)
+                points += _points(section, measures, model, point.arm, name, point.label)
     return Scaling(tuple(points), tuple(_fits(points)))
 
 
 def _points(
-    section: ScalingSection, measures: Measures, place: tuple[str, str, str], label: str
+    section: ScalingSection, measures: Measures, model: str, arm: str, name: str, label: str
 ) -> Iterator[ScalingPoint]:
-    """Yield the point of (model, arm, question set), nothing where the arm has no answers."""
-    model, arm, name = place
+    """Yield the point of an arm on the question set `name`, nothing if the arm has no answers."""
     setting = AskSetting(name, *measures.head, 0)
     if setting not in measures.records.settings(model, arm):
         return
@@ -103,7 +102,7 @@ def _points(
         if answer.subject not in section.values:
             raise InputError(
                 f"study.scaling.values: a question of {name} is on {answer.subject!r}; found {', '.join(section.values)}. "
-                "Say how many values a fact of it can take."
+                "Give the number of values that a fact of it can take."
             )
     n_choices = [len(answer.log_probs) for answer in answers]
     n_values = [section.values[answer.subject] for answer in answers]
@@ -124,7 +123,7 @@ def _points(
 
 
 def _exposures(measures: Measures, model: str, arm: str, documents: set[str | None]) -> float | None:
-    """Return how often the runs of an arm read each of `documents`, on average; None where none was counted."""
+    """Return how often the runs of an arm read each of `documents`, on average; None if none was counted."""
     counts: list[float] = []
     for run in measures.runs:
         train = run.train
@@ -137,11 +136,11 @@ def _exposures(measures: Measures, model: str, arm: str, documents: set[str | No
 
 def _fits(points: Sequence[ScalingPoint]) -> Iterator[ScalingFit]:
     for name in dict.fromkeys(point.question_set for point in points):
-        own = [point for point in points if point.question_set == name]
-        for label in dict.fromkeys(point.label for point in own):
-            yield from _fit(name, "parameters", label, [point for point in own if point.label == label])
-        for model in dict.fromkeys(point.model for point in own):
-            yield from _fit(name, "exposures", model, [point for point in own if point.model == model])
+        of_set = [point for point in points if point.question_set == name]
+        for label in dict.fromkeys(point.label for point in of_set):
+            yield from _fit(name, "parameters", label, [point for point in of_set if point.label == label])
+        for model in dict.fromkeys(point.model for point in of_set):
+            yield from _fit(name, "exposures", model, [point for point in of_set if point.model == model])
 
 
 def _fit(
