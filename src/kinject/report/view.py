@@ -78,13 +78,13 @@ class View:
     def result(
         self, model: str, arm: str, question_set: str, k: int = 0, form: PromptFormat | None = None
     ) -> ArmResult | None:
-        """Return an arm's result with `k` passages, None where there is none."""
+        """Return an arm's result with `k` passages, None if there is none."""
         return next((r for r in self.every_k(model, arm, question_set, form) if r.k == k), None)
 
     def chosen(
         self, model: str, arm: str, question_set: str, form: PromptFormat | None = None, subject: str = ""
     ) -> ArmResult | None:
-        """Return an arm's result with its chosen K, None where none was chosen."""
+        """Return an arm's result with its chosen K, None if none was chosen."""
         return next((r for r in self.every_k(model, arm, question_set, form, subject) if r.chosen_k), None)
 
     def retrieval(self, model: str, question_set: str) -> ArmResult | None:
@@ -97,7 +97,7 @@ class View:
         return next((r for r in results if r.k), None)
 
     def base(self, model: str) -> str:
-        """Return the name of the arm that is the untrained model, "" where there is none."""
+        """Return the name of the arm that is the untrained model, "" if there is none."""
         return next((arm.name for arm in self.own_arms(model) if not arm.trained), "")
 
     def shown(self, model: str, question_set: str, form: PromptFormat | None = None) -> list[ArmResult]:
@@ -112,7 +112,7 @@ class View:
         return results
 
     def point(self, sweep: Sweep, point: SweepPoint, question_set: str) -> ArmResult | None:
-        """Return the result of a sweep's point, None where its arm did not finish."""
+        """Return the result of a sweep's point, None if its arm did not finish."""
         return self.result(sweep.model, point.arm, question_set)
 
     def set_label(self, question_set: str, form: PromptFormat, model: str = "") -> str:
