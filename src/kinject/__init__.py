@@ -1,7 +1,8 @@
 """kinject turns documents into knowledge that a language model demonstrably has.
 
-The verbs are functions: ``augment``, ``train``, ``evaluate`` and ``study`` each take a checked recipe, return a typed result and
-write the same files as the command.
+The verbs are functions: ``augment``, ``make_questions``, ``train``, ``merge``, ``evaluate``, ``study``, ``bench``, ``plan``,
+``find_lr`` and ``find_batch`` take a checked recipe, return a typed result and write the same files as the command.
+``compare_runs`` compares what ``read_run`` read.
 
     import kinject
     recipe = kinject.read_recipe(Path("recipes/cpt.yaml"), verb="train")
@@ -18,36 +19,45 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kinject.api import evaluate, train
     from kinject.augment import augment
+    from kinject.augment.questions.run import make_questions
+    from kinject.bench.run import bench
     from kinject.errors import KinjectError
+    from kinject.eval.compare import compare_runs, read_run
+    from kinject.plan.run import plan
     from kinject.recipe import Recipe, read_recipe
     from kinject.report import read_report, write_report
     from kinject.study import study
+    from kinject.train.merge import merge
+    from kinject.tune.find_batch import find_batch
+    from kinject.tune.find_lr import find_lr
 
 __version__ = version("kinject")
 
 _HOMES = {
     "augment": "kinject.augment",
+    "bench": "kinject.bench.run",
+    "compare_runs": "kinject.eval.compare",
     "evaluate": "kinject.api",
+    "find_batch": "kinject.tune.find_batch",
+    "find_lr": "kinject.tune.find_lr",
     "KinjectError": "kinject.errors",
+    "make_questions": "kinject.augment.questions.run",
+    "merge": "kinject.train.merge",
+    "plan": "kinject.plan.run",
     "read_recipe": "kinject.recipe",
     "read_report": "kinject.report",
+    "read_run": "kinject.eval.compare",
     "Recipe": "kinject.recipe",
     "study": "kinject.study",
     "train": "kinject.api",
     "write_report": "kinject.report",
 }
+"""Public name -> the module that defines it, imported on first use."""
 
 __all__ = [
-    "KinjectError",
-    "Recipe",
-    "augment",
-    "evaluate",
-    "read_recipe",
-    "read_report",
-    "study",
-    "train",
-    "write_report",
-]
+    "KinjectError", "Recipe", "augment", "bench", "compare_runs", "evaluate", "find_batch", "find_lr", "make_questions",
+    "merge", "plan", "read_recipe", "read_report", "read_run", "study", "train", "write_report",
+]  # fmt: skip
 
 
 class VerbPackage(ModuleType):
