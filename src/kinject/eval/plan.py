@@ -20,8 +20,7 @@ from kinject.eval.prompts import (
     pick_shots,
     rotate_options,
 )
-from kinject.eval.retrieval import measure_recall, read_contexts, read_passages
-from kinject.eval.retrieval.retrievers import Retriever, make_retriever
+from kinject.eval.retrieval import Retriever, make_retriever, measure_recall, read_contexts, read_passages
 from kinject.eval.tasks.task import Task, read_task
 from kinject.eval.tasks.templates import compile_template
 from kinject.recipe import EvalRecipe
