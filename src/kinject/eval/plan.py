@@ -20,12 +20,11 @@ from kinject.eval.prompts import (
     pick_shots,
     rotate_options,
 )
-from kinject.eval.retrieval import Retriever, make_retriever, measure_recall, read_contexts, read_passages
+from kinject.eval.retrieval import Retriever, make_retriever, read_contexts, read_passages
 from kinject.eval.tasks.task import Task, read_task
 from kinject.eval.tasks.templates import compile_template
 from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EvalSection, QuestionSetSection
-from kinject.results import Recall
 from kinject.types import Passage, Question
 
 
@@ -86,13 +85,12 @@ class QuestionSet:
 
 @dataclass(frozen=True)
 class Plan:
-    """All question sets of an evaluation; `recalls` measure the retrieval, `inputs` are the files that were read."""
+    """All question sets of an evaluation; `inputs` are the files that were read."""
 
     sets: tuple[QuestionSet, ...]
     notes: tuple[str, ...]
     inputs: tuple[Path, ...]
     template: str = ""
-    recalls: tuple[Recall, ...] = ()
 
 
 def read_plan(recipe: EvalRecipe) -> Plan:
@@ -121,8 +119,7 @@ def read_plan(recipe: EvalRecipe) -> Plan:
         raise InputError("\n".join(problems))
     notes = [note for question_set in sets if question_set.task for note in question_set.task.notes]
     notes += retriever.notes if retriever else ()
-    recalls = tuple(recall for question_set in sets for recall in _recalls(question_set, section))
-    return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), _read_template(section), recalls)
+    return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), _read_template(section))
 
 
 def expand_arms(section: EvalSection, task: Task | None = None) -> tuple[Arm, ...]:
@@ -271,10 +268,3 @@ def _check_questions(item: QuestionSetSection, section: EvalSection, question_se
                     f"{item.path}: question {question.id!r} has {len(question.choices)} choices, "
                     f"format {lettered[0]} has {MOST_LETTERS} letters. Use format texts."
                 )
-
-
-def _recalls(question_set: QuestionSet, section: EvalSection) -> Iterator[Recall]:
-    for k in dict.fromkeys(section.retrieval.k if section.retrieval else ()):
-        recall = measure_recall(question_set.name, question_set.questions, question_set.contexts, k)
-        if recall.n:
-            yield recall

@@ -13,6 +13,7 @@ from typing import Any
 from kinject.disk import Row
 from kinject.eval.plan import Arm, Plan, QuestionSet
 from kinject.eval.prompts import WITHOUT_QUESTION
+from kinject.eval.retrieval import measure_recall
 from kinject.eval.scores import LETTERED, Score, letter_mass, letter_priors, rescored
 from kinject.eval.scoring.answers import finite_or_none
 from kinject.eval.statistics import (
@@ -27,7 +28,7 @@ from kinject.eval.statistics import (
     wilson,
 )
 from kinject.recipe.sections import EvalSection
-from kinject.results import ArmInfo, ArmResult, Contrast, Perplexity, Report, Subject
+from kinject.results import ArmInfo, ArmResult, Contrast, Perplexity, Recall, Report, Subject
 from kinject.types import Answer, Passage, Question
 
 Answers = dict[tuple[str, Arm], list[Answer]]
@@ -150,10 +151,19 @@ def make_report(
         arms=tuple(ArmInfo(name, base, path, trained=name != base) for name, path in section.models.items()),
         results=_summarize(plan, section, answers),
         perplexities=tuple(perplexities),
-        recalls=plan.recalls,
+        recalls=tuple(_recalls(plan, section)),
         logs=tuple((base, name, 0, os.path.relpath(log, run_dir)) for log, name in logs.items() if log.is_file()),
         model_sources={base: section.models[base]},
     )
+
+
+def _recalls(plan: Plan, section: EvalSection) -> Iterator[Recall]:
+    """Yield the recall of the retrieval for each question set, validation splits too, and each K."""
+    for question_set in plan.sets:
+        for k in dict.fromkeys(section.retrieval.k if section.retrieval else ()):
+            recall = measure_recall(question_set.name, question_set.questions, question_set.contexts, k)
+            if recall.n:
+                yield recall
 
 
 def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmResult, ...]:
