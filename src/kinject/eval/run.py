@@ -32,9 +32,16 @@ from kinject.eval.harness_files import Sample, write_harness_files
 from kinject.eval.plan import Arm, Plan, QuestionSet, read_plan
 from kinject.eval.prompts import PromptRequest, render_prompt, scored_texts
 from kinject.eval.results import Answers, chosen_k_notes, find_flips, is_scored, make_report, mass_notes
-from kinject.eval.scoring.answers import AnswerStore, PromptScore, hash_model, prompt_key
+from kinject.eval.scores import PromptScore
+from kinject.eval.scoring.answers import (
+    AnswerStore,
+    ResumableScoring,
+    hash_model,
+    join_processes,
+    prompt_key,
+    single_process_notes,
+)
 from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests
-from kinject.eval.scoring.resumable import ResumableScoring, join_processes, single_process_notes
 from kinject.eval.scoring.scorer import Scorer
 from kinject.models import LoadedModel, load_model
 from kinject.recipe import EvalRecipe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from kinject.errors import InputError
@@ -15,6 +15,17 @@ SCORES: tuple[Score, ...] = get_args(Score)
 
 LETTERED = frozenset({"letters", "rotations", "letters-no-question"})
 """Formats whose continuations are letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScore:
+    """The scores of one prompt: for each continuation its log-prob, and whether the model would have written it.
+
+    `greedy` is lm-evaluation-harness's is_greedy: every token of the continuation was the likeliest.
+    """
+
+    log_probs: tuple[float, ...]
+    greedy: tuple[bool, ...]
 
 
 def scores_of(answer: Answer, score: Score, without: Answer | None = None) -> tuple[float, ...]:

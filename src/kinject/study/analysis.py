@@ -1,17 +1,19 @@
-"""From a study's finished stages to its report: results with intervals, sweeps, claims, exposures, costs, questions."""
+"""From a study's finished stages to its report: results with intervals, sweeps, claims, scaling, exposures, costs, questions."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kinject.disk import read_checked_json, read_manifest
+from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.statistics import chance, holm, relative_gain, smallest_difference
-from kinject.recipe.study_section import ClaimSection, StudySection
+from kinject.recipe.study_section import ClaimSection, ScalingSection, StudySection
 from kinject.results import (
     ALPHA,
     ArmInfo,
@@ -23,16 +25,31 @@ from kinject.results import (
     Failure,
     QuestionResult,
     Role,
+    Scaling,
+    ScalingFit,
+    ScalingPoint,
     Sweep,
     SweepPoint,
 )
 from kinject.study.arms import BASE, RAG, Arm, StudyArms, value_label
 from kinject.study.executors import LOG
-from kinject.study.inference import CorrectnessMatrix, interval, majority_changes, near_p, sign_flip_p, trend_p
+from kinject.study.inference import (
+    CorrectnessMatrix,
+    bits_matrix,
+    fit_line,
+    interval,
+    majority_changes,
+    near_p,
+    sign_flip_p,
+    trend_p,
+)
 from kinject.study.records import AskSetting, Records, subjects_of
 from kinject.study.scheduler import StageStatus
 from kinject.study.stages import ArmRun
 from kinject.types import Question
+
+_FEWEST = 3
+"""Different values of the doubled quantity that a line needs: any two points lie on a line."""
 
 
 def summarize_arms(
@@ -295,6 +312,110 @@ def _against_chance(name: str, claim: ClaimSection, evidence: Evidence, *, near:
     )
     p = near_p(matrix, guess, claim.margin) if near else sign_flip_p(matrix, guess)
     return _judgeable(name, claim, finding, matrix.mean() - guess, (low - guess, high - guess), p)
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What the points are made from: answers, runs, the sweep on each base model, the first format and shots, parameters."""
+
+    records: Records
+    runs: Sequence[ArmRun]
+    sweeps: Sequence[Sweep]
+    head: tuple[str, int]
+    parameters: Mapping[str, int]
+
+
+def make_scaling(section: ScalingSection, roles: Mapping[str, str], measures: Measures) -> Scaling:
+    """Return the points and lines of `section.question_sets`. Raises `InputError` for a subject without its values."""
+    points: list[ScalingPoint] = []
+    for name in section.question_sets:
+        for model in measures.parameters:
+            if roles[name] == "retention":
+                points += _scaling_points(section, measures, (model, BASE, name), "")
+                continue
+            sweep = next((item for item in measures.sweeps if item.model == model and item.name == section.sweep), None)
+            for point in sweep.points if sweep is not None else ():
+                points += _scaling_points(section, measures, (model, point.arm, name), point.label)
+    return Scaling(tuple(points), tuple(_scaling_fits(points)))
+
+
+def _scaling_points(
+    section: ScalingSection, measures: Measures, place: tuple[str, str, str], label: str
+) -> Iterator[ScalingPoint]:
+    """Yield the point of (model, arm, question set), nothing where the arm has no answers."""
+    model, arm, name = place
+    setting = AskSetting(name, *measures.head, 0)
+    if setting not in measures.records.settings(model, arm):
+        return
+    answers = measures.records.answers(model, arm, setting)
+    for answer in answers:
+        if answer.subject not in section.values:
+            raise InputError(
+                f"study.scaling.values: a question of {name} is on {answer.subject!r}; found {', '.join(section.values)}. "
+                "Say how many values a fact of it can take."
+            )
+    n_choices = [len(answer.log_probs) for answer in answers]
+    n_values = [section.values[answer.subject] for answer in answers]
+    matrix = measures.records.matrix(model, arm, setting)
+    worth = bits_matrix(matrix, n_choices, n_values)
+    n_facts = (section.facts or {}).get(name, len(answers))
+    low, high = interval(worth)
+    parameters = measures.parameters[model]
+    yield ScalingPoint(
+        model=model, arm=arm, question_set=name, label=label, parameters=parameters,
+        exposures=_mean_exposures(measures, model, arm, {answer.document_id for answer in answers}) if label else None,
+        by_seed=tuple(float(value) for value in matrix.correct.mean(1)), accuracy=matrix.mean(),
+        chance=sum(1 / n for n in n_choices) / len(n_choices), n_facts=n_facts, bits=n_facts * worth.mean(),
+        low=n_facts * low, high=n_facts * high,
+        most_bits=n_facts * sum(map(math.log2, n_values)) / len(n_values),
+        per_parameter=n_facts * worth.mean() / parameters,
+    )  # fmt: skip
+
+
+def _mean_exposures(measures: Measures, model: str, arm: str, documents: set[str | None]) -> float | None:
+    """Return how often the runs of an arm read each of `documents`, on average; None where none was counted."""
+    counts: list[float] = []
+    for run in measures.runs:
+        train = run.train
+        path = train.folder / "exposures.json" if train is not None else None
+        if (run.arm.model, run.arm.name) == (model, arm) and path is not None and path.is_file():
+            read: dict[str, float] = read_checked_json(path, "Delete its folder to train again.")
+            counts += [count for document, count in read.items() if document in documents]
+    return sum(counts) / len(counts) if counts else None
+
+
+def _scaling_fits(points: Sequence[ScalingPoint]) -> Iterator[ScalingFit]:
+    for name in dict.fromkeys(point.question_set for point in points):
+        own = [point for point in points if point.question_set == name]
+        for label in dict.fromkeys(point.label for point in own):
+            yield from _scaling_fit(name, "parameters", label, [point for point in own if point.label == label])
+        for model in dict.fromkeys(point.model for point in own):
+            yield from _scaling_fit(name, "exposures", model, [point for point in own if point.model == model])
+
+
+def _scaling_fit(
+    name: str, along: Literal["parameters", "exposures"], fixed: str, points: Sequence[ScalingPoint]
+) -> Iterator[ScalingFit]:
+    pairs = [(x, y) for point in points if (x := getattr(point, along)) for y in point.by_seed]
+    if len({x for x, _ in pairs}) >= _FEWEST:
+        slope, low, high, intercept, r_squared = fit_line(*zip(*pairs, strict=True))
+        yield ScalingFit(name, along, fixed, len(pairs), slope, low, high, intercept, r_squared)
+
+
+def count_parameters(folder: Path) -> int:
+    """Return the numbers in a model's weights, tied ones once, from the headers of its safetensors files.
+
+    Raises `InputError` where there are none.
+    """
+    from safetensors import safe_open
+
+    n_parameters = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="numpy") as file:
+            n_parameters += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    if not n_parameters:
+        raise InputError(f"{folder}: holds no weights (*.safetensors) to count. study.scaling needs models in folders.")
+    return n_parameters
 
 
 def make_costs(runs: Sequence[ArmRun], status: StageStatus) -> list[Cost]:
