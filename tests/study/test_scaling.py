@@ -18,11 +18,10 @@ from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe, read_recipe
 from kinject.report import read_report, write_report
 from kinject.results import Scaling, ScalingFit, ScalingPoint
-from kinject.study.analysis import count_parameters
 from kinject.study.arms import expand_arms
 from kinject.study.check import check_names, check_shared_recipes
 from kinject.study.inference import CorrectnessMatrix, bits_matrix, fit_line
-from kinject.study.run import run_study
+from kinject.study.run import count_parameters, run_study
 
 SCALING = {"sweep": "steps", "question_sets": ["new", "known"], "values": {"": 16}, "facts": {"known": 80}}
 CURVES = {"steps": {"key": "trainer.max_steps", "arm": "ft", "values": [1, 2, 4]}}

@@ -11,7 +11,10 @@ from kinject.corpus.questions import read_questions
 from kinject.disk import read_bytes
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.eval.prompts import (
+    FORMATS,
+    FROM_TASK,
     MOST_LETTERS,
+    PMI_BASELINE,
     SHOWS_OPTIONS,
     WITHOUT_QUESTION,
     Format,
@@ -29,7 +32,7 @@ from kinject.types import Passage, Question
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class EvalArm:
     """A model with one format, one number of few-shot examples and one number `k` of retrieved passages."""
 
     model: str
@@ -58,7 +61,7 @@ class QuestionSet:
     contexts: tuple[tuple[Passage, ...], ...]
     task: Task | None = None
     chooses_k_for: str = ""
-    arms: tuple[Arm, ...] = ()
+    arms: tuple[EvalArm, ...] = ()
 
     def examples(self, n: int) -> list[tuple[Question, ...]]:
         """Return the `n` examples before each question, fewer if there are not enough."""
@@ -71,15 +74,15 @@ class QuestionSet:
         n = len(self.questions)
         return [TaskStyle()] * n if self.task is None else list(self.task.styles[:n])
 
-    def requests(self, arm: Arm, template: str = "") -> Iterator[tuple[PromptRequest, tuple[str, ...]]]:
+    def requests(self, arm: EvalArm, template: str = "") -> Iterator[tuple[PromptRequest, tuple[str, ...]]]:
         """Yield the prompts of `arm` for each question, each with the ids of the passages in it."""
         contexts: Sequence[tuple[Passage, ...]] = self.contexts or ((),) * len(self.questions)
-        source = "" if arm.format in WITHOUT_QUESTION or arm.format == "task" else template
+        source = "" if arm.format in WITHOUT_QUESTION | FROM_TASK else template
         examples = self.examples(arm.shots)
         for question, context, shots, style in zip(self.questions, contexts, examples, self.styles(), strict=True):
             texts = tuple(passage.text for passage in context[: arm.k])
             ids = tuple(passage.id for passage in context[: arm.k])
-            for n in range(len(question.choices) if arm.format == "rotations" else 1):
+            for n in range(len(question.choices) if FORMATS[arm.format].rotates else 1):
                 yield PromptRequest(rotate_options(question, n), arm.format, shots, texts, n, source, style), ids
 
 
@@ -122,7 +125,7 @@ def read_plan(recipe: EvalRecipe) -> Plan:
     return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), _read_template(section))
 
 
-def expand_arms(section: EvalSection, task: Task | None = None) -> tuple[Arm, ...]:
+def expand_arms(section: EvalSection, task: Task | None = None) -> tuple[EvalArm, ...]:
     """Return every arm in the order of results: formats, shots, models, K; the first model without context leads.
 
     A task has a format of its own. Baselines without the question get neither examples nor passages; one is added if
@@ -131,10 +134,10 @@ def expand_arms(section: EvalSection, task: Task | None = None) -> tuple[Arm, ..
     with_context = section.models if section.retrieval_models is None else section.retrieval_models
     ks = section.retrieval.k if section.retrieval else ()
     formats: list[Format] = ["task"] if task is not None else list(section.formats)
-    if task is None and "pmi" in section.scores and "texts-no-question" not in formats:
-        formats.append("texts-no-question")
+    if task is None and "pmi" in section.scores and PMI_BASELINE not in formats:
+        formats.append(PMI_BASELINE)
     return tuple(
-        Arm(model, format, shots, k)
+        EvalArm(model, format, shots, k)
         for format in dict.fromkeys(formats)
         for shots in ((0,) if format in WITHOUT_QUESTION else section.shots)
         for model in section.models

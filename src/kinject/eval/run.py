@@ -29,11 +29,12 @@ from kinject.disk import (
 )
 from kinject.errors import InputError
 from kinject.eval.harness_files import Sample, write_harness_files
-from kinject.eval.plan import Arm, Plan, QuestionSet, read_plan
-from kinject.eval.prompts import PromptRequest, render_prompt, scored_texts
+from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
+from kinject.eval.prompts import ROTATED, PromptRequest, render_prompt, scored_texts
 from kinject.eval.results import Answers, chosen_k_notes, find_flips, is_scored, make_report, mass_notes
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import (
+    PERPLEXITY_FORMAT,
     AnswerStore,
     ResumableScoring,
     hash_model,
@@ -49,9 +50,6 @@ from kinject.recipe.sections import EvalSection
 from kinject.results import Perplexity, Report, to_json
 from kinject.terminal import Progress, show
 from kinject.types import Answer
-
-PERPLEXITY_FORMAT = "perplexity"
-"""The `format` of stored windows of texts; they are no answers to questions."""
 
 _LONGEST_WINDOW = 2048
 
@@ -88,7 +86,7 @@ class LoadedScorer:
 class PendingPrompt:
     """One prompt of one arm in tokens; `context_ids` are the ids of the passages in it."""
 
-    arm: Arm
+    arm: EvalArm
     request: PromptRequest
     encoded: Encoded
     context_ids: tuple[str, ...]
@@ -329,7 +327,7 @@ def _keep_samples(
     """Keep the rows of lm-evaluation-harness's files; each rotation of the options is a task of its own there."""
     for prompt, answer in zip(prompts, answers, strict=True):
         arm = prompt.arm
-        rotation = f"r{prompt.request.rotation}" if arm.format == "rotations" else ""
+        rotation = f"r{prompt.request.rotation}" if arm.format in ROTATED else ""
         parts = (question_set.name, arm.format, f"{arm.shots}shot", f"k{arm.k}" if arm.k else "", rotation)
         task = "_".join(part for part in parts if part).replace("/", "_").replace(" ", "_")
         text = model.encoder.apply_chat_template(render_prompt(prompt.request))

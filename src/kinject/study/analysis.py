@@ -148,17 +148,8 @@ def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
             recipe["corpus"] = arm.corpus
         if arm.alpha is not None:
             recipe["alpha"] = arm.alpha
-        found.append(
-            ArmInfo(
-                arm.name,
-                arm.model,
-                arm.description,
-                arm.trained,
-                arm.sweep,
-                recipe,
-                arm.match_steps_of or arm.match_tokens_of,
-            )
-        )
+        matched = arm.match_steps_of or arm.match_tokens_of
+        found.append(ArmInfo(arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, matched))
     return tuple(found)
 
 
@@ -402,22 +393,6 @@ def _scaling_fit(
         yield ScalingFit(name, along, fixed, len(pairs), slope, low, high, intercept, r_squared)
 
 
-def count_parameters(folder: Path) -> int:
-    """Return the numbers in a model's weights, tied ones once, from the headers of its safetensors files.
-
-    Raises `InputError` where there are none.
-    """
-    from safetensors import safe_open
-
-    n_parameters = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="numpy") as file:
-            n_parameters += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    if not n_parameters:
-        raise InputError(f"{folder}: holds no weights (*.safetensors) to count. study.scaling needs models in folders.")
-    return n_parameters
-
-
 def make_costs(runs: Sequence[ArmRun], status: StageStatus) -> list[Cost]:
     """Return the cost of each finished stage of each arm. A shared stage is listed with every arm that used it."""
     users: dict[str, int] = {}
@@ -442,9 +417,7 @@ def make_failures(runs: Sequence[ArmRun], status: StageStatus) -> list[Failure]:
         if failure is not None:
             stage, why = failure
             arm = run.arm
-            found.append(
-                Failure(arm.name, arm.model, run.seed, stage.kind, why, str(stage.folder / LOG))
-            )  # fmt: skip
+            found.append(Failure(arm.name, arm.model, run.seed, stage.kind, why, str(stage.folder / LOG)))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -31,7 +32,6 @@ from kinject.study.analysis import (
     Evidence,
     Measures,
     arm_infos,
-    count_parameters,
     judge_claims,
     make_costs,
     make_exposures,
@@ -270,6 +270,22 @@ def _read_records(study: Study) -> Records:
         if study.status.all_done(run.all_stages):
             records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[-1].folder)
     return records
+
+
+def count_parameters(folder: Path) -> int:
+    """Return the numbers in a model's weights, tied ones once, from the headers of its safetensors files.
+
+    Raises `InputError` where there are none.
+    """
+    from safetensors import safe_open
+
+    n_parameters = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="numpy") as file:
+            n_parameters += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    if not n_parameters:
+        raise InputError(f"{folder}: holds no weights (*.safetensors) to count. study.scaling needs models in folders.")
+    return n_parameters
 
 
 def _model_sources(section: StudySection) -> dict[str, str]:

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 
+PERPLEXITY_FORMAT = "perplexity"
+"""The `format` of stored windows of texts; they are no answers to questions."""
+
 _Identity = tuple[str, str, str, int, int, int, str]
 _FIELDS = tuple(item.name for item in fields(Answer))
 
