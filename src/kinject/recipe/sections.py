@@ -17,6 +17,10 @@ def option(default: Any = ..., **metadata: Any) -> Any:
     return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
+MAX_SAMPLES = 10_000
+"""Most samples of one style and passage."""
+
+
 @dataclass(frozen=True)
 class TokenizerSection:
     """Train a byte-level BPE tokenizer on the corpus."""
@@ -195,7 +199,7 @@ class AugmentSection:
         help="File (txt, md, html, pdf, jsonl, csv, parquet), folder, or data set on the hub.", path="documents"
     )
     styles: Mapping[str, int] = option(
-        help="Style: samples of each passage, as in {paraphrase: 16}.", min=0, max=10_000
+        help="Style: samples of each passage, as in {paraphrase: 16}.", min=0, max=MAX_SAMPLES, stage_checks_bounds=True
     )
     generator: GeneratorSection = option(help="What writes the paraphrases.")
     include_originals: bool = option(True, help="Keep the originals in the corpus.")
