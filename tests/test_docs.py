@@ -223,7 +223,8 @@ def test_a_module_or_a_test_that_does_not_exist_would_be_seen() -> None:
         "train/run.py:nothing_",
     ]
     assert _absent_files(", ".join(absent)) == absent
-    assert _absent_modules("kinject.nothing, `kinject.cli.train`") == ["kinject.nothing"]
+    wrong = [f"kinject.{name}" for name in ("nothing", "train.nothing")]
+    assert _absent_modules(", ".join([*wrong, "`kinject.cli.train`"])) == wrong
     assert _absent_files("`train/run.py:run`, tests/train/test_run.py") + _absent_modules("kinject.cli.train") == []
 
 
