@@ -286,6 +286,10 @@ class RetrievalSection:
     cache_dir: str = option("runs/indices", help="dense: folder for embedded passages, by content.")
 
 
+QuestionFormat = Literal["letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question"]
+"""How a question is asked; `FORMATS` in `kinject.eval.prompts` describes each."""
+
+
 @dataclass(frozen=True)
 class EvalSection:
     """Several models against several question sets; the first model is the base of every comparison."""
@@ -296,9 +300,9 @@ class EvalSection:
     questions: Mapping[str, str | QuestionSetSection] = option(
         help="name: path, or path with role and shots_from.", nonempty=True, path="file"
     )
-    formats: tuple[
-        Literal["letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question"], ...
-    ] = option(("texts",), help="letters, texts, hybrid, rotations, or a baseline without the question.", nonempty=True)
+    formats: tuple[QuestionFormat, ...] = option(
+        ("texts",), help="letters, texts, hybrid, rotations, or a baseline without the question.", nonempty=True
+    )
     scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi"], ...] = option(
         ("sum",), help="How choices are compared: log-prob, log-prob per length, or pmi.", nonempty=True
     )
