@@ -25,7 +25,7 @@ HEAD = """\
 # Licences of the dependencies
 
 kinject is under Apache-2.0. It ships none of these packages; pip installs them. The licence is the one that the package's own
-metadata names at the pinned version (constraints.txt); `python tests/test_dependencies.py` writes this page anew. What kinject
+metadata names at the pinned version (constraints.txt); `python tests/test_dependencies.py` writes this page. What kinject
 or a package that it needs requires, every installation has; extras are named. Builds of torch for NVIDIA's GPUs bring NVIDIA's
 libraries, under NVIDIA's terms.
 

@@ -93,7 +93,7 @@ def test_the_whole_openai_path_runs_against_the_served_sandbox(
     ("flags", "told"),
     [
         (["--fault", "421=0.1"], "faults: found"),
-        (["--fault", "429"], "--fault: found '429', expected NAME=SHARE"),
+        (["--fault", "429"], "--fault: found '429', expected NAME=FRACTION"),
         (["--key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
         (["--port", "70000"], "--port: found 70000"),
         (["--latency", "-1"], "--latency: found -1"),

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
-from kinject.eval.prompts import PromptRequest, pick_shots, render_prompt, scored_texts
+from typing import get_args
+
+from kinject.eval.prompts import FORMATS, PromptRequest, pick_shots, render_prompt, scored_texts
+from kinject.recipe.sections import QuestionFormat
+from kinject.report import formatting
 from kinject.types import Question
 
 ASKED = Question("q1", "Which bone is longest? ", ("Rib", "Femur", "Ulna"), 1, subject="high_school_anatomy")
@@ -50,3 +54,16 @@ def test_shots_come_in_order_without_the_question_itself():
 def test_lengths_are_of_what_the_continuation_says():
     assert scored_texts(ASKED, "letters") == ("A", "B", "C")
     assert scored_texts(ASKED, "texts") == ("Rib", "Femur", "Ulna")
+
+
+def test_recipe_table_and_report_know_the_same_formats():
+    assert FORMATS.keys() == {*get_args(QuestionFormat), "task"}
+    assert formatting._FORMATS.keys() == FORMATS.keys()
+
+
+def test_each_format_shows_what_its_entry_says():
+    for name, traits in FORMATS.items():
+        prompt = render_prompt(PromptRequest(OTHER, name))
+        assert (OTHER.question in prompt.context) == traits.shows_question, name
+        assert ("A. Neon\nB. Oxygen" in prompt.context) == traits.shows_options, name
+        assert prompt.continuations == ((" A", " B") if traits.letters else (" Neon", " Oxygen")), name

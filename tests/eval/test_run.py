@@ -19,6 +19,7 @@ from kinject.disk import lock_dir
 from kinject.errors import DiskError, InputError, RecipeError
 from kinject.eval import evaluate
 from kinject.eval.results import correct_family, is_correct, paired_contrast, summarize_arm
+from kinject.eval.run import show_progress
 from kinject.eval.scoring.answers import AnswerStore, read_answers
 from kinject.models import load_model
 from kinject.recipe import read_recipe
@@ -344,3 +345,32 @@ def test_a_real_checkpoint_on_mmlu_equals_the_naive_way(shared, tmp_path, write_
         answer = found["texts", 0, row["id"]]
         expected = naive(model, f"Question: {row['question']}\nAnswer:", [f" {choice}" for choice in row["choices"]])
         np.testing.assert_allclose(answer.log_probs, expected, rtol=0, atol=1e-4)
+
+
+def test_without_a_terminal_there_is_one_line_on_stderr(capsys):
+    with show_progress("base on new", 10, 4) as progress:
+        for _ in range(6):
+            progress.advance()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("base on new: 10 prompts, 4 found in answers.jsonl, 6 scored in ")
+    assert err.endswith(" a second\n")
+    assert err.count("\n") == 1
+
+
+def test_an_interrupted_count_claims_nothing(capsys):
+    with pytest.raises(KeyboardInterrupt), show_progress("base on new", 10, 0):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_terminal_a_bar_counts_the_questions(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    with show_progress("base on new", 2, 0) as progress:
+        progress.advance()
+        progress.advance()
+    err = capsys.readouterr().err
+    assert "2/2" in err
+    assert progress.done == 2

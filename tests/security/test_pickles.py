@@ -18,7 +18,7 @@ import yaml
 from safetensors.torch import load_file
 
 from kinject.errors import InputError, KinjectError, TrainingError
-from kinject.eval.retrieval.retrievers import DenseRetriever
+from kinject.eval.retrieval import DenseRetriever
 from kinject.models import load_model, load_tokenizer
 from kinject.recipe import read_recipe, yaml_lines
 from kinject.train import train

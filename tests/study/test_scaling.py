@@ -20,9 +20,8 @@ from kinject.report import read_report, write_report
 from kinject.results import Scaling, ScalingFit, ScalingPoint
 from kinject.study.arms import expand_arms
 from kinject.study.check import check_names, check_shared_recipes
-from kinject.study.inference import CorrectnessMatrix
-from kinject.study.run import run_study
-from kinject.study.scaling import bits_matrix, count_parameters, fit_line
+from kinject.study.inference import CorrectnessMatrix, bits_matrix, fit_line
+from kinject.study.run import count_parameters, run_study
 
 SCALING = {"sweep": "steps", "question_sets": ["new", "known"], "values": {"": 16}, "facts": {"known": 80}}
 CURVES = {"steps": {"key": "trainer.max_steps", "arm": "ft", "values": [1, 2, 4]}}

@@ -10,7 +10,7 @@ from kinject.augment.styles import STYLES
 from kinject.errors import RecipeError
 from kinject.recipe import AugmentRecipe, AugmentSection, GeneratorSection, QuestionsRecipe, QuestionsSection, Recipe
 from kinject.recipe.check import suggestion
-from kinject.recipe.sections import GENERATOR_REQUIRES
+from kinject.recipe.sections import GENERATOR_REQUIRES, MAX_SAMPLES
 
 _BATCH_IN_FLIGHT = 20_000
 
@@ -51,9 +51,11 @@ def _augment_faults(section: AugmentSection) -> list[tuple[str, str]]:
 
 
 def _style_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
-    for name in section.styles:
+    for name, n_samples in section.styles.items():
         if name not in STYLES:
             yield f"augment.styles.{name}", f"unknown style.{suggestion(name, STYLES)}"
+        elif not 0 <= n_samples <= MAX_SAMPLES:
+            yield f"augment.styles.{name}", f"found {n_samples}, allowed: 0 to {MAX_SAMPLES:,}."
 
 
 def _generator_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:

@@ -19,9 +19,9 @@ Rewrite documents into a training corpus, passage by passage. In the recipe's ru
 
 examples:
   kinject augment
-  kinject augment --dry-run                                      planned requests, cost and time; nothing is sent
+  kinject augment --dry-run    planned requests, cost and time; nothing is sent
   kinject augment recipes/augment.yaml augment.styles.paraphrase=4 run_dir=runs/augment-4
-  kinject augment recipes/augment.yaml 'augment.styles={paraphrase: 8, permuted: 2}' run_dir=runs/augment-mixed
+  kinject augment 'augment.styles={paraphrase: 8, permuted: 2}' run_dir=runs/augment-mixed
   OPENAI_API_KEY=... kinject augment recipes/augment-openai.yaml augment.budget=5"""
 
 

@@ -9,14 +9,17 @@ from kinject.cli.recipe_arguments import add_verb, recipe_of
 from kinject.terminal import show
 
 _DETAIL = """\
-Compare training strategies on one train recipe, each run in a process of its own: vanilla (float32, the batch as given, one
-document a row), fp16, bf16, packing, gradient accumulation, gradient checkpointing, activation offloading, Adafactor, 8-bit
-AdamW, torch.compile, LoRA, and all of them that run here combined. Time and peak memory are compared with the two vanilla
-runs of the same round; accuracy is that of the recipe's probes (or eval questions) after the last step. A strategy that
-cannot run here is listed with its reason. The recipe's bench section adds strategies of your own. In its run_dir:
+Compare training strategies on one train recipe, each run in a process of its own: vanilla
+(float32, the batch as given, one document a row), fp16, bf16, packing, gradient accumulation,
+gradient checkpointing, activation offloading, Adafactor, 8-bit AdamW, torch.compile, LoRA, and
+all of them that run here combined. Time and peak memory are compared with the two vanilla runs of
+the same round; accuracy is that of the recipe's probes (or eval questions) after the last step. A
+strategy that cannot run here is listed with its reason. The recipe's bench section adds
+strategies of your own. In its run_dir:
   bench.md, bench.csv, bench.json   the table, rows by time
   bench.png, bench.svg              the same as a figure
-  runs/ID/                          log.jsonl, timing.jsonl and stage.log of each run; a finished run is not repeated
+  runs/ID/                          log.jsonl, timing.jsonl and stage.log of each run;
+                                    a finished run is not repeated
 Exit code 0: all that can run here ran; 1: a strategy failed.
 
 examples:

@@ -9,9 +9,9 @@ from typing import Any
 from kinject.terminal import show
 
 _DETAIL = """\
-Compare runs question by question, with intervals and p values. A RUN is a run folder of kinject eval, or a samples_*.jsonl of
-lm-evaluation-harness (or a folder with some). All runs are compared with the first. With a single run, its other arms are
-compared with its first.
+Compare runs question by question, with intervals and p values. A RUN is a run folder of kinject
+eval, or a samples_*.jsonl of lm-evaluation-harness (or a folder with some). All runs are compared
+with the first. With a single run, its other arms are compared with its first.
 
 examples:
   kinject compare runs/eval

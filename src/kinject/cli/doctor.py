@@ -9,8 +9,9 @@ from typing import Any
 from kinject.terminal import show
 
 _DETAIL = """\
-Check this machine (devices, bfloat16, attention, memory, disk, packages, which keys are set, the hub) and what each recipe
-would do on it: device, dtype, attention, missing inputs. Each problem comes with its fix.
+Check this machine (devices, bfloat16, attention, memory, disk, packages, which keys are set, the
+hub) and what each recipe would do on it: device, dtype, attention, missing inputs. Each problem
+comes with its fix.
 Exit code 0: no problems; 1: problems.
 
 examples:

@@ -10,8 +10,8 @@ from kinject.process import is_first_process
 from kinject.terminal import show
 
 _DETAIL = """\
-Score models on question sets by the log-probability of each choice, with and without retrieved context. In the recipe's
-run_dir:
+Score models on question sets by the log-probability of each choice, with and without retrieved
+context. In the recipe's run_dir:
   answers.jsonl    log-probs of every choice; a rerun scores nothing twice
   harness/ARM/     the same in lm-evaluation-harness's layout
   report.html      verdict, tables, figures, changed answers (also report.md and report.json)
@@ -23,7 +23,9 @@ examples:
   kinject eval recipes/eval.yaml eval.limit=50 run_dir=runs/eval-quick
   kinject eval recipes/eval.yaml 'eval.formats=[letters, texts, hybrid, rotations]'
   kinject eval --show 5
-  accelerate launch --multi_gpu --num_processes 2 -m kinject.cli eval      GPUs, or processes on the CPU, share the questions"""
+
+GPUs, or processes on the CPU, divide the questions among themselves:
+  accelerate launch --multi_gpu --num_processes 2 -m kinject.cli eval"""
 
 
 def add_parser(verbs: Any) -> None:

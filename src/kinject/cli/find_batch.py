@@ -9,10 +9,11 @@ from kinject.cli.recipe_arguments import add_verb, recipe_of
 from kinject.terminal import show
 
 _DETAIL = """\
-Find the largest per-device batch that fits, and the gradient accumulation that keeps the recipe's global batch. The search
-doubles the batch, then bisects. Each trial makes two updates on the longest rows in a process of its own. On a GPU a trial
-fits if the allocator refuses nothing; on a CPU if its peak resident memory stays within --memory.
-Prints the two lines to set. In run_dir/find-batch:
+Find the largest per-device batch that fits, and the gradient accumulation that keeps the recipe's
+global batch. The search doubles the batch, then bisects. Each trial makes two updates on the
+longest rows in a process of its own. On a GPU a trial fits if the allocator refuses nothing; on a
+CPU if its peak resident memory stays within --memory. Prints the two lines to set. In
+run_dir/find-batch:
   trials.json        the memory of each batch; a finished trial is not repeated
   batch-N/log.txt    what the trial printed
 

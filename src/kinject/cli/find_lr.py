@@ -9,8 +9,9 @@ from kinject.cli.recipe_arguments import add_verb, recipe_of
 from kinject.terminal import show
 
 _DETAIL = """\
-Find a learning rate by a range test: with the recipe's own model, batch and optimizer, the rate rises by the same factor at
-every update until the loss diverges. The model is trained in memory only; its files do not change. In run_dir/find-lr:
+Find a learning rate by a range test: with the recipe's own model, batch and optimizer, the rate
+rises by the same factor at every update until the loss diverges. The model is trained in memory
+only; its files do not change. In run_dir/find-lr:
   lr.png             loss over rate, with the suggestion
   lr.csv, lr.json    the same as numbers; the same test is not repeated
 Exit code 0: a rate is suggested; 1: the loss did not fall.

@@ -11,14 +11,15 @@ from kinject.errors import InputError
 from kinject.terminal import show
 
 _DETAIL = """\
-Average a tuned model with its base, weight by weight: alpha 0 is the base, 1 the tuned model. Values in between often forget
-far less and keep most of what was learned. TUNED may be a peft adapter.
+Average a tuned model with its base, weight by weight: alpha 0 is the base, 1 the tuned model.
+Values in between often forget far less and keep most of what was learned. TUNED may be a peft
+adapter.
 
 examples:
   kinject merge runs/sandbox/base/model runs/cpt/model
   kinject merge runs/sandbox/base/model runs/cpt/model --alpha 0.5 0.75 --out runs/merged
-  kinject merge runs/sandbox/base/model runs/cpt/model --probe eval/sandbox/new.jsonl eval/sandbox/known.jsonl
-  kinject merge runs/sandbox/base/model runs/cpt/model --probe recipes/eval.yaml    # as in an evaluation recipe"""
+  kinject merge runs/sandbox/base/model runs/cpt/model --probe eval/sandbox/new.jsonl
+  kinject merge runs/sandbox/base/model runs/cpt/model --probe recipes/eval.yaml"""
 
 
 def add_parser(verbs: Any) -> None:

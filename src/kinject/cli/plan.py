@@ -10,9 +10,10 @@ from kinject.cli.recipe_arguments import add_verb, recipe_of
 from kinject.terminal import show
 
 _DETAIL = """\
-Print what a training recipe will need before it runs: parameters, memory by part, steps, tokens, exposures, time and disk;
-whether it fits, the cheapest changes if it does not, and how to spread it over several devices. The model's config is enough
-(no weights are read). The corpus is read as training reads it, and a few real steps are timed in a process of their own.
+Print what a training recipe will need before it runs: parameters, memory by part, steps, tokens,
+exposures, time and disk; whether it fits, the cheapest changes if it does not, and how to spread
+it over several devices. The model's config is enough (no weights are read). The corpus is read as
+training reads it, and a few real steps are timed in a process of their own.
 Exit code 0: it fits, or a way to run it fits; 1: none does.
 
 examples:

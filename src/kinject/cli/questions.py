@@ -10,8 +10,9 @@ from kinject.cli.recipe_arguments import add_verb, recipe_of
 from kinject.terminal import show
 
 _DETAIL = """\
-Write four-choice questions on documents. A model proposes them for each passage. It must answer each correctly when asked
-again with the passage, and must not always be correct without it. In the recipe's run_dir:
+Write four-choice questions on documents. A model proposes them for each passage. It must answer
+each correctly when asked again with the passage, and must not always be correct without it. In
+the recipe's run_dir:
   questions.jsonl    the most specific ones of each passage, with the ids of document and fact
   validation.jsonl   those on a fraction of the documents; test.jsonl: those on the others
   rejected.jsonl     every rejected one, with the reason
@@ -20,7 +21,7 @@ again with the passage, and must not always be correct without it. In the recipe
 examples:
   kinject questions
   kinject questions recipes/questions.yaml questions.n_questions=3 questions.documents=my-folder/
-  OPENAI_API_KEY=... kinject questions recipes/questions.yaml 'questions.generator={kind: openai, model: gpt-4o-mini}'"""
+  OPENAI_API_KEY=... kinject questions 'questions.generator={kind: openai, model: gpt-4o-mini}'"""
 
 
 def add_parser(verbs: Any) -> None:

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from kinject.recipe.shipped import ShippedRecipe
 
 _DETAIL = """\
-List the shipped recipes: the purpose, inputs, results and duration of each. Or copy one into this folder, with all it refers
-to: the recipes that make its inputs, the sandbox's documents and questions, and the schema for editors.
+List the shipped recipes: the purpose, inputs, results and duration of each. Or copy one into this
+folder, with all it refers to: the recipes that make its inputs, the sandbox's documents and
+questions, and the schema for editors.
 
 examples:
   kinject recipes                          all of them
   kinject recipes list studies             those below recipes/studies/
-  kinject recipes copy eval                all inputs of the main job, in an empty folder; then kinject prints the next step
+  kinject recipes copy eval                the main job; then `kinject` prints the next step
   kinject recipes copy mistral-7b/lora --into ~/mine
   kinject recipes list --json"""
 

@@ -9,8 +9,8 @@ from typing import Any
 from kinject.terminal import show
 
 _DETAIL = """\
-Draw the report of a finished run again: of kinject eval from its report.json and the training logs of its models, of
-kinject train from its log.jsonl, of kinject study from its report.json.
+Draw the report of a finished run again: of kinject eval from its report.json and the training
+logs of its models, of kinject train from its log.jsonl, of kinject study from its report.json.
 
 examples:
   kinject report runs/eval

@@ -12,17 +12,21 @@ from kinject.signals import exit_code
 from kinject.terminal import show
 
 _DETAIL = """\
-The embedded fictional country: documents about people that no model knows, questions on them, and the corpus from which a
-small base model learns to read and answer. Also an OpenAI-compatible endpoint on this machine that rewrites the documents,
-and writes and answers questions on them, without a model or a key; latency and faults can be set.
+The embedded fictional country: documents about people that no model knows, questions on them, and
+the corpus from which a small base model learns to read and answer. Also an OpenAI-compatible
+endpoint on this machine that rewrites the documents, and writes and answers questions on them,
+without a model or a key; latency and faults can be set.
 
 examples:
-  kinject sandbox build                 write data/sandbox/ and eval/sandbox/ (the repository has them)
-  kinject sandbox corpus                write runs/sandbox/base-corpus.jsonl, the corpus of recipes/sandbox/base.yaml
-  kinject sandbox serve --port 8000     then, in another terminal, with augment.generator.model=sandbox:
-      kinject augment recipes/augment-openai.yaml augment.generator.base_url=http://127.0.0.1:8000/v1
-      kinject questions 'questions.generator={kind: openai, model: sandbox, base_url: "http://127.0.0.1:8000/v1"}'
-  kinject sandbox serve --port 8000 --latency 0.1 --fault 429=0.05 --fault truncated=0.02"""
+  kinject sandbox build              write data/sandbox/ and eval/sandbox/ (a checkout has them)
+  kinject sandbox corpus             write the corpus of recipes/sandbox/base.yaml
+  kinject sandbox serve --port 8000 --latency 0.1 --fault 429=0.05 --fault truncated=0.02
+
+to use the endpoint of `kinject sandbox serve --port 8000` from another terminal:
+  kinject augment recipes/augment-openai.yaml augment.generator.model=sandbox \\
+      augment.generator.base_url=http://127.0.0.1:8000/v1
+  kinject questions \\
+      'questions.generator={kind: openai, model: sandbox, base_url: "http://127.0.0.1:8000/v1"}'"""
 
 
 def add_parser(verbs: Any) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 from kinject.terminal import show
 
 _DETAIL = """\
-Write the JSON schema of recipes: sections, keys, types, bounds and descriptions, from the grammar that kinject check uses.
-An editor with the YAML language server (VS Code's YAML extension, Neovim, Emacs, JetBrains) completes and checks a recipe
-whose first line names the schema; the shipped recipes have that line.
+Write the JSON schema of recipes: sections, keys, types, bounds and descriptions, from the grammar
+that kinject check uses. An editor with the YAML language server (VS Code's YAML extension,
+Neovim, Emacs, JetBrains) completes and checks a recipe whose first line names the schema; the
+shipped recipes have that line.
 
 examples:
   kinject schema                       write recipes/recipe.schema.json

@@ -10,8 +10,9 @@ from kinject.process import is_first_process
 from kinject.terminal import show
 
 _DETAIL = """\
-Train a model on a corpus, through TRL's SFTTrainer: continued pretraining on text rows, SFT on messages or prompt and
-completion rows. The recipe's trainer section holds SFTConfig's own fields. In the recipe's run_dir:
+Train a model on a corpus, through TRL's SFTTrainer: continued pretraining on text rows, SFT on
+messages or prompt and completion rows. The recipe's trainer section holds SFTConfig's own fields.
+In the recipe's run_dir:
   model/           a plain Hugging Face folder
   checkpoint-N/    where --resume continues
   log.jsonl        loss, learning rate, gradient norm and probe accuracies by step

@@ -9,9 +9,10 @@ from pathlib import Path
 from kinject.disk import check_folder
 from kinject.errors import InputError
 from kinject.eval.harness_files import read_samples
+from kinject.eval.prompts import PMI_BASELINE
 from kinject.eval.results import correct_family, is_correct, paired_contrast, summarize_arm
 from kinject.eval.scores import Score, rescored
-from kinject.eval.scoring.answers import read_answers
+from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import format_p, seed_interval
 from kinject.results import ArmResult, Contrast
 from kinject.terminal import aligned
@@ -50,7 +51,7 @@ def read_run(path: Path, score: Score = "sum") -> Run:
     if path.is_dir() and not answers.exists() and (path / "report.json").exists():
         raise InputError(f"{answers}: gone, though the evaluation's report.json is there. Run kinject eval again.")
     if answers.name == "answers.jsonl" and answers.exists():
-        found = [answer for answer in read_answers(answers) if answer.format != "perplexity"]
+        found = [answer for answer in read_answers(answers) if answer.format != PERPLEXITY_FORMAT]
     else:
         files = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
         if not files or not files[0].exists():
@@ -203,9 +204,9 @@ def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answ
 def _without(ways: dict[_Way, dict[str, list[Answer]]], way: _Way, arm: str) -> list[Answer]:
     """Return the answers of the same model to the prompts without the question."""
     model = arm.removesuffix("+rag")
-    found = ways.get((way[0], "texts-no-question", 0, 0), {}).get(model)
+    found = ways.get((way[0], PMI_BASELINE, 0, 0), {}).get(model)
     if found is None:
-        raise InputError(f"{way[0]}: pmi needs answers of {model} in the format texts-no-question. Ask for it as well.")
+        raise InputError(f"{way[0]}: pmi needs answers of {model} in the format {PMI_BASELINE}. Ask for it as well.")
     return found
 
 

@@ -11,7 +11,10 @@ from kinject.corpus.questions import read_questions
 from kinject.disk import read_bytes
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.eval.prompts import (
+    FORMATS,
+    FROM_TASK,
     MOST_LETTERS,
+    PMI_BASELINE,
     SHOWS_OPTIONS,
     WITHOUT_QUESTION,
     Format,
@@ -20,18 +23,16 @@ from kinject.eval.prompts import (
     pick_shots,
     rotate_options,
 )
-from kinject.eval.retrieval import measure_recall, read_contexts, read_passages
-from kinject.eval.retrieval.retrievers import Retriever, make_retriever
+from kinject.eval.retrieval import Retriever, make_retriever, read_contexts, read_passages
 from kinject.eval.tasks.task import Task, read_task
 from kinject.eval.tasks.templates import compile_template
 from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EvalSection, QuestionSetSection
-from kinject.results import Recall
 from kinject.types import Passage, Question
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class EvalArm:
     """A model with one format, one number of few-shot examples and one number `k` of retrieved passages."""
 
     model: str
@@ -60,7 +61,7 @@ class QuestionSet:
     contexts: tuple[tuple[Passage, ...], ...]
     task: Task | None = None
     chooses_k_for: str = ""
-    arms: tuple[Arm, ...] = ()
+    arms: tuple[EvalArm, ...] = ()
 
     def examples(self, n: int) -> list[tuple[Question, ...]]:
         """Return the `n` examples before each question, fewer if there are not enough."""
@@ -73,27 +74,26 @@ class QuestionSet:
         n = len(self.questions)
         return [TaskStyle()] * n if self.task is None else list(self.task.styles[:n])
 
-    def requests(self, arm: Arm, template: str = "") -> Iterator[tuple[PromptRequest, tuple[str, ...]]]:
+    def requests(self, arm: EvalArm, template: str = "") -> Iterator[tuple[PromptRequest, tuple[str, ...]]]:
         """Yield the prompts of `arm` for each question, each with the ids of the passages in it."""
         contexts: Sequence[tuple[Passage, ...]] = self.contexts or ((),) * len(self.questions)
-        source = "" if arm.format in WITHOUT_QUESTION or arm.format == "task" else template
+        source = "" if arm.format in WITHOUT_QUESTION | FROM_TASK else template
         examples = self.examples(arm.shots)
         for question, context, shots, style in zip(self.questions, contexts, examples, self.styles(), strict=True):
             texts = tuple(passage.text for passage in context[: arm.k])
             ids = tuple(passage.id for passage in context[: arm.k])
-            for n in range(len(question.choices) if arm.format == "rotations" else 1):
+            for n in range(len(question.choices) if FORMATS[arm.format].rotates else 1):
                 yield PromptRequest(rotate_options(question, n), arm.format, shots, texts, n, source, style), ids
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All question sets of an evaluation; `recalls` measure the retrieval, `inputs` are the files that were read."""
+    """All question sets of an evaluation; `inputs` are the files that were read."""
 
     sets: tuple[QuestionSet, ...]
     notes: tuple[str, ...]
     inputs: tuple[Path, ...]
     template: str = ""
-    recalls: tuple[Recall, ...] = ()
 
 
 def read_plan(recipe: EvalRecipe) -> Plan:
@@ -122,11 +122,10 @@ def read_plan(recipe: EvalRecipe) -> Plan:
         raise InputError("\n".join(problems))
     notes = [note for question_set in sets if question_set.task for note in question_set.task.notes]
     notes += retriever.notes if retriever else ()
-    recalls = tuple(recall for question_set in sets for recall in _recalls(question_set, section))
-    return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), _read_template(section), recalls)
+    return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), _read_template(section))
 
 
-def expand_arms(section: EvalSection, task: Task | None = None) -> tuple[Arm, ...]:
+def expand_arms(section: EvalSection, task: Task | None = None) -> tuple[EvalArm, ...]:
     """Return every arm in the order of results: formats, shots, models, K; the first model without context leads.
 
     A task has a format of its own. Baselines without the question get neither examples nor passages; one is added if
@@ -135,10 +134,10 @@ def expand_arms(section: EvalSection, task: Task | None = None) -> tuple[Arm, ..
     with_context = section.models if section.retrieval_models is None else section.retrieval_models
     ks = section.retrieval.k if section.retrieval else ()
     formats: list[Format] = ["task"] if task is not None else list(section.formats)
-    if task is None and "pmi" in section.scores and "texts-no-question" not in formats:
-        formats.append("texts-no-question")
+    if task is None and "pmi" in section.scores and PMI_BASELINE not in formats:
+        formats.append(PMI_BASELINE)
     return tuple(
-        Arm(model, format, shots, k)
+        EvalArm(model, format, shots, k)
         for format in dict.fromkeys(formats)
         for shots in ((0,) if format in WITHOUT_QUESTION else section.shots)
         for model in section.models
@@ -272,10 +271,3 @@ def _check_questions(item: QuestionSetSection, section: EvalSection, question_se
                     f"{item.path}: question {question.id!r} has {len(question.choices)} choices, "
                     f"format {lettered[0]} has {MOST_LETTERS} letters. Use format texts."
                 )
-
-
-def _recalls(question_set: QuestionSet, section: EvalSection) -> Iterator[Recall]:
-    for k in dict.fromkeys(section.retrieval.k if section.retrieval else ()):
-        recall = measure_recall(question_set.name, question_set.questions, question_set.contexts, k)
-        if recall.n:
-            yield recall

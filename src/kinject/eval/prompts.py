@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_uppercase
 from typing import Any, Literal
 
 from kinject.corpus.questions import question_prompt
 from kinject.errors import InputError
-from kinject.eval.scores import LETTERED
 from kinject.eval.tasks.templates import compile_template, render
+from kinject.recipe.sections import QuestionFormat
 from kinject.types import Question
 
-Format = Literal["letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question", "task"]
+Format = QuestionFormat | Literal["task"]
 MOST_LETTERS = len(ascii_uppercase)
-WITHOUT_QUESTION = frozenset({"letters-no-question", "texts-no-question"})
-SHOWS_OPTIONS = LETTERED | {"hybrid"}
+
+
+@dataclass(frozen=True, slots=True)
+class FormatTraits:
+    """What a prompt of one format shows, and whether its continuations are letters or the choices' texts.
+
+    `rotates`: the question is asked once for each rotation of its options. `from_task`: the text is that of an
+    lm-evaluation-harness task, unchanged.
+    """
+
+    shows_question: bool = True
+    shows_options: bool = False
+    letters: bool = False
+    rotates: bool = False
+    from_task: bool = False
+
+
+FORMATS: Mapping[Format, FormatTraits] = {
+    "letters": FormatTraits(shows_options=True, letters=True),
+    "texts": FormatTraits(),
+    "hybrid": FormatTraits(shows_options=True),
+    "rotations": FormatTraits(shows_options=True, letters=True, rotates=True),
+    "letters-no-question": FormatTraits(shows_question=False, shows_options=True, letters=True),
+    "texts-no-question": FormatTraits(shows_question=False),
+    "task": FormatTraits(from_task=True),
+}
+"""Every question format; `QuestionFormat` in `kinject.recipe.sections` names those that a recipe can ask for."""
+
+WITHOUT_QUESTION = frozenset(name for name, traits in FORMATS.items() if not traits.shows_question)
+SHOWS_OPTIONS = frozenset(name for name, traits in FORMATS.items() if traits.shows_options)
+LETTERED = frozenset(name for name, traits in FORMATS.items() if traits.letters)
+ROTATED = frozenset(name for name, traits in FORMATS.items() if traits.rotates)
+FROM_TASK = frozenset(name for name, traits in FORMATS.items() if traits.from_task)
+
+PMI_BASELINE: Format = "texts-no-question"
+"""The format whose log-probs the score `pmi` subtracts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +135,7 @@ def scored_texts(question: Question, format: str) -> tuple[str, ...]:
 
 
 def _subject_header(request: PromptRequest) -> str:
-    if request.format == "task":
+    if request.format in FROM_TASK:
         return request.style.description
     if request.format not in SHOWS_OPTIONS or not request.question.subject:
         return ""
@@ -113,21 +147,20 @@ def _with_answer(shot: Question, request: PromptRequest) -> str:
     return f"{_unanswered(shot, request.format)}{_continuations(shot, request)[shot.answer]}"
 
 
-def _unanswered(question: Question, format: str) -> str:
-    if format == "task":
+def _unanswered(question: Question, format: Format) -> str:
+    traits = FORMATS[format]
+    if traits.from_task:
         return question.question
-    if format == "texts-no-question":
-        return "Answer:"
-    if format == "texts":
-        return question_prompt(question.question)
+    if not traits.shows_options:
+        return question_prompt(question.question) if traits.shows_question else "Answer:"
     lettered = zip(ascii_uppercase, question.choices, strict=False)
     options = "".join(f"\n{letter}. {choice}" for letter, choice in lettered)
-    text = f"{question.question.strip()}{options}" if format not in WITHOUT_QUESTION else options.removeprefix("\n")
+    text = f"{question.question.strip()}{options}" if traits.shows_question else options.removeprefix("\n")
     return f"{text}\nAnswer:"
 
 
 def _continuations(question: Question, request: PromptRequest) -> tuple[str, ...]:
-    delimiter = request.style.target_delimiter if request.format == "task" else " "
+    delimiter = request.style.target_delimiter if request.format in FROM_TASK else " "
     return tuple(f"{delimiter}{text}" for text in scored_texts(question, request.format))
 
 

@@ -11,9 +11,10 @@ from string import ascii_uppercase
 from typing import Any
 
 from kinject.disk import Row
-from kinject.eval.plan import Arm, Plan, QuestionSet
-from kinject.eval.prompts import WITHOUT_QUESTION
-from kinject.eval.scores import LETTERED, Score, letter_mass, letter_priors, rescored
+from kinject.eval.plan import EvalArm, Plan, QuestionSet
+from kinject.eval.prompts import FROM_TASK, LETTERED, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
+from kinject.eval.retrieval import measure_recall
+from kinject.eval.scores import Score, letter_mass, letter_priors, rescored
 from kinject.eval.scoring.answers import finite_or_none
 from kinject.eval.statistics import (
     bootstrap_interval,
@@ -27,10 +28,10 @@ from kinject.eval.statistics import (
     wilson,
 )
 from kinject.recipe.sections import EvalSection
-from kinject.results import ArmInfo, ArmResult, Contrast, Perplexity, Report, Subject
+from kinject.results import ArmInfo, ArmResult, Contrast, Perplexity, Recall, Report, Subject
 from kinject.types import Answer, Passage, Question
 
-Answers = dict[tuple[str, Arm], list[Answer]]
+Answers = dict[tuple[str, EvalArm], list[Answer]]
 """(question set, arm) -> its answers, in the order of the questions."""
 
 RAG = "+rag"
@@ -150,10 +151,19 @@ def make_report(
         arms=tuple(ArmInfo(name, base, path, trained=name != base) for name, path in section.models.items()),
         results=_summarize(plan, section, answers),
         perplexities=tuple(perplexities),
-        recalls=plan.recalls,
+        recalls=tuple(_recalls(plan, section)),
         logs=tuple((base, name, 0, os.path.relpath(log, run_dir)) for log, name in logs.items() if log.is_file()),
         model_sources={base: section.models[base]},
     )
+
+
+def _recalls(plan: Plan, section: EvalSection) -> Iterator[Recall]:
+    """Yield the recall of the retrieval for each question set, validation splits too, and each K."""
+    for question_set in plan.sets:
+        for k in dict.fromkeys(section.retrieval.k if section.retrieval else ()):
+            recall = measure_recall(question_set.name, question_set.questions, question_set.contexts, k)
+            if recall.n:
+                yield recall
 
 
 def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmResult, ...]:
@@ -172,12 +182,12 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
     )
 
 
-def _result(question_set: QuestionSet, arm: Arm, score: Score, section: EvalSection, answers: Answers) -> ArmResult:
+def _result(question_set: QuestionSet, arm: EvalArm, score: Score, section: EvalSection, answers: Answers) -> ArmResult:
     base = replace(arm, model=next(iter(section.models)), k=0)
     ks = tuple(dict.fromkeys(section.retrieval.k)) if section.retrieval else ()
 
-    def scored(of: Arm) -> list[Answer]:
-        without = answers[question_set.name, Arm(of.model, "texts-no-question", 0, 0)] if score == "pmi" else ()
+    def scored(of: EvalArm) -> list[Answer]:
+        without = answers[question_set.name, EvalArm(of.model, PMI_BASELINE, 0, 0)] if score == "pmi" else ()
         return rescored(answers[question_set.name, of], score, without)
 
     result = summarize_arm(
@@ -200,12 +210,12 @@ def _unpaired_contrast(answers: Sequence[Answer], rag: Sequence[Answer]) -> Cont
     return replace(paired, low=low, high=high, p=None, smallest=None, test="Newcombe interval", from_counts=None)
 
 
-def _scores_for(arm: Arm, section: EvalSection) -> tuple[Score, ...]:
+def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[Score, ...]:
     """Return the scores that mean something for `arm`: letters are all equally long; a baseline needs no pmi."""
     scores: tuple[Score, ...] = tuple(dict.fromkeys(section.scores))
     if arm.format in LETTERED:
         return ("sum",)
-    if arm.format in WITHOUT_QUESTION or arm.format == "task":
+    if arm.format in WITHOUT_QUESTION | FROM_TASK:
         return tuple(score for score in scores if score != "pmi") or ("sum",)
     return scores
 
@@ -219,7 +229,7 @@ def mass_notes(answers: Answers) -> Iterator[str]:
             yield (
                 f"{where}: the letters hold only {mass:.1%} of the probability; the format may have failed, not the knowledge"
             )
-        if arm.format == "rotations":
+        if arm.format in ROTATED:
             priors = zip(ascii_uppercase, letter_priors(asked), strict=False)
             fractions = ", ".join(f"{letter} {fraction:.0%}" for letter, fraction in priors)
             yield f"{where}: whatever option they name, the letters get {fractions}; this bias is removed"
@@ -279,7 +289,7 @@ def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[R
                 yield from _flips_of(question_set, arm, base, answers)
 
 
-def _flips_of(question_set: QuestionSet, arm: Arm, base: Arm, answers: Answers) -> Iterator[Row]:
+def _flips_of(question_set: QuestionSet, arm: EvalArm, base: EvalArm, answers: Answers) -> Iterator[Row]:
     before = {answer.question_id: answer for answer in rescored(answers[question_set.name, base], "sum")}
     after = {answer.question_id: answer for answer in rescored(answers[question_set.name, arm], "sum")}
     contexts = question_set.contexts or ((),) * len(question_set.questions)
@@ -290,7 +300,9 @@ def _flips_of(question_set: QuestionSet, arm: Arm, base: Arm, answers: Answers) 
             yield about | _flip_row(arm, question, context[: arm.k], was, now)
 
 
-def _flip_row(arm: Arm, question: Question, passages: tuple[Passage, ...], was: Answer, now: Answer) -> dict[str, Any]:
+def _flip_row(
+    arm: EvalArm, question: Question, passages: tuple[Passage, ...], was: Answer, now: Answer
+) -> dict[str, Any]:
     return {
         "arm": arm.name,
         "format": arm.format,

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from kinject.errors import InputError
+from kinject.eval.prompts import LETTERED, ROTATED
 from kinject.types import Answer
 
 Score = Literal["sum", "chars", "bytes", "tokens", "pmi"]
 SCORES: tuple[Score, ...] = get_args(Score)
 
-LETTERED = frozenset({"letters", "rotations", "letters-no-question"})
-"""Formats whose continuations are letters."""
+
+@dataclass(frozen=True, slots=True)
+class PromptScore:
+    """The scores of one prompt: for each continuation its log-prob, and whether the model would have written it.
+
+    `greedy` is lm-evaluation-harness's is_greedy: every token of the continuation was the likeliest.
+    """
+
+    log_probs: tuple[float, ...]
+    greedy: tuple[bool, ...]
 
 
 def scores_of(answer: Answer, score: Score, without: Answer | None = None) -> tuple[float, ...]:
@@ -61,7 +70,7 @@ def merge_rotations(answers: Sequence[Answer]) -> list[Answer]:
     by_question: dict[str, list[Answer]] = {}
     for answer in answers:
         by_question.setdefault(answer.question_id, []).append(answer)
-    return [_merge(same) if same[0].format == "rotations" else same[0] for same in by_question.values()]
+    return [_merge(same) if same[0].format in ROTATED else same[0] for same in by_question.values()]
 
 
 def _merge(rotations: Sequence[Answer]) -> Answer:

@@ -17,6 +17,10 @@ def option(default: Any = ..., **metadata: Any) -> Any:
     return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
+MAX_SAMPLES = 10_000
+"""Most samples of one style and passage."""
+
+
 @dataclass(frozen=True)
 class TokenizerSection:
     """Train a byte-level BPE tokenizer on the corpus."""
@@ -195,7 +199,7 @@ class AugmentSection:
         help="File (txt, md, html, pdf, jsonl, csv, parquet), folder, or data set on the hub.", path="documents"
     )
     styles: Mapping[str, int] = option(
-        help="Style: samples of each passage, as in {paraphrase: 16}.", min=0, max=10_000
+        help="Style: samples of each passage, as in {paraphrase: 16}.", min=0, max=MAX_SAMPLES, stage_checks_bounds=True
     )
     generator: GeneratorSection = option(help="What writes the paraphrases.")
     include_originals: bool = option(True, help="Keep the originals in the corpus.")
@@ -282,6 +286,10 @@ class RetrievalSection:
     cache_dir: str = option("runs/indices", help="dense: folder for embedded passages, by content.")
 
 
+QuestionFormat = Literal["letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question"]
+"""How a question is asked; `FORMATS` in `kinject.eval.prompts` describes each."""
+
+
 @dataclass(frozen=True)
 class EvalSection:
     """Several models against several question sets; the first model is the base of every comparison."""
@@ -292,9 +300,9 @@ class EvalSection:
     questions: Mapping[str, str | QuestionSetSection] = option(
         help="name: path, or path with role and shots_from.", nonempty=True, path="file"
     )
-    formats: tuple[
-        Literal["letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question"], ...
-    ] = option(("texts",), help="letters, texts, hybrid, rotations, or a baseline without the question.", nonempty=True)
+    formats: tuple[QuestionFormat, ...] = option(
+        ("texts",), help="letters, texts, hybrid, rotations, or a baseline without the question.", nonempty=True
+    )
     scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi"], ...] = option(
         ("sum",), help="How choices are compared: log-prob, log-prob per length, or pmi.", nonempty=True
     )

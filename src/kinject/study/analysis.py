@@ -1,36 +1,55 @@
-"""From a study's finished stages to its report: results with intervals, sweeps, exposures, costs, questions."""
+"""From a study's finished stages to its report: results with intervals, sweeps, claims, scaling, exposures, costs, questions."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kinject.disk import read_checked_json, read_manifest
+from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.statistics import chance, holm, relative_gain, smallest_difference
-from kinject.recipe.study_section import StudySection
+from kinject.recipe.study_section import ClaimSection, ScalingSection, StudySection
 from kinject.results import (
+    ALPHA,
     ArmInfo,
     ArmResult,
+    Claim,
     Contrast,
     Cost,
     ExposureBin,
     Failure,
     QuestionResult,
     Role,
+    Scaling,
+    ScalingFit,
+    ScalingPoint,
     Sweep,
     SweepPoint,
 )
 from kinject.study.arms import BASE, RAG, Arm, StudyArms, value_label
 from kinject.study.executors import LOG
-from kinject.study.inference import CorrectnessMatrix, interval, majority_changes, sign_flip_p
+from kinject.study.inference import (
+    CorrectnessMatrix,
+    bits_matrix,
+    fit_line,
+    interval,
+    majority_changes,
+    near_p,
+    sign_flip_p,
+    trend_p,
+)
 from kinject.study.records import AskSetting, Records, subjects_of
 from kinject.study.scheduler import StageStatus
 from kinject.study.stages import ArmRun
 from kinject.types import Question
+
+_FEWEST = 3
+"""Different values of the doubled quantity that a line needs: any two points lie on a line."""
 
 
 def summarize_arms(
@@ -129,17 +148,8 @@ def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
             recipe["corpus"] = arm.corpus
         if arm.alpha is not None:
             recipe["alpha"] = arm.alpha
-        found.append(
-            ArmInfo(
-                arm.name,
-                arm.model,
-                arm.description,
-                arm.trained,
-                arm.sweep,
-                recipe,
-                arm.match_steps_of or arm.match_tokens_of,
-            )
-        )
+        matched = arm.match_steps_of or arm.match_tokens_of
+        found.append(ArmInfo(arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, matched))
     return tuple(found)
 
 
@@ -161,6 +171,226 @@ def _number(value: Any) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     return None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Evidence for claims on one base model: the answers, the sweeps, and each arm's chosen K by question set."""
+
+    records: Records
+    model: str
+    format: str
+    shots: int
+    chosen_k: Mapping[tuple[str, str], int]
+    sweeps: Mapping[str, Sweep]
+
+    def setting(self, arm: str, question_set: str) -> tuple[str, AskSetting]:
+        """Return the arm without ``+rag``, and its setting."""
+        bare = arm.removesuffix(RAG)
+        k = self.chosen_k.get((bare, question_set), -1) if arm.endswith(RAG) else 0
+        return bare, AskSetting(question_set, self.format, self.shots, k)
+
+    def matrix(self, arm: str, question_set: str) -> CorrectnessMatrix | None:
+        """Return the arm's matrix, None where it was not asked (it failed, or has no K)."""
+        bare, setting = self.setting(arm, question_set)
+        return (
+            self.records.matrix(self.model, bare, setting)
+            if setting in self.records.settings(self.model, bare)
+            else None
+        )
+
+    def chance(self, arm: str, question_set: str) -> float:
+        """Return the accuracy of guessing on the set."""
+        bare, setting = self.setting(arm, question_set)
+        return chance([len(answer.log_probs) for answer in self.records.answers(self.model, bare, setting)])
+
+
+def judge_claims(claims: Mapping[str, ClaimSection], evidence: Evidence) -> list[Claim]:
+    """Return each claim with its verdict, p corrected by Holm (1979) over all that could be tested."""
+    found = [_tested(name, claim, evidence) for name, claim in claims.items()]
+    tested = [claim for claim in found if claim.p is not None]
+    corrected = dict(zip((claim.name for claim in tested), holm([claim.p or 0.0 for claim in tested]), strict=True))
+    return [_with_verdict(claim, claims[claim.name], corrected.get(claim.name)) for claim in found]
+
+
+def _with_verdict(claim: Claim, section: ClaimSection, p_holm: float | None) -> Claim:
+    if p_holm is None or claim.effect is None:
+        return claim
+    if section.test == "near_chance":
+        return replace(claim, p_holm=p_holm, verdict="shown" if p_holm < ALPHA else "not shown")
+    as_claimed = (
+        claim.effect > 0 if section.test == "above_chance" or section.direction == "higher" else claim.effect < 0
+    )
+    verdict = "not shown" if p_holm >= ALPHA else "shown" if as_claimed else "opposite shown"
+    return replace(claim, p_holm=p_holm, verdict=verdict)  # type: ignore[arg-type]
+
+
+def _tested(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
+    test = {"difference": _difference, "trend": _trend, "above_chance": _above_chance, "near_chance": _near_chance}
+    return test[claim.test](name, claim, evidence)
+
+
+def _untested(name: str, claim: ClaimSection, why: str) -> Claim:
+    return Claim(name, claim.statement, "cannot be tested", why, None, None, None, None, None, claim.source)
+
+
+def _judgeable(
+    name: str, claim: ClaimSection, finding: str, effect: float, bounds: tuple[float, float], p: float
+) -> Claim:
+    return Claim(name, claim.statement, "not shown", finding, effect, *bounds, p, None, claim.source)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.1f}"
+
+
+def _difference(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
+    assert claim.arm is not None
+    assert claim.baseline is not None
+    one, other = evidence.matrix(claim.arm, claim.question_set), evidence.matrix(claim.baseline, claim.question_set)
+    missing = [arm for arm, matrix in ((claim.arm, one), (claim.baseline, other)) if matrix is None]
+    if one is None or other is None:
+        return _untested(name, claim, f"no answers of {' and '.join(missing)} on {claim.question_set}")
+    delta = one.mean() - other.mean()
+    low, high = interval(one, other)
+    finding = (
+        f"{claim.arm} {_percent(one.mean())}, {claim.baseline} {_percent(other.mean())} on {claim.question_set}: "
+        f"{_points(delta)} points ({_points(low)} to {_points(high)})"
+    )
+    return _judgeable(name, claim, finding, delta, (low, high), sign_flip_p(one, other))
+
+
+def _trend(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
+    sweep = evidence.sweeps.get(claim.sweep or "")
+    points = [(point.label, evidence.matrix(point.arm, claim.question_set)) for point in sweep.points] if sweep else []
+    there = [(label, matrix) for label, matrix in points if matrix is not None]
+    if len(there) < 3 or len(there) < len(points):
+        return _untested(
+            name, claim, f"{len(there)} of {len(points)} points of {claim.sweep} were answered; three are needed"
+        )
+    matrices = [matrix for _, matrix in there]
+    delta = matrices[-1].mean() - matrices[0].mean()
+    rising = trend_p(matrices if claim.direction == "higher" else matrices[::-1])
+    finding = (
+        f"{', '.join(f'{label}: {_percent(matrix.mean())}' for label, matrix in there)} on {claim.question_set}; "
+        f"last over first {_points(delta)} points"
+    )
+    return _judgeable(name, claim, finding, delta, interval(matrices[-1], matrices[0]), rising)
+
+
+def _above_chance(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
+    return _against_chance(name, claim, evidence, near=False)
+
+
+def _near_chance(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
+    return _against_chance(name, claim, evidence, near=True)
+
+
+def _against_chance(name: str, claim: ClaimSection, evidence: Evidence, *, near: bool) -> Claim:
+    assert claim.arm is not None
+    matrix = evidence.matrix(claim.arm, claim.question_set)
+    if matrix is None:
+        return _untested(name, claim, f"no answers of {claim.arm} on {claim.question_set}")
+    guess = evidence.chance(claim.arm, claim.question_set)
+    low, high = interval(matrix)
+    finding = (
+        f"{claim.arm} {_percent(matrix.mean())} ({_percent(low)} to {_percent(high)}) on {claim.question_set}, "
+        f"guessing {_percent(guess)}" + (f", margin {_points(claim.margin)}" if near else "")
+    )
+    p = near_p(matrix, guess, claim.margin) if near else sign_flip_p(matrix, guess)
+    return _judgeable(name, claim, finding, matrix.mean() - guess, (low - guess, high - guess), p)
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What the points are made from: answers, runs, the sweep on each base model, the first format and shots, parameters."""
+
+    records: Records
+    runs: Sequence[ArmRun]
+    sweeps: Sequence[Sweep]
+    head: tuple[str, int]
+    parameters: Mapping[str, int]
+
+
+def make_scaling(section: ScalingSection, roles: Mapping[str, str], measures: Measures) -> Scaling:
+    """Return the points and lines of `section.question_sets`. Raises `InputError` for a subject without its values."""
+    points: list[ScalingPoint] = []
+    for name in section.question_sets:
+        for model in measures.parameters:
+            if roles[name] == "retention":
+                points += _scaling_points(section, measures, (model, BASE, name), "")
+                continue
+            sweep = next((item for item in measures.sweeps if item.model == model and item.name == section.sweep), None)
+            for point in sweep.points if sweep is not None else ():
+                points += _scaling_points(section, measures, (model, point.arm, name), point.label)
+    return Scaling(tuple(points), tuple(_scaling_fits(points)))
+
+
+def _scaling_points(
+    section: ScalingSection, measures: Measures, place: tuple[str, str, str], label: str
+) -> Iterator[ScalingPoint]:
+    """Yield the point of (model, arm, question set), nothing where the arm has no answers."""
+    model, arm, name = place
+    setting = AskSetting(name, *measures.head, 0)
+    if setting not in measures.records.settings(model, arm):
+        return
+    answers = measures.records.answers(model, arm, setting)
+    for answer in answers:
+        if answer.subject not in section.values:
+            raise InputError(
+                f"study.scaling.values: a question of {name} is on {answer.subject!r}; found {', '.join(section.values)}. "
+                "Say how many values a fact of it can take."
+            )
+    n_choices = [len(answer.log_probs) for answer in answers]
+    n_values = [section.values[answer.subject] for answer in answers]
+    matrix = measures.records.matrix(model, arm, setting)
+    worth = bits_matrix(matrix, n_choices, n_values)
+    n_facts = (section.facts or {}).get(name, len(answers))
+    low, high = interval(worth)
+    parameters = measures.parameters[model]
+    yield ScalingPoint(
+        model=model, arm=arm, question_set=name, label=label, parameters=parameters,
+        exposures=_mean_exposures(measures, model, arm, {answer.document_id for answer in answers}) if label else None,
+        by_seed=tuple(float(value) for value in matrix.correct.mean(1)), accuracy=matrix.mean(),
+        chance=sum(1 / n for n in n_choices) / len(n_choices), n_facts=n_facts, bits=n_facts * worth.mean(),
+        low=n_facts * low, high=n_facts * high,
+        most_bits=n_facts * sum(map(math.log2, n_values)) / len(n_values),
+        per_parameter=n_facts * worth.mean() / parameters,
+    )  # fmt: skip
+
+
+def _mean_exposures(measures: Measures, model: str, arm: str, documents: set[str | None]) -> float | None:
+    """Return how often the runs of an arm read each of `documents`, on average; None where none was counted."""
+    counts: list[float] = []
+    for run in measures.runs:
+        train = run.train
+        path = train.folder / "exposures.json" if train is not None else None
+        if (run.arm.model, run.arm.name) == (model, arm) and path is not None and path.is_file():
+            read: dict[str, float] = read_checked_json(path, "Delete its folder to train again.")
+            counts += [count for document, count in read.items() if document in documents]
+    return sum(counts) / len(counts) if counts else None
+
+
+def _scaling_fits(points: Sequence[ScalingPoint]) -> Iterator[ScalingFit]:
+    for name in dict.fromkeys(point.question_set for point in points):
+        own = [point for point in points if point.question_set == name]
+        for label in dict.fromkeys(point.label for point in own):
+            yield from _scaling_fit(name, "parameters", label, [point for point in own if point.label == label])
+        for model in dict.fromkeys(point.model for point in own):
+            yield from _scaling_fit(name, "exposures", model, [point for point in own if point.model == model])
+
+
+def _scaling_fit(
+    name: str, along: Literal["parameters", "exposures"], fixed: str, points: Sequence[ScalingPoint]
+) -> Iterator[ScalingFit]:
+    pairs = [(x, y) for point in points if (x := getattr(point, along)) for y in point.by_seed]
+    if len({x for x, _ in pairs}) >= _FEWEST:
+        slope, low, high, intercept, r_squared = fit_line(*zip(*pairs, strict=True))
+        yield ScalingFit(name, along, fixed, len(pairs), slope, low, high, intercept, r_squared)
 
 
 def make_costs(runs: Sequence[ArmRun], status: StageStatus) -> list[Cost]:
@@ -187,9 +417,7 @@ def make_failures(runs: Sequence[ArmRun], status: StageStatus) -> list[Failure]:
         if failure is not None:
             stage, why = failure
             arm = run.arm
-            found.append(
-                Failure(arm.name, arm.model, run.seed, stage.kind, why, str(stage.folder / LOG))
-            )  # fmt: skip
+            found.append(Failure(arm.name, arm.model, run.seed, stage.kind, why, str(stage.folder / LOG)))
     return found
 
 

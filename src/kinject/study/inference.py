@@ -5,6 +5,7 @@ Arrays are float64, [seeds, questions], 1 if the answer was correct. The same in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -167,3 +168,31 @@ def majority_changes(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> tup
     """Return how many questions most seeds of `other` had wrong and most of `matrix` correct, and the reverse."""
     now, before = matrix.correct.mean(0) > 0.5, other.correct.mean(0) > 0.5
     return int((now & ~before).sum()), int((before & ~now).sum())
+
+
+def bits_matrix(matrix: CorrectnessMatrix, n_choices: Sequence[int], n_values: Sequence[int]) -> CorrectnessMatrix:
+    """Return `matrix` with the bits of each question in place of right or wrong, corrected for guessing.
+
+    log2(values) x (right - 1 / choices) / (1 - 1 / choices): its mean is the share of facts known, times their bits, of a
+    reader who knows a fact or guesses evenly among the choices, values being equally likely.
+    """
+    import numpy as np
+
+    chances = 1 / np.array(n_choices, dtype=np.float64)
+    worth = np.log2(np.array(n_values, dtype=np.float64))
+    return CorrectnessMatrix((matrix.correct - chances) / (1 - chances) * worth, matrix.question_ids, matrix.clusters)
+
+
+def fit_line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float, float, float | None]:
+    """Return (slope, low, high, intercept, r squared) of least squares of `ys` over log2 of `xs`; 95%, Student's t.
+
+    Where all `ys` are the same the line is level, and r squared None.
+    """
+    from scipy.stats import linregress, t
+
+    if len(set(ys)) == 1:
+        return 0.0, 0.0, 0.0, ys[0], None
+    found = linregress([math.log2(x) for x in xs], ys)
+    half = float(t.ppf(0.975, len(xs) - 2)) * float(found.stderr)
+    slope = float(found.slope)
+    return slope, slope - half, slope + half, float(found.intercept), float(found.rvalue) ** 2

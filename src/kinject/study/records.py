@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kinject.errors import InputError
+from kinject.eval.prompts import FROM_TASK, LETTERED, PMI_BASELINE, WITHOUT_QUESTION
 from kinject.eval.results import is_correct
 from kinject.eval.scores import Score, rescored
-from kinject.eval.scoring.answers import read_answers
+from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.results import Subject
 from kinject.study.inference import CorrectnessMatrix
 from kinject.types import Answer
@@ -37,16 +38,16 @@ class Records:
         """Add the answers.jsonl of an evaluation. Raises `InputError` or `DiskError` if it is damaged."""
         settings: dict[AskSetting, list[Answer]] = {}
         for answer in read_answers(folder / "answers.jsonl"):
-            if answer.format != "perplexity":
+            if answer.format != PERPLEXITY_FORMAT:
                 setting = AskSetting(answer.question_set, answer.format, answer.shots, answer.k)
                 settings.setdefault(setting, []).append(answer)
         of_run = self.by_run.setdefault((model, arm, seed), {})
         self._matrices.clear()
         for setting, answers in settings.items():
-            without = settings.get(AskSetting(setting.question_set, "texts-no-question", 0, 0), ())
-            score = self.score if setting.format in ("texts", "hybrid") else "sum"
+            without = settings.get(AskSetting(setting.question_set, PMI_BASELINE, 0, 0), ())
+            score = "sum" if setting.format in LETTERED | WITHOUT_QUESTION | FROM_TASK else self.score
             if score == "pmi" and not without:
-                raise InputError(f"{folder}: pmi needs the format texts-no-question. Add it to eval.formats.")
+                raise InputError(f"{folder}: pmi needs the format {PMI_BASELINE}. Add it to eval.formats.")
             of_run[setting] = sorted(rescored(answers, score, without), key=lambda answer: answer.question_id)
 
     def seeds(self, model: str, arm: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -28,24 +29,26 @@ from kinject.recipe.study_section import StudySection
 from kinject.report import read_report, write_report
 from kinject.results import ArmResult, Choice, Claim, Report, Sweep, to_json
 from kinject.study.analysis import (
+    Evidence,
+    Measures,
     arm_infos,
+    judge_claims,
     make_costs,
     make_exposures,
     make_failures,
+    make_scaling,
     make_sweeps,
     question_results,
     summarize_arms,
     training_log_paths,
     versions_of,
 )
+from kinject.study.arms import Arm, expand_arms
 from kinject.study.check import check_inputs, check_shared_recipes
-from kinject.study.choices import choose_k, tune
-from kinject.study.claims import Evidence, judge_claims
 from kinject.study.executors import LOG
-from kinject.study.records import Records
-from kinject.study.scaling import Measures, count_parameters, make_scaling
-from kinject.study.scheduler import StartExecutor, Study, open_study
-from kinject.study.stages import DONE, STAGE_KINDS, Stage
+from kinject.study.records import AskSetting, Records
+from kinject.study.scheduler import SplitQuestions, StartExecutor, Study, open_study
+from kinject.study.stages import DONE, STAGE_KINDS, ArmRun, Stage
 from kinject.terminal import aligned, duration
 from kinject.types import Question
 
@@ -107,10 +110,10 @@ def _write_choices(study: Study) -> None:
 def _run_phases(study: Study, before_test: Callable[[Study], None]) -> None:
     """Run all phases; `before_test` is called when every choice is made and no test question has been read."""
     _set_up(study)
-    tune(study)
+    _tune(study)
     _plan_arms(study)
     study.run_stages([stage for run in study.runs for stage in run.all_stages], "training")
-    choose_k(study)
+    _choose_k(study)
     before_test(study)
     _evaluate_on_test(study)
 
@@ -130,8 +133,97 @@ def _set_up(study: Study) -> None:
             )
 
 
+def _tune(study: Study) -> None:
+    """Evaluate every value of each grid on validation questions and take the best; of equal values, the first.
+
+    Then expand the arms with the chosen values. Raises `InputError` if every value failed.
+    """
+    grids = {
+        key: [(value, [_add_validation(study, study.plan_run(arm, seed)) for seed in arm.seeds]) for value, arm in grid]
+        for key, grid in study.expanded.grids.items()
+    }
+    stages = [stage for grid in grids.values() for _, runs in grid for run in runs for stage in run.all_stages]
+    study.run_stages(stages, "tuning")
+    for (model, name), grid in grids.items():
+        item = (study.recipe.study.tune or {})[name]
+        candidates = []
+        for value, runs in grid:
+            done = [run for run in runs if study.status.all_done(run.all_stages)]
+            if done:
+                accuracies = [_accuracy(study, done, question_set, 0) for question_set in item.sets()]
+                candidates.append((value, *_pool(accuracies)))
+        if candidates:
+            best = max(candidates, key=lambda candidate: candidate[1])[0]
+            at_edge = len(grid) > 1 and best in (grid[0][0], grid[-1][0])
+            question_sets = ", ".join(item.sets())
+            study.choices.append(Choice(model, item.key, item.arm, question_sets, tuple(candidates), best, at_edge))
+            study.tuned[model, name] = best
+        elif study.start_executor is not None:
+            failure = study.status.first_failure(
+                [stage for _, runs in grid for run in runs for stage in run.all_stages]
+            )
+            first = f"{failure[0].label}: {failure[1]} (its log: {failure[0].folder / LOG})" if failure else "none ran"
+            raise InputError(f"study.tune.{name}: every value failed for {model}; the first: {first}")
+    if study.tuned:
+        study.expanded = expand_arms(study.recipe, study.tuned)
+
+
 def _plan_arms(study: Study) -> None:
     study.runs = [study.plan_run(arm, seed) for arm in study.arms for seed in arm.seeds]
+
+
+def _choose_k(study: Study) -> None:
+    """Evaluate each K on validation questions and take the best for each arm and question set.
+
+    A set without validation questions gets the K of the first set that has some. A single K needs no evaluation.
+    """
+    if not study.ks:
+        return
+    validated = [item for item in study.question_sets if item.validation is not None]
+    several = len(study.ks) > 1
+    if several and validated:
+        study.runs = [_add_validation(study, run) if run.arm.rag else run for run in study.runs]
+        study.run_stages([stage for run in study.runs for stage in run.evaluations], "choosing K")
+    for arm in (arm for arm in study.arms if arm.rag):
+        for item in validated if several else ():
+            _choose_k_of_set(study, arm, item)
+        chosen = [study.chosen_k.get((arm.model, arm.name, item.name)) for item in validated]
+        default = next((k for k in chosen if k is not None), None) if several else study.ks[0]
+        for item in study.question_sets:
+            if default is not None:
+                study.chosen_k.setdefault((arm.model, arm.name, item.name), default)
+
+
+def _choose_k_of_set(study: Study, arm: Arm, item: SplitQuestions) -> None:
+    runs = [run for run in study.runs if run.arm == arm and study.status.all_done(run.all_stages)]
+    if runs:
+        candidates = [(k, *_accuracy(study, runs, item.name, k)) for k in study.ks]
+        best = max(candidates, key=lambda candidate: candidate[1])[0]
+        at_edge = best in (study.ks[0], study.ks[-1])
+        study.choices.append(Choice(arm.model, "k", arm.name, item.name, tuple(candidates), best, at_edge))
+        study.chosen_k[arm.model, arm.name, item.name] = best
+
+
+def _add_validation(study: Study, run: ArmRun) -> ArmRun:
+    """Return `run` with the stage that evaluates it on the validation questions."""
+    questions = {item.name: item.validation for item in study.question_sets if item.validation is not None}
+    return replace(run, evaluations=(study.planner.eval_stage(run, "validation", questions),))
+
+
+def _accuracy(study: Study, runs: Sequence[ArmRun], question_set: str, k: int) -> tuple[float, int]:
+    """Return the mean validation accuracy of `runs` (the seeds of one arm) and the number of questions."""
+    records = Records(study.evaluation.scores[0])
+    for run in runs:
+        records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[0].folder)
+    arm = runs[0].arm
+    matrix = records.matrix(arm.model, arm.name, AskSetting(question_set, *study.prompt_format, k))
+    return round(matrix.mean(), 6), len(matrix.question_ids)
+
+
+def _pool(accuracies: Sequence[tuple[float, int]]) -> tuple[float, int]:
+    """Return the accuracy over the questions of several sets, and their number."""
+    n_questions = sum(n for _, n in accuracies)
+    return round(sum(accuracy * n for accuracy, n in accuracies) / n_questions, 6), n_questions
 
 
 def _evaluate_on_test(study: Study) -> None:
@@ -178,6 +270,22 @@ def _read_records(study: Study) -> Records:
         if study.status.all_done(run.all_stages):
             records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[-1].folder)
     return records
+
+
+def count_parameters(folder: Path) -> int:
+    """Return the numbers in a model's weights, tied ones once, from the headers of its safetensors files.
+
+    Raises `InputError` where there are none.
+    """
+    from safetensors import safe_open
+
+    n_parameters = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="numpy") as file:
+            n_parameters += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    if not n_parameters:
+        raise InputError(f"{folder}: holds no weights (*.safetensors) to count. study.scaling needs models in folders.")
+    return n_parameters
 
 
 def _model_sources(section: StudySection) -> dict[str, str]:
@@ -240,7 +348,7 @@ def render_plan(recipe: StudyRecipe) -> str:
     setup = [stage for stages in study.planner.setup_stages() for stage in stages]
     study.run_stages(setup, "")
     is_set_up = study.status.all_done(setup)
-    for phase in (tune, _plan_arms, choose_k, _evaluate_on_test):
+    for phase in (_tune, _plan_arms, _choose_k, _evaluate_on_test):
         phase(study)
     stages = list(study.status.stages.values())
     missing = [stage for stage in stages if stage.id not in study.status.done]

@@ -12,7 +12,7 @@ import yaml
 from kinject.errors import InputError
 from kinject.eval import evaluate
 from kinject.eval.harness_files import read_samples
-from kinject.eval.plan import Arm, QuestionSet
+from kinject.eval.plan import EvalArm, QuestionSet
 from kinject.eval.prompts import render_prompt
 from kinject.eval.scoring.answers import read_answers
 from kinject.eval.tasks.task import read_task
@@ -101,7 +101,7 @@ def test_a_task_asks_what_the_harness_asks(name, write):
         write(file, text)
     found = read_task(write("task.yaml", yaml.safe_dump(TASKS["tasks"][name], sort_keys=False)))
     whole = QuestionSet("set", "learning", found.questions, found.pool, (), found)
-    asks = list(whole.requests(Arm("m", "task", TASKS["shots"][name], 0)))
+    asks = list(whole.requests(EvalArm("m", "task", TASKS["shots"][name], 0)))
     assert len(asks) == len(TASKS["asked"][name])
     for (ask, _), gold in zip(asks, TASKS["asked"][name], strict=True):
         prompt = render_prompt(ask)

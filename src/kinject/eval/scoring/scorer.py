@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from kinject.errors import InputError
-from kinject.eval.scoring.answers import PromptScore
+from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded
 from kinject.eval.scoring.forward import HiddenStates, Prefix, TokenScores, TreeForward
 from kinject.eval.scoring.tree import Leaf, Limits, Node, Row, Tree

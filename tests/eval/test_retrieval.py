@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 
 from kinject.errors import InputError
-from kinject.eval.retrieval.retrievers import (
+from kinject.eval.retrieval import (
     BGE_PREFIX,
     Bm25Retriever,
     DenseRetriever,
     fuse,
     make_retriever,
+    measure_recall,
     rank_by_dot_product,
+    read_contexts,
+    read_passages,
 )
 from kinject.recipe.sections import RetrievalSection
-from kinject.types import Passage
+from kinject.types import Passage, Question
 
 INSTALLED = importlib.util.find_spec("sentence_transformers") is not None
 needs_rag = pytest.mark.skipif(not INSTALLED, reason="the extra rag is not installed")
@@ -184,7 +187,7 @@ def test_a_dense_ranking_does_not_depend_on_the_other_queries(monkeypatch):
     queries, passages = unit_vectors(rng, 40), unit_vectors(rng, 300)
     together = rank_by_dot_product(queries, passages, 5)
     assert together == [rank_by_dot_product(query[None], passages, 5)[0] for query in queries]
-    monkeypatch.setattr("kinject.eval.retrieval.retrievers._PRODUCTS", 1000)  # blocks of three queries
+    monkeypatch.setattr("kinject.eval.retrieval._PRODUCTS", 1000)  # blocks of three queries
     assert rank_by_dot_product(queries, passages, 5) == together
 
 
@@ -203,9 +206,46 @@ class LetterEmbedder:
 
 def test_a_dense_retriever_needs_only_an_embedder(monkeypatch, tmp_path):
     (tmp_path / "embedder").mkdir()
-    monkeypatch.setattr("kinject.eval.retrieval.retrievers._load_embedder", lambda _: LetterEmbedder())
+    monkeypatch.setattr("kinject.eval.retrieval._load_embedder", lambda _: LetterEmbedder())
     section = RetrievalSection(kind="dense", embedder=str(tmp_path / "embedder"), cache_dir=str(tmp_path / "cache"))
     for _ in range(2):  # embedded, then read from the cache
         retriever = make_retriever(section, PASSAGES)
         assert [ranking[0] for ranking in retriever.rank(TEXTS, 3)] == [0, 1, 2, 3]
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
+
+
+def test_recall_counts_questions_that_name_a_document():
+    two = [Passage(f"p{i}", f"d{i}", 0, 1, "x") for i in range(2)]
+
+    def ask(document: str) -> Question:
+        return Question("q", "?", ("a", "b"), 0, document_id=document)
+
+    contexts = [two, two, two, two]
+    questions = [ask("d0"), ask("d1"), ask("d4"), ask("")]
+    first, both = (measure_recall("set", questions, contexts, k) for k in (1, 2))
+    assert (first.n_found, first.n) == (1, 3)
+    assert (both.n_found, both.n) == (2, 3)
+
+
+def test_a_document_in_two_files_is_searched_once(write_rows):
+    rows = [{"id": "d", "text": "Bryn was born in Farrow. She lives in Kelm."}]
+    paths = [write_rows("a.jsonl", rows), write_rows("b.jsonl", rows)]
+    assert [passage.document_id for passage in read_passages(paths, 64)] == ["d"]
+
+
+def test_an_empty_document_is_told_with_its_line(write_rows):
+    with pytest.raises(InputError, match=r"a\.jsonl:1: "):
+        read_passages([write_rows("a.jsonl", [{"text": " "}])], 64)
+
+
+def test_prepared_contexts_follow_the_questions(write_rows):
+    rows = [
+        {"question_id": "b", "passages": ["one", {"id": "x", "document_id": "d", "text": "two"}]},
+        {"question_id": "a", "passages": []},
+    ]
+    questions = [Question(name, "?", ("x", "y"), 0) for name in "ab"]
+    first, second = read_contexts(write_rows("c.jsonl", rows), questions)
+    assert first == ()
+    assert [(p.text, p.document_id) for p in second] == [("one", ""), ("two", "d")]
+    with pytest.raises(InputError, match="no passages for 1 of 1 questions, such as 'z'"):
+        read_contexts(write_rows("c.jsonl", rows), [Question("z", "?", ("x", "y"), 0)])
