@@ -1,11 +1,13 @@
-"""The commands of the README and the quickstart, in order, on a small part of the sandbox; then what builds on their runs."""
+"""The commands of the pages run: the main job in order on a small part of the sandbox, then every other that needs seconds."""
 
 from __future__ import annotations
 
 import re
 import runpy
 import shlex
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,39 +16,102 @@ from kinject.cli import main
 
 ROOT = Path(__file__).parents[1]
 SMALL = {
-    "kinject train": ["trainer.max_steps=2", "trainer.warmup_steps=0"],
-    "kinject augment": ["recipes/augment.yaml", "augment.styles.paraphrase=1"],
-    "kinject eval": ["recipes/eval.yaml", "eval.limit=8"],
+    "train": ["trainer.max_steps=2", "trainer.warmup_steps=0"],
+    "augment": ["recipes/augment.yaml", "augment.styles.paraphrase=1"],
+    "eval": ["recipes/eval.yaml", "eval.limit=8"],
+    "plan": ["--no-calibration"],
+    "find-lr": ["--steps", "20"],
+    "find-batch": ["--max-batch", "1"],
 }
-"""Command -> what makes it small."""
+"""Verb -> what makes it small, unless the command has it."""
+NOT_HERE = {
+    "recipes/augment-openai.yaml": "an endpoint with a key",
+    "recipes/questions.yaml": "an endpoint with a key",
+    "recipes/lora.yaml": "a model of the hub",
+    "recipes/llama-3.1-8b/": "a model of the hub",
+    "recipes/qwen3/": "a model of the hub",
+    "mistralai/": "a model of the hub",
+    "recipes/real-data/": "data of another project",
+    "recipes/bench/": "minutes; tests/bench measures small runs",
+    "kinject bench": "minutes; tests/bench measures small runs",
+    "kinject sandbox serve": "it serves until it is stopped; tests/cli/test_augment.py starts it",
+    "BASE TUNED": "names that stand for folders; tests/train/test_merge.py merges",
+    "recipes/studies/sandbox": "minutes; tests/test_benchmarks.py runs a small study",
+}
+"""Part of a documented command -> why it is not run here."""
 
 
-def _commands_of_the_quickstart() -> list[list[str]]:
-    page = (ROOT / "docs/quickstart.md").read_text("utf-8")
-    section = page.partition("## The main job, step by step")[2].partition("\n## ")[0]
-    commands = [shlex.split(line[2:], comments=True) for line in section.splitlines() if line.startswith("$ kinject")]
-    return [words for words in commands if words[1] != "recipes"]
+def _commands(pages: Iterator[Path] | list[Path]) -> Iterator[list[str]]:
+    """Yield the words of every documented `kinject` command, continued lines joined, comments off."""
+    for page in pages:
+        for block in re.finditer(r"^```console\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+            for line in re.sub(r"\\\n\s*", "", block[1]).splitlines():
+                if line.startswith("$ kinject"):
+                    yield shlex.split(line[2:], comments=True)
 
 
-def test_the_main_job_runs_as_documented_and_the_benchmarks_read_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def _run(words: list[str]) -> None:
+    small = SMALL.get(words[1], [])
+    if len(words) > 2:  # it names its recipe
+        small = [word for word in small if not word.endswith(".yaml")]
+    assert main([*words[1:], *small]) in (0, 1), words  # 1: finished, but short of what was asked
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with the checkout's recipes, data and questions, and what the pages assume to be there."""
     for name in ("recipes", "data", "eval"):
         (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "recipes/cpt.yaml", tmp_path / "my-recipe.yaml")
     monkeypatch.chdir(tmp_path)
-    commands = _commands_of_the_quickstart()
-    assert [words[1] for words in commands] == ["sandbox", "train", "augment", "train", "train", "eval"]
-    for words in commands:
-        small = [word for word in SMALL.get(" ".join(words[:2]), []) if word not in words]
-        assert main([*words[1:], *small]) == 0, words
-        if words[1] == "sandbox":  # the base model reads the first 600 texts of 30,000
-            corpus = tmp_path / "runs/sandbox/base-corpus.jsonl"
-            lines = corpus.read_bytes().splitlines(keepends=True)
-            corpus.write_bytes(b"".join(lines[:600]))
-    assert "report: runs/eval/report.html" in capsys.readouterr().out
-    assert (tmp_path / "runs/eval/report.html").stat().st_size > 10_000
+    return tmp_path
 
-    monkeypatch.setattr(sys, "argv", ["demo.py", "--report", str(tmp_path)])
+
+def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main_job = [words for words in _commands([ROOT / "docs/quickstart.md"]) if words[1] != "recipes"][:6]
+    assert [words[1] for words in main_job] == ["sandbox", "train", "augment", "train", "train", "eval"]
+    for words in main_job:
+        _run(words)
+        if words[1] == "sandbox":  # the base model reads the first 600 texts of 30,000
+            corpus = checkout / "runs/sandbox/base-corpus.jsonl"
+            corpus.write_bytes(b"".join(corpus.read_bytes().splitlines(keepends=True)[:600]))
+    assert "report: runs/eval/report.html" in capsys.readouterr().out
+    assert (checkout / "runs/eval/report.html").stat().st_size > 10_000
+    for copy in ("eval-before", "eval-after"):
+        shutil.copytree(checkout / "runs/eval", checkout / "runs" / copy)
+
+    done = {tuple(words) for words in main_job}
+    for words in _commands([ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]):
+        line = " ".join(words)
+        elsewhere = any(part in line for part in NOT_HERE) and "--dry-run" not in words
+        if "--dry-run" in words and "recipes/studies/" not in line:
+            elsewhere = True
+        if tuple(words) in done or elsewhere:
+            continue
+        done.add(tuple(words))
+        if words[1:3] == ["recipes", "copy"]:
+            folder = checkout / "copied" / "-".join(words[3:]).replace("/", "-")
+            folder.mkdir(parents=True)
+            with monkeypatch.context() as elsewhere_in:
+                elsewhere_in.chdir(folder)
+                _run(words)
+            assert list(folder.rglob("*.yaml"))
+        else:
+            _run(words)
+    assert {words[1] for words in done} >= {
+        "check",
+        "compare",
+        "find-batch",
+        "find-lr",
+        "plan",
+        "report",
+        "schema",
+        "study",
+    }
+
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--report", str(checkout)])
     runpy.run_path(str(ROOT / "benchmarks/demo.py"), run_name="__main__")
     assert len(re.findall(r"\| (?:yes|NO) \|$", capsys.readouterr().out, re.MULTILINE)) == 5
 

@@ -21,6 +21,7 @@ LAYER = {
 SIDEWAYS = {
     ("results", "errors"),
     ("recipe", "disk"),
+    ("sandbox", "corpus"),  # the one prompt of a question
     ("bench", "study"),  # a bench runs its trainings as stages, in the worker processes of study's executor
 }  # fmt: skip
 """Imports within a layer (importing room, imported room), one way only."""

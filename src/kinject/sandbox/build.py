@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from kinject.corpus.questions import question_prompt
 from kinject.disk import write_jsonl, write_text
 from kinject.sandbox.grammar import DEFAULT_STYLE, EntryStyle, render_entry
 from kinject.sandbox.people import (
@@ -98,7 +99,7 @@ N_ROWS = 80_000
 
 def render_prompt(question: str, passages: tuple[str, ...] = ()) -> str:
     """Return the plain prompt, ``{passage}\\n\\n{passage}\\n\\nQuestion: {question}\\nAnswer:``; choices follow a space."""
-    return "\n\n".join((*passages, f"Question: {question}\nAnswer:"))
+    return "\n\n".join((*passages, question_prompt(question)))
 
 
 def _context_row(country: Country, style: EntryStyle, rng: Random) -> dict[str, str]:
