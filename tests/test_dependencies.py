@@ -24,10 +24,10 @@ PAGE = ROOT / "docs" / "licences.md"
 HEAD = """\
 # Licences of the dependencies
 
-kinject is under Apache-2.0. It ships none of these packages; pip installs them. The licence is the one that the package's own
-metadata names at the pinned version (constraints.txt); `python tests/test_dependencies.py` writes this page anew. What kinject
-or a package that it needs requires, every installation has; extras are named. Builds of torch for NVIDIA's GPUs bring NVIDIA's
-libraries, under NVIDIA's terms.
+kinject is under Apache-2.0. It ships none of these packages; pip installs them. The licence is the one in the package's
+own metadata at the pinned version (constraints.txt). `python tests/test_dependencies.py` writes this page. Packages
+that kinject, or a package of kinject's, requires are in every installation; the others belong to the named extra.
+Builds of torch for NVIDIA's GPUs bring NVIDIA's libraries, under NVIDIA's terms.
 
 | package | version | licence | required by |
 |---|---|---|---|

@@ -22,6 +22,7 @@ from kinject.recipe import read_recipe
 from kinject.recipe.read import Sections
 from kinject.recipe.study_section import StudySection
 from kinject.recipe.yaml_lines import read_yaml
+from kinject.report.tables import _NUMBERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -172,6 +173,69 @@ def test_every_file_that_a_page_links_to_exists() -> None:
     generated = {"keys.md", "recipes.md"}
     broken = {page.name: set(_links_without_a_target(page)) - generated for page in [*PAGES, *ROOT.glob("*.md")]}
     assert {name: targets for name, targets in broken.items() if targets} == {}
+
+
+_ROOMS = "|".join(sorted(path.name for path in (ROOT / "src" / "kinject").iterdir() if path.is_dir()))
+_FILES = re.compile(
+    r"(?<![\w/.-])(?P<path>(?:tests|src|benchmarks)/[\w./-]*[\w/]"
+    rf"|(?:{_ROOMS})/[\w/]+\.py|(?:[a-z_]+/)*test_\w+\.py)(?:::?(?P<name>[\w.]+))?"
+)
+_MODULES = re.compile(r"(?<![\w/.])kinject((?:\.[a-z_]\w*)+)")
+
+
+def _absent_files(text: str) -> list[str]:
+    """Return the tests, benchmarks and source files, or names in them, that `text` mentions and that do not exist."""
+    absent = []
+    for match in _FILES.finditer(text):
+        path, names = match["path"], re.findall(r"\w+", match["name"] or "")
+        found = [ROOT / path, ROOT / "src" / "kinject" / path, *ROOT.glob(f"tests/**/{path}")]
+        sources = [file.read_text("utf-8") if file.is_file() else "" for file in found if file.exists()]
+        if not any(all(re.search(rf"\b{name}\b", source) for name in names) for source in sources):
+            absent.append(match[0])
+    return absent
+
+
+def _absent_modules(text: str) -> list[str]:
+    """Return the dotted names below ``kinject`` in `text` that are neither a module nor a name in one."""
+    absent = []
+    for match in _MODULES.finditer(text):
+        folder, *rest = ROOT / "src" / "kinject", *match[1][1:].split(".")
+        while rest and (folder / rest[0]).is_dir():
+            folder /= rest.pop(0)
+        module = folder / "__init__.py"
+        if rest and (folder / f"{rest[0]}.py").exists():
+            module = folder / f"{rest.pop(0)}.py"
+        if rest and not re.search(rf"\b{rest[0]}\b", module.read_text("utf-8")):
+            absent.append(match[0])
+    return absent
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_every_module_and_test_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert _absent_files(text) + _absent_modules(text) == []
+
+
+def test_a_module_or_a_test_that_does_not_exist_would_be_seen() -> None:
+    absent = [
+        "train/nothing.py",
+        "tests/train/test_nothing.py::test_x",
+        "requests/test_nothing.py",
+        "train/run.py:nothing_",
+    ]
+    assert _absent_files(", ".join(absent)) == absent
+    wrong = [f"kinject.{name}" for name in ("nothing", "train.nothing")]
+    assert _absent_modules(", ".join([*wrong, "`kinject.cli.train`"])) == wrong
+    assert _absent_files("`train/run.py:run`, tests/train/test_run.py") + _absent_modules("kinject.cli.train") == []
+
+
+def test_the_guide_to_the_report_names_its_sections_and_columns() -> None:
+    page = (ROOT / "docs" / "reports.md").read_text("utf-8")
+    source = (ROOT / "src" / "kinject" / "report" / "sections.py").read_text("utf-8")
+    titles = set(re.findall(r'(?:\bSection\(|title = )"([^"]+)"', source)) - {"What the options alone give away"}
+    assert len(titles) > 15
+    assert [title for title in titles if title not in page] == []
+    assert [column for column in _NUMBERS if not re.search(rf"^\| .*{column}.* \|", page, re.MULTILINE)] == []
 
 
 def test_lines_of_markdown_end_at_120_characters() -> None:

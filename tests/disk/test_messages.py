@@ -45,10 +45,10 @@ SPACE = "Free space there, or choose another folder."
         (errno.ENOSPC, SPACE, True), (errno.EDQUOT, SPACE, True), (errno.EFBIG, SPACE, True),
         (errno.EROFS, "Make it writable for this user, or choose another folder.", True),
         (errno.EIO, "The disk or its connection fails: choose another.", True),
-        (errno.ESTALE, "The file server is gone: wait for it, then run the same command again.", True),
+        (errno.ESTALE, "The file server does not answer: wait for it, then run the same command again.", True),
         (errno.EMFILE, "Too many files are open: raise the limit (ulimit -n).", True),
-        (errno.EISDIR, "A folder stands in its place: move it away.", False),
-        (errno.ENOENT, "A folder on the way is missing: was it deleted? Run the same command again.", False),
+        (errno.EISDIR, "A folder has its name: move it away.", False),
+        (errno.ENOENT, "A folder of its path is missing: was it deleted? Run the same command again.", False),
         (errno.EXDEV, "Check the path.", False),
     ],
 )  # fmt: skip

@@ -47,6 +47,7 @@ from kinject.bench.strategies import (
 )
 from kinject.disk import check_output, content_id, lock_dir, read_jsonl, read_manifest, write_text
 from kinject.errors import InputError
+from kinject.process import core_count
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.study.arms import nest_overrides
@@ -338,7 +339,6 @@ def describe_machine() -> str:
     """Return host, cores, device and library versions: a measurement is valid only for these."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl", "kinject"))
-    return f"{platform.node()}, {platform.machine()}, {cores} cores, {device}, {libraries}"
+    return f"{platform.node()}, {platform.machine()}, {core_count()} cores, {device}, {libraries}"

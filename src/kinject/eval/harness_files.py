@@ -85,7 +85,7 @@ def _answer_of(row: Row, task: str, where: str) -> Answer:
 
 
 def _continuations(arguments: object, n: int) -> list[str]:
-    """Return the texts of the choices without the space before them; [] where the sample lacks them."""
+    """Return the texts of the choices without the space before them; [] if the sample lacks them."""
     if not isinstance(arguments, Mapping):
         return []
     found = [arguments.get(f"gen_args_{index}") for index in range(n)]

@@ -113,7 +113,7 @@ def correct_family(results: Sequence[ArmResult]) -> tuple[ArmResult, ...]:
 
 
 def _subjects(answers: Sequence[Answer]) -> tuple[Subject, ...]:
-    """Return one entry a subject, in the order of the answers; () where there are not several."""
+    """Return one entry a subject, in the order of the answers; () if there are not several."""
     correct: dict[str, list[bool]] = {}
     for answer in answers:
         correct.setdefault(answer.subject, []).append(is_correct(answer))

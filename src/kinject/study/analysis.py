@@ -463,7 +463,7 @@ def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin
             continue
         read: dict[str, float] = read_checked_json(train.folder / "exposures.json", "Delete its folder to train again.")
         for setting in _headline_settings(records, arm, {}):
-            answers = records.found[arm.model, arm.name, run.seed][setting]
+            answers = records.by_run[arm.model, arm.name, run.seed][setting]
             row = records.seeds(arm.model, arm.name).index(run.seed)
             correct = records.matrix(arm.model, arm.name, setting).correct[row]
             for i, answer in enumerate(answers):

@@ -240,7 +240,7 @@ def _error(status: int, message: str, code: str, headers: dict[str, str] | None 
 def serve(host: str, port: int, options: ServeOptions, ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve /v1/chat/completions, models, files and batches until interrupted; call `ready` with the base_url first.
 
-    Raises `DiskError` where the address is taken and `KeyboardInterrupt` on Ctrl-C.
+    Raises `DiskError` if the address is taken and `KeyboardInterrupt` on Ctrl-C.
     """
 
     async def run() -> None:
@@ -332,7 +332,7 @@ class Batches:
 
 
 def file_in(body: bytes, content_type: str) -> bytes:
-    """Return the file in a multipart form. Raises `ValueError` where there is none."""
+    """Return the file in a multipart form. Raises `ValueError` if there is none."""
     boundary = content_type.partition("boundary=")[2].strip('"').encode()
     if not boundary:
         raise ValueError("no multipart form")
