@@ -1,4 +1,4 @@
-"""This process: its rank among those that a launcher started, and its memory. Imports no torch."""
+"""This process: its rank among those that a launcher started, its cores and its memory. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ def world_size() -> int:
 def is_first_process() -> bool:
     """Return whether this process writes what a run writes once: it has rank 0."""
     return rank() == 0
+
+
+def core_count() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine_memory() -> int:

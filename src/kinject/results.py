@@ -62,7 +62,7 @@ class ArmInfo:
 
     `description` says in words what it is. `sweep` names the sweep for which the arm was made, "" for an arm of its own.
     `recipe` holds where its training differs from the study's shared recipes (dotted key -> value). `step_matched_to`
-    names the arm whose number of steps (or tokens) it was given, "" where it has its own.
+    names the arm whose number of steps (or tokens) it was given, "" if it has its own.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Contrast:
     `high` bound delta at 95%: by bootstrap over source documents (and seeds), or by Newcombe (1998). `from_counts` bounds
     it from the two counts alone (Bonett and Price 2012; one seed). `wrong_to_right` and `right_to_wrong` count questions
     whose answer changed (the majority answer over seeds). `relative` is delta over the other's accuracy (the paper's
-    gain), None where that is 0. `smallest` is the smallest difference that as many questions show with 80% power. None
+    gain), None if that is 0. `smallest` is the smallest difference that as many questions show with 80% power. None
     where a number does not exist.
     """
 
@@ -157,9 +157,9 @@ class ArmResult:
     to_plain: Contrast | None = None
     """Compares a trained arm with its chosen K with the same arm without context: does retrieval add to training?"""
     subjects: tuple[Subject, ...] = ()
-    """By subject in the order of the questions, () where there are not several."""
+    """By subject in the order of the questions, () if there are not several."""
     macro: tuple[Fraction, Fraction, Fraction] | None = None
-    """Mean of the subjects' accuracies with its 95% bounds (mean, low, high); None where it was not computed."""
+    """Mean of the subjects' accuracies with its 95% bounds (mean, low, high); None if it was not computed."""
     subject: str = ""
     """Of one subject's questions alone, "" for the whole set. The paper's Table 1 has a row for each subject."""
     score: str = "sum"
@@ -303,7 +303,7 @@ class Failure:
 class ScalingPoint:
     """How many bits of a question set's facts one base model, or one arm on it, knows.
 
-    `exposures` is how often training read the document behind a question, in any paraphrase (mean), None where that was not
+    `exposures` is how often training read the document behind a question, in any paraphrase (mean), None if that was not
     counted (the base). `bits` are in all `n_facts`, with `low` and `high` its 95% interval over documents and seeds;
     `per_parameter` is bits over `parameters`. `most_bits` is what all the facts hold.
     """

@@ -45,10 +45,10 @@ SPACE = "Free space there, or choose another folder."
         (errno.ENOSPC, SPACE, True), (errno.EDQUOT, SPACE, True), (errno.EFBIG, SPACE, True),
         (errno.EROFS, "Make it writable for this user, or choose another folder.", True),
         (errno.EIO, "The disk or its connection fails: choose another.", True),
-        (errno.ESTALE, "The file server is gone: wait for it, then run the same command again.", True),
+        (errno.ESTALE, "The file server does not answer: wait for it, then run the same command again.", True),
         (errno.EMFILE, "Too many files are open: raise the limit (ulimit -n).", True),
-        (errno.EISDIR, "A folder stands in its place: move it away.", False),
-        (errno.ENOENT, "A folder on the way is missing: was it deleted? Run the same command again.", False),
+        (errno.EISDIR, "A folder has its name: move it away.", False),
+        (errno.ENOENT, "A folder of its path is missing: was it deleted? Run the same command again.", False),
         (errno.EXDEV, "Check the path.", False),
     ],
 )  # fmt: skip
@@ -257,7 +257,7 @@ def test_a_journal_that_cannot_be_opened_or_cut_is_named(tmp_path: Path) -> None
     place = tmp_path / "rows.jsonl"
     place.mkdir()
     assert said(lambda: Journal(place)).startswith(
-        f"{place}: cannot be opened for writing: Is a directory. A folder stands"
+        f"{place}: cannot be opened for writing: Is a directory. A folder has its name"
     )
 
 

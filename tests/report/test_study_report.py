@@ -306,7 +306,7 @@ def test_figures_take_the_colours_of_the_page(written: Path) -> None:
         ({}, "No stage of this study recorded its cost."),
         ({}, "declares no claims, so none was tested."),
         ({}, "No arm was asked with several numbers of retrieved passages."),
-        ({"logs": (("sandbox", "ft-par", 0, "gone/log.jsonl"),)}, "The logs of ft-par are no longer where the study left them."),
+        ({"logs": (("sandbox", "ft-par", 0, "gone/log.jsonl"),)}, "The logs of ft-par are missing: their files were"),
     ],
 )  # fmt: skip
 def test_what_a_study_lacks_is_said(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
@@ -327,7 +327,7 @@ _PAGES: dict[str, str] = {}
         (lambda s: s.role != "retention", "it has no trained arm with a question set of the role “retention”"),
         (lambda s: s.role != "learning", "it has no trained arm with a question set of the role “learning”"),
         (lambda s: s.k == 0, "no trained arm beside the base with retrieved context"),
-        (lambda s: s.arm == "base" and not s.k, "No arm stands beside base"),
+        (lambda s: s.arm == "base" and not s.k, "No arm can be compared with base"),
         (lambda s: s.arm != "base" or s.k, "On new, ft-par"),
     ],
 )

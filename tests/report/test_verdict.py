@@ -140,7 +140,7 @@ def test_the_headline_is_the_first_way_of_asking_and_the_others_are_summed_up() 
     results += [make_result("base", base, None, shots=5), make_result("par", first(90, 200), base, shots=5)]
     learned, _, _ = verdict_on(*results)
     assert "from 25.0% to 60.0%" in one(learned, "par").text
-    assert "In the other 2 ways of asking: +0.5 to +20.0 points, significant in 1 of 2." in one(learned, "par").text
+    assert "In the other 2 formats: +0.5 to +20.0 points, significant in 1 of 2." in one(learned, "par").text
 
 
 def test_several_k_are_several_arms_and_the_first_is_the_headline() -> None:

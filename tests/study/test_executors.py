@@ -93,7 +93,7 @@ def test_a_worker_has_its_fraction_of_the_cores_unless_the_user_has_set_the_thre
             return multiprocessing.Process(target=print)
 
     monkeypatch.setattr(executors.multiprocessing, "get_context", lambda method: Context())
-    monkeypatch.setattr(executors, "_count_cores", lambda: 8)
+    monkeypatch.setattr(executors, "core_count", lambda: 8)
     if users is None:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     else:

@@ -22,13 +22,13 @@ _FEWEST = 4
 _SURE = 8
 """Words from which a whole question is no chance. A statement may hold a shorter one ("who works for X")."""
 _ASKED = re.compile(r"""\A["'”’»)*\s]*(?:\?|\Z)|\A[ \t]*\n""")
-"""What follows the words of a question that is asked: a question mark or the end of the line."""
+"""The text after the words of a question that is asked: a question mark or the end of the line."""
 _MOST_SHOWN = 20
 
 
 @dataclass(frozen=True)
 class ContaminatedQuestion:
-    """A question that was found: `where`, and the `words` of it that occur there."""
+    """A question that was found: `where` it is, and its `words` that occur there."""
 
     question_id: str
     where: str
@@ -56,22 +56,20 @@ class Contamination:
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
         return {
-            "questions": self.n_questions,
-            "contaminated": self.n_contaminated,
-            "by_place": {place: len(ids) for place, ids in self.by_place.items()},
-            "in_sources": self.in_sources,
+            "questions": self.n_questions, "contaminated": self.n_contaminated,
+            "by_place": {place: len(ids) for place, ids in self.by_place.items()}, "in_sources": self.in_sources,
             "first": [[question.question_id, question.where, question.words] for question in self.first],
-        }
+        }  # fmt: skip
 
 
 class ContaminationCheck:
-    """Searches texts for word n-grams of the questions in probe sets. Memory holds the probe sets and what was found.
+    """Searches texts for word n-grams of the questions in probe sets. Memory holds the probe sets and the questions found.
 
-    Add the questions, then the texts of the documents, then check what a model is to read.
+    Add the questions, then the texts of the documents, then check the texts for the model.
     """
 
     def __init__(self, n_words: int) -> None:
-        """A question is found where `n_words` words of it occur in a row, or all of it if it is shorter."""
+        """A question is found if `n_words` of its words occur in a row, or all of it if it is shorter."""
         self._n_words = n_words
         self._questions: dict[str, set[str]] = {}  # n-gram -> ids
         self._by_start: dict[str, list[str]] = {}
@@ -88,13 +86,10 @@ class ContaminationCheck:
         """
         for number, row in read_rows(path):
             question, choices, answer = row.get("question"), row.get("choices"), row.get("answer")
-            if (
-                not isinstance(question, str)
-                or not isinstance(choices, list)
-                or not isinstance(answer, int)
-                or not 0 <= answer < len(choices)
-            ):
+            if not (isinstance(question, str) and isinstance(choices, list) and isinstance(answer, int)):
                 raise InputError(f"{path}:{number}: expected question, choices and answer (its index).")
+            if answer not in range(len(choices)):
+                raise InputError(f"{path}:{number}: answer: found {answer}, allowed: 0 to {len(choices) - 1}.")
             self.n_questions += 1
             self._add(str(row.get("id", f"{path}:{number}")), question, str(choices[answer]))
 
@@ -137,9 +132,9 @@ class ContaminationCheck:
         for ngram in self._find(text):
             if ngram in self._in_sources:
                 continue
-            known = self._ids.setdefault(place, set())
-            for question_id in sorted(self._questions[ngram] - known):
-                known.add(question_id)
+            ids = self._ids.setdefault(place, set())
+            for question_id in sorted(self._questions[ngram] - ids):
+                ids.add(question_id)
                 first = self._first.setdefault(place, [])
                 if len(first) < _MOST_SHOWN:
                     first.append(ContaminatedQuestion(question_id, where, ngram))
@@ -157,7 +152,7 @@ class ContaminationCheck:
                     yield ngram
 
     def result(self) -> Contamination:
-        """Return what was found so far, ordered by place."""
+        """Return the questions found so far, ordered by place."""
         in_sources = set().union(*(self._questions[ngram] for ngram in self._in_sources))
         by_place = {place: self._ids[place] for place in sorted(self._ids, key=_PLACES.index)}
         first = [question for place in by_place for question in self._first[place]][:_MOST_SHOWN]
@@ -199,5 +194,5 @@ def render_contamination(contamination: Contamination) -> str:
         f"CONTAMINATION: {contamination.n_contaminated} of {contamination.n_questions} questions are outside the "
         f"documents: {places}"
     ]
-    lines += [f"  {found.question_id}  {found.where}: {found.words!r}" for found in contamination.first[:5]]
+    lines += [f"  {item.question_id}  {item.where}: {item.words!r}" for item in contamination.first[:5]]
     return "\n".join(lines)

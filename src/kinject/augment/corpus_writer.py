@@ -107,7 +107,7 @@ class CorpusWriter:
     def write(self, documents: Iterable[PlannedDocument], *, include_originals: bool) -> None:
         """Write the files: passages and their variants by style and sample, in the order of `documents`.
 
-        Raises `DiskError`, and `InputError` where a stored row is damaged.
+        Raises `DiskError`, and `InputError` if a stored row is damaged.
         """
         with contextlib.ExitStack() as stack:
             write_corpus = stack.enter_context(open_jsonl(self.corpus_path))
@@ -213,7 +213,7 @@ class CorpusWriter:
 
     @property
     def coverage(self) -> Coverage | None:
-        """How many variants each fact got, None where no style lists facts."""
+        """How many variants each fact got, None if no style lists facts."""
         count = self._coverage
         if not self._quotas:
             return None

@@ -39,7 +39,7 @@ PlannedDocument = tuple[Document, list[Passage]]
 class Group:
     """The variants of one passage in one style. They must differ from each other, so one worker requests them all.
 
-    `texts` holds variants that a file provides; None where a generator writes them.
+    `texts` holds variants that a file provides; None if a generator writes them.
     """
 
     document: Document
@@ -75,7 +75,7 @@ class Precomputed:
     lines: Mapping[str, int]
 
     def check_documents(self, known: Iterable[str]) -> None:
-        """Raise `InputError` (file:line) where a text belongs to no document."""
+        """Raise `InputError` (file:line) if a text belongs to no document."""
         unknown = self.texts.keys() - set(known)
         if unknown:
             first = min(unknown, key=lambda name: self.lines[name])
@@ -122,7 +122,7 @@ class Plan:
     def read_passages(self) -> Iterator[PlannedDocument]:
         """Read and split the documents, in order.
 
-        Raises as `read_documents` and `token_spans`, and `InputError` where a precomputed text belongs to no document.
+        Raises as `read_documents` and `token_spans`, and `InputError` if a precomputed text belongs to no document.
         """
         spans = token_spans(self.tokenizer)
         ids = set[str]()
@@ -136,7 +136,7 @@ class Plan:
     def groups(self, document: Document, passages: list[Passage]) -> Iterator[Group]:
         """Yield the groups of one document by passage and style.
 
-        Raises `InputError` where a file provides variants of the whole document but it is split.
+        Raises `InputError` if a file provides variants of the whole document but it is split.
         """
         texts = self.precomputed.texts.get(document.id, ()) if self.precomputed else ()
         if texts and len(passages) > 1:
@@ -195,12 +195,12 @@ class PassageFile:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        """Open an empty file. Raises `DiskError` where it cannot be written."""
+        """Open an empty file. Raises `DiskError` if it cannot be written."""
         self._path = run_dir / ".passages.part"  # `lock_dir` deletes such a name after a kill
         self._file = self._open("w")
 
     def add(self, document: Document, passages: list[Passage]) -> None:
-        """Append a document. Raises `DiskError` where it cannot be written."""
+        """Append a document. Raises `DiskError` if it cannot be written."""
         spans = [(passage.id, passage.start, passage.end) for passage in passages]
         row = [document.id, document.title, document.text, document.source, spans]
         try:

@@ -133,7 +133,7 @@ def judge_messages(title: str, passage: str, text: str) -> list[Message]:
 
 
 def rewriting_of(messages: Sequence[Message]) -> str | None:
-    """Return the rewriting that `messages` ask a judge about, None where they ask for something else."""
+    """Return the rewriting that `messages` ask a judge about, None if they ask for something else."""
     found = _REWRITING.search(messages[-1]["content"]) if messages else None
     return found[1] if found else None
 
@@ -141,7 +141,7 @@ def rewriting_of(messages: Sequence[Message]) -> str | None:
 def ask(title: str, passage: str, task: str) -> list[Message]:
     """Return the messages that set `task` on a passage.
 
-    The passage stands before the task, which changes from sample to sample, so that servers can reuse the prefix. A title
+    The passage comes before the task, which changes from sample to sample, so that servers can reuse the prefix. A title
     that gives orders is left out, and nothing in the passage ends its tags.
     """
     heading = f"The passage is from a text called {title!r}.\n\n" if title and not has_injection(title) else ""
@@ -150,7 +150,7 @@ def ask(title: str, passage: str, task: str) -> list[Message]:
 
 
 def passage_of(messages: Sequence[Message]) -> str:
-    """Return the passage that `messages` are about. Raises `ValueError` where they hold none."""
+    """Return the passage that `messages` are about. Raises `ValueError` if they hold none."""
     found = _PASSAGE.search(messages[-1]["content"]) if messages else None
     if found is None:
         raise ValueError("the last message holds no <passage>")

@@ -43,13 +43,13 @@ _BLOCK = 64
 
 @dataclass(frozen=True)
 class AugmentResult:
-    """What `augment` made.
+    """The result of `augment`.
 
     `refused` counts answers by reason, `failed` variants without an answer by error; `failures_path` lists the failed ones
     of this run. `tokens_in` and `tokens_out` are those of every stored answer, refused ones too; `n_sent` and `n_cached`
     are of this run alone. `cost` is that of everything ever answered into the run folder, in the currency of the prices;
     `cost_note` names the part of it that is estimated. `sft_path` holds the rows of styles that make prompts and completions,
-    None where there are none. `contamination` is None where the recipe names no probe set, `coverage` without a style that
+    None if there are none. `contamination` is None if the recipe names no probe set, `coverage` without a style that
     lists facts; `judge` is the judge's score on planted errors.
     """
 
@@ -423,7 +423,7 @@ def _write_manifest(
 
 
 def render_summary(result: AugmentResult) -> str:
-    """Return the table at the end of a run: counts by style, refusals by reason, and what to do if it is short."""
+    """Return the table at the end of a run: counts by style, refusals by reason, and the fix for a short corpus."""
     lines = [
         f"{result.n_documents} documents, {result.n_passages} passages -> {result.n_rows} rows in {result.corpus_path}",
         "",
@@ -443,10 +443,10 @@ def render_summary(result: AugmentResult) -> str:
     lines.append("")
     if result.sft_path:
         lines.append(f"prompts and completions: {result.sft_path}")
-    tokens = (
-        f"; {result.tokens_in:,} tokens in, {result.tokens_out:,} out" if result.tokens_in or result.tokens_out else ""
-    )
-    lines.append(f"{result.n_sent} requests sent in this run, {result.n_cached} answered from the cache{tokens}")
+    line = f"{result.n_sent} requests sent in this run, {result.n_cached} answered from the cache"
+    if result.tokens_in or result.tokens_out:
+        line += f"; {result.tokens_in:,} tokens in, {result.tokens_out:,} out"
+    lines.append(line)
     if result.judge:
         lines.append(render_judge_score(result.judge))
     if result.cost:

@@ -27,7 +27,7 @@ class Store:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        """Open them. Raises `InputError` where a file is damaged, `DiskError` where it cannot be written."""
+        """Open them. Raises `InputError` if a file is damaged, `DiskError` if it cannot be written."""
         self.variants_path = run_dir / "variants.jsonl"
         self.rejected_path = run_dir / "rejected.jsonl"
         with contextlib.ExitStack() as stack:
@@ -39,7 +39,7 @@ class Store:
 
     @property
     def n_variants(self) -> int:
-        """How many variants are stored."""
+        """The number of stored variants."""
         return len(self._variant_offsets)
 
     def variants(self, requests: Sequence[VariantRequest]) -> dict[str, Variant]:
@@ -64,7 +64,7 @@ class Store:
         return list({row["id"]: row for row in rows}.values())
 
     def check_refusals(self, variants: Mapping[str, Variant], refusals: Sequence[Row]) -> None:
-        """Raise `InputError` where `variants` count more refused answers than there are.
+        """Raise `InputError` if `variants` count more refused answers than there are.
 
         Then rejected.jsonl has lost rows, to a power cut or to an editor.
         """
@@ -101,7 +101,7 @@ class Store:
         self._rejected_offsets.add(request.id, self._rejected.append(row))
 
     def notes(self, notes_id: str) -> tuple[str, ...]:
-        """Return the notes stored under an id of `Plan.notes_id`, () where there are none."""
+        """Return the notes stored under an id of `Plan.notes_id`, () if there are none."""
         offsets = self._notes_offsets.offsets_of(notes_id)
         return tuple(self._notes.row_at(offsets[-1])["notes"]) if offsets else ()
 

@@ -96,9 +96,8 @@ def _questions_faults(section: QuestionsSection) -> list[tuple[str, str]]:
     if section.generator.kind == "file":
         faults.append(("questions.generator.kind", "questions need a model to ask; kind: file has none."))
     if section.budget is not None and not (section.generator.price_in or section.generator.price_out):
-        faults.append(
-            ("questions.budget", "needs questions.generator.price_in and price_out: without prices all is free.")
-        )
+        fault = "needs questions.generator.price_in and price_out: without prices all is free."
+        faults.append(("questions.budget", fault))
     return faults
 
 

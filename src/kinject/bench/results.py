@@ -120,7 +120,7 @@ def mean_estimate(values: Sequence[float]) -> Estimate:
 
 
 def _clamp_to_fraction(estimate: Estimate) -> Estimate:
-    """Return an estimate of an accuracy with its interval cut to 0 to 1."""
+    """Return an estimate of an accuracy, its interval limited to 0 to 1."""
     if estimate.low is None or estimate.high is None:
         return estimate
     return Estimate(estimate.mean, max(0.0, estimate.low), min(1.0, estimate.high))
@@ -275,19 +275,14 @@ def _markdown(bench: BenchResult) -> str:
 
 
 def _overrides(row: StrategyResult) -> str:
-    return format_name(", ".join(f"{key}={value}" for key, value in row.overrides.items()) or "nothing").replace(
-        "`", "'"
-    )
+    text = ", ".join(f"{key}={value}" for key, value in row.overrides.items())
+    return format_name(text or "nothing").replace("`", "'")
 
 
 def _csv(bench: BenchResult) -> str:
     """Return a line for each strategy; an estimate has three columns (mean, low, high)."""
     estimates = ("time", "time_ratio", "peak", "peak_ratio", "loss")
-    names = [
-        *estimates,
-        *(f"accuracy {name}" for name in bench.question_sets),
-        *(f"gain {name}" for name in bench.question_sets),
-    ]
+    names = [*estimates, *(f"{kind} {name}" for kind in ("accuracy", "gain") for name in bench.question_sets)]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["strategy", "rounds", "reason", "first_seconds", "spread", "tokens",
@@ -327,9 +322,8 @@ def _draw(bench: BenchResult) -> Figure:
             panel.set_yticks(range(len(rows)), [row.label for row in rows] if index % n_columns == 0 else [])
             if index < 2:
                 panel.axvline(1, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
-                panel.set_xlim(
-                    0, 1.1 * max(1.0, *(min(item.high or item.mean, 2 * item.mean) for item in estimates if item))
-                )
+                ends = (min(item.high or item.mean, 2 * item.mean) for item in estimates if item)
+                panel.set_xlim(0, 1.1 * max(1.0, *ends))
             else:
                 panel.set_xlim(0, 1.03)
             panel.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")

@@ -98,7 +98,7 @@ class ConcatRows(Sequence[TokenRow]):
 
 
 class PackedRows(Sequence[TrainingRow]):
-    """The training rows of an epoch. A row is put together when it is read.
+    """The training rows of an epoch. A row is made when it is read.
 
     In memory are 24 bytes a segment; the tokens stay in `source`. If `joined`, the segments of a row are one text
     (``wrapped``): positions continue through it.
@@ -164,7 +164,7 @@ class PackedRows(Sequence[TrainingRow]):
                 learned[0] = False
             position = len(row.input_ids) if self.joined else 0
             row.input_ids.extend(ids)
-            row.labels.extend(token if bears else IGNORED for token, bears in zip(ids, learned, strict=True))
+            row.labels.extend(token if in_loss else IGNORED for token, in_loss in zip(ids, learned, strict=True))
             row.position_ids.extend(range(position, position + len(ids)))
             row.replayed.extend(learned if text.origin == "replay" else [False] * len(ids))
         return row
@@ -206,7 +206,7 @@ def _bins(
 
 
 def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfig, seed: int) -> list[Sequence[int]]:
-    """Deal rows to the rounds of an epoch, so that the rows of one document lie as far apart as their number allows.
+    """Deal rows to the rounds of an epoch, so that the rows of one document are as far apart as possible.
 
     There are as many rounds as the most frequent document has rows, each of at least `_ROUND_BLOCKS` blocks. The k-th
     of a document's n rows goes to round ``floor((k + u) * rounds / n)`` with one u in [0, 1) a document.
@@ -241,7 +241,7 @@ def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfi
 
 
 def _cut(row: TokenRow, index: int, config: PackingConfig, account: TokenAccount) -> list[Segment]:
-    """Return the segments of one row that bear loss, each of at most a block; only the first unless rows are split."""
+    """Return the segments of a row with tokens in the loss, each of at most a block; only the first unless rows are split."""
     length = len(row.input_ids)
     account.source += length
     size = config.block or length

@@ -29,7 +29,7 @@ def split_passages(document: Document, n_tokens: int, spans: TokenSpans) -> list
 
     None holds more than `n_tokens` (at least 1) tokens of `spans`, unless one character alone does. A cut falls at the
     last sentence end that fits, else between words, else between tokens. Cuts depend on the text before them only, so
-    a change leaves the passages before it as they were.
+    a change of the text does not change earlier passages.
     """
     text = document.text
     tokens = spans(text)

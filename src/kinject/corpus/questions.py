@@ -21,7 +21,7 @@ Layout = Literal["auto", "native", "mmlu", "arc", "squad"]
 _MAX_FAULTS = 20
 _CSV_SUFFIXES = ("_test", "_dev", "_val", ".test", ".dev", ".val")
 _MOST_SHUFFLED = 1000  # answers of one document
-_KEPT = ("id", "subject", "document_id", "fact_id")
+_LABELS = ("id", "subject", "document_id", "fact_id")
 
 
 def question_prompt(question: str) -> str:
@@ -41,9 +41,7 @@ def read_questions(path: Path, layout: Layout = "auto", n_choices: int = 4) -> l
     try:
         for number, row in read_rows(path, layout, n_choices):
             _add_row(reader, number, row)
-    except (
-        InputError
-    ) as error:  # a line that is no JSON object ends the reading; the faults so far are reported with it
+    except InputError as error:  # no JSON object on a line: nothing after it is read
         reader.add_faults(str(error))
     if reader.faults:
         more = [f"{path}: ... and {reader.n_more} more."] if reader.n_more else []
@@ -221,7 +219,7 @@ def _from_arc(row: Row) -> Row:
         texts, labels = choices, None
     key = row.get("answerKey")
     answer = labels.index(key) if isinstance(labels, list) and key in labels else key
-    return {**{k: v for k, v in row.items() if k in _KEPT}, "question": stem, "choices": texts, "answer": answer}
+    return {**{k: v for k, v in row.items() if k in _LABELS}, "question": stem, "choices": texts, "answer": answer}
 
 
 def _with_distractors(rows: Sequence[tuple[int, Row]], n_choices: int) -> Iterator[tuple[int, Row]]:
@@ -246,15 +244,15 @@ def _with_distractors(rows: Sequence[tuple[int, Row]], n_choices: int) -> Iterat
                 wrong.setdefault(text.strip().lower(), text)
         choices = [first, *list(wrong.values())[: n_choices - 1]]
         rng.shuffle(choices)
-        kept = {key: row[key] for key in _KEPT if key in row}
+        labels = {key: row[key] for key in _LABELS if key in row}
         yield number, {
-            "document_id": _document(row), **kept,
+            "document_id": _document(row), **labels,
             "question": row.get("question"), "choices": choices, "answer": choices.index(first),
         }  # fmt: skip
 
 
 def _shuffled(texts: Sequence[str], rng: random.Random, n_needed: int) -> list[str]:
-    """Return `texts` shuffled; only as many as needed of very many, or each question would cost all the others."""
+    """Return `texts` shuffled; of very many only as many as needed, so that a question costs little."""
     if len(texts) > _MOST_SHUFFLED:
         return rng.sample(texts, min(n_needed, len(texts)))
     shuffled = list(texts)

@@ -13,10 +13,8 @@ from kinject.errors import InputError
 
 Shape = Literal["text", "messages", "completion"]
 _SHAPES: dict[Shape, tuple[str, ...]] = {
-    "text": ("text",),
-    "messages": ("messages",),
-    "completion": ("prompt", "completion"),
-}
+    "text": ("text",), "messages": ("messages",), "completion": ("prompt", "completion"),
+}  # fmt: skip
 """Shape -> the keys that a row of it holds."""
 _MAX_FAULTS = 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -191,22 +189,16 @@ def parse_corpus_row(raw: Row, origin: str) -> CorpusRow:
     """Return one row; `origin`, if not empty, replaces its own. Raises `InputError` for keys or values that do not fit."""
     shapes = [name for name, keys in _SHAPES.items() if all(key in raw for key in keys)]
     if len(shapes) != 1:
-        found = ", ".join(raw) or "nothing"
-        raise InputError(
-            f"found the keys {found:.200}; each row must hold text, or messages, or prompt and completion."
-        )
+        keys = ", ".join(raw) or "nothing"
+        raise InputError(f"found the keys {keys:.200}; each row must hold text, or messages, or prompt and completion.")
     shape: Shape = shapes[0]
     fields: dict[str, Any] = (
         {"messages": _messages(raw)} if shape == "messages" else {key: _text(raw, key) for key in _SHAPES[shape]}
     )
     row_id = raw.get("id")
-    return CorpusRow(
-        id=row_id if isinstance(row_id, str) and row_id else content_id(fields),
-        document_id=str(raw.get("document_id", "")),
-        origin=origin or str(raw.get("origin", "original")),
-        shape=shape,
-        **fields,
-    )
+    identity = row_id if isinstance(row_id, str) and row_id else content_id(fields)
+    origin = origin or str(raw.get("origin", "original"))
+    return CorpusRow(identity, str(raw.get("document_id", "")), origin, shape, **fields)
 
 
 def _text(raw: Row, key: str) -> str:

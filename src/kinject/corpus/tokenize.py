@@ -1,4 +1,4 @@
-"""Corpus rows to token ids, with the tokens that bear loss marked, an account of every token, and a cache on disk.
+"""Corpus rows to token ids, with a mark for tokens in the loss, an account of every token, and a cache on disk.
 
 An entry of the cache is a folder, named by the content of the corpus, the tokenizer and the settings. It holds ``ids.bin``
 (uint32, all rows joined), ``learned.bin`` (one byte a token), ``ends.bin`` (int64, where each row ends), ``documents.bin``
@@ -49,7 +49,7 @@ _FILES: dict[str, Any] = {"ids": np.uint32, "learned": np.bool_, "ends": np.int6
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One tokenised row. `learned[i]` is whether token i bears loss; the first never does: no token precedes it."""
+    """One tokenised row. `learned[i]`: token i is in the loss; never the first, since no token precedes it."""
 
     row_id: str
     document_id: str
@@ -62,8 +62,8 @@ class TokenRow:
 class TokenAccount:
     """Counts of every token of a corpus: ``source == trained + masked + truncated + dropped``.
 
-    `trained` bear loss; `masked` are read only (prompts, and the first token of each document); `truncated` were cut
-    at max_length; `dropped` are in segments left out because no token in them bears loss.
+    `trained` are in the loss; `masked` are read only (prompts, and the first token of each document); `truncated` were cut
+    at max_length; `dropped` are in segments left out because none of their tokens is in the loss.
     """
 
     source: int = 0
@@ -84,7 +84,7 @@ class TokenAccount:
 
 @dataclass(frozen=True)
 class Tokenization:
-    """How rows become tokens: BOS and EOS at document boundaries, and which parts of SFT rows bear loss.
+    """How rows become tokens: BOS and EOS at document boundaries, and the parts of SFT rows in the loss.
 
     `completion_only` None means: only the completion of prompt+completion rows. `assistant_only`: only the assistant's
     turns in messages.
@@ -192,7 +192,7 @@ def sample_tokens(
     """Yield tokenised rows drawn without replacement until they hold `wanted` tokens, to within half a row.
 
     Only sampled rows are tokenised, so the corpus may be large. If it is too small, it is sampled again in another
-    order. Raises `InputError` for a corpus without rows of which tokens are wanted.
+    order. Raises `InputError` if tokens are wanted and the corpus has no rows.
     """
     if wanted <= 0:
         return
@@ -209,7 +209,7 @@ def sample_tokens(
 def _shuffled_forever(
     rows: Sequence[Row], tokenize: Callable[[Sequence[Row]], Iterable[TokenRow]], rng: random.Random
 ) -> Iterator[TokenRow]:
-    """Yield `rows` tokenised, in a random order, over and over."""
+    """Yield `rows` tokenised without end, each pass in another random order."""
     order = array("q", range(len(rows)))
     pick = getattr(rows, "pick", None)
     while True:
@@ -283,7 +283,7 @@ def cached_tokens(folder: Path, key: str, make: Callable[[], Iterable[TokenRow]]
 
 
 def _fault(entry: Path) -> str:
-    """Return why the entry must be made; "" if it is there as it was written."""
+    """Return the reason to make the entry; "" if it exists and is whole."""
     if not entry.is_dir():
         return "not there"
     sums, fault = check_sha256sums(entry)

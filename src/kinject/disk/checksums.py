@@ -103,9 +103,9 @@ def parse_checked_json(path: Path, data: bytes, fix: str) -> dict[str, Any]:
         check_version(version, str(path))
     if CHECKSUM not in value:  # edited by hand: its reader checks its shape
         return value
-    found = value.pop(CHECKSUM)
+    checksum = value.pop(CHECKSUM)
     try:
-        is_whole = found == f"{zlib.crc32(_canonical(value)):08x}"
+        is_whole = checksum == f"{zlib.crc32(_canonical(value)):08x}"
     except ValueError:  # NaN or an infinity, which are never written
         is_whole = False
     if not is_whole:
@@ -173,10 +173,10 @@ def verified_hashes(folder: Path) -> dict[str, str]:
 
     Raises `InputError` with the first file that has changed, `DiskError` if one cannot be read.
     """
-    found, fault = check_sha256sums(folder)
+    hashes, fault = check_sha256sums(folder)
     if fault:
         raise InputError(f"{fault}. Make the model again; if you changed it yourself, delete {SHA256SUMS}.")
-    return found
+    return hashes
 
 
 def check_sha256sums(folder: Path) -> tuple[dict[str, str], str]:

@@ -99,20 +99,20 @@ class OffsetIndex:
     def offsets_of_all(self, identities: Sequence[str]) -> list[list[int]]:
         """Return `offsets_of` each of several ids, in one query."""
         numbers = [_number(identity) for identity in identities]
-        found: dict[int, list[int]] = {}
+        stored: dict[int, list[int]] = {}
         valid = [number for number in numbers if number is not None]
         for start in range(0, len(valid), _MOST_IDS):
             part = valid[start : start + _MOST_IDS]
             marks = ",".join("?" * len(part))
             query = f"SELECT id, offset FROM offsets WHERE id IN ({marks}) ORDER BY offset"  # noqa: S608  (only marks)
             for number, offset in self._database.execute(query, part):
-                found.setdefault(number, []).append(offset)
-        return [self._with_new(number, found) for number in numbers]
+                stored.setdefault(number, []).append(offset)
+        return [self._with_new(number, stored) for number in numbers]
 
-    def _with_new(self, number: int | None, found: dict[int, list[int]]) -> list[int]:
+    def _with_new(self, number: int | None, stored: dict[int, list[int]]) -> list[int]:
         if number is None:
             return []
-        return sorted({*found.get(number, ()), *self._new[number]}) if number in self._new else found.get(number, [])
+        return sorted({*stored.get(number, ()), *self._new[number]}) if number in self._new else stored.get(number, [])
 
     def _write(self) -> None:
         """Move the new offsets to the file."""

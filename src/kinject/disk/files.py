@@ -1,4 +1,4 @@
-"""Single files: atomic writes, bounded reads, and what to do about an error of the disk."""
+"""Single files: atomic writes, bounded reads, and the fix for an error of the disk."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _FIXES = (
     ({errno.ENOSPC, errno.EDQUOT, errno.EFBIG}, "Free space there, or choose another folder."),
     ({errno.EROFS, errno.EACCES, errno.EPERM}, "Make it writable for this user, or choose another folder."),
     ({errno.EIO, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO}, "The disk or its connection fails: choose another."),
-    ({errno.ESTALE, errno.ETIMEDOUT}, "The file server is gone: wait for it, then run the same command again."),
+    ({errno.ESTALE, errno.ETIMEDOUT}, "The file server does not answer: wait for it, then run the same command again."),
     ({errno.EMFILE, errno.ENFILE}, "Too many files are open: raise the limit (ulimit -n)."),
-    ({errno.EISDIR}, "A folder stands in its place: move it away."),
-    ({errno.ENOENT, errno.ENOTDIR}, "A folder on the way is missing: was it deleted? Run the same command again."),
+    ({errno.EISDIR}, "A folder has its name: move it away."),
+    ({errno.ENOENT, errno.ENOTDIR}, "A folder of its path is missing: was it deleted? Run the same command again."),
 )
 _SYSTEM_FAILURES = frozenset(number for numbers, _ in _FIXES[:5] for number in numbers)
 
 
 def fix_for(error: OSError) -> str:
-    """Return what the user can do about an error of the operating system."""
+    """Return the user's fix for an error of the operating system."""
     return next((fix for numbers, fix in _FIXES if error.errno in numbers), "Check the path.")
 
 
 def is_system_failure(error: OSError) -> bool:
-    """Return whether no program could have avoided the error: a disk that is full, read-only, failing or gone."""
+    """Return whether no program could have avoided the error: a disk that is full, read-only, failing or unreachable."""
     return error.errno in _SYSTEM_FAILURES
 
 

@@ -24,13 +24,13 @@ _PACKAGES = (
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def write_manifest(
@@ -41,21 +41,12 @@ def write_manifest(
 
     `outputs` are finished files beside `path`; `check_output` finds out whether one has changed since.
     """
-    write_checked_json(
-        path,
-        {
-            "format_version": FORMAT_VERSION,
-            "stage": stage,
-            "written": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": ["kinject", *sys.argv[1:]],
-            "inputs": dict(inputs),
-            "recipe": dict(recipe),
-            "versions": _versions(),
-            "machine": {"system": platform.system(), "processor": platform.machine()},
-            "counts": dict(counts),
-            "outputs": dict(zip(outputs, file_hashes([path.parent / name for name in outputs]), strict=True)),
-        },
-    )
+    write_checked_json(path, {
+        "format_version": FORMAT_VERSION, "stage": stage, "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": ["kinject", *sys.argv[1:]], "inputs": dict(inputs), "recipe": dict(recipe), "versions": _versions(),
+        "machine": {"system": platform.system(), "processor": platform.machine()}, "counts": dict(counts),
+        "outputs": dict(zip(outputs, file_hashes([path.parent / name for name in outputs]), strict=True)),
+    })  # fmt: skip
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
@@ -79,13 +70,13 @@ def check_output(path: Path, fix: str) -> str:
     Raises `InputError` with `fix` if the manifest beside it names the file with another hash, `DiskError` as
     `file_hash`.
     """
-    found = file_hash(path)
+    sha256 = file_hash(path)
     outputs = manifest_beside(path).get("outputs")
-    if isinstance(outputs, dict) and outputs.get(path.name, found) != found:
+    if isinstance(outputs, dict) and outputs.get(path.name, sha256) != sha256:
         raise InputError(
             f"{path}: its bytes are not those that were written (manifest.json beside it has their hash). {fix}"
         )
-    return found
+    return sha256
 
 
 def manifest_beside(path: Path) -> dict[str, Any]:

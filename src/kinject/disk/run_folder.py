@@ -50,7 +50,7 @@ def lock_dir(folder: Path) -> Iterator[None]:
             delete_parts(folder)
             yield
         finally:
-            with contextlib.suppress(OSError):  # then the next process only gets a warning about a holder that is gone
+            with contextlib.suppress(OSError):  # then the next process warns of a holder that has ended
                 os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""`kinject doctor`: what this machine has, what each recipe would do on it, and a fix for each problem."""
+"""`kinject doctor`: the parts of this machine, the actions of each recipe on it, and a fix for each problem."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from kinject.errors import Fault, InputError, KinjectError, RecipeError
 from kinject.models import choose_attention, choose_device, has_fast_bf16, varlen_unavailable_reason
-from kinject.process import machine_memory
-from kinject.recipe import GeneratorSection, Recipe, RetrievalSection, read_recipe
+from kinject.process import core_count, machine_memory
+from kinject.recipe import GeneratorSection, ModelSection, Recipe, RetrievalSection, read_recipe
 from kinject.recipe.read import Verb
 from kinject.recipe.yaml_lines import read_yaml
 
@@ -35,18 +35,14 @@ _MIN_FREE_DISK = 5 * 2**30
 _SECONDS = 3.0
 """Longest wait for an answer from the network."""
 _SECTION: Mapping[str, Verb] = {
-    "augment": "augment",
-    "questions": "questions",
-    "eval": "eval",
-    "study": "study",
-    "trainer": "train",
-}
+    "augment": "augment", "questions": "questions", "eval": "eval", "study": "study", "trainer": "train",
+}  # fmt: skip
 """Section -> the verb that needs it."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that will not work: where, what is wrong, and how to fix it."""
+    """Something that will not work: its place (a file, a line, a package), the fault, and the fix."""
 
     where: str
     what: str
@@ -64,7 +60,7 @@ class MachineCheck:
 
 @dataclass(frozen=True)
 class RecipeCheck:
-    """What one recipe would do here, its problems, and the environment variables from which it reads keys."""
+    """One recipe: its action on this machine, its problems, and the environment variables from which it reads keys."""
 
     name: str
     value: str
@@ -88,7 +84,7 @@ class Checkup:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """What the checks of a recipe need beside the recipe: see `check_recipes` and `_commands_by_output`."""
+    """Inputs of the checks beside the recipe: see `check_recipes` and `_commands_by_output`."""
 
     commands: Mapping[str, str]
     hub_reachable: bool
@@ -103,15 +99,15 @@ def examine(recipes: Sequence[Path], *, offline: bool) -> Checkup:
     hub, reachable = _check_hub(offline)
     checks = tuple(check_recipes(recipes, hub_reachable=reachable, offline=offline))
     keys = {"HF_TOKEN", "OPENAI_API_KEY", *(key for check in checks for key in check.keys)}
-    machine = [
+    machine = (
         *_check_system(),
         *_check_devices(),
         *_check_packages(),
         *_check_optional(),
         hub,
         _check_keys(sorted(keys)),
-    ]
-    return Checkup(tuple(machine), checks)
+    )
+    return Checkup(machine, checks)
 
 
 def answers(url: str) -> bool:
@@ -128,8 +124,7 @@ def answers(url: str) -> bool:
 
 
 def _check_system() -> Iterator[MachineCheck]:
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {n_cores} cores"
+    system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {core_count()} cores"
     yield MachineCheck("system", system)
     yield MachineCheck("memory", f"{machine_memory() / 2**30:.1f} GiB")
     free = shutil.disk_usage(".").free
@@ -258,7 +253,7 @@ def _commands_by_output(files: Sequence[Path]) -> dict[str, str]:
 def _check_recipe(recipe: Recipe, surroundings: _Surroundings) -> RecipeCheck:
     parts, problems = [], list(_check_inputs(recipe, surroundings.commands))
     if recipe.model is not None and recipe.trainer:
-        text, more = _check_training(recipe)
+        text, more = _check_training(recipe, recipe.model)
         parts.append(text)
         problems += more
     names = [recipe.model.path] if recipe.model is not None and recipe.model.path else []
@@ -296,10 +291,9 @@ def _is_within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _check_training(recipe: Recipe) -> tuple[str, list[Problem]]:
-    """Return the device, dtype and attention of a training run, and what this machine cannot do of it."""
-    model, trainer = recipe.model, recipe.trainer
-    assert model is not None
+def _check_training(recipe: Recipe, model: ModelSection) -> tuple[str, list[Problem]]:
+    """Return the device, dtype and attention of a training run, and its problems on this machine."""
+    trainer = recipe.trainer
     where = str(recipe.path)
     try:
         device = "cpu" if trainer.get("use_cpu") else choose_device(model.device)

@@ -98,7 +98,7 @@ def base_of_adapter(adapter: Path) -> str:
     try:
         base = json.loads(read_bytes(adapter))["base_model_name_or_path"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{adapter}: names no base model ({_first_line(error)}). Train the adapter again.") from error
+        raise InputError(f"{adapter}: names no base model ({first_line(error)}). Train the adapter again.") from error
     if not isinstance(base, str) or not base or "\0" in base or Path(base).resolve() == adapter.parent.resolve():
         raise InputError(f"{adapter}: names {base!r:.80} as its base model. Train the adapter again.")
     return base
@@ -193,7 +193,7 @@ def _raising_input_error(path: str, kind: str) -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # a failed assertion of tokenizers, which is written in Rust
             raise
-        raise InputError(f"{path}: no usable {kind} ({_first_line(error)}). {_fix(path, kind)}") from error
+        raise InputError(f"{path}: no usable {kind} ({first_line(error)}). {_fix(path, kind)}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -202,10 +202,11 @@ def _reason(error: Exception) -> str:
         return "it comes with Python code of its own (auto_map), and kinject runs no code that comes with a model"
     if isinstance(error, UnpicklingError):
         return "some of its weights are pickles, which can run code as they load; kinject reads safetensors only"
-    return _first_line(error)
+    return first_line(error)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message without its full stop, its class if the message is empty."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:200].rstrip(".")
 

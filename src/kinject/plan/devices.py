@@ -64,7 +64,7 @@ class Parallelism:
 
 
 def find_devices(kind: str, memory: int | None, count: int | None) -> Devices:
-    """Return `count` devices of `kind` with `memory` bytes each; None stands for this machine's.
+    """Return `count` devices of `kind` with `memory` bytes each; None for this machine's.
 
     Raises `InputError` if the memory is neither given nor known.
     """
@@ -170,18 +170,15 @@ def choose_parallelism(memory: Memory, devices: Devices) -> Parallelism:
     rest = memory.activations + memory.logits
     gathered = 2 * memory.largest_block
     launch = (
-        "accelerate launch --config_file recipes/distributed/{}.yaml --num_processes "
-        + str(n)
-        + " -m kinject.cli train RECIPE"
+        f"accelerate launch --config_file recipes/distributed/{{}}.yaml --num_processes {n} -m kinject.cli train RECIPE"
     )
     ddp = memory.peak + buckets
     if devices.fits(ddp):
         why = f"a whole step fits on each of the {n}; only gradients are sent ({render_size(memory.trained_bytes)} a step)"
         return Parallelism("DDP", why, ddp, launch.format("ddp" if devices.kind == "cuda" else "ddp-cpu"))
     if devices.kind != "cuda":
-        return Parallelism(
-            "none", "processes on a CPU can only run DDP, each with a whole step, which does not fit", ddp, ""
-        )
+        why = "processes on a CPU can only run DDP, each with a whole step, which does not fit"
+        return Parallelism("none", why, ddp, "")
     zero2 = memory.weights + (memory.gradients + memory.optimizer) // n + rest + buckets // n
     if devices.fits(zero2):
         why = "a step fits once gradients and the optimizer's state are sharded; the weights stay whole"
@@ -195,9 +192,8 @@ def choose_parallelism(memory: Memory, devices: Devices) -> Parallelism:
 
 def _one_device(memory: Memory, devices: Devices) -> Parallelism:
     if devices.fits(memory.peak):
-        return Parallelism(
-            "one device", "a whole step fits, and there is one device", memory.peak, "kinject train RECIPE"
-        )
+        why = "a whole step fits, and there is one device"
+        return Parallelism("one device", why, memory.peak, "kinject train RECIPE")
     offloaded = memory.activations + memory.logits + 2 * memory.largest_block
     if devices.kind == "cuda" and devices.fits(offloaded):
         host = memory.weights + memory.gradients + memory.optimizer

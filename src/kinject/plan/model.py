@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from kinject.errors import InputError
+from kinject.models.load import base_of_adapter, first_line
 from kinject.recipe import is_model
 
 if TYPE_CHECKING:
@@ -58,8 +59,6 @@ def read_config(path: str, revision: str | None) -> PretrainedConfig:
     """
     from transformers import AutoConfig
 
-    from kinject.models.load import base_of_adapter
-
     adapter = Path(path) / "adapter_config.json"
     if adapter.is_file():
         return read_config(base_of_adapter(adapter), None)
@@ -70,9 +69,9 @@ def read_config(path: str, revision: str | None) -> PretrainedConfig:
             return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         if Path(path).is_dir():
-            raise InputError(f"{path}: no usable config.json in this folder ({_first_line(error)}).") from error
+            raise InputError(f"{path}: no usable config.json in this folder ({first_line(error)}).") from error
         raise InputError(
-            f"{path}: its config is neither here nor available from the hub ({_first_line(error)}). With a network, log in if "
+            f"{path}: its config is neither here nor available from the hub ({first_line(error)}). With a network, log in if "
             "the model is gated (HF_TOKEN); without one, give a folder that holds its config.json: model.path=FOLDER"
         ) from error
 
@@ -113,9 +112,9 @@ def build_model(config: StepConfig) -> PreTrainedModel:
             if config.quantization != "none":
                 _quantise(model, config)
             if config.adapter is not None:
-                model = _with_adapter(model, config)
+                model = _with_adapter(model, config.adapter, config.quantization)
     except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"no model can be built from this config: {_first_line(error)}.") from error
+        raise InputError(f"no model can be built from this config: {first_line(error)}.") from error
     for name, parameter in model.named_parameters():
         if any(fnmatchcase(name, pattern) for pattern in config.freeze):
             parameter.requires_grad_(False)
@@ -129,13 +128,12 @@ def build_model(config: StepConfig) -> PreTrainedModel:
     return model
 
 
-def _with_adapter(model: Any, config: StepConfig) -> Any:
+def _with_adapter(model: Any, adapter: Mapping[str, Any], quantization: str) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    assert config.adapter is not None
-    fields = {key: value for key, value in config.adapter.items() if key != "merge"}
+    fields = {key: value for key, value in adapter.items() if key != "merge"}
     model = get_peft_model(model, LoraConfig(**{"task_type": "CAUSAL_LM", **fields}))
-    if config.quantization != "none":  # as TRL does for QLoRA
+    if quantization != "none":  # as TRL does for QLoRA
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
@@ -154,11 +152,8 @@ def _quantise(model: Any, config: StepConfig) -> None:
             parent = model.get_submodule(name.rpartition(".")[0])
             transposed = isinstance(module, Conv1D)
             n_in, n_out = module.weight.shape if transposed else reversed(module.weight.shape)
-            setattr(
-                parent,
-                name.rpartition(".")[2],
-                Quantised((n_in, n_out), module.bias, config.quantization, config.dtype),
-            )
+            quantised = Quantised((n_in, n_out), module.bias, config.quantization, config.dtype)
+            setattr(parent, name.rpartition(".")[2], quantised)
 
 
 class Quantised(nn.Linear):
@@ -198,16 +193,8 @@ class _QuantisedProduct(torch.autograd.Function):
 
 def count_parameters(model: Any) -> tuple[int, int]:
     """Return (parameters, trained parameters). Each weight in 4 bits counts as one."""
-    packed = sum(
-        module.weight.numel()
-        for module in model.modules()
-        if isinstance(module, Quantised) and module.weight.dtype == torch.uint8
-    )
-    scales = sum(module.scales.numel() for module in model.modules() if isinstance(module, Quantised))
+    quantised = [module for module in model.modules() if isinstance(module, Quantised)]
+    packed = sum(module.weight.numel() for module in quantised if module.weight.dtype == torch.uint8)
+    scales = sum(module.scales.numel() for module in quantised)
     n_all = sum(parameter.numel() for parameter in model.parameters()) + packed - scales
     return n_all, sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200].rstrip(".")

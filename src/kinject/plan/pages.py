@@ -46,9 +46,8 @@ def _head(plan: Plan) -> list[str]:
 
 def _attention(plan: Plan) -> str:
     words = {"flash": "attention without a mask (flash-attn or torch's varlen)", "eager": "eager attention"}
-    return words.get(
-        plan.step.attention, "sdpa attention" + (" with a mask that separates documents" if plan.step.masked else "")
-    )
+    sdpa = "sdpa attention" + (" with a mask that separates documents" if plan.step.masked else "")
+    return words.get(plan.step.attention, sdpa)
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -61,11 +60,9 @@ def _memory(plan: Plan) -> list[str]:
         fraction = f"{memory.fragmentation / memory.peak:>4.0%}"
         lines.append(f"  {'heap holes':<12} {render_size(memory.fragmentation):>10}  {fraction}  estimated")
     lines.append(f"  {'the step':<12} {render_size(memory.peak):>10}")
-    other = (
-        "Python, libraries and their working memory"
-        if plan.devices.kind != "cuda"
-        else "CUDA's context and unused blocks of the allocator, assumed"
-    )
+    on_gpu = plan.devices.kind == "cuda"
+    other = "CUDA's context and unused blocks of the allocator, assumed" if on_gpu else (
+        "Python, libraries and their working memory")  # fmt: skip
     lines.append(f"  {'other':<12} {render_size(plan.need - memory.peak):>10}  {other}")
     verdict = "fits" if plan.fits else "does NOT fit"
     lines.append(
@@ -82,9 +79,8 @@ def _changes(plan: Plan) -> list[str]:
     parallelism = plan.parallelism
     lines = []
     if not plan.fits:
-        lines.append(
-            f"to fit on one device, in the order of least cost{'' if plan.changes_suffice else ' (all together are not enough)'}"
-        )
+        enough = "" if plan.changes_suffice else " (all together are not enough)"
+        lines.append(f"to fit on one device, in the order of least cost{enough}")
         for number, change in enumerate(plan.changes, 1):
             lines.append(f"  {number}. {' '.join(_quoted(text) for text in change.overrides)}")
             lines.append(f"     down to {render_size(plan.devices.need(change.peak))}; {change.cost}")
@@ -129,15 +125,13 @@ def _run(plan: Plan) -> list[str]:
         total = plan.memory.flops * length.steps
         lines.append(f"time         {duration(total / 1e14)} at 100 TFLOP/s on each device")
     disk = plan.disk
-    short = (
-        ""
-        if disk.total <= disk.free
-        else f"; only {render_size(disk.free)} are FREE there (trainer.save_total_limit, save_only_model)"
-    )
-    kept = (
-        f"{disk.n_checkpoints} checkpoints of {render_size(disk.checkpoint)} at once + " if disk.n_checkpoints else ""
-    )
-    lines.append(f"disk         {render_size(disk.total)}: {kept}model {render_size(disk.model)}{short}")
+    text = f"{render_size(disk.total)}: "
+    if disk.n_checkpoints:
+        text += f"{disk.n_checkpoints} checkpoints of {render_size(disk.checkpoint)} at once + "
+    text += f"model {render_size(disk.model)}"
+    if disk.total > disk.free:
+        text += f"; only {render_size(disk.free)} are FREE there (trainer.save_total_limit, save_only_model)"
+    lines.append(f"disk         {text}")
     return lines
 
 
@@ -185,14 +179,8 @@ def draw_rates(plan: Plan, path: Path) -> None:
 
 def plan_values(plan: Plan) -> Mapping[str, Any]:
     """Return the plan as plain values; bytes, seconds and counts as numbers."""
-    values = {
-        field.name: _plain(getattr(plan, field.name)) for field in dataclasses.fields(plan) if field.name != "step"
-    }
-    step = {
-        field.name: _plain(getattr(plan.step, field.name))
-        for field in dataclasses.fields(plan.step)
-        if field.name != "model"
-    }
+    values = {f.name: _plain(getattr(plan, f.name)) for f in dataclasses.fields(plan) if f.name != "step"}
+    step = {f.name: _plain(getattr(plan.step, f.name)) for f in dataclasses.fields(plan.step) if f.name != "model"}
     values["memory"]["peak"] = plan.memory.peak
     return {**values, "step": step, "global_batch": plan.global_batch}
 

@@ -194,16 +194,14 @@ def _model_config(recipe: TrainRecipe) -> Any:
     model = recipe.model
     if model.new is None:
         if model.path is None:
-            raise recipe.error(
-                "model", "give either path (a model to load) or new (config of a model with random weights)."
-            )
+            fault = "give either path (a model to load) or new (config of a model with random weights)."
+            raise recipe.error("model", fault)
         return read_config(model.path, model.revision)
     if isinstance(model.tokenizer, TokenizerSection):
         return new_config(model.new, model.tokenizer.vocab_size)
     if model.tokenizer is None:
-        raise recipe.error(
-            "model.tokenizer", "missing. A new model needs a tokenizer: a folder, or vocab_size to train one."
-        )
+        fault = "missing. A new model needs a tokenizer: a folder, or vocab_size to train one."
+        raise recipe.error("model.tokenizer", fault)
     return new_config(model.new, len(load_tokenizer(model.tokenizer, revision=model.revision)))
 
 
@@ -278,12 +276,7 @@ def count_steps(recipe: TrainRecipe, n_rows: int, n_devices: int) -> tuple[int, 
 
 
 def _calibrate(
-    recipe: TrainRecipe,
-    options: PlanOptions,
-    devices: Devices,
-    fits: bool,
-    length: RunLength | None,
-    notes: list[str],
+    recipe: TrainRecipe, options: PlanOptions, devices: Devices, fits: bool, length: RunLength | None, notes: list[str]
 ) -> StepTiming | None:
     """Return the timing of a few real steps; None, with a note, if they are switched off or impossible."""
     path = recipe.model.path
@@ -310,7 +303,7 @@ def _calibrate(
 
 
 def time_steps(recipe: TrainRecipe, seconds: float) -> StepTiming | str:
-    """Return the timing of real steps, or the reason why there is none: they failed, or took longer than `seconds`."""
+    """Return the timing of real steps, or the reason for having none: they failed, or took longer than `seconds`."""
     accumulation = int(trainer_field(recipe, "gradient_accumulation_steps"))
     timed_accumulation = min(accumulation, _MAX_ACCUMULATION)
     with tempfile.TemporaryDirectory(prefix="kinject-plan-") as name:
@@ -337,11 +330,9 @@ def estimate_disk(recipe: TrainRecipe, memory: Memory, length: RunLength | None)
     final = memory.weights if merged else model
     n_written = _count_checkpoints(recipe, length)
     limit = trainer_field(recipe, "save_total_limit")
-    kept = (
-        n_written if limit is None else min(n_written, limit + 1)
-    )  # the old one is deleted once the new one is complete
+    at_once = n_written if limit is None else min(n_written, limit + 1)  # an old one is deleted after the new one
     folder = next(path for path in (recipe.run_dir, *recipe.run_dir.absolute().parents) if path.is_dir())
-    return Disk(checkpoint, kept, final, kept * checkpoint + final, shutil.disk_usage(folder).free)
+    return Disk(checkpoint, at_once, final, at_once * checkpoint + final, shutil.disk_usage(folder).free)
 
 
 def _count_checkpoints(recipe: TrainRecipe, length: RunLength | None) -> int:

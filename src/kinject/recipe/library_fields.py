@@ -23,7 +23,7 @@ REFUSED = {
     "trust_remote_code": "stays off: kinject runs no code that comes with a model.",
     "hub_token": "is a secret. Set the environment variable HF_TOKEN.",
     "push_to_hub_token": "is a secret. Set the environment variable HF_TOKEN.",
-    "jit_mode_eval": "is gone from transformers. Remove the line; Set torch_compile: true for speed.",
+    "jit_mode_eval": "was removed from transformers. Remove the line; set torch_compile: true for speed.",
     "fp16_opt_level": "was NVIDIA Apex's, which transformers no longer uses. Remove the line; fp16: true suffices.",
     "dataset_text_field": "is fixed: corpus rows hold text, messages, or prompt and completion.",
     "formatting_func": "cannot be written in a file. Write corpus rows with text, messages, or prompt and completion.",

@@ -252,7 +252,7 @@ def _find_secrets(raw: Mapping[str, object]) -> Iterator[tuple[KeyPath, str]]:
     for key, text in texts:
         for name, value in known.items():
             if value in text:
-                yield key, f"the value of the environment variable {name} stands here. Take it out of the recipe."
+                yield key, f"the value of the environment variable {name} is written here. Take it out of the recipe."
 
 
 def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]) -> Fault | None:
@@ -301,7 +301,7 @@ def is_model(value: str) -> bool:
 
 
 def _hint_at_path(entry: str) -> str:
-    """Return a hint for a path at which nothing is."""
+    """Return a hint for a path that does not exist."""
     parent = Path(entry).parent
     if not _is_folder(parent):
         first = next((folder for folder in Path(entry).parents if _is_folder(folder)), Path())

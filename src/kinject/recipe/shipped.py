@@ -78,15 +78,15 @@ def read_shipped() -> dict[str, ShippedRecipe]:
 
 
 def find_recipes(names: Sequence[str], shipped: Mapping[str, ShippedRecipe]) -> list[ShippedRecipe]:
-    """Return the recipes of `names`: names, paths or folders. Raises `InputError` for any other."""
-    found: dict[str, ShippedRecipe] = {}
+    """Return the recipes of `names` (names, paths or folders). Raises `InputError` for any other."""
+    matching: dict[str, ShippedRecipe] = {}
     for entry in names:
         name = entry.removeprefix("recipes/").removesuffix(".yaml").rstrip("/")
         below = {key: recipe for key, recipe in shipped.items() if key == name or key.startswith(f"{name}/")}
         if not below:
             raise InputError(f"{entry}: no such recipe.{suggestion(name, shipped)} kinject recipes lists them.")
-        found |= below
-    return list(found.values())
+        matching |= below
+    return list(matching.values())
 
 
 def copy_recipes(

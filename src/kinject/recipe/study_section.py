@@ -70,8 +70,7 @@ class TuneSection:
     values: tuple[Any, ...] = option(help="The grid.", nonempty=True)
     arm: str = option(help="Arm that is trained with each value.")
     question_sets: str | tuple[str, ...] = option(
-        help="Question set whose validation questions compare the values; several count as one.",
-        nonempty=True,
+        help="Question set whose validation questions compare the values; several count as one.", nonempty=True
     )
     seeds: tuple[int, ...] = option((0,), help="Seeds of the comparison.", min=0, nonempty=True)
     arms: tuple[str, ...] | None = option(
@@ -157,8 +156,7 @@ class StudySection:
     )
     claims: Mapping[str, ClaimSection] | None = option(None, help="Claims that it tests.")
     scaling: ScalingSection | None = option(
-        None,
-        help="Draw accuracy by parameters and exposures, and bits per parameter, of base models of several sizes.",
+        None, help="Draw accuracy by parameters and exposures, and bits per parameter, of base models of several sizes."
     )
     resources: ResourcesSection = option(ResourcesSection(), help="Resources of one stage.")
     cache_dir: str = option("runs/stages", help="Folder of finished stages, by content; studies share it.")

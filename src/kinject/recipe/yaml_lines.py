@@ -170,7 +170,7 @@ class _Builder:
         return None
 
     def _build_mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             key = key_node.value
@@ -178,14 +178,14 @@ class _Builder:
                 self.report(line, (), "a key must be a plain word.")
             elif key == "<<":
                 self.report(line, path, "a merge key (<<) is not read. Write the keys out.")
-            elif key in found:
+            elif key in values:
                 first = self.lines[(*path, key)]
                 self.report(line, (*path, key), f"is there twice (first in line {first}). Keep one.")
             else:
                 self._build_scalar(yaml.ScalarNode(f"{_TAG}str", key, key_node.start_mark), (*path, key))
                 self.lines[(*path, key)] = line
-                found[key] = self.build(value_node, (*path, key))
-        return found
+                values[key] = self.build(value_node, (*path, key))
+        return values
 
 
 def _tag_fault(node: yaml.Node) -> str:

@@ -28,23 +28,17 @@ def _claim_line(claim: Claim) -> Line:
     if claim.low is not None and claim.high is not None:
         bounds = f"{format_points(claim.low)} to {format_points(claim.high)}"
     p = "" if claim.p_holm is None else bare_p(claim.p_holm)
-    return line(
-        format_name(claim.statement),
-        Cell(_VERDICT_MARKS[claim.verdict], _VERDICT_TONES[claim.verdict]),
-        format_name(claim.finding),
-        Cell("" if claim.effect is None else format_points(claim.effect), "", bounds),
-        p.replace(" ", "\u00a0"),
-        format_name(claim.source),
-    )
+    verdict = Cell(_VERDICT_MARKS[claim.verdict], _VERDICT_TONES[claim.verdict])
+    effect = Cell("" if claim.effect is None else format_points(claim.effect), "", bounds)
+    p = p.replace(" ", "\u00a0")
+    return line(format_name(claim.statement), verdict, format_name(claim.finding), effect, p, format_name(claim.source))
 
 
 def choices_table(view: View) -> TableBlock:
     """Return each choice with its whole grid."""
     lines = []
     for choice in view.report.choices:
-        grid = ", ".join(
-            f"{_value(value)}: {100 * accuracy:.1f}" for value, accuracy, _ in choice.candidates
-        )  # fmt: skip
+        grid = ", ".join(f"{_value(value)}: {100 * accuracy:.1f}" for value, accuracy, _ in choice.candidates)
         counts = sorted({n for _, _, n in choice.candidates})
         lines.append(line(
             format_name(choice.key), format_name(choice.model) if view.several_models else "", format_name(choice.arm),
@@ -61,38 +55,33 @@ def _value(value: object) -> str:
 
 
 def question_tables(view: View) -> list[TableBlock]:
-    """Return, by set, the questions that tell arms apart best: those that arms gained, and those that arms lost."""
+    """Return, by set, the questions that tell arms apart best: those that arms gained, then those that arms lost."""
     model = view.report.models[0] if view.report.models else ""
-    base, own = view.base(model), [arm.name for arm in view.own_arms(model)]
+    base, arms = view.base(model), [arm.name for arm in view.own_arms(model)]
     tables = []
     for name in dict.fromkeys(item.question_set for item in view.report.questions):
         items = [item for item in view.report.questions if item.question_set == name and base in item.fraction_correct]
-        labels = [
-            label
-            for label in (*own, *(f"{arm}+rag" for arm in own))
-            if any(label in item.fraction_correct for item in items)
-        ]
-        trained = [label for label in labels if label in own and label != base]
+        every = (*arms, *(f"{arm}+rag" for arm in arms))
+        labels = [label for label in every if any(label in item.fraction_correct for item in items)]
+        trained = [label for label in labels if label in arms and label != base]
         gained = [item for item in items if item.fraction_correct[base] < 0.5]
         lost = [item for item in items if item.fraction_correct[base] > 0.5]
-        lines = [_question_line("gained", item, labels) for item in _most_different(gained, trained, wanted=True)]
-        lines += [_question_line("lost", item, labels) for item in _most_different(lost, trained, wanted=False)]
+        lines = [_question_line("gained", item, labels) for item in _most_different(gained, trained, gained=True)]
+        lines += [_question_line("lost", item, labels) for item in _most_different(lost, trained, gained=False)]
         if lines:
             columns = ("question", "change", *map(format_name, labels))
-            title, about = (
-                f"{format_name(name)}: the most different questions",
-                "fraction of seeds that were correct, in %",
-            )
+            title = f"{format_name(name)}: the most different questions"
+            about = "fraction of seeds that were correct, in %"
             tables.append(TableBlock(title, about, columns, tuple(lines), folded=True))
     return tables
 
 
-def _most_different(items: Sequence[QuestionResult], labels: Sequence[str], *, wanted: bool) -> list[QuestionResult]:
-    """Return the few questions whose answers arms changed (to correct if `wanted`) and on which they differ most."""
+def _most_different(items: Sequence[QuestionResult], labels: Sequence[str], *, gained: bool) -> list[QuestionResult]:
+    """Return the few questions whose answers arms changed (to correct if `gained`) and on which they differ most."""
     scored = []
     for item in items:
         fractions = [item.fraction_correct[label] for label in labels if label in item.fraction_correct]
-        changed = [fraction for fraction in fractions if (fraction > 0.5) == wanted]
+        changed = [fraction for fraction in fractions if (fraction > 0.5) == gained]
         if changed:
             centre = sum(fractions) / len(fractions)
             scored.append((sum((fraction - centre) ** 2 for fraction in fractions), item))
@@ -114,15 +103,15 @@ def cost_table(view: View) -> TableBlock:
     """Return the cost of each arm, all its seeds together; the cost of shared stages is divided among the arms."""
     lines = []
     for model, arm in dict.fromkeys((cost.model, cost.arm) for cost in view.report.costs):
-        own = [cost for cost in view.report.costs if (cost.model, cost.arm) == (model, arm)]
-        money = sum(cost.money / cost.shared_by for cost in own)
+        costs = [cost for cost in view.report.costs if (cost.model, cost.arm) == (model, arm)]
+        money = sum(cost.money / cost.shared_by for cost in costs)
         lines.append(line(
             format_name(arm), format_name(model) if view.several_models else "",
-            str(len({cost.seed for cost in own})), *(_stage_seconds(own, stage) for stage in STAGES),
-            format_seconds(sum(cost.seconds for cost in own)),
-            format_seconds(sum(cost.seconds / cost.shared_by for cost in own)),
-            f"{sum(cost.tokens for cost in own if cost.stage == 'train'):,}", f"{sum(cost.tokens for cost in own):,}",
-            format_bytes(max(cost.peak_bytes for cost in own)), f"{money:.2f}" if money else "",
+            str(len({cost.seed for cost in costs})), *(_stage_seconds(costs, stage) for stage in STAGES),
+            format_seconds(sum(cost.seconds for cost in costs)),
+            format_seconds(sum(cost.seconds / cost.shared_by for cost in costs)),
+            f"{sum(cost.tokens for cost in costs if cost.stage == 'train'):,}", f"{sum(cost.tokens for cost in costs):,}",
+            format_bytes(max(cost.peak_bytes for cost in costs)), f"{money:.2f}" if money else "",
         ))  # fmt: skip
     columns = ("arm", "model", "seeds", *STAGES, "all", "its part", "tokens trained", "tokens, all stages", "peak memory",
                "money")  # fmt: skip
@@ -130,8 +119,8 @@ def cost_table(view: View) -> TableBlock:
 
 
 def _stage_seconds(costs: Sequence[Cost], stage: str) -> str:
-    found = [cost.seconds for cost in costs if cost.stage == stage]
-    return format_seconds(sum(found)) if found else ""
+    seconds = [cost.seconds for cost in costs if cost.stage == stage]
+    return format_seconds(sum(seconds)) if seconds else ""
 
 
 def format_seconds(seconds: float) -> str:

@@ -1,6 +1,6 @@
-"""report.json in; report.md, report.html and figures out.
+"""Reads report.json and writes report.md, report.html and the figures.
 
-Everything is derived from the report and the training logs that it names, so the same input gives the same bytes.
+The report and the training logs that it names decide every byte.
 """
 
 from __future__ import annotations
@@ -15,38 +15,21 @@ from typing import Any
 from kinject.disk import check_version, read_checked_json, read_manifest, write_text
 from kinject.errors import InputError
 from kinject.report.flips import read_flips
-from kinject.report.formatting import format_name
+from kinject.report.formatting import format_count, format_name
 from kinject.report.page import Page, render_html, render_markdown
-from kinject.report.plots.arms import (
-    accuracy_by_arm,
-    directions,
-    flips,
-    grids,
-    question_strip,
-    relative_gains,
-    time_by_arm,
-)
+from kinject.report.plots import arms, sweeps
 from kinject.report.plots.style import Plot, draw_figure
-from kinject.report.plots.sweeps import accuracy_by_k, exposures, frontier, scaling_figure, sweep_figure
 from kinject.report.sections import Beside, figure_label, make_sections
 from kinject.report.training import TrainingLog, loss_figure, read_training_log
 from kinject.report.verdict import render_verdict
-from kinject.report.view import View, seeds_text, slug
+from kinject.report.view import View, slug
 from kinject.results import Report, from_json
 
 _FIGURES: dict[str, Callable[..., Any]] = {
-    "accuracy": accuracy_by_arm,
-    "gains": relative_gains,
-    "k": accuracy_by_k,
-    "scaling": scaling_figure,
-    "frontier": frontier,
-    "flips": flips,
-    "questions": question_strip,
-    "directions": directions,
-    "exposures": exposures,
-    "choices": grids,
-    "costs": time_by_arm,
-}
+    "accuracy": arms.accuracy_by_arm, "gains": arms.relative_gains, "k": sweeps.accuracy_by_k,
+    "scaling": sweeps.scaling_figure, "frontier": sweeps.frontier, "flips": arms.flips, "questions": arms.question_strip,
+    "directions": arms.directions, "exposures": sweeps.exposures, "choices": arms.grids, "costs": arms.time_by_arm,
+}  # fmt: skip
 """Stem of a figure's files -> the function that draws it from a view with so many columns (None: nothing to draw)."""
 
 _WIDE = 3  # columns of panels
@@ -81,10 +64,10 @@ def write_report(run_dir: Path, report: Report) -> Path:
     report = _with_manifests(run_dir, report, manifest)
     view = View(report)
     logs, missing = _read_logs(run_dir, view)
-    sweeps = _sweep_stems(report)
-    plots = _draw_figures(run_dir, view, logs, sweeps)
+    stems = _sweep_stems(report)
+    plots = _draw_figures(run_dir, view, logs, stems)
     changed = read_flips(run_dir / "flips.jsonl", report.results) if report.kind == "evaluation" else None
-    beside = Beside({name: sweeps.get(name, "") for name in plots}, tuple(logs.values()), missing, changed)
+    beside = Beside({name: stems.get(name, "") for name in plots}, tuple(logs.values()), missing, changed)
     page = _make_page(view, beside, manifest)
     write_text(run_dir / "report.md", render_markdown(page))
     path = run_dir / "report.html"
@@ -106,22 +89,23 @@ def _with_manifests(run_dir: Path, report: Report, manifest: Mapping[str, Any] |
         return report
     paths = [run_dir / log for *_, log in report.logs]
     manifests = [*(read_manifest(path.parent / "manifest.json") for path in paths), manifest]
-    words = [found["command"] for found in manifests if found and isinstance(found.get("command"), list)]
-    commands = tuple(dict.fromkeys(shlex.join(map(str, command)) for command in words))
+    commands = [item["command"] for item in manifests if item and isinstance(item.get("command"), list)]
+    lines = tuple(dict.fromkeys(shlex.join(map(str, command)) for command in commands))
     versions = manifest.get("versions") if manifest else None
-    return replace(report, commands=commands, versions=dict(versions) if isinstance(versions, dict) else {})
+    return replace(report, commands=lines, versions=dict(versions) if isinstance(versions, dict) else {})
 
 
 def _make_page(view: View, beside: Beside, manifest: Mapping[str, Any] | None) -> Page:
     report, sets = view.report, view.sets()
-    counts = [(len(report.models), "base model"), (len(report.arms), "arm"), (len(sets), "question set")]
-    parts = [f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in counts]
+    counts = ((len(report.models), "base model"), (len(report.arms), "arm"), (len(sets), "question set"))
+    parts = [format_count(n, noun) for n, noun in counts]
+    seeds = format_count(len(report.seeds), "seed")
     most = max((result.n for result in report.results), default=0)
     versions = ", ".join(f"{name} {report.versions[name]}" for name in _FOOTER_VERSIONS if name in report.versions)
     written = f"Evaluated {manifest.get('written', 'at an unknown time')}" if manifest else "Written by kinject"
     return Page(
         title=format_name(report.title) or report.kind.capitalize(),
-        subtitle=f"kinject {report.kind}: {', '.join(parts)} of up to {most:,} questions, {seeds_text(report.seeds)}",
+        subtitle=f"kinject {report.kind}: {', '.join(parts)} of up to {most:,} questions, {seeds}",
         description=format_name(report.description),
         verdict=render_verdict(view),
         sections=make_sections(view, beside),
@@ -138,22 +122,24 @@ def _sweep_stems(report: Report) -> dict[str, str]:
 
 
 def _draw_figures(
-    run_dir: Path, view: View, logs: Mapping[tuple[str, str, int], TrainingLog], sweeps: Mapping[str, str]
+    run_dir: Path, view: View, logs: Mapping[tuple[str, str, int], TrainingLog], stems: Mapping[str, str]
 ) -> dict[str, Plot]:
     """Write the files of each figure that has something to draw, remove older ones, and return the figures by stem."""
     drawers = {name: partial(draw, view) for name, draw in _FIGURES.items()}
     first_seeds = _first_seeds(logs)
     if first_seeds:
         drawers["loss"] = partial(loss_figure, first_seeds)
-    for stem, name in sweeps.items():
-        drawers[stem] = partial(sweep_figure, view, [sweep for sweep in view.report.sweeps if sweep.name == name])
+    for stem, name in stems.items():
+        drawers[stem] = partial(
+            sweeps.sweep_figure, view, [sweep for sweep in view.report.sweeps if sweep.name == name]
+        )
     plots = {}
     for name, draw in drawers.items():
         plot = draw_figure(run_dir / "figures" / name, draw, figure_label(name), _WIDE)
         if plot is not None:
             plots[name] = plot
     old = {*_FIGURES, "loss", *(path.stem for path in (run_dir / "figures").glob("sweep-*"))}
-    for name in old - plots.keys():  # of an earlier report: it would be taken for this one's
+    for name in old - plots.keys():  # files of an earlier report
         for suffix in (".png", ".svg"):
             (run_dir / "figures" / f"{name}{suffix}").unlink(missing_ok=True)
     return plots

@@ -1,6 +1,6 @@
-"""The answers that changed, as the report shows them: flips.jsonl in, a few of each arm out, the rest counted.
+"""The answers that changed: read from flips.jsonl, a few of each arm for the page, the rest counted.
 
-All of it is text of question files and documents, so it is data: the pages escape it.
+All text comes from question files and documents, so the pages escape it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONGEST = 2_000  # characters of a passage
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One choice of a question; `marks` say whether it is correct and who chose it."""
+    """One choice of a question; `marks` are of ``correct``, ``base`` and ``this arm`` (the last two chose it)."""
 
     text: str
     marks: tuple[str, ...]
@@ -50,7 +50,7 @@ class Group:
 
     @property
     def counts(self) -> str:
-        """How many are shown of how many: ``5 of 54 shown``."""
+        """The number shown of all: ``5 of 54 shown``."""
         return f"{len(self.shown)} of {self.n:,} shown" if len(self.shown) < self.n else f"all {self.n:,} shown"
 
 
@@ -62,7 +62,7 @@ class Flips:
 
     @property
     def summary(self) -> str:
-        """One sentence on what is shown."""
+        """One sentence on the flips that are shown."""
         if not self.groups:
             return "No arm answered a question differently from base: nothing became right, nothing wrong."
         most = f"At most {_SHOWN} of each kind are shown"
@@ -109,9 +109,9 @@ def _flip(row: Row) -> Flip:
     about = [f"{key.removesuffix('_id')} {row[key]}" for key in ("subject", "document_id") if row[key]]
     if row["truncated"]:
         about.append(f"{int(row['truncated'])} tokens cut to fit")
-    who = ((row["gold"], "correct"), (row["base_chosen"], "base"), (row["chosen"], "this arm"))
+    marks = ((row["gold"], "correct"), (row["base_chosen"], "base"), (row["chosen"], "this arm"))
     choices = tuple(
-        Choice(format_text(text), tuple(mark for chosen, mark in who if chosen == index))
+        Choice(format_text(text), tuple(mark for marked, mark in marks if marked == index))
         for index, text in enumerate(row["choices"])
     )
     passages = tuple(_passage(item) for item in row["passages"])

@@ -1,4 +1,4 @@
-"""How names and numbers are written on the page, in the tables and in the figures."""
+"""Names and numbers as the pages, tables and figures write them."""
 
 from __future__ import annotations
 
@@ -31,25 +31,30 @@ def format_name(text: str, longest: int | None = None) -> str:
     return f"{clean[:head]}…{clean[len(clean) - (longest - head - 1) :]}"
 
 
-def format_percent(share: float) -> str:
-    """Return a share of 1 as a percentage with one decimal: 0.845 gives ``84.5%``."""
-    return f"{100 * share:.1f}%"
+def format_count(n: int, noun: str) -> str:
+    """Return ``1 question`` or ``1,200 questions``."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def format_percent(fraction: float) -> str:
+    """Return a fraction as a percentage with one decimal: 0.845 gives ``84.5%``."""
+    return f"{100 * fraction:.1f}%"
 
 
 def format_points(difference: float) -> str:
-    """Return a difference of shares in percentage points, signed: 0.012 gives ``+1.2``, none gives ``0.0``."""
+    """Return a difference of fractions in percentage points, signed: 0.012 gives ``+1.2``, none gives ``0.0``."""
     text = f"{100 * difference:+.1f}".replace("-", "−")
     return "0.0" if text[1:] == "0.0" else text
 
 
-def format_relative(share: float) -> str:
-    """Return a share of another accuracy, signed, in whole percent: 0.104 gives ``+10%``, none gives ``0%``."""
-    text = f"{100 * share:+.0f}%".replace("-", "−")
+def format_relative(fraction: float) -> str:
+    """Return a fraction of another accuracy, signed, in whole percent: 0.104 gives ``+10%``, none gives ``0%``."""
+    text = f"{100 * fraction:+.0f}%".replace("-", "−")
     return "0%" if text[1:] == "0%" else text
 
 
 def format_p(p: float) -> str:
-    """Return ``p = 0.012``; below a thousandth ``p < 0.001``. Near 0.05 the digits show on which side it lies."""
+    """Return ``p = 0.012``; below a thousandth ``p < 0.001``. Near 0.05: ``p < 0.05`` or ``p > 0.05``."""
     if p < 0.001:
         return "p < 0.001"
     if p != ALPHA and f"{p:.3f}" == f"{ALPHA:.3f}":
@@ -58,20 +63,20 @@ def format_p(p: float) -> str:
 
 
 def bare_p(p: float) -> str:
-    """Return p as `format_p` does, without ``p =``, for a column that is headed p."""
+    """Return p as `format_p` does, without ``p =``, for a column with the heading p."""
     return format_p(p).removeprefix("p ").removeprefix("= ")
 
 
 def format_text(text: str) -> str:
-    """Return `text` with its line breaks, each line as `format_name` has it."""
+    """Return `text` with its line breaks, each line formatted by `format_name`."""
     return "\n".join(format_name(line) for line in text.strip().splitlines())
 
 
 def format_prompt(form: PromptFormat) -> str:
-    """Return how questions were asked: ``option texts per byte, 5 shots``."""
+    """Return a prompt format in words: ``option texts per byte, 5 shots``."""
     scored = f" {_SCORES.get(form.score, form.score)}" if form.score != "sum" else ""
     name = _FORMATS.get(form.format, format_name(form.format))
-    return f"{name}{scored}, {form.shots} shot{'' if form.shots == 1 else 's'}"
+    return f"{name}{scored}, {format_count(form.shots, 'shot')}"
 
 
 def join_words(words: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """A report's page as plain values (sections of text, lists, tables, figures, commands), and rendered as HTML and Markdown.
 
-Names and texts come from recipes, question files and logs, so they are data: HTML escapes all of them, Markdown escapes
-whatever it would read as markup.
+Names and texts come from recipes, question files and logs, so HTML escapes all of them, and Markdown all that it
+would read as markup.
 """
 
 from __future__ import annotations
@@ -131,15 +131,15 @@ def line(*values: str | Cell, kind: str = "") -> Line:
 
 def without_empty_columns(table: TableBlock) -> TableBlock:
     """Return `table` without its empty columns (the first is kept)."""
-    kept = [
+    used = [
         i for i in range(len(table.columns))
         if i == 0 or any(row.cells[i].text or row.cells[i].below for row in table.lines)
     ]  # fmt: skip
-    return _columns(table, kept, table.subtitle)
+    return _columns(table, used, table.subtitle)
 
 
 def with_common_heads(table: TableBlock) -> TableBlock:
-    """Return `table` with those of its head columns that hold one text throughout (the first is kept) in its subtitle."""
+    """Return `table` without the head columns that hold one text throughout: it goes to the subtitle (not the first's)."""
     same = [
         i for i in range(1, table.heads)
         if len({row.cells[i].text for row in table.lines if not row.kind}) == 1
@@ -149,10 +149,10 @@ def with_common_heads(table: TableBlock) -> TableBlock:
     return _columns(table, [i for i in range(len(table.columns)) if i not in same], subtitle)
 
 
-def _columns(table: TableBlock, kept: Sequence[int], subtitle: str) -> TableBlock:
-    lines = tuple(Line(tuple(row.cells[i] for i in kept), row.kind) for row in table.lines)
-    columns = tuple(table.columns[i] for i in kept)
-    return replace(table, subtitle=subtitle, columns=columns, lines=lines, heads=sum(i < table.heads for i in kept))
+def _columns(table: TableBlock, indices: Sequence[int], subtitle: str) -> TableBlock:
+    lines = tuple(Line(tuple(row.cells[i] for i in indices), row.kind) for row in table.lines)
+    columns = tuple(table.columns[i] for i in indices)
+    return replace(table, subtitle=subtitle, columns=columns, lines=lines, heads=sum(i < table.heads for i in indices))
 
 
 def as_markup(plots: Mapping[str, Plot]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The sections of a report's page. A study that lacks something says so in a sentence; an evaluation leaves it out."""
+"""The sections of a report's page. A sentence names what a study lacks; an evaluation leaves it out."""
 
 from __future__ import annotations
 
@@ -87,8 +87,7 @@ _LABELS = {
 }
 _SWEEP_LABEL = "Accuracy along a sweep; its numbers are below"
 _SWEEP_CAPTION = (
-    "Bands and bars: 95% intervals over documents and seeds; short ticks are single seeds. Thin line: base on the first "
-    "set."
+    "Bands and bars: 95% intervals over documents and seeds; short ticks: seeds. Thin line: base on the first set."
 )
 _DEFINITION = (
     "Bits: facts × mean over questions of log2(values) × (right − chance) / (1 − chance). This is what a "
@@ -140,7 +139,7 @@ class Beside:
     """The parts of a page that are not in the report: the drawn figures, training logs, answers that changed.
 
     `drawn` maps the stem of a figure's files to the sweep that it shows, "" for other figures. `logs` are those of the
-    report's own arms, `missing_logs` the names of those that are no longer there. `flips` is None without flips.jsonl.
+    report's own arms, `missing_logs` the names of those that are missing. `flips` is None without flips.jsonl.
     """
 
     drawn: Mapping[str, str]
@@ -158,12 +157,12 @@ def make_sections(view: View, beside: Beside) -> tuple[Section, ...]:
         *numbers_tables(view), *subjects_tables(view), *recall_tables(view), *perplexity_tables(view),
         Bullets((*_method_sentences(view), *_ABOUT), small=True),
     )  # fmt: skip
-    both = [
+    sections = [
         Section("What these data cannot tell", (Bullets(render_limitations(view)), *_guessing(view))),
         _claims(view),
         Section("Accuracy by arm", _figure("accuracy", view, drawn, "No arm has a result.")),
         _paper(view),
-        Section("Relative gain by method", _figure("gains", view, drawn, "No arm stands beside base on what was to be learned.")),
+        Section("Relative gain by method", _figure("gains", view, drawn, "No arm can be compared with base on learning sets.")),
         Section("Retrieved passages", _figure("k", view, drawn, _no_context(view))),
         _sweeps(view, drawn),
         _scaling(view, drawn),
@@ -182,7 +181,7 @@ def make_sections(view: View, beside: Beside) -> tuple[Section, ...]:
         Section(f"Notes of the {report.kind}", (Bullets(tuple(map(format_name, report.notes))),) if report.notes else ()),
         Section("Run it again", (Text(_RERUN[report.kind]), *((Code(commands),) if commands else ()))),
     ]  # fmt: skip
-    return tuple(section for section in both if section.blocks)
+    return tuple(section for section in sections if section.blocks)
 
 
 def _method_sentences(view: View) -> Iterable[str]:
@@ -193,7 +192,7 @@ def _method_sentences(view: View) -> Iterable[str]:
 
 
 def _absent(view: View, sentence: str) -> tuple[Block, ...]:
-    """Return the sentence on what a study lacks, () for an evaluation."""
+    """Return the sentence on the missing part of a study, () for an evaluation."""
     return (Text(sentence),) if view.is_study and sentence else ()
 
 
@@ -209,7 +208,7 @@ def _figure(name: str, view: View, drawn: Mapping[str, str], otherwise: str) -> 
 
 
 def _guessing(view: View) -> tuple[Block, ...]:
-    """Return the accuracy of the base without the question: how much the options give away."""
+    """Return a table of the accuracy of the base without the question."""
     base = {(arm.model, arm.name) for arm in view.report.arms if not arm.trained}
     guesses = [
         result for result in view.report.results
@@ -251,19 +250,14 @@ def _sweeps(view: View, drawn: Mapping[str, str]) -> Section:
     blocks: list[Block] = []
     for name in dict.fromkeys(sweep.name for sweep in view.report.sweeps):
         sweeps = [sweep for sweep in view.report.sweeps if sweep.name == name]
-        stem = next((stem for stem, own in drawn.items() if own == name), "")
+        stem = next((stem for stem, sweep in drawn.items() if sweep == name), "")
         description = format_name(sweeps[0].description)
-        blocks += [
-            Heading(format_name(name)[:1].upper() + format_name(name)[1:]),
-            *((Text(description),) if description else ()),
-        ]
+        blocks.append(Heading(format_name(name)[:1].upper() + format_name(name)[1:]))
+        blocks += [Text(description)] if description else []
         if stem:
-            control = (
-                ""
-                if not any(p.control for sweep in sweeps for p in sweep.points)
-                else " Dotted: the control on the first set."
-            )
-            blocks.append(FigureBlock(stem, _SWEEP_LABEL, _SWEEP_CAPTION + control))
+            controlled = any(point.control for sweep in sweeps for point in sweep.points)
+            caption = _SWEEP_CAPTION + (" Dotted: the control on the first set." if controlled else "")
+            blocks.append(FigureBlock(stem, _SWEEP_LABEL, caption))
         else:
             blocks.append(Text("None of its points has a result."))
         blocks += [sweep_table(view, sweep) for sweep in sweeps]
@@ -277,7 +271,7 @@ def _no_frontier(view: View) -> str:
 
 
 def _questions(view: View, drawn: Mapping[str, str]) -> Section:
-    blocks = [*_figure("flips", view, drawn, "No arm stands beside base.")]
+    blocks = [*_figure("flips", view, drawn, "No arm can be compared with base.")]
     if "questions" in drawn:
         blocks += _figure("questions", view, drawn, "")
     return Section("Question by question", (*blocks, *question_tables(view)))
@@ -299,7 +293,7 @@ def _losses(view: View, beside: Beside) -> Section:
         blocks.append(TableBlock("Training runs", about, columns, lines, folded=len(lines) > _MOST_UNFOLDED))
     if beside.missing_logs:
         names = join_words(beside.missing_logs)
-        blocks.append(Text(f"The logs of {names} are no longer where the {view.report.kind} left them."))
+        blocks.append(Text(f"The logs of {names} are missing: their files were moved or deleted."))
     return Section("Training loss", tuple(blocks))
 
 

@@ -17,7 +17,7 @@ def render_summary(report: Report) -> str:
     """Return `report` as text without a trailing newline.
 
     An evaluation: every result by question set, learning beside forgetting, subjects, recall, perplexity, notes. A study:
-    each arm's accuracy by set (first way of asking, and the chosen K), choices, claims, failures.
+    each arm's accuracy by set (first prompt format, and the chosen K), choices, claims, failures.
     """
     if report.kind == "evaluation":
         names = dict.fromkeys(result.question_set for result in report.results)
@@ -36,35 +36,34 @@ def _arm(result: ArmResult) -> str:
 
 
 def _format(result: ArmResult) -> str:
-    """Return the format, with the score where it is not the plain sum: ``texts / chars``."""
+    """Return the format, with the score if it is not the plain sum: ``texts / chars``."""
     return result.format if result.score == "sum" else f"{result.format} / {result.score}"
 
 
 def _set_table(name: str, results: Sequence[ArmResult]) -> str:
-    own = [result for result in results if result.question_set == name]
-    rows = [_HEAD, *(_row(result) for result in own)]
+    of_set = [result for result in results if result.question_set == name]
+    rows = [_HEAD, *(_row(result) for result in of_set)]
     kept = [i for i in range(len(_HEAD)) if _HEAD[i] not in _OPTIONAL or any(row[i] for row in rows[1:])]
     right = frozenset(column for column, i in enumerate(kept) if i in _RIGHT_ALIGNED)
     table = aligned([[row[i] for i in kept] for row in rows], right)
-    return f"{name} ({own[0].role}, {own[0].n} questions)\n{table}"
+    return f"{name} ({of_set[0].role}, {of_set[0].n} questions)\n{table}"
 
 
 def _row(result: ArmResult) -> tuple[str, ...]:
     contrast = result.to_base
     return (
-        _arm(result),
-        str(result.k),
-        _format(result),
-        str(result.shots),
-        f"{result.accuracy:.3f}",
-        f"{result.low:.3f} to {result.high:.3f}",
-        f"{result.chance:.3f}",
+        *_settings(result), f"{result.accuracy:.3f}", f"{result.low:.3f} to {result.high:.3f}", f"{result.chance:.3f}",
         str(result.n) if not result.n_unscored else f"{result.n} ({result.n_unscored} unscored)",
         "" if contrast is None else f"{contrast.delta:+.3f}",
         "" if contrast is None or contrast.relative is None else f"{contrast.relative:+.1%}",
         "" if contrast is None or contrast.p is None else format_p(contrast.p),
         "" if contrast is None or contrast.p_holm is None else format_p(contrast.p_holm),
-    )
+    )  # fmt: skip
+
+
+def _settings(result: ArmResult) -> tuple[str, str, str, str]:
+    """Return arm, K, format and shots."""
+    return _arm(result), str(result.k), _format(result), str(result.shots)
 
 
 def _changes(report: Report) -> str:
@@ -75,8 +74,9 @@ def _changes(report: Report) -> str:
     sets = sorted(dict.fromkeys((result.role, result.question_set) for result in report.results))
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for result in changed:
-        key = (_arm(result), str(result.k), _format(result), str(result.shots))
-        rows.setdefault(key, {})[result.question_set] = "" if result.to_base is None else f"{result.to_base.delta:+.3f}"
+        rows.setdefault(_settings(result), {})[result.question_set] = (
+            "" if result.to_base is None else f"{result.to_base.delta:+.3f}"
+        )
     head = ("arm", "K", "format", "shots", *(f"{role}: {name}" for role, name in sets))
     lines = [head, *((*key, *(deltas.get(name, "") for _, name in sets)) for key, deltas in rows.items())]
     return f"change to {report.models[0]}: learned, and kept\n{aligned(lines, frozenset({1, *range(3, len(head))}))}"
@@ -86,16 +86,16 @@ def _subject_tables(results: Sequence[ArmResult]) -> Iterator[str]:
     """Yield a table by subject for each question set that has several: a row a subject, a column an arm."""
     with_subjects = [result for result in results if result.subjects]
     for name, form in dict.fromkeys((result.question_set, result.prompt_format) for result in with_subjects):
-        own = [result for result in with_subjects if (result.question_set, result.prompt_format) == (name, form)]
-        head = ("subject", "n", *(f"{_arm(result)}, K {result.k}" if result.k else result.arm for result in own))
+        of_set = [result for result in with_subjects if (result.question_set, result.prompt_format) == (name, form)]
+        head = ("subject", "n", *(f"{_arm(result)}, K {result.k}" if result.k else result.arm for result in of_set))
         rows = [head]
-        for index, subject in enumerate(own[0].subjects):
-            parts = (result.subjects[index] for result in own)
+        for index, subject in enumerate(of_set[0].subjects):
+            parts = (result.subjects[index] for result in of_set)
             cells = (_bounded((part.accuracy, part.low, part.high)) for part in parts)
             rows.append((subject.name or "(none)", str(subject.n), *cells))
-        means = ("" if result.macro is None else _bounded(result.macro) for result in own)
-        rows.append(("mean of subjects", str(own[0].n), *means))
-        title = f"{name} by subject ({_format(own[0])}, {form.shots} shots)"
+        means = ("" if result.macro is None else _bounded(result.macro) for result in of_set)
+        rows.append(("mean of subjects", str(of_set[0].n), *means))
+        title = f"{name} by subject ({_format(of_set[0])}, {form.shots} shots)"
         yield f"{title}\n{aligned(rows, frozenset(range(1, len(head))))}"
 
 
@@ -105,7 +105,7 @@ def _bounded(value: tuple[float, float | None, float | None]) -> str:
 
 
 def _recalls(recalls: Sequence[Recall]) -> str:
-    """Return how often the document that answers is among the retrieved passages: a row a set, a column a K."""
+    """Return the fraction of questions whose source document was retrieved: a row a set, a column a K."""
     if not recalls:
         return ""
     ks = list(dict.fromkeys(item.k for item in recalls))
@@ -145,7 +145,7 @@ def _arm_table(report: Report) -> str:
         label = result.arm if result.k == 0 else f"{result.arm}+rag, K {result.k}"
         by_row.setdefault((result.model, label), {})[result.question_set] = result
     rows: list[tuple[str, ...]] = [("model", "arm", *sets)]
-    rows += [(*key, *(_marked(own.get(name)) for name in sets)) for key, own in by_row.items()]
+    rows += [(*key, *(_marked(by_set.get(name)) for name in sets)) for key, by_set in by_row.items()]
     return f"{report.title}\n{aligned(rows, frozenset(range(2, 2 + len(sets))))}"
 
 

@@ -9,7 +9,15 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from kinject.report.formatting import ROLES, bare_p, format_name, format_percent, format_points, format_prompt
+from kinject.report.formatting import (
+    ROLES,
+    bare_p,
+    format_count,
+    format_name,
+    format_percent,
+    format_points,
+    format_prompt,
+)
 from kinject.report.page import Cell, Line, TableBlock, line, with_common_heads, without_empty_columns
 from kinject.report.view import View, arm_label, exposures_label, tone_of
 from kinject.results import ArmResult, PromptFormat, Subject, Sweep
@@ -56,7 +64,7 @@ def _methods_table(view: View, title: str, arms: Sequence[str], *, published: bo
             if any(cells):
                 head = (_task_name(task, subject), format_prompt(form), format_name(model))
                 lines.append(line(*head, *map(accuracy_cell, cells)))
-                if published and (printed := _printed_line(view, model, (subject or task, form), columns)):
+                if published and (printed := _printed_line(view, model, subject or task, form, columns)):
                     lines.append(printed)
     table = TableBlock(title, "", ("task", "asked", "model", *map(format_name, columns)), tuple(lines), heads=3)
     return with_common_heads(without_empty_columns(table))
@@ -77,19 +85,18 @@ def _task_name(task: str, subject: str) -> str:
     return format_name(f"{task}: {subject}" if subject else task)
 
 
-def _method_result(view: View, model: str, column: str, place: tuple[str, PromptFormat, str]) -> ArmResult | None:
-    question_set, form, subject = place
+def _method_result(view: View, model: str, column: str, task: tuple[str, PromptFormat, str]) -> ArmResult | None:
+    question_set, form, subject = task
     arm = column.removesuffix(_RAG)
-    own = view.every_k(model, arm, question_set, form, subject)
-    return next((result for result in own if (result.chosen_k if column != arm else result.k == 0)), None)
+    results = view.every_k(model, arm, question_set, form, subject)
+    return next((result for result in results if (result.chosen_k if column != arm else result.k == 0)), None)
 
 
-def _printed_line(view: View, model: str, place: tuple[str, PromptFormat], columns: Sequence[str]) -> Line | None:
-    task, form = place
+def _printed_line(view: View, model: str, task: str, form: PromptFormat, columns: Sequence[str]) -> Line | None:
     printed = published_scores(view.source(model), task, form.shots)
     if not printed:
         return None
-    # The paper's Table 1 has one fine-tuned column, on the texts as they are: what Table 2 calls regular.
+    # The paper's Table 1 has one fine-tuned column, on the unchanged texts, which Table 2 calls regular.
     printed |= {f"ft-reg{end}": printed[f"ft{end}"] for end in ("", _RAG) if f"ft{end}" in printed}
     cells = []
     for column in columns:
@@ -102,13 +109,13 @@ def _printed_line(view: View, model: str, place: tuple[str, PromptFormat], colum
 
 
 def k_tables(view: View) -> list[TableBlock]:
-    """Return Table 3 in shape: accuracy by the number of retrieved passages, for each arm asked with several."""
+    """Return Table 3 in shape: accuracy by the number of retrieved passages, for each arm asked with several numbers."""
     lines: list[Line] = []
     ks = sorted({result.k for result in view.whole if result.k})
     for name in view.sets():
         for form in view.formats(name):
             for model in view.report.models:
-                lines += _k_lines(view, model, (name, form), ks)
+                lines += _k_lines(view, model, name, form, ks)
     if len(ks) < 2 or not lines:
         return []
     columns = ("task", "asked", "model", "arm", "K = 0", *(f"K = {k}" for k in ks))
@@ -116,15 +123,14 @@ def k_tables(view: View) -> list[TableBlock]:
     return [with_common_heads(TableBlock(title, subtitle, columns, tuple(lines), heads=4))]
 
 
-def _k_lines(view: View, model: str, place: tuple[str, PromptFormat], ks: Sequence[int]) -> list[Line]:
-    name, form = place
+def _k_lines(view: View, model: str, name: str, form: PromptFormat, ks: Sequence[int]) -> list[Line]:
     lines = []
     for arm in view.own_arms(model):
-        found = {k: view.result(model, arm.name, name, k, form) for k in (0, *ks)}
-        if not any(found[k] for k in ks):
+        by_k = {k: view.result(model, arm.name, name, k, form) for k in (0, *ks)}
+        if not any(by_k[k] for k in ks):
             continue
         head = (format_name(name), format_prompt(form), format_name(model), format_name(arm.name))
-        lines.append(line(*head, *(_k_cell(found[k]) for k in (0, *ks))))
+        lines.append(line(*head, *(_k_cell(by_k[k]) for k in (0, *ks))))
         printed = published_by_k(view.source(model), name, form.shots) if not arm.trained else {}
         if printed:
             cells = (f"{100 * printed[k]:.1f}" if k in printed else "" for k in ks)
@@ -147,10 +153,10 @@ def numbers_tables(view: View) -> list[TableBlock]:
             for form in view.formats(name):
                 results = view.shown(model, name, form)
                 if results:
-                    role, chance, n = results[0].role, format_percent(results[0].chance), max(r.n for r in results)
+                    role, chance = results[0].role, format_percent(results[0].chance)
                     title = f"{view.set_label(name, form, model)}: {ROLES[role]}"
                     lines = tuple(_numbers_line(result) for result in results)
-                    questions = f"{n:,} question{'' if n == 1 else 's'}"
+                    questions = format_count(max(r.n for r in results), "question")
                     subtitle = f"{format_prompt(form)} · {questions}, chance {chance}"
                     tables.append(without_empty_columns(TableBlock(title, subtitle, _NUMBERS, lines, role=role)))
     return tables
@@ -179,7 +185,7 @@ def _bounds(result: ArmResult) -> str:
 
 
 def sweep_table(view: View, sweep: Sweep) -> TableBlock:
-    """Return the accuracies along a sweep, a column for each question set; values whose arm is missing are named."""
+    """Return the accuracies along a sweep, a column for each question set; a value without a result is marked."""
     sets = view.sets("", sweep.model)
     lines = []
     for point in sweep.points:
@@ -231,13 +237,13 @@ def _bounded(value: float, low: float, high: float) -> Cell:
 
 
 def recall_tables(view: View) -> list[TableBlock]:
-    """Return the table of how often retrieval found the document that answers, [] without retrieval."""
+    """Return a table of the fraction of questions whose source document was retrieved, [] without retrieval."""
     recalls = view.report.recalls
     ks = list(dict.fromkeys(recall.k for recall in recalls))
     lines = []
     for name, n in {recall.question_set: recall.n for recall in recalls}.items():
-        found = {recall.k: recall.n_found / recall.n for recall in recalls if recall.question_set == name}
-        lines.append(line(format_name(name), f"{n:,}", *(format_percent(found[k]) if k in found else "" for k in ks)))
+        by_k = {recall.k: recall.n_found / recall.n for recall in recalls if recall.question_set == name}
+        lines.append(line(format_name(name), f"{n:,}", *(format_percent(by_k[k]) if k in by_k else "" for k in ks)))
     about = "questions whose document is among the K passages, of those that name one"
     columns = ("questions", "n", *(f"K = {k}" for k in ks))
     return [TableBlock("Recall of retrieval", about, columns, tuple(lines))] if lines else []
@@ -260,12 +266,12 @@ def perplexity_tables(view: View) -> list[TableBlock]:
 
 
 def published_notes(tables: Sequence[TableBlock]) -> tuple[str, ...]:
-    """Return where published rows come from, () where no table holds one."""
-    if not any(own.kind == "published" for table in tables for own in table.lines):
+    """Return the source of the published rows, () if no table holds one."""
+    if not any(row.kind == "published" for table in tables for row in table.lines):
         return ()
-    found = load_published()
+    published = load_published()
     matched = "Models are matched by where they come from, tasks and arms by name."
-    return (f"Published: {found['source']}. {found['about']} {matched}",)
+    return (f"Published: {published['source']}. {published['about']} {matched}",)
 
 
 def exposures_table(view: View) -> TableBlock:
@@ -287,7 +293,7 @@ def load_published() -> Mapping[str, Any]:
 
 
 def published_scores(model: str, task: str, shots: int) -> dict[str, float]:
-    """Return column (``base``, ``ft-par+rag``, ...) -> accuracy as printed in Tables 1 and 2; {} where there is none."""
+    """Return column (``base``, ``ft-par+rag``, ...) -> accuracy as printed in Tables 1 and 2; {} if there is none."""
     results: dict[str, float] = {}
     for table in ("table1", "table2"):
         for name, of_shots, of_model, *values in load_published()[table]:
@@ -297,7 +303,7 @@ def published_scores(model: str, task: str, shots: int) -> dict[str, float]:
 
 
 def published_by_k(model: str, task: str, shots: int) -> dict[int, float]:
-    """Return K -> accuracy of the base with K passages as printed in Table 3; {} where there is none."""
+    """Return K -> accuracy of the base with K passages as printed in Table 3; {} if there is none."""
     for name, of_shots, of_model, *values in load_published()["table3"]:
         if _is_task(name, task) and of_shots == shots and _is_model(of_model, model):
             return dict(zip(load_published()["columns"]["table3"], values, strict=True))
@@ -305,7 +311,7 @@ def published_by_k(model: str, task: str, shots: int) -> dict[int, float]:
 
 
 def published_column(arm: str) -> str:
-    """Return the column of the paper that an arm is by its name: ``FT_par`` is ``ft-par``; "" where it is none."""
+    """Return the column of the paper with an arm's name: ``ft-par`` for ``FT_par``; "" if there is none."""
     flat = re.sub(r"[^a-z0-9]+", "-", arm.lower()).strip("-")
     return flat if flat in ("base", "ft", "ft-reg", "ft-par") else ""
 

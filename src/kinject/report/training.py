@@ -44,7 +44,7 @@ _CAPTION = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingLog:
-    """One run: one entry a logged step in each column, steps rising; `epochs` is empty where none were logged."""
+    """One run: one entry a logged step in each column, steps rising; `epochs` is empty if none were logged."""
 
     name: str
     steps: tuple[float, ...]
@@ -102,7 +102,7 @@ def _number(row: Row, key: str, where: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One logged number over the run: `steps` rise, `values` stand beside them."""
+    """One logged number over the run: the (rising) `steps` and the value at each."""
 
     steps: tuple[float, ...]
     values: tuple[float, ...]
@@ -113,7 +113,7 @@ def read_series(path: Path, keys: Sequence[str]) -> dict[str, Series]:
 
     Raises `DiskError` when the file cannot be read and `InputError` (file:line) when a value is not a number.
     """
-    found: dict[str, dict[float, float]] = {key: {} for key in keys}
+    values: dict[str, dict[float, float]] = {key: {} for key in keys}
     check_output(path, _FIX)
     for number, row in read_jsonl(path):
         where = f"{path}:{number}"
@@ -121,17 +121,16 @@ def read_series(path: Path, keys: Sequence[str]) -> dict[str, Series]:
         for key in keys:
             value = _number(row, key, where)
             if step is not None and value is not None:
-                found[key][step] = value
+                values[key][step] = value
     return {
         key: Series(tuple(sorted(by_step)), tuple(by_step[step] for step in sorted(by_step)))
-        for key, by_step in found.items()
-        if by_step
-    }
+        for key, by_step in values.items() if by_step
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What a run logged: its losses with epochs, and every other series by the name it has in log.jsonl.
+    """The log of a run: its losses with epochs, and every other series by its name in log.jsonl.
 
     `probes` are the question sets by name with their roles.
     """
@@ -142,7 +141,7 @@ class TrainingRun:
 
 
 def read_training_run(run_dir: Path) -> TrainingRun:
-    """Return what a run of kinject train logged. Raises `InputError` or `DiskError` when it cannot be read."""
+    """Return the log of a run of kinject train. Raises `InputError` or `DiskError` when it cannot be read."""
     recipe = (read_manifest(run_dir / "manifest.json") or {}).get("recipe") or {}
     section = recipe.get("probes") or {}
     sets = section.get("questions", {})
@@ -155,12 +154,10 @@ def read_training_run(run_dir: Path) -> TrainingRun:
 
 
 def loss_figure(logs: Sequence[TrainingLog], *, columns: int = 3) -> Figure:
-    """Return the training loss, one panel for each run, the others in grey behind it as far as this one goes.
+    """Return the training loss, one panel for each run, the others in grey behind it, up to its last step.
 
-    Behind stand some twenty at most, evenly chosen: a panel shows no more, and all behind all would be their square.
-
-    Light lines mark the ends of epochs. All share one scale of loss, logarithmic where the losses span more than a
-    factor of five.
+    At most about twenty others are drawn, evenly chosen. Light lines mark the ends of epochs. All panels share one scale of
+    loss, logarithmic if the losses span more than a factor of five.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -194,7 +191,7 @@ def loss_figure(logs: Sequence[TrainingLog], *, columns: int = 3) -> Figure:
 
 
 def draw_epochs(panel: Axes, log: TrainingLog) -> None:
-    """Mark where epochs end with light lines, every few of them where there are many."""
+    """Mark the ends of epochs with light lines; only every few of many."""
     ends = log.epoch_ends()
     every = max(1, math.ceil(len(ends) / _MOST_EPOCHS))
     for step in ends[every - 1 :: every]:
@@ -205,7 +202,7 @@ def draw_epochs(panel: Axes, log: TrainingLog) -> None:
 
 
 def _thinned(log: TrainingLog) -> tuple[list[float], list[float]]:
-    """Return steps and losses; where there are more than can be seen, means of equally many neighbours."""
+    """Return steps and losses; if there are more than can be seen, means of equally many neighbours."""
     size = math.ceil(len(log.steps) / _MOST_POINTS)
     starts = range(0, len(log.steps), max(1, size))
     means = [
@@ -229,10 +226,10 @@ def training_figure(run: TrainingRun, *, columns: int = 2) -> Figure:
             elif kind == "probes":
                 _draw_probes(panel, run)
             else:
-                held = run.series[kind]
-                panel.plot(held.steps, held.values, color=LEARNING, linewidth=1.4)
+                series = run.series[kind]
+                panel.plot(series.steps, series.values, color=LEARNING, linewidth=1.4)
                 panel.set_title({"learning_rate": "learning rate", "grad_norm": "gradient norm"}[kind])
-                if kind == "grad_norm" and min(held.values) > 0 and max(held.values) > 10 * min(held.values):
+                if kind == "grad_norm" and min(series.values) > 0 and max(series.values) > 10 * min(series.values):
                     panel.set_yscale("log")
     return figure
 
@@ -255,14 +252,16 @@ def _draw_loss(panel: Axes, run: TrainingRun) -> None:
 def _draw_probes(panel: Axes, run: TrainingRun) -> None:
     counts = {"learning": 0, "retention": 0}
     for name, role in run.probes.items():
-        held = run.series.get(f"eval_{name}_accuracy")
-        if held is None:
+        series = run.series.get(f"eval_{name}_accuracy")
+        if series is None:
             continue
         colour, marker = (LEARNING, "o") if role == "learning" else (RETENTION, "s")
         line = _LINES[counts[role] % len(_LINES)]
         counts[role] += 1
         label = f"{format_name(name, LONGEST)}: {ROLES[role]}"
-        panel.plot(held.steps, held.values, color=colour, marker=marker, markersize=3.5, linestyle=line, label=label)
+        panel.plot(
+            series.steps, series.values, color=colour, marker=marker, markersize=3.5, linestyle=line, label=label
+        )
     panel.set_ylim(0, 1.02)
     panel.set_yticks(*TICKS)
     panel.legend(handles=[line for line in panel.lines if line.get_label() != "epoch"], loc="lower right")

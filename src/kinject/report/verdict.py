@@ -1,7 +1,7 @@
-"""The verdict in words: did it learn, what did it forget, would retrieval have done better; and what the data leave open.
+"""The verdict in words on learning, forgetting and retrieval, and the limitations of the data.
 
-Every number comes from the report; significance is decided by each contrast's own test. A question set is judged in the
-prompt format that the recipe lists first; the other formats are summed up behind it.
+Every number comes from the report, and each contrast's test decides its significance. A question set is judged in the
+prompt format that the recipe lists first; a clause sums up the other formats.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kinject.report.formatting import (
+    format_count,
     format_name,
     format_p,
     format_percent,
@@ -31,7 +32,7 @@ _AGAINST = ("better than retrieval", "no difference shown", "retrieval better")
 _ADDED = ("adds to retrieval", "no addition shown", "hurts retrieval")
 _LEADS = {
     "learned": "{arms} learned",
-    "not above chance": "{arms} gained, yet cannot be told from chance",
+    "not above chance": "{arms} gained, but cannot be distinguished from chance",
     "no learning shown": "no learning is shown for {arms}",
     "got worse": "{arms} got worse",
     "gained": "{arms} gained",
@@ -93,7 +94,7 @@ def render_verdict(view: View) -> tuple[AnsweredQuestion, ...]:
 
 def _answer(question: str, otherwise: str, parts: Sequence[tuple[str, list[Finding]]]) -> AnsweredQuestion:
     leads = [lead for lead, _ in parts if lead]
-    findings = [finding for _, own in parts for finding in own]
+    findings = [finding for _, of_part in parts for finding in of_part]
     if len(leads) <= _MOST_PLACES:
         return AnsweredQuestion(question, " ".join(leads) or otherwise, tuple(findings))
     # Too many for a sentence each: count them, and list significant findings first.
@@ -101,7 +102,7 @@ def _answer(question: str, otherwise: str, parts: Sequence[tuple[str, list[Findi
 
 
 def _is_minor(finding: Finding) -> bool:
-    """Return whether a finding shows nothing, or is of the base alone."""
+    """Return whether a finding shows nothing, or is about the base alone."""
     return finding.tone == "flat" or finding.tag not in _LEADS
 
 
@@ -109,11 +110,11 @@ def _counted(findings: Sequence[Finding]) -> str:
     """Return ``ft-par, on 18 sets: learned 3, no learning shown 15 (...).`` for each arm that was judged."""
     parts = []
     for arm in dict.fromkeys(finding.arm for finding in findings if finding.tag in _LEADS):
-        own = [finding for finding in findings if finding.arm == arm and finding.tag in _LEADS]
-        tags = [f"{tag} {sum(f.tag == tag for f in own)}" for tag in dict.fromkeys(f.tag for f in own)]
-        low, high = min(finding.change for finding in own), max(finding.change for finding in own)
+        of_arm = [finding for finding in findings if finding.arm == arm and finding.tag in _LEADS]
+        tags = [f"{tag} {sum(f.tag == tag for f in of_arm)}" for tag in dict.fromkeys(f.tag for f in of_arm)]
+        low, high = min(finding.change for finding in of_arm), max(finding.change for finding in of_arm)
         spread = f"{format_points(low)} to {format_points(high)} points"
-        parts.append(f"{arm}, on {len(own)} sets: {', '.join(tags)} ({spread}).")
+        parts.append(f"{arm}, on {len(of_arm)} sets: {', '.join(tags)} ({spread}).")
     return " ".join(parts)
 
 
@@ -152,18 +153,15 @@ class _Judge:
         start = []
         if self.context.to_base is not None:
             contrast, k = self.context.to_base, self.context.k
-            text = (
-                f"with {k} passage{'' if k == 1 else 's'} before the question: {self._change(self.context, contrast)}"
-            )
+            text = f"with {format_count(k, 'passage')} before the question: {self._change(self.context, contrast)}"
             start = [self._finding(self.context, *_judged(contrast, _RETRIEVED), contrast.delta, text)]
         findings = [self._beside(result, self.context, _AGAINST) for result in self.plain]
         findings += [self._beside(result, self.context, _ADDED) for result in self.both]
         return self._lead(findings), [*start, *findings]
 
     def _beside(self, result: ArmResult, context: ArmResult, tags: tuple[str, str, str]) -> Finding:
-        levels = (
-            f"{format_percent(result.accuracy)} against {format_percent(context.accuracy)} for {arm_label(context)}"
-        )
+        accuracies = f"{format_percent(result.accuracy)} against {format_percent(context.accuracy)}"
+        levels = f"{accuracies} for {arm_label(context)}"
         contrast, plain = result.to_rag, result.to_plain
         if contrast is None:
             change = result.accuracy - context.accuracy
@@ -182,10 +180,10 @@ class _Judge:
         base = self.base
         if base is None:
             return []
-        tag, tone = _place(base)
+        tag, tone = _relation_to_chance(base)
         chance = f"chance ({format_percent(base.chance)})"
         meaning = {
-            "at chance": f"not to be told from {chance}: {at_chance}.",
+            "at chance": f"not distinguishable from {chance}: {at_chance}.",
             "above chance": f"above {chance}: {above}.",
             "below chance": f"below {chance}: it prefers wrong answers, so look at the format.",
         }[tag]
@@ -202,13 +200,15 @@ class _Judge:
 
     def _learned(self, result: ArmResult, contrast: Contrast) -> Finding:
         tag, tone = _judged(contrast, _LEARNED)
-        place = _place(result)[0]
-        if tag == "learned" and place != "above chance":
+        to_chance = _relation_to_chance(result)[0]
+        if tag == "learned" and to_chance != "above chance":
             tag, tone = "not above chance", "flat"
-        relation = {"above chance": "lies above", "at chance": "cannot be told from", "below chance": "lies below"}[
-            place
-        ]
-        text = f"{self._change(result, contrast)} It {relation} chance ({format_percent(result.chance)})."
+        verbs = {
+            "above chance": "lies above",
+            "at chance": "cannot be distinguished from",
+            "below chance": "lies below",
+        }
+        text = f"{self._change(result, contrast)} It {verbs[to_chance]} chance ({format_percent(result.chance)})."
         return self._finding(result, tag, tone, contrast.delta, text)
 
     def _change(self, result: ArmResult, contrast: Contrast) -> str:
@@ -217,7 +217,7 @@ class _Judge:
             low, high = min(result.by_seed), max(result.by_seed)
             seeds = f"; {len(result.by_seed)} seeds, {format_percent(low)} to {format_percent(high)}"
         relative = "" if contrast.relative is None else f", {format_relative(contrast.relative)} of base"
-        gained = f"{contrast.wrong_to_right:,} question{'' if contrast.wrong_to_right == 1 else 's'} became right"
+        gained = f"{format_count(contrast.wrong_to_right, 'question')} became right"
         if contrast.from_counts is not None and not contrast.is_significant:
             low, high = contrast.from_counts
             possible = (
@@ -230,20 +230,20 @@ class _Judge:
         )
 
     def _other_formats(self, result: ArmResult) -> str:
-        """Return the changes that the other formats show for the same arm and set, "" where there is no other format."""
-        place = (result.model, result.arm, result.question_set, result.k)
+        """Return the changes that the other formats show for the same arm and set, "" if there is no other format."""
+        key = (result.model, result.arm, result.question_set, result.k)
         contrasts = [
             other.to_base for other in self.view.whole
-            if (other.model, other.arm, other.question_set, other.k) == place
+            if (other.model, other.arm, other.question_set, other.k) == key
             and other.prompt_format != self.format and other.to_base is not None
         ] if len(self.view.formats(result.question_set)) > 1 else []  # fmt: skip
         if not contrasts:
             return ""
         deltas = [contrast.delta for contrast in contrasts]
         spread = dict.fromkeys(format_points(delta) for delta in (min(deltas), max(deltas)))
-        ways = "way" if len(contrasts) == 1 else f"{len(contrasts)} ways"
+        formats = "format" if len(contrasts) == 1 else f"{len(contrasts)} formats"
         significant = f"significant in {sum(c.is_significant for c in contrasts)} of {len(contrasts)}"
-        return f" In the other {ways} of asking: {' to '.join(spread)} points, {significant}."
+        return f" In the other {formats}: {' to '.join(spread)} points, {significant}."
 
     def _lead(self, findings: Sequence[Finding]) -> str:
         """Return ``On new, ft-par (+61.8 points) learned; no learning is shown for ft-reg (+1.0 points).``"""
@@ -259,7 +259,7 @@ class _Judge:
 
 
 def _with_context(result: ArmResult, context: ArmResult) -> bool:
-    """Return whether `result` has retrieval as the reports compare it: its own chosen K, else the K of `context`."""
+    """Return whether `result` has retrieval with its chosen K, or else with the K of `context`."""
     return result.k > 0 and (result.chosen_k or result.k == context.k)
 
 
@@ -267,14 +267,14 @@ def _compared(results: Sequence[ArmResult]) -> list[tuple[ArmResult, Contrast]]:
     return [(result, result.to_base) for result in results if result.to_base is not None]
 
 
-def _place(result: ArmResult) -> tuple[str, str]:
+def _relation_to_chance(result: ArmResult) -> tuple[str, str]:
     if result.low > result.chance:
         return "above chance", "good"
     return ("below chance", "bad") if result.high < result.chance else ("at chance", "flat")
 
 
 def _judged(contrast: Contrast, tags: tuple[str, str, str]) -> tuple[str, str]:
-    """Return the one of `tags` (gain, nothing shown, loss) that fits a difference, with its tone."""
+    """Return the tag for a difference (`tags`: gain, nothing shown, loss) and its tone."""
     better, neither, worse = tags
     if not contrast.is_significant:
         return neither, "flat"
@@ -295,7 +295,7 @@ def _difference(contrast: Contrast) -> str:
 
 
 def _unseen(contrast: Contrast) -> str:
-    """Return, where nothing is shown, how large a difference would have been seen."""
+    """Return the smallest difference that would have been seen, "" if the difference is significant."""
     if contrast.is_significant or contrast.smallest is None:
         return ""
     return f"; a difference under {100 * contrast.smallest:.1f} points would likely go unseen"
@@ -306,7 +306,7 @@ def _interval(result: ArmResult) -> str:
 
 
 def render_limitations(view: View) -> tuple[str, ...]:
-    """Return one sentence for each question that the data leave open."""
+    """Return one sentence for each limitation of the data."""
     return (
         *_seeds(view), *_smallest(view), *_no_room(view), *_coverage(view), *_missing(view), *_edges(view),
         *_context(view), *_other_format_disagrees(view),
@@ -337,9 +337,9 @@ def _smallest(view: View) -> Iterator[str]:
     parts = []
     for name in view.sets():
         shown = [result for model in view.report.models for result in view.shown(model, name)]
-        found = [s.to_base.smallest for s in shown if s.to_base is not None and s.to_base.smallest is not None]
-        if found:
-            ends = dict.fromkeys(f"{100 * value:.1f}" for value in (min(found), max(found)))
+        smallest = [s.to_base.smallest for s in shown if s.to_base is not None and s.to_base.smallest is not None]
+        if smallest:
+            ends = dict.fromkeys(f"{100 * value:.1f}" for value in (min(smallest), max(smallest)))
             parts.append(f"{format_name(name)} {' to '.join(ends)} ({max(result.n for result in shown):,} questions)")
     if parts:
         yield (
@@ -364,8 +364,8 @@ def _coverage(view: View) -> Iterator[str]:
     for bin in view.report.exposures:
         if bin.high <= 1 and not view.arms[bin.model, bin.arm].sweep:
             total = sum(
-                own.n for own in view.report.exposures
-                if (own.model, own.arm, own.question_set) == (bin.model, bin.arm, bin.question_set)
+                other.n for other in view.report.exposures
+                if (other.model, other.arm, other.question_set) == (bin.model, bin.arm, bin.question_set)
             )  # fmt: skip
             arm = f"{format_name(bin.arm)} ({format_name(bin.model)})" if view.several_models else format_name(bin.arm)
             unread.setdefault((bin.n, total, bin.question_set), []).append(arm)
@@ -374,13 +374,9 @@ def _coverage(view: View) -> Iterator[str]:
             f"Coverage: {_listed(arms)} never read a whole text of the documents behind {n:,} of {total:,} answers on "
             f"{format_name(name)}."
         )
-    planned, found = 0, 0
-    for info in view.report.arms:
-        sets = view.sets("", info.model)
-        planned += len(sets)
-        found += sum(view.result(info.model, info.name, name) is not None for name in sets)
-    if found < planned:
-        yield f"Coverage: {planned - found:,} of {planned:,} results (arm by question set) are missing."
+    results = [view.result(arm.model, arm.name, name) for arm in view.report.arms for name in view.sets("", arm.model)]
+    if None in results:
+        yield f"Coverage: {results.count(None):,} of {len(results):,} results (arm by question set) are missing."
 
 
 def _missing(view: View) -> Iterator[str]:
@@ -403,9 +399,9 @@ def _edges(view: View) -> Iterator[str]:
 
 
 def _context(view: View) -> Iterator[str]:
-    asked = {(s.model, s.question_set) for s in view.whole if s.k}
+    with_context = {(s.model, s.question_set) for s in view.whole if s.k}
     chosen = {(s.model, s.question_set) for s in view.whole if s.chosen_k}
-    without = sorted({name for _, name in asked - chosen})
+    without = sorted({name for _, name in with_context - chosen})
     if without:
         yield (
             f"No K was chosen for {_listed(list(map(format_name, without)))}: no validation questions. The table by K shows all."
@@ -423,7 +419,7 @@ def _is_beside(view: View, result: ArmResult) -> bool:
 
 
 def _other_format_disagrees(view: View) -> Iterator[str]:
-    """Yield where another prompt format shows the opposite, significantly."""
+    """Yield a sentence for each result whose change is significantly the opposite in another prompt format."""
     for result in view.whole:
         head = view.headline(result.question_set)
         if result.prompt_format == head or result.to_base is None or result.k:

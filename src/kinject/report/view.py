@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from kinject.report.formatting import format_name, format_prompt
 from kinject.results import ArmInfo, ArmResult, ExposureBin, PromptFormat, Report, Scaling, Sweep, SweepPoint
@@ -12,7 +12,7 @@ from kinject.results import ArmInfo, ArmResult, ExposureBin, PromptFormat, Repor
 class View:
     """A report's results by model, arm, question set and prompt format.
 
-    `whole` are the results on whole question sets: those without the question and those of one subject are kept apart.
+    `whole` are the results on whole question sets: neither those without the question nor those of one subject.
     """
 
     def __init__(self, report: Report) -> None:
@@ -24,8 +24,8 @@ class View:
             if result.role != "baseline":
                 key = (result.model, result.arm, result.question_set, result.prompt_format, result.subject)
                 self._by_k.setdefault(key, []).append(result)
-        for own in self._by_k.values():
-            own.sort(key=lambda result: result.k)
+        for results in self._by_k.values():
+            results.sort(key=lambda result: result.k)
         self._formats: dict[str, list[PromptFormat]] = {}
         for result in self.whole:
             formats = self._formats.setdefault(result.question_set, [])
@@ -43,13 +43,13 @@ class View:
         return len(self.report.models) > 1
 
     def source(self, model: str) -> str:
-        """Return the folder or hub name of a base model, its name where that is not known."""
+        """Return the folder or hub name of a base model, its name if that is not known."""
         return self.report.model_sources.get(model, model)
 
     def own_arms(self, model: str) -> list[ArmInfo]:
         """Return the arms of `model` that are not points of a sweep, the untrained first."""
-        own = [arm for arm in self.report.arms if arm.model == model and not arm.sweep]
-        return sorted(own, key=lambda arm: arm.trained)
+        arms = [arm for arm in self.report.arms if arm.model == model and not arm.sweep]
+        return sorted(arms, key=lambda arm: arm.trained)
 
     def sets(self, role: str = "", model: str = "") -> list[str]:
         """Return the names of the question sets (of `role`, asked of `model`), in order."""
@@ -78,13 +78,13 @@ class View:
     def result(
         self, model: str, arm: str, question_set: str, k: int = 0, form: PromptFormat | None = None
     ) -> ArmResult | None:
-        """Return an arm's result with `k` passages, None where there is none."""
+        """Return an arm's result with `k` passages, None if there is none."""
         return next((r for r in self.every_k(model, arm, question_set, form) if r.k == k), None)
 
     def chosen(
         self, model: str, arm: str, question_set: str, form: PromptFormat | None = None, subject: str = ""
     ) -> ArmResult | None:
-        """Return an arm's result with its chosen K, None where none was chosen."""
+        """Return an arm's result with its chosen K, None if none was chosen."""
         return next((r for r in self.every_k(model, arm, question_set, form, subject) if r.chosen_k), None)
 
     def retrieval(self, model: str, question_set: str) -> ArmResult | None:
@@ -92,33 +92,31 @@ class View:
         chosen = self.chosen(model, self.base(model), question_set)
         if chosen is not None or self.is_study:
             return chosen
-        place = (model, self.base(model), question_set, self.headline(question_set))
-        asked = (r for r in self.whole if (r.model, r.arm, r.question_set, r.prompt_format) == place)
-        return next((r for r in asked if r.k), None)
+        key = (model, self.base(model), question_set, self.headline(question_set))
+        results = (r for r in self.whole if (r.model, r.arm, r.question_set, r.prompt_format) == key)
+        return next((r for r in results if r.k), None)
 
     def base(self, model: str) -> str:
-        """Return the name of the arm that is the untrained model, "" where there is none."""
+        """Return the name of the arm that is the untrained model, "" if there is none."""
         return next((arm.name for arm in self.own_arms(model) if not arm.trained), "")
 
     def shown(self, model: str, question_set: str, form: PromptFormat | None = None) -> list[ArmResult]:
         """Return the results of the report's own arms: without context, then with the chosen K (each K if none was chosen)."""
         arms = [arm.name for arm in self.own_arms(model)]
         plain = [self.result(model, arm, question_set, 0, form) for arm in arms]
-        found = [result for result in plain if result is not None]
+        results = [result for result in plain if result is not None]
         for arm in arms:
             chosen = self.chosen(model, arm, question_set, form)
-            with_context = (
-                [r for r in self.every_k(model, arm, question_set, form) if r.k] if chosen is None else [chosen]
-            )
-            found += with_context
-        return found
+            every_k = self.every_k(model, arm, question_set, form)
+            results += [result for result in every_k if result.k] if chosen is None else [chosen]
+        return results
 
     def point(self, sweep: Sweep, point: SweepPoint, question_set: str) -> ArmResult | None:
-        """Return the result of a sweep's point, None where its arm did not finish."""
+        """Return the result of a sweep's point, None if its arm did not finish."""
         return self.result(sweep.model, point.arm, question_set)
 
     def set_label(self, question_set: str, form: PromptFormat, model: str = "") -> str:
-        """Return a set's name, with the prompt format where there are several and the model where there are several."""
+        """Return a set's name, with the prompt format and the model, each if there are several."""
         parts = [format_name(model)] if model and self.several_models else []
         parts.append(format_name(question_set))
         if len(self.formats(question_set)) > 1:
@@ -127,13 +125,13 @@ class View:
 
 
 def arm_label(result: ArmResult, longest: int | None = None) -> str:
-    """Return ``ft-par`` or ``ft-par+rag``, with K where it was not chosen."""
+    """Return ``ft-par`` or ``ft-par+rag``, with K if it was not chosen."""
     name = format_name(result.arm, longest)
     return name if not result.k else f"{name}+rag" if result.chosen_k else f"{name}+rag, K = {result.k}"
 
 
 def tone_of(result: ArmResult) -> str:
-    """Return good or bad where the result differs significantly from base, else ""."""
+    """Return good or bad if the result differs significantly from base, else ""."""
     contrast = result.to_base
     if contrast is None or not contrast.is_significant:
         return ""
@@ -141,7 +139,7 @@ def tone_of(result: ArmResult) -> str:
 
 
 def is_reverse(question_set: str) -> bool:
-    """Return whether a set asks in the direction opposite to that of its documents: its name says so."""
+    """Return whether a set asks in the direction opposite to its documents: ``reverse`` is in its name."""
     return "reverse" in question_set.lower()
 
 
@@ -154,13 +152,8 @@ def slug(name: str, taken: Iterable[str] = ()) -> str:
     return unique
 
 
-def seeds_text(seeds: Sequence[int]) -> str:
-    """Return ``3 seeds`` or ``1 seed``."""
-    return f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}"
-
-
 def scaling_label(scaling: Scaling, label: str) -> str:
-    """Return the name of a sweep's value in the scaling section: with its exposures, where they were counted."""
+    """Return the name of a sweep's value in the scaling section: with its exposures, if they were counted."""
     counts = [point.exposures for point in scaling.points if point.label == label and point.exposures]
     if not label:
         return "base"

@@ -89,9 +89,8 @@ def _arm_faults(recipe: StudyRecipe) -> Iterator[Fault]:
     for name, arm in section.arms.items():
         key_path: KeyPath = ("study", "arms", name)
         if RAG in name or "," in name:
-            yield recipe.fault(
-                key_path, f"a name with {RAG!r} or a comma would be taken for another arm. Choose another."
-            )
+            fault = f"a name with {RAG!r} or a comma would be taken for another arm. Choose another."
+            yield recipe.fault(key_path, fault)
         matched = {"match_steps_of": arm.match_steps_of, "match_tokens_of": arm.match_tokens_of}
         for key, other in matched.items():
             yield from _unknown(recipe, (*key_path, key), other, section.arms.keys() - {BASE, name})
@@ -104,9 +103,8 @@ def _arm_faults(recipe: StudyRecipe) -> Iterator[Fault]:
             missing = {*(arm.models or section.models)} - {*(item.models or section.models)} if item is not None else ()
             if missing:
                 models = ", ".join(sorted(missing))
-                yield recipe.fault(
-                    key_path, f"{other}, to which it is matched, is not trained on {models}. Add it there."
-                )
+                fault = f"{other}, to which it is matched, is not trained on {models}. Add it there."
+                yield recipe.fault(key_path, fault)
         for index, model in enumerate(arm.models or ()):
             yield from _unknown(recipe, (*key_path, "models", index), model, section.models)
         if arm.corpus in ("augmented", "random") and section.augment is None:
@@ -166,11 +164,8 @@ def _unknown_sweep(recipe: StudyRecipe, key_path: KeyPath, name: str | None) -> 
 
 def _claim_faults(recipe: StudyRecipe) -> Iterator[Fault]:
     required = {
-        "difference": ("arm", "baseline"),
-        "trend": ("sweep",),
-        "above_chance": ("arm",),
-        "near_chance": ("arm",),
-    }
+        "difference": ("arm", "baseline"), "trend": ("sweep",), "above_chance": ("arm",), "near_chance": ("arm",),
+    }  # fmt: skip
     arms = {BASE, *recipe.study.arms}
     for name, claim in (recipe.study.claims or {}).items():
         key_path: KeyPath = ("study", "claims", name)

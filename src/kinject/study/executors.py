@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from kinject.disk import fix_for, is_system_failure
 from kinject.errors import InputError, KinjectError, Terminated
+from kinject.process import core_count
 from kinject.signals import terminable
 from kinject.study.stages import Stage, error_line, run_stage
 from kinject.terminal import show
@@ -81,7 +82,7 @@ class LocalExecutor:
         self._context: Any = multiprocessing.get_context("forkserver" if preload else "spawn")
         if preload:
             self._context.set_forkserver_preload(list(preload))
-        self._n_threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, _count_cores() // n_workers))
+        self._n_threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, core_count() // n_workers))
         gpus = [str(index) for index in range(n_gpus)]
         self._workers = [self._start(",".join(gpus[index::n_workers])) for index in range(n_workers)]
 
@@ -222,7 +223,7 @@ def executor_factory(kind: str, n_jobs: int | None) -> Callable[[], Executor]:
 
     def start() -> Executor:
         n_gpus = _count_gpus()
-        return LocalExecutor(n_jobs or n_gpus or min(_count_cores(), 8), n_gpus)
+        return LocalExecutor(n_jobs or n_gpus or min(core_count(), 8), n_gpus)
 
     return start
 
@@ -295,8 +296,3 @@ def _redirected_to(descriptor: int) -> Any:
         for stream, original in originals:
             os.dup2(original, stream)
             os.close(original)
-
-
-def _count_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,6 +1,6 @@
 """Statistics of a study: questions come in documents, training in seeds, and both are resampled.
 
-Arrays are float64, [seeds, questions], 1 where the answer was correct. The same input gives the same numbers.
+Arrays are float64, [seeds, questions], 1 if the answer was correct. The same input gives the same numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TINY = 1e-9
 
 @dataclass(frozen=True)
 class CorrectnessMatrix:
-    """What one arm got correct: `correct` [seeds, questions]; `clusters` names each question's source document."""
+    """The answers of one arm: `correct` [seeds, questions] is 0 or 1; `clusters` names each question's source document."""
 
     correct: Floats
     question_ids: tuple[str, ...]
@@ -38,11 +38,8 @@ class CorrectnessMatrix:
 
     def part(self, columns: Sequence[int]) -> CorrectnessMatrix:
         """Return the matrix of some of the questions."""
-        return CorrectnessMatrix(
-            self.correct[:, list(columns)],
-            tuple(self.question_ids[i] for i in columns),
-            tuple(self.clusters[i] for i in columns),
-        )
+        ids, clusters = ([values[i] for i in columns] for values in (self.question_ids, self.clusters))
+        return CorrectnessMatrix(self.correct[:, list(columns)], tuple(ids), tuple(clusters))
 
     @cached_property
     def per_cluster(self) -> tuple[Floats, Floats, list[str]]:
@@ -59,7 +56,7 @@ class CorrectnessMatrix:
 def interval(matrix: CorrectnessMatrix, other: CorrectnessMatrix | None = None) -> tuple[float, float]:
     """Return the 95% percentile bootstrap interval of the accuracy, or of the difference to `other` on its questions.
 
-    Documents are drawn with replacement, the same for both matrices; so are the seeds of each matrix, where it has several
+    Documents are drawn with replacement, the same for both matrices; so are the seeds of each matrix, if it has several
     (a crossed bootstrap: Owen 2007, "The pigeonhole bootstrap").
     """
     import numpy as np
@@ -82,20 +79,19 @@ def _means(sums: Floats, counts: Floats, stream: int) -> Floats:
     of_seeds = np.concatenate(list(_draws(sums.shape[0], stream))) / sums.shape[0]
     columns = np.vstack([sums, counts]).T
     drawn = np.concatenate([weights @ columns for weights in _draws(len(counts), 0)])  # [resamples, seeds + 1]
-    found: Floats = (of_seeds * drawn[:, :-1]).sum(1) / drawn[:, -1]
-    return np.asarray(found)
+    return np.asarray((of_seeds * drawn[:, :-1]).sum(1) / drawn[:, -1])
 
 
 def _draws(n: int, stream: int) -> Iterator[Any]:
-    """Yield parts of [resamples, n]: how often each of `n` was drawn. What is held at once does not grow with n."""
+    """Yield parts of [resamples, n]: how often each of `n` was drawn. The memory does not grow with n."""
     import numpy as np
 
     if n * N_RESAMPLES <= _MOST_DRAWS:
         yield _kept_draws(n, stream).astype(np.float64)
         return
-    random, shares = np.random.default_rng([stream, n]), [1 / n] * n
+    random, chances = np.random.default_rng([stream, n]), [1 / n] * n
     for part in np.array_split(np.arange(N_RESAMPLES), -(-n * N_RESAMPLES // _MOST_DRAWS)):
-        yield random.multinomial(n, shares, len(part)).astype(np.float64)
+        yield random.multinomial(n, chances, len(part)).astype(np.float64)
 
 
 @lru_cache(maxsize=64)
@@ -128,7 +124,7 @@ def _every_sign(n: int) -> Any:
 def sign_flip_p(matrix: CorrectnessMatrix, other: CorrectnessMatrix | float) -> float:
     """Return the two-sided p of the mean difference being 0: signs flipped document by document (Fisher's randomisation).
 
-    Where 14 documents or fewer differ every way to flip is counted, else 20,000 at random. `other` is a matrix on the same
+    If at most 14 documents differ, every assignment of signs is counted, else 20,000 random ones. `other` is a matrix on the same
     questions, or a constant such as chance. Seeds are averaged first, so p speaks of these trained models; the interval
     speaks of other seeds too.
     """
@@ -169,7 +165,7 @@ def near_p(matrix: CorrectnessMatrix, centre: float, margin: float) -> float:
 
 
 def majority_changes(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> tuple[int, int]:
-    """Return how many questions most seeds of `other` had wrong and most of `matrix` correct, and the other way round."""
+    """Return how many questions most seeds of `other` had wrong and most of `matrix` correct, and the reverse."""
     now, before = matrix.correct.mean(0) > 0.5, other.correct.mean(0) > 0.5
     return int((now & ~before).sum()), int((before & ~now).sum())
 

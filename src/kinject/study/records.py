@@ -1,4 +1,4 @@
-"""A study's answers, read once: which arm answered which question correctly, by seed and setting."""
+"""A study's answers, read once: the correct ones of each arm, by seed and setting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kinject.types import Answer
 
 
 class AskSetting(NamedTuple):
-    """What was asked, and how: question set, format, few-shot examples, retrieved passages."""
+    """The setting of an evaluation: question set, format, few-shot examples, retrieved passages."""
 
     question_set: str
     format: str
@@ -31,75 +31,75 @@ class Records:
     """Answers of finished evaluations: (model, arm, seed) -> setting -> one scored answer a question, sorted by id."""
 
     score: Score
-    found: dict[tuple[str, str, int], dict[AskSetting, list[Answer]]] = field(default_factory=dict)
+    by_run: dict[tuple[str, str, int], dict[AskSetting, list[Answer]]] = field(default_factory=dict)
     _matrices: dict[tuple[str, str, AskSetting, str], CorrectnessMatrix] = field(default_factory=dict)
 
     def read(self, model: str, arm: str, seed: int, folder: Path) -> None:
-        """Take in the answers.jsonl of an evaluation. Raises `InputError` or `DiskError` where it is damaged."""
+        """Add the answers.jsonl of an evaluation. Raises `InputError` or `DiskError` if it is damaged."""
         settings: dict[AskSetting, list[Answer]] = {}
         for answer in read_answers(folder / "answers.jsonl"):
             if answer.format != PERPLEXITY_FORMAT:
                 setting = AskSetting(answer.question_set, answer.format, answer.shots, answer.k)
                 settings.setdefault(setting, []).append(answer)
-        own = self.found.setdefault((model, arm, seed), {})
+        of_run = self.by_run.setdefault((model, arm, seed), {})
         self._matrices.clear()
         for setting, answers in settings.items():
             without = settings.get(AskSetting(setting.question_set, PMI_BASELINE, 0, 0), ())
-            asked = "sum" if setting.format in LETTERED | WITHOUT_QUESTION | FROM_TASK else self.score
-            if asked == "pmi" and not without:
+            score = "sum" if setting.format in LETTERED | WITHOUT_QUESTION | FROM_TASK else self.score
+            if score == "pmi" and not without:
                 raise InputError(f"{folder}: pmi needs the format {PMI_BASELINE}. Add it to eval.formats.")
-            own[setting] = sorted(rescored(answers, asked, without), key=lambda answer: answer.question_id)
+            of_run[setting] = sorted(rescored(answers, score, without), key=lambda answer: answer.question_id)
 
     def seeds(self, model: str, arm: str) -> list[int]:
-        """Return the seeds whose answers are there."""
-        return [seed for of, name, seed in self.found if (of, name) == (model, arm)]
+        """Return the seeds with answers."""
+        return [seed for of, name, seed in self.by_run if (of, name) == (model, arm)]
 
     def settings(self, model: str, arm: str) -> list[AskSetting]:
-        """Return the settings in which every seed of the arm was asked."""
+        """Return the settings in which every seed of the arm was evaluated."""
         seeds = self.seeds(model, arm)
         return [
-            setting for setting in (self.found[model, arm, seeds[0]] if seeds else ())
-            if all(setting in self.found[model, arm, seed] for seed in seeds)
+            setting for setting in (self.by_run[model, arm, seeds[0]] if seeds else ())
+            if all(setting in self.by_run[model, arm, seed] for seed in seeds)
         ]  # fmt: skip
 
     def answers(self, model: str, arm: str, setting: AskSetting) -> list[Answer]:
         """Return the first seed's answers."""
-        return self.found[model, arm, self.seeds(model, arm)[0]][setting]
+        return self.by_run[model, arm, self.seeds(model, arm)[0]][setting]
 
     def matrix(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> CorrectnessMatrix:
-        """Return which answers of the arm were correct, over all its seeds; with `subject`, on one subject's questions."""
+        """Return the correct answers of the arm over all its seeds; with `subject`, on one subject's questions."""
         key = (model, arm, setting, subject)
         if key not in self._matrices and not subject:
             self._matrices[key] = self._make_matrix(model, arm, setting)
         elif key not in self._matrices:
-            own = [i for i, answer in enumerate(self.answers(model, arm, setting)) if answer.subject == subject]
-            self._matrices[key] = self.matrix(model, arm, setting).part(own)
+            answers = self.answers(model, arm, setting)
+            columns = [i for i, answer in enumerate(answers) if answer.subject == subject]
+            self._matrices[key] = self.matrix(model, arm, setting).part(columns)
         return self._matrices[key]
 
     def _make_matrix(self, model: str, arm: str, setting: AskSetting) -> CorrectnessMatrix:
         import numpy as np
 
         seeds = self.seeds(model, arm)
-        first = self.found[model, arm, seeds[0]][setting]
+        first = self.by_run[model, arm, seeds[0]][setting]
         ids = tuple(answer.question_id for answer in first)
         rows = []
         for seed in seeds:
-            own = self.found[model, arm, seed][setting]
-            if tuple(answer.question_id for answer in own) != ids:
+            answers = self.by_run[model, arm, seed][setting]
+            if tuple(answer.question_id for answer in answers) != ids:
                 raise InputError(
                     f"{arm}, seed {seed}: {setting.question_set}: other questions than seed {seeds[0]}. Run the study again."
                 )
-            rows.append([float(is_correct(answer)) for answer in own])
-        return CorrectnessMatrix(
-            np.array(rows), ids, tuple(answer.document_id or f"\0{answer.question_id}" for answer in first)
-        )
+            rows.append([float(is_correct(answer)) for answer in answers])
+        documents = tuple(answer.document_id or f"\0{answer.question_id}" for answer in first)
+        return CorrectnessMatrix(np.array(rows), ids, documents)
 
 
 def subjects_of(answers: Sequence[Answer], matrix: CorrectnessMatrix) -> tuple[Subject, ...]:
-    """Return each subject in the order of the answers; () where there are not several."""
+    """Return each subject in the order of the answers; () if there is only one."""
     columns: dict[str, list[int]] = {}
     for i, answer in enumerate(answers):
         columns.setdefault(answer.subject, []).append(i)
     if len(columns) < 2:
         return ()
-    return tuple(Subject(name, len(own), float(matrix.correct[:, own].mean())) for name, own in columns.items())
+    return tuple(Subject(name, len(part), float(matrix.correct[:, part].mean())) for name, part in columns.items())

@@ -1,4 +1,4 @@
-"""What happens beside the steps: logs on disk, progress on the screen, histograms in a tracker, early stopping."""
+"""Callbacks of a training run: logs on disk, progress on the screen, histograms in a tracker, early stopping."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
         self.path = path
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start with the rows of the checkpoint, which are those up to the step at which this run resumes."""
+        """Start with the rows of the checkpoint: those up to the step at which this run resumes."""
         if state.is_world_process_zero:
             write_jsonl(self.path, [_row(row) for row in state.log_history])
 
@@ -53,8 +53,8 @@ def _row(logged: Mapping[str, Any]) -> dict[str, Any]:
 class Timing(TrainerCallback):  # type: ignore[misc]
     """Writes timing.jsonl: the cost of training so far, at each logged step, before any evaluation.
 
-    A row holds step, seconds (since training began in this process), learned_tokens (that bore loss, padding and masked
-    ones left out) and peak_bytes (`peak_memory`). Rows of an earlier process are replaced.
+    A row holds step, seconds (since training began in this process), learned_tokens (those in the loss: no padding, no
+    masked ones) and peak_bytes (`peak_memory`). Rows of an earlier process are replaced.
     """
 
     def __init__(self, path: Path, learned_tokens: Callable[[], int]) -> None:
@@ -184,7 +184,7 @@ class ProbeStopping(EarlyStopping):
         self.retention_sets = [name for name, item in section.sets().items() if item.role == "retention"]
 
     def reason(self, args: Any, history: Sequence[Mapping[str, Any]]) -> str:
-        """Return which of the two has happened."""
+        """Return the reason that applies; "" without one."""
         forgotten = self._forgotten(history)
         if forgotten or self.section.patience is None:
             return forgotten

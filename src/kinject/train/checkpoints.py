@@ -97,7 +97,7 @@ def disk_faults(run_dir: Path) -> Iterator[None]:
     except (OSError, RuntimeError, SafetensorError) as error:
         reason = _disk_fault(error)
         if reason is None and not run_dir.is_dir():
-            reason = "the run folder is gone"
+            reason = "the run folder is missing"
         if reason is None:
             raise
         incomplete = [path for _, path in checkpoints(run_dir) if not is_complete(path)] if is_first_process() else []

@@ -184,14 +184,10 @@ def _evaluation_faults(recipe: TrainRecipe) -> Faults:
 def _config_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     """Return the faults of regularization and techniques, alone and together."""
     return [
-        *_regularization_faults(recipe, config),
-        *_loss_faults(recipe, config),
-        *_gradient_faults(recipe, config),
-        *_layer_faults(recipe),
-        *_patience_faults(recipe, config),
-        *_schedule_free_faults(config),
+        *_regularization_faults(recipe, config), *_loss_faults(recipe, config), *_gradient_faults(recipe, config),
+        *_layer_faults(recipe), *_patience_faults(recipe, config), *_schedule_free_faults(config),
         *_histogram_faults(recipe, config),
-    ]
+    ]  # fmt: skip
 
 
 def _regularization_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
@@ -202,7 +198,7 @@ def _regularization_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     if (section.kl or section.ewc) and (corpus is None or corpus.replay is None):
         faults.append((f"{key}.{'kl' if section.kl else 'ewc'}", "is measured on replay. Set corpus.replay."))
     if section.kl and recipe.trainer.get("packing_strategy") == "wrapped" and recipe.trainer.get("packing"):
-        faults.append((f"{key}.kl", "needs documents kept apart. Set trainer.packing_strategy: bfd_split."))
+        faults.append((f"{key}.kl", "needs separated documents. Set trainer.packing_strategy: bfd_split."))
     if (section.l2 or section.ewc) and recipe.adapter is not None:
         faults.append((key, "an adapter does not change the base weights. Remove l2 and ewc."))
     if (section.l2 or section.ewc) and recipe.trainer.get("fp16"):

@@ -1,8 +1,7 @@
-"""From the corpora of a recipe to batches: rows are read, tokenised, mixed and packed, and padded when they are due."""
+"""From the corpora of a recipe to batches: rows are read, tokenised, mixed and packed; batches are padded when read."""
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
 from collections import Counter
@@ -40,8 +39,6 @@ from kinject.types import Question
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
-
-log = logging.getLogger(__name__)
 
 REPLAY = "replay"
 """The name of the part that is replay, and the origin of its rows."""
@@ -105,6 +102,7 @@ class RowWeights:
 
 
 def _look_up(row: Any, column: str) -> Any:
+    """Return the value of `column`, which may name a field of nested objects: ``meta.weight``; None without one."""
     if column in row:
         return row[column]
     for key in column.split("."):
@@ -321,16 +319,10 @@ def summarize_exposures(exposures: dict[str, tuple[int, int]], epochs: float) ->
     if not exposures:
         return {"documents": 0}
     seen = {"rows": [n for n, _ in exposures.values()], "tokens": [n for _, n in exposures.values()]}
-    return {
-        "documents": len(exposures),
-        **{
-            name: {
-                "min": round(min(counts) * epochs, 2),
-                "median": round(statistics.median(counts) * epochs, 2),
-                "max": round(max(counts) * epochs, 2),
-            }
-            for name, counts in seen.items()
-        },
+    functions: dict[str, Callable[[list[int]], float]] = {"min": min, "median": statistics.median, "max": max}
+    return {"documents": len(exposures)} | {
+        name: {key: round(function(counts) * epochs, 2) for key, function in functions.items()}
+        for name, counts in seen.items()
     }
 
 
@@ -342,7 +334,7 @@ def exposures_by_document(exposures: dict[str, tuple[int, int]], epochs: float) 
 def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens: bool) -> str:
     """Return the account as a line to print. Raises `TrainingError` if text would be lost and the recipe forbids it."""
     line = (
-        f"tokens: {account.source:,} in the corpus, {account.trained:,} bear loss, {account.masked:,} are read only, "
+        f"tokens: {account.source:,} in the corpus, {account.trained:,} in the loss, {account.masked:,} read only, "
         f"{account.truncated:,} truncated, {account.dropped:,} dropped"
     )
     if account.lost and not allow_dropped_tokens:
@@ -367,15 +359,16 @@ def note_fill(rows: PackedRows, packing: PackingConfig) -> list[str]:
     if len(rows) <= _MOST_ROWS * least:
         return []
     return [
-        f"corpus.separate_paraphrases: some documents have more texts than the corpus has room to keep apart, so rows are "
-        f"only {n_tokens / (len(rows) * packing.block):.0%} full ({len(rows):,} rows where {least:,} would do). They still "
-        "never share a row. A smaller trainer.max_length, more documents, or separate_paraphrases: false fills them."
+        "corpus.separate_paraphrases: some documents have more texts than there are rows for them, so rows are "
+        f"only {n_tokens / (len(rows) * packing.block):.0%} full ({len(rows):,} rows; {least:,} would hold as many tokens). "
+        "Texts of one document never share a row. A smaller trainer.max_length, more documents, or separate_paraphrases: "
+        "false fills them."
     ]
 
 
 @dataclass(frozen=True)
 class RowDataset:
-    """Training rows as a trainer reads them, each put together when a batch needs it.
+    """Training rows for a trainer, each made when a batch needs it.
 
     A row is a dict with input_ids, labels, position_ids, length and, with `with_replay`, replayed. With `weights` (of
     the corpus rows, in order) it has the weight of each token; rows mixed in weigh 1.
@@ -414,8 +407,8 @@ class Collator:
     """Rows to tensors [batch, longest row]: padded on the right, with positions that continue into the padding.
 
     No attention mask is made: padding follows a row, and earlier tokens cannot attend to it. `flatten` joins the batch
-    into one row [1, tokens], the form in which flash attention keeps documents apart by position. `masked_batch` is the
-    reaction to a batch of which no token bears loss.
+    into one row [1, tokens], in which flash attention separates documents by position. `masked_batch` is the
+    reaction to a batch without a token in the loss.
     """
 
     pad_token_id: int
@@ -426,16 +419,14 @@ class Collator:
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Return input_ids, labels, position_ids and, if rows have them, replayed and weights.
 
-        Raises `TrainingError` if no token of the batch bears loss and `masked_batch` is stop.
+        Raises `TrainingError` if no token of the batch is in the loss and `masked_batch` is stop.
         """
         import torch
 
         if not any(label != IGNORED for row in rows for label in row["labels"]):
-            message = "a batch has no token to learn (all labels masked). Check the corpus rows."
-            if self.masked_batch == "stop":
-                raise TrainingError(message)
-            if self.masked_batch == "warn":
-                log.warning(message)
+            from kinject.train.guards import react
+
+            react(self.masked_batch, "a batch has no token to learn (all labels masked). Check the corpus rows.")
         padding = {"input_ids": self.pad_token_id, "labels": IGNORED, "replayed": False, "weights": 0.0}
         kinds = ("input_ids", "labels", "position_ids", "replayed", "weights")
         columns = [key for key in kinds if key in rows[0]]

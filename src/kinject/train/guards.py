@@ -1,4 +1,4 @@
-"""Checks for ways in which training fails without an error; the recipe's `guards` set the reaction to each."""
+"""Checks for faults of training that raise no error; the recipe's `guards` set the reaction to each."""
 
 from __future__ import annotations
 

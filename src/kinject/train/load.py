@@ -55,7 +55,7 @@ def load_training_model(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase)
 
 
 def _use_varlen(model: PreTrainedModel, attention: str, device: str) -> list[str]:
-    """Switch `model` to torch's variable-length attention if ``auto`` found no flash-attn but this is there; return a note.
+    """Switch `model` to torch's variable-length attention if ``auto`` found sdpa and this one is available; return a note.
 
     It is tried on a short row of the model first. If it fails, or its logits differ from sdpa's, sdpa stays.
     """
@@ -63,7 +63,7 @@ def _use_varlen(model: PreTrainedModel, attention: str, device: str) -> list[str
         return []
     reason = models.try_varlen(model)
     if reason:
-        return [f"attention: sdpa with documents kept apart; torch's variable-length attention is not used ({reason})"]
+        return [f"attention: sdpa with separated documents; torch's variable-length attention is not used ({reason})"]
     return ["attention: torch's variable-length attention (flash-attn is not installed)"]
 
 
@@ -88,7 +88,7 @@ def _precision_notes(recipe: TrainRecipe) -> list[str]:
     if str(config.dtype) != "torch.bfloat16":
         return []
     return [
-        "trainer.fp16: this model was pretrained in bfloat16; activations beyond 65,504 overflow. Use bf16: true where the "
+        "trainer.fp16: this model was pretrained in bfloat16; activations beyond 65,504 overflow. Use bf16: true if the "
         "hardware has it."
     ]
 

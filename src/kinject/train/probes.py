@@ -1,4 +1,4 @@
-"""Multiple-choice questions scored during training: what the model has learned so far, and what it has forgotten."""
+"""Multiple-choice questions scored during training, to see learning and forgetting as they happen."""
 
 from __future__ import annotations
 

@@ -103,13 +103,11 @@ def render_summary(result: TrainResult) -> str:
     account = result.account
     loss = "" if result.final_loss is None else f", loss {result.final_loss:.3f}"
     rate = result.n_steps / result.seconds if result.seconds else 0.0
-    return "\n".join(
-        [
-            f"{result.n_steps} steps ({result.n_epochs:.2f} epochs) in {result.seconds:.0f} s, {rate:.1f} steps/s{loss}",
-            f"tokens in an epoch: {account['source']:,} source = {account['trained']:,} trained + {account['masked']:,} "
-            f"read only + {account['truncated']:,} truncated + {account['dropped']:,} dropped",
-            f"model: {result.model_dir}   log: {result.run_dir}/log.jsonl   manifest: {result.run_dir}/manifest.json",
-        ]
+    return (
+        f"{result.n_steps} steps ({result.n_epochs:.2f} epochs) in {result.seconds:.0f} s, {rate:.1f} steps/s{loss}\n"
+        f"tokens in an epoch: {account['source']:,} source = {account['trained']:,} trained + {account['masked']:,} "
+        f"read only + {account['truncated']:,} truncated + {account['dropped']:,} dropped\n"
+        f"model: {result.model_dir}   log: {result.run_dir}/log.jsonl   manifest: {result.run_dir}/manifest.json"
     )
 
 
@@ -130,7 +128,7 @@ def _result(recipe: TrainRecipe, counts: Mapping[str, Any], model_dir: Path, *, 
 
 
 def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
-    """Return the hashes of all that decides the outcome of a run, and a fingerprint of them and of the recipe."""
+    """Return the hashes of the inputs that decide the outcome of a run, and a fingerprint of them and the recipe."""
     model, corpus = recipe.model, recipe.corpus
     inputs = {"corpus": check_output(Path(corpus.path), _CORPUS_FIX)}
     inputs |= {name: check_output(Path(part.path), _CORPUS_FIX) for name, part in corpus.parts().items()}
@@ -200,9 +198,9 @@ def _check_folder(
 
 def _damage(folder: Path, manifest: Mapping[str, Any]) -> str:
     """Return the first file that differs from what the finished run wrote; "" without any."""
-    for name, wanted in manifest.get("outputs", {}).items():
-        if not (folder / name).is_file() or file_hash(folder / name) != wanted:
-            return f"{folder / name}: is not what the run wrote (manifest.json has its hash)"
+    for name, sha256 in manifest.get("outputs", {}).items():
+        if not (folder / name).is_file() or file_hash(folder / name) != sha256:
+            return f"{folder / name}: missing, or changed since the run wrote it (manifest.json has its hash)"
     return check_sha256sums(folder / "model")[1]
 
 

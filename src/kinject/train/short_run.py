@@ -1,4 +1,4 @@
-"""A few training steps with nothing saved: what `kinject bench`, `plan`, `find-batch` and `find-lr` measure.
+"""A few training steps with nothing saved, which `kinject bench`, `plan`, `find-batch` and `find-lr` measure.
 
 ``python -m kinject.train.short_run RECIPE [--longest-rows]`` takes the steps in a process of its own. Its memory can then be
 measured, and running out of memory ends that process alone.
@@ -27,7 +27,7 @@ from kinject.terminal import show
 RESULT = "result.json"
 """Written last: peak_bytes, and out_of_memory if the GPU refused an allocation."""
 LOG = "log.txt"
-"""What the process printed."""
+"""The output of the process."""
 _SECTIONS = ("seed", "method", "model", "adapter", "regularization", "techniques", "corpus")
 _NEEDS_LONG_RUN = (
     "num_train_epochs", "metric_for_best_model", "greater_is_better", "eval_steps", "save_steps", "lr_scheduler_kwargs",
@@ -53,16 +53,12 @@ def short_fields(steps: int) -> dict[str, Any]:
 
 
 def short_recipe(
-    recipe: TrainRecipe,
-    run_dir: Path,
-    steps: int,
-    trainer: Mapping[str, Any],
-    guards: Mapping[str, Any] | None = None,
+    recipe: TrainRecipe, run_dir: Path, steps: int, trainer: Mapping[str, Any], guards: Mapping[str, Any] | None = None
 ) -> TrainRecipe:
     """Return `recipe` with `steps` optimizer steps in `run_dir` and nothing evaluated or saved.
 
-    `trainer` and `guards` hold further fields; the learning rate is constant unless `trainer` has a schedule. What needs a
-    longer run is left out: probes, the validation corpus, some techniques. The faults of the result name the lines of
+    `trainer` and `guards` hold further fields; the learning rate is constant unless `trainer` has a schedule. Parts that
+    need a longer run are left out: probes, the validation corpus, some techniques. The faults of the result name the lines of
     `recipe`'s file.
     """
     fields = {key: value for key, value in recipe.trainer.items() if key not in _NEEDS_LONG_RUN}
@@ -96,13 +92,8 @@ def run_process(
         (folder / name).unlink(missing_ok=True)
     path = folder / "recipe.yaml"
     write_text(path, yaml.safe_dump(dict(recipe.raw), sort_keys=False, allow_unicode=True))
-    command = [
-        sys.executable,
-        "-m",
-        "kinject.train.short_run",
-        str(path),
-        *(["--longest-rows"] if longest_rows else []),
-    ]
+    command = [sys.executable, "-m", "kinject.train.short_run", str(path)]
+    command += ["--longest-rows"] if longest_rows else []
     end = time.monotonic() + seconds
     with (folder / LOG).open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:

@@ -1,4 +1,4 @@
-"""Which parameters train: frozen ones, re-initialised layers, a base that is frozen for the first updates; and a check."""
+"""The parameters that train: frozen ones, re-initialised layers, a base frozen for the first updates; and a check."""
 
 from __future__ import annotations
 

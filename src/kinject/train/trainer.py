@@ -31,7 +31,7 @@ _ISOLATION_TOLERANCE = 1e-3
 
 
 class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
-    """TRL's SFTTrainer, fed rows that are tokenised, packed and labelled already.
+    """TRL's SFTTrainer, for rows that are tokenised, packed and labelled already.
 
     With the plain loss on the CPU it computes cross-entropy from the logits: the same number as TRL's fused head,
     without the entropy and accuracy that TRL computes at every step (half of the time with a large vocabulary).
@@ -58,7 +58,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     lr_scheduler: Any
     _total_train_tokens: Any
     learned_tokens: Any = 0
-    """Tokens that bore loss so far in this process (a number, or a tensor on a device)."""
+    """Tokens in the loss so far in this process (a number, or a tensor on a device)."""
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed", "weights"]
@@ -123,9 +123,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         """Return the scheduler of `kinject.train.schedules`, which has more names than transformers."""
         if self.lr_scheduler is None:
             schedule = schedule_of(self.args, self.model)
-            self.lr_scheduler = schedule.make_scheduler(
-                self.optimizer if optimizer is None else optimizer, num_training_steps
-            )
+            optimizer = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = schedule.make_scheduler(optimizer, num_training_steps)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
@@ -247,7 +246,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the loss of a batch, its part of the accumulated batch's: in training that of `training_loss`.
+        """Return a batch's part of the loss of the accumulated batch: in training that of `training_loss`.
 
         In evaluation it is always the negative log-likelihood over the number of learned tokens.
         """
@@ -262,9 +261,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         if self.model.training:
             self._total_train_tokens += inputs["input_ids"].numel()
             if self.regularizer is not None and self.regularizer.strengths.kl:
-                total = total + self.regularizer.strengths.kl * self.regularizer.divergence(
-                    model, inputs, logits[:, :-1]
-                )
+                divergence = self.regularizer.divergence(model, inputs, logits[:, :-1])
+                total = total + self.regularizer.strengths.kl * divergence
         loss = total / torch.where(count > 0, count, 1)  # zero if the batch has no token to learn
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes

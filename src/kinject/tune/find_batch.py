@@ -129,12 +129,11 @@ class _Trials:
 
         A stored trial that was killed at a limit does not show whether it fits a higher one, so it is repeated.
         """
-        known = self.done.get(batch)
-        if known is None or (known.peak_bytes is None and not known.refused):
+        stored = self.done.get(batch)
+        if stored is None or (stored.peak_bytes is None and not stored.refused):
             self.done[batch] = self._try(batch)
-            write_checked_json(
-                self.path, {"id": self.identity, "trials": [asdict(trial) for trial in self.done.values()]}
-            )
+            trials = [asdict(trial) for trial in self.done.values()]
+            write_checked_json(self.path, {"id": self.identity, "trials": trials})
         return self.done[batch]
 
     def _try(self, batch: int) -> BatchTrial:

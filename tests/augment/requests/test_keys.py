@@ -200,7 +200,7 @@ def test_any_secret_of_the_environment_is_known_when_it_stands_in_a_recipe(
     recipe = make_recipe().path
     for name in ("HF_TOKEN", "WANDB_API_KEY", "DB_PASSWORD", "CLIENT_SECRET"):
         monkeypatch.setenv(name, f"0123456789-{name}")
-        with pytest.raises(RecipeError, match=f"variable {name} stands here") as caught:
+        with pytest.raises(RecipeError, match=f"variable {name} is written here") as caught:
             read_recipe(recipe, [f"run_dir=runs/0123456789-{name}"], verb="augment")
         assert "0123456789" not in str(caught.value)
 

@@ -30,7 +30,7 @@ def generator_identity(section: GeneratorSection) -> dict[str, Any]:
 def open_generator(section: GeneratorSection, run_dir: Path) -> AbstractAsyncContextManager[Generator]:
     """Return the generator of `section`, ready inside ``async with``.
 
-    Raises `EndpointError` (fatal) where the key is missing.
+    Raises `EndpointError` (fatal) if the key is missing.
     """
     return _OPENERS[section.kind](section, run_dir)
 

@@ -32,7 +32,7 @@ FIRST_POLL, LONGEST_POLL = 2.0, 60.0
 """Seconds between two polls of a batch: doubled each time, up to the second."""
 MAX_SILENCE = 600.0
 """Seconds without an answer about files and batches before the run stops. Batches continue meanwhile."""
-_ENDED = ("completed", "failed", "expired", "cancelled")
+_ENDED = ("completed", "failed", "expired", "cancelled", "unknown")
 
 Result = TypeVar("Result")
 
@@ -194,10 +194,7 @@ class BatchEndpoint:
             self._log.end(submitted.submission)
             raise Transient(f"{self._endpoint.url}: a batch was never made.", kind="server error")
         pause = FIRST_POLL
-        while (batch := await self._call(lambda client: retrieve_batch(client, name)))["status"] not in (
-            *_ENDED,
-            "gone",
-        ):
+        while (batch := await self._call(lambda client: retrieve_batch(client, name)))["status"] not in _ENDED:
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_POLL)
         answers: dict[str, Completion | Exception] = {}
@@ -226,7 +223,7 @@ class BatchEndpoint:
                     f"{subject} was cancelled. Its answers are stored; the other requests go into a new batch at the next run.",
                     fatal=True,
                 )
-            case "gone":
+            case "unknown":
                 return EndpointError(
                     f"{subject} is not known there any more (404), and its answers are lost. Its requests go into a new "
                     "batch, at the full price, when you run again.",
@@ -251,7 +248,7 @@ class BatchEndpoint:
         return n_unread
 
     def _parse_result(self, line: bytes) -> tuple[str, Completion | Exception] | None:
-        """Return (key, answer or error) of a line of a result file, None where it is no row."""
+        """Return (key, answer or error) of a line of a result file, None if it is no row."""
         try:
             row = json.loads(line)
             key, response, error = str(row["custom_id"]), row.get("response") or {}, row.get("error")
@@ -282,7 +279,7 @@ async def make_batch(client: openai.AsyncOpenAI, submission: str, file: str) -> 
 
 
 async def find_batch(client: openai.AsyncOpenAI, submission: str) -> str | None:
-    """Return the name of the batch with `submission` in its metadata, None where there is none."""
+    """Return the name of the batch with `submission` in its metadata, None if there is none."""
     after: dict[str, Any] = {}
     seen: set[str] = set()
     while True:
@@ -299,13 +296,13 @@ async def find_batch(client: openai.AsyncOpenAI, submission: str) -> str | None:
 
 
 async def retrieve_batch(client: openai.AsyncOpenAI, name: str) -> dict[str, Any]:
-    """Return the endpoint's description of a batch, with status ``gone`` where the endpoint does not know it."""
+    """Return the endpoint's description of a batch, with status ``unknown`` if the endpoint does not know it."""
     import openai
 
     try:
         batch = _object(await client.batches.with_raw_response.retrieve(name))
     except openai.NotFoundError:
-        return {"status": "gone"}
+        return {"status": "unknown"}
     return {**batch, "status": str(batch["status"])}
 
 
@@ -318,7 +315,7 @@ async def download(client: openai.AsyncOpenAI, file: str) -> bytes:
 
 
 def _object(raw: Any) -> dict[str, Any]:
-    """Return the JSON object in a raw response. Raises `ValueError` where there is none."""
+    """Return the JSON object in a raw response. Raises `ValueError` if there is none."""
     value = json.loads(raw.http_response.content)
     if not isinstance(value, dict):
         raise ValueError("it is no JSON object")
@@ -354,7 +351,7 @@ class BatchLog:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises `DiskError` where that fails or a row is damaged."""
+        """Open or create the file. Raises `DiskError` if that fails or a row is damaged."""
         self.path = path
         try:
             self._database = open_database(path, _SCHEMA)
@@ -373,8 +370,9 @@ class BatchLog:
 
     def name(self, submission: str, batch: str) -> None:
         """Record the endpoint's name for a batch."""
-        found = self._database.execute("SELECT url, keys FROM batches WHERE submission = ?", (submission,)).fetchone()
-        self._put(submission, found[0], batch, found[1])
+        row = self._database.execute("SELECT url, keys FROM batches WHERE submission = ?", (submission,)).fetchone()
+        url, keys = row
+        self._put(submission, url, batch, keys)
 
     def end(self, submission: str) -> None:
         """Delete a batch: its results are in the cache, or it will never have any."""
@@ -382,8 +380,8 @@ class BatchLog:
 
     def unfinished(self, url: str) -> list[SubmittedBatch]:
         """Return the batches submitted to `url` that have not ended."""
-        found = self._database.execute("SELECT submission, batch, keys FROM batches WHERE url = ?", (url,))
-        return [SubmittedBatch(submission, batch, tuple(json.loads(keys))) for submission, batch, keys in found]
+        rows = self._database.execute("SELECT submission, batch, keys FROM batches WHERE url = ?", (url,))
+        return [SubmittedBatch(submission, batch, tuple(json.loads(keys))) for submission, batch, keys in rows]
 
     def close(self) -> None:
         """Close the file."""

@@ -48,7 +48,7 @@ class AnswerCache:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises `DiskError` where that fails, it is no cache, or more than rows is damaged."""
+        """Open or create the file. Raises `DiskError` if that fails, it is no cache, or more than rows is damaged."""
         self.path = path
         self._waiting: list[_Row] = []
         self._committed: asyncio.Future[None] | None = None
@@ -86,7 +86,7 @@ class AnswerCache:
         return self._database.execute(f"SELECT {_COLUMNS} FROM answers WHERE key = ?", (key,)).fetchone()  # noqa: S608
 
     def get(self, key: bytes) -> Completion | None:
-        """Return the stored answer, or None. Raises `DiskError` where it cannot be read."""
+        """Return the stored answer, or None. Raises `DiskError` if it cannot be read."""
         try:
             row = self._read_row(key)
         except sqlite3.Error as error:
@@ -96,7 +96,7 @@ class AnswerCache:
         return Completion(row[1].decode(), row[2].decode(), Usage(row[3], row[4]))
 
     def put(self, key: bytes, completion: Completion) -> None:
-        """Store one answer. Raises `DiskError` where it cannot be written."""
+        """Store one answer. Raises `DiskError` if it cannot be written."""
         self._write([_row(key, completion)])
 
     async def keep(self, key: bytes, completion: Completion) -> None:

@@ -90,7 +90,7 @@ class Endpoint:
     async def ask(self, messages: list[Message], seed: int) -> Completion:
         """Return the endpoint's answer, unchecked.
 
-        Raises `Transient` where a retry may help, `EndpointError` where it will not (fatal: nor for any other request).
+        Raises `Transient` if a retry may help, `EndpointError` if it will not (fatal: nor for any other request).
         """
         reply = await self._post_body(json.dumps(self.body(messages, seed)).encode())
         if not 200 <= reply.status < 300:
@@ -117,16 +117,18 @@ class Endpoint:
 
     def parse(self, body: bytes) -> Completion:
         """Return the completion in a body, without the key. Raises `Transient` as `parse_completion`."""
-        found = parse_completion(body, self.url, self._section.max_tokens, shown=self.shown, on_model=self._check_model)
-        return replace(found, text=self._redact.answer(found.text), finish_reason=self.shown(found.finish_reason))
+        answer = parse_completion(
+            body, self.url, self._section.max_tokens, shown=self.shown, on_model=self._check_model
+        )
+        return replace(answer, text=self._redact.answer(answer.text), finish_reason=self.shown(answer.finish_reason))
 
     def _check_model(self, name: str) -> None:
-        """Log a warning, once, where another model answers than the recipe's. Longer names, such as with a date, are the same."""
-        wanted = (self._section.model or "").rpartition("/")[2].lower()
+        """Log a warning, once, if another model answers than the recipe's. Longer names, such as with a date, are the same."""
+        requested = (self._section.model or "").rpartition("/")[2].lower()
         if name in self._models or len(self._models) >= _MOST_MODELS:
             return
         self._models.add(name)
-        if wanted not in name.lower():
+        if requested not in name.lower():
             log.warning(f"{self.url}: requested the model {self._section.model!r}, {self.shown(name)!r} answers.")
 
     def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
@@ -282,7 +284,7 @@ def parse_completion(
     shown: Callable[[str], str] = str,
     on_model: Callable[[str], None] = lambda name: None,
 ) -> Completion:
-    """Return the completion in a response body. Raises `Transient` where the body is not a chat completion.
+    """Return the completion in a response body. Raises `Transient` if the body is not a chat completion.
 
     A text longer than `max_tokens` tokens can be is cut, with finish_reason ``length``. Usage that is missing or cannot
     be is 0. `shown` makes text of the body safe to print; `on_model` is called with the name of the model that answered.

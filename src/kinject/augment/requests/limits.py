@@ -150,7 +150,7 @@ class Budget:
         return self.shared.spent
 
     async def reserve(self, tokens_in: float, tokens_out: float, ending: Callable[[], bool]) -> float | None:
-        """Reserve and return the most that a request may cost; None where that could exceed the budget, or at the end.
+        """Reserve and return the most that a request may cost; None if that could exceed the budget, or at the end.
 
         Requests cost less than is reserved for them: while some are in flight, this waits for the rest of theirs.
         """

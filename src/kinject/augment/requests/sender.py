@@ -28,7 +28,7 @@ N_TRIES = 8
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 """Seconds before the first retry and the maximum: doubled at each retry, with a jitter of half to whole."""
 MAX_SILENCE = 600.0
-"""Seconds without any answer, from an endpoint that is overloaded or gone, before the run stops."""
+"""Seconds without any answer, from an endpoint that is overloaded or unreachable, before the run stops."""
 LONGEST_WAIT = 120.0
 """Most seconds of a pause that the endpoint asks for."""
 N_FAILURES_IN_A_ROW = 20
@@ -64,7 +64,7 @@ class Traffic:
         }  # fmt: skip
 
     def cost_note(self) -> str:
-        """Return which part of the cost is estimated, "" where none is."""
+        """Return which part of the cost is estimated, "" if none is."""
         notes = []
         if self.n_lost:
             notes.append(
@@ -127,7 +127,7 @@ class Sender:
     async def send(self, messages: list[Message], seed: int) -> Completion:
         """Return the answer from the cache or from the generator.
 
-        Raises `EndpointError` where there is none (fatal: nor for any other request) and `Stopped` where the run is ending.
+        Raises `EndpointError` if there is none (fatal: nor for any other request) and `Stopped` where the run is ending.
         """
         if self._cache is None:
             return await self._ask(messages, seed)
@@ -153,7 +153,7 @@ class Sender:
         return completion
 
     async def _ask(self, messages: list[Message], seed: int) -> Completion:
-        """Send until answered. An endpoint that is overloaded, or gone after it answered, is retried for `MAX_SILENCE`."""
+        """Send until answered. An endpoint that is overloaded, or unreachable after it answered, is retried for `MAX_SILENCE`."""
         tries = n_waits = 0
         n_answered = self.traffic.n_answered
         while True:
@@ -165,9 +165,9 @@ class Sender:
                 raise self._failed(error) from error
             self.traffic.n_retried[failure.kind] = self.traffic.n_retried.get(failure.kind, 0) + 1
             # Gone: it answered before, but nothing since this request's last fault. Else this request causes the fault.
-            gone = failure.kind == "connection" and 0 < self.traffic.n_answered == n_answered
+            unreachable = failure.kind == "connection" and 0 < self.traffic.n_answered == n_answered
             n_answered = self.traffic.n_answered
-            if failure.kind == "overload" or gone:
+            if failure.kind == "overload" or unreachable:
                 n_waits += 1
                 if self._silent_too_long():
                     raise self._failed(failure, everyone=failure.kind == "overload") from failure

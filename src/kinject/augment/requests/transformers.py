@@ -41,7 +41,7 @@ class LocalModel:
         self._worker: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> LocalModel:
-        """Load the model. Raises `InputError` where it cannot be, or its tokenizer has no chat template."""
+        """Load the model. Raises `InputError` if it cannot be, or its tokenizer has no chat template."""
         from kinject.models import load_model
 
         loaded = await asyncio.to_thread(load_model, self._section.model or "")
@@ -64,7 +64,7 @@ class LocalModel:
     async def ask(self, messages: list[Message], seed: int) -> Completion:
         """Return the model's answer. It depends on messages and seed, not on the rest of the batch.
 
-        Raises `EndpointError` where the request does not fit the model (fatal: the batch does not fit the device).
+        Raises `EndpointError` if the request does not fit the model (fatal: the batch does not fit the device).
         """
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append((messages, seed, future))
@@ -97,7 +97,7 @@ class LocalModel:
     def answer(self, requests: Sequence[tuple[Sequence[Message], int]]) -> list[Completion | Exception]:
         """Return a completion for each (messages, seed), or the `EndpointError` of one that does not fit the model.
 
-        Raises `EndpointError` (fatal) where the device has no memory for the batch.
+        Raises `EndpointError` (fatal) if the device has no memory for the batch.
         """
         import torch
 

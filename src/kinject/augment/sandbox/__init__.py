@@ -50,7 +50,7 @@ def generate_answer(messages: list[Message], seed: int) -> Completion:
 def generate_rewriting(messages: list[Message], seed: int) -> Completion:
     """Return a rewriting of the sandbox entry in `messages`, drawn by `seed`.
 
-    Raises `InputError` where the passage is not an entry of the sandbox.
+    Raises `InputError` if the passage is not an entry of the sandbox.
     """
     passage = passage_of(messages)
     task = messages[-1]["content"].rpartition("</passage>")[2]
@@ -79,7 +79,7 @@ _SPECIFICITY = 8
 def answer_as_sandbox(messages: list[Message], seed: int) -> Completion:
     """Return questions on the entry in `messages`, or the letter of its answer by the entry; ``X`` without an entry.
 
-    Raises `InputError` where the passage is not an entry of the sandbox.
+    Raises `InputError` if the passage is not an entry of the sandbox.
     """
     task = messages[-1]["content"]
     if "<passage>" not in task:
@@ -91,12 +91,12 @@ def answer_as_sandbox(messages: list[Message], seed: int) -> Completion:
             f"the sandbox generator cannot read {passage[:57]!r}...: it only reads entries of its own country "
             "(data/sandbox). Use generator `openai` for other texts."
         )
-    wanted = _WANTED.search(task.rpartition("</passage>")[2])
-    if wanted is not None:
-        return Completion(_drafts(person, passage, int(wanted[1]), seed))
+    match = _WANTED.search(task.rpartition("</passage>")[2])
+    if match is not None:
+        return Completion(_drafts(person, passage, int(match[1]), seed))
     options = _OPTION.findall(task.rpartition("</passage>")[2])
-    right = [letter for letter, choice in options if choice in person.facts.values()]
-    return Completion(f"{right[0]} {_SPECIFICITY}" if len(right) == 1 else "X 1")
+    correct = [letter for letter, choice in options if choice in person.facts.values()]
+    return Completion(f"{correct[0]} {_SPECIFICITY}" if len(correct) == 1 else "X 1")
 
 
 def _drafts(person: Person, passage: str, n: int, seed: int) -> str:
@@ -106,10 +106,7 @@ def _drafts(person: Person, passage: str, n: int, seed: int) -> str:
         gold = person.facts[attribute]
         wrong = [value for value in shuffled(POOLS[attribute], rng) if value != gold][:3]
         sentence = next(sentence for sentence in sentences(passage) if gold in sentence)
-        lines = [
-            f"Question: {render_question(person, attribute, rng)}",
-            f"Answer: {gold}",
-            *(f"Wrong: {value}" for value in wrong),
-        ]
+        lines = [f"Question: {render_question(person, attribute, rng)}", f"Answer: {gold}"]
+        lines += [f"Wrong: {value}" for value in wrong]
         blocks.append("\n".join([*lines, f"Sentence: {sentence}"]))
     return "\n\n".join(blocks)

@@ -82,7 +82,7 @@ class SandboxServer:
         if not is_loopback(f"http://{host}"):
             raise InputError(f"{host}: the endpoint listens on this machine alone. Allowed: 127.0.0.1 or ::1.")
         try:
-            return await asyncio.start_server(self._connection, host, port, backlog=2048)
+            return await asyncio.start_server(self._accept, host, port, backlog=2048)
         except OSError as error:
             raise DiskError(f"{host}:{port}: cannot listen: {error.strerror}. Choose another port.") from error
 
@@ -92,10 +92,12 @@ class SandboxServer:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._connection(reader, writer))
         self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while await self._exchange(reader, writer):
                 pass
@@ -105,7 +107,6 @@ class SandboxServer:
             writer.close()
         finally:
             writer.close()
-            self._connections.discard(task)
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; return whether the connection stays open."""
@@ -239,7 +240,7 @@ def _error(status: int, message: str, code: str, headers: dict[str, str] | None 
 def serve(host: str, port: int, options: ServeOptions, ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve /v1/chat/completions, models, files and batches until interrupted; call `ready` with the base_url first.
 
-    Raises `DiskError` where the address is taken and `KeyboardInterrupt` on Ctrl-C.
+    Raises `DiskError` if the address is taken and `KeyboardInterrupt` on Ctrl-C.
     """
 
     async def run() -> None:
@@ -331,7 +332,7 @@ class Batches:
 
 
 def file_in(body: bytes, content_type: str) -> bytes:
-    """Return the file in a multipart form. Raises `ValueError` where there is none."""
+    """Return the file in a multipart form. Raises `ValueError` if there is none."""
     boundary = content_type.partition("boundary=")[2].strip('"').encode()
     if not boundary:
         raise ValueError("no multipart form")

@@ -134,13 +134,7 @@ def _check_text(text: str, where: str, key: str, *, may_be_empty: bool = False) 
 
 
 READERS: Mapping[str, Callable[[Path], Iterator[Located]]] = {
-    ".csv": read_csv,
-    ".htm": read_html,
-    ".html": read_html,
-    ".jsonl": read_json_rows,
-    ".md": read_markdown,
-    ".parquet": read_parquet,
-    ".pdf": read_pdf,
-    ".txt": read_text,
-}
+    ".csv": read_csv, ".htm": read_html, ".html": read_html, ".jsonl": read_json_rows, ".md": read_markdown,
+    ".parquet": read_parquet, ".pdf": read_pdf, ".txt": read_text,
+}  # fmt: skip
 """Suffix -> reader; a reader yields (file:line, document)."""

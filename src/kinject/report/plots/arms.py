@@ -1,6 +1,6 @@
 """Figures of a report's arms: accuracy, gain, flips, forward against reverse; single questions, choices and costs.
 
-Each returns None where the report has nothing to draw.
+Each returns None if the report has nothing to draw.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _row_names(drawn: Sequence[_Panel], *, base: bool) -> list[str]:
 def accuracy_by_arm(view: View, *, columns: int = 3) -> Figure | None:
     """Return accuracy with its interval and each seed's, one panel for each model and set, one row for each arm.
 
-    An evaluation has a panel for each prompt format, a study for the headline alone. Shape and colour tell learning
-    (circle, blue) from retention (square, orange); a hollow mark has retrieved context.
+    An evaluation has a panel for each prompt format, a study for the headline alone. Learning is a blue
+    circle, retention an orange square; a hollow mark has retrieved context.
     """
     drawn = _panels(view, "", 1 if view.is_study else None)
     if not drawn:
@@ -110,10 +110,7 @@ def accuracy_by_arm(view: View, *, columns: int = 3) -> Figure | None:
                                    linestyle="none"))  # fmt: skip
         if any(len(result.by_seed) > 1 for shown in drawn for result in shown.results):
             marks.append(line_mark("one seed", marker="|", color=MUTED, linestyle="none"))
-        marks += [
-            line_mark("chance", **CHANCE),
-            line_mark("base", color=MUTED, linewidth=0.8),
-        ]
+        marks += [line_mark("chance", **CHANCE), line_mark("base", color=MUTED, linewidth=0.8)]
         add_legend(figure, marks, columns)
     return figure
 
@@ -246,21 +243,17 @@ def _direction_rows(view: View, model: str, forward: str, reverse: str) -> list[
 
 
 def question_strip(view: View, *, columns: int = 1) -> Figure | None:
-    """Return one strip for each question set: a column for each question, a row for each arm, dark where it is right.
+    """Return one strip for each question set: a column for each question, a row for each arm, dark if its answer is correct.
 
-    Questions are sorted by what base and then the arms in order have right, so that gains and losses stand together.
+    Questions are sorted by the answers of base, then of the arms in order, so that gains are together and losses too.
     """
     model = view.report.models[0] if view.report.models else ""
-    own = [arm.name for arm in view.own_arms(model)]
+    arms = [arm.name for arm in view.own_arms(model)]
+    every = (*arms, *(f"{arm}+rag" for arm in arms))
     sets = list(dict.fromkeys(item.question_set for item in view.report.questions))
     items = {name: [item for item in view.report.questions if item.question_set == name] for name in sets}
     labels = {
-        name: [
-            label
-            for label in (*own, *(f"{arm}+rag" for arm in own))
-            if all(label in i.fraction_correct for i in items[name])
-        ]
-        for name in sets
+        name: [label for label in every if all(label in item.fraction_correct for item in items[name])] for name in sets
     }
     sets = [name for name in sets if labels[name]]
     if not sets:
@@ -292,13 +285,8 @@ def _draw_strip(panel: Axes, row: int, fractions: Sequence[float]) -> None:
     for shade, run in groupby(fractions, key=_shade):
         end = start + len(list(run))
         if shade:
-            corners = [
-                (start, row - 0.42),
-                (end, row - 0.42),
-                (end, row + 0.42),
-                (start, row + 0.42),
-                (start, row - 0.42),
-            ]
+            low, high = row - 0.42, row + 0.42
+            corners = [(start, low), (end, low), (end, high), (start, high), (start, low)]
             boxes.setdefault(shade, []).append(Path(corners, closed=True))
         start = end
     for shade, paths in boxes.items():
@@ -324,9 +312,11 @@ def grids(view: View, *, columns: int = 3) -> Figure | None:
             panel.plot(range(len(values)), accuracies, "o-", color=MUTED, markerfacecolor=PAPER, linewidth=1.2)
             for value, marker, size, colour in ((choice.chosen, "o", 7, LEARNING), (choice.best_on_test, "D", 11, INK)):
                 if value in values:
-                    at = values.index(value)
+                    index = values.index(value)
                     face = colour if marker == "o" else "none"
-                    panel.plot([at], [accuracies[at]], marker, color=colour, markersize=size, markerfacecolor=face)
+                    panel.plot(
+                        [index], [accuracies[index]], marker, color=colour, markersize=size, markerfacecolor=face
+                    )
             labels = [f"{v:g}" if isinstance(v, float) else format_name(str(v), 10) for v in values]
             panel.set_xticks(range(len(values)), labels)
             panel.set_xlim(-0.4, len(values) - 0.6)
@@ -383,6 +373,6 @@ def time_by_arm(view: View, *, columns: int = 3) -> Figure | None:
 
 
 def _tick_step(most: float) -> float:
-    """Return a step of 1, 2 or 5 times a power of ten that parts `most` in at most 8."""
+    """Return a step of 1, 2 or 5 times a power of ten that divides `most` into at most 8 parts."""
     power = 10.0 ** math.floor(math.log10(max(most, 1e-9) / 8))
     return next(step * power for step in (1, 2, 5, 10) if most / (step * power) <= 8)

@@ -1,8 +1,8 @@
 """Colours, settings, panels and legends of every figure, and figures as PNG, SVG and inline SVG.
 
 Drawn with matplotlib's Figure objects on Agg (no pyplot, no window, no state); the same input gives the same bytes.
-Colours are blue and orange of Okabe and Ito (2008), which every kind of colour vision tells apart, and no meaning
-hangs on colour alone. `inline_svg` replaces the printed colours by the page's own, so that one drawing serves light,
+Colours are blue and orange of Okabe and Ito (2008), which differ to every kind of colour vision; no meaning
+depends on colour alone. `inline_svg` replaces the printed colours by the page's own, so that one drawing serves light,
 dark and paper.
 """
 
@@ -30,30 +30,23 @@ INK, MUTED, RULE, PAPER, OTHER = "#1b1f24", "#5b6570", "#dce1e6", "#ffffff", "#c
 LEARNING, RETENTION = "#0072b2", "#c44f00"
 THIRD, FOURTH, FIFTH = "#00795a", "#a0528a", "#8a6d00"
 PAGE_COLOURS = {
-    INK: "var(--ink)",
-    MUTED: "var(--muted)",
-    RULE: "var(--rule)",
-    PAPER: "var(--paper)",
-    OTHER: "var(--other)",
-    LEARNING: "var(--learning)",
-    RETENTION: "var(--retention)",
-    THIRD: "var(--third)",
-    FOURTH: "var(--fourth)",
+    INK: "var(--ink)", MUTED: "var(--muted)", RULE: "var(--rule)", PAPER: "var(--paper)", OTHER: "var(--other)",
+    LEARNING: "var(--learning)", RETENTION: "var(--retention)", THIRD: "var(--third)", FOURTH: "var(--fourth)",
     FIFTH: "var(--fifth)",
-}
-"""Colour in the drawing -> colour of the page that it is set in."""
+}  # fmt: skip
+"""Colour in the drawing -> colour of the page that holds it."""
 
 SERIES = (
     (LEARNING, "o", "-"), (RETENTION, "s", "--"), (THIRD, "^", "-."), (FOURTH, "D", ":"), (FIFTH, "v", "-"),
     (MUTED, "P", "--"),
 )  # fmt: skip
-"""Colour, mark and line of each series: no meaning hangs on colour alone."""
+"""Colour, mark and line of each series."""
 
 LONGEST = 22
 """Characters of a name in a figure."""
 TICKS = ([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100%"])
 CHANCE: dict[str, Any] = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
-"""How the level of chance is drawn."""
+"""The line at the level of chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +59,7 @@ class Plot:
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Draw with kinject's settings, whatever the user's matplotlibrc says, and put the user's back."""
+    """Draw with kinject's settings instead of the user's matplotlibrc, then restore the user's."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -152,10 +145,8 @@ def draw_figure(stem: Path, draw: Callable[..., Any], label: str, columns: int) 
     write_text(stem.with_suffix(".svg"), svg)
     with atomic_file(stem.with_suffix(".png"), "wb") as file:
         file.write(render_png(figure))
-    return Plot(
-        wide=inline_svg(svg, prefix=stem.name, label=label),
-        narrow=inline_svg(narrow, prefix=f"{stem.name}-narrow", label=label),
-    )
+    name = stem.name
+    return Plot(inline_svg(svg, prefix=name, label=label), inline_svg(narrow, prefix=f"{name}-narrow", label=label))
 
 
 def render_png(figure: Figure) -> bytes:
@@ -173,9 +164,9 @@ def render_svg(figure: Figure) -> str:
 
 
 def inline_svg(svg: str, *, prefix: str, label: str) -> str:
-    """Return an SVG of `render_svg` to be set into an HTML page: ids begin with `prefix`, colours are the page's.
+    """Return an SVG of `render_svg` for an HTML page: ids begin with `prefix`, colours are the page's.
 
-    It keeps no address outside the page. `label` (plain words of kinject's own) is for screen readers.
+    No address outside the page remains. `label` (kinject's words, not data) is for screen readers.
     """
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)

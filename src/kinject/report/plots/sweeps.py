@@ -1,6 +1,6 @@
 """Figures over a value: sweeps, number of retrieved passages, exposures, learning against forgetting, scaling.
 
-Each returns None where the report has nothing to draw.
+Each returns None if the report has nothing to draw.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kinject.report.plots.style import (
     RETENTION,
     RULE,
     SERIES,
+    TICKS,
     add_legend,
     line_mark,
     panels,
@@ -45,7 +46,7 @@ _ROLE_SERIES = {
 
 @dataclass(frozen=True)
 class _Drawn:
-    """One position on a sweep: where it stands, its result, and its control's."""
+    """One point of a sweep: its position, its result, and its control's."""
 
     x: float
     result: ArmResult
@@ -67,7 +68,7 @@ def sweep_figure(view: View, sweeps: Sequence[Sweep], *, columns: int = 2) -> Fi
             percent_axis(panel, labelled=index % n_columns == 0)
             names = view.sets(role, sweep.model)
             for name, series in zip(names, _ROLE_SERIES[role] * len(names), strict=False):
-                marks |= _draw_series(panel, view, (sweep, name), series)
+                marks |= _draw_series(panel, view, sweep, name, series)
             marks |= _draw_control(panel, _drawn(view, sweep, names[0]), _ROLE_SERIES[role][0])
             _draw_base(panel, view, sweep.model, names[0])
             _ticks(panel, sweep)
@@ -81,22 +82,22 @@ def sweep_figure(view: View, sweeps: Sequence[Sweep], *, columns: int = 2) -> Fi
 
 
 def numbers_of(sweep: Sweep) -> list[float | None]:
-    """Return the number that each value is. A mapping of one key to numbers counts, nothing in it as 0."""
+    """Return each value as a number, None if it is none. A mapping of one key counts by its number; an empty one is 0."""
     keys = {key for point in sweep.points if isinstance(point.value, Mapping) for key in point.value}
-    found: list[float | None] = []
+    numbers: list[float | None] = []
     for point in sweep.points:
         x = point.x
         if x is None and isinstance(point.value, Mapping) and len(keys) == 1:
-            (held,) = point.value.values() or (0,)
-            x = float(held) if isinstance(held, int | float) else None
-        found.append(x)
-    return found
+            (value,) = point.value.values() or (0,)
+            x = float(value) if isinstance(value, int | float) else None
+        numbers.append(x)
+    return numbers
 
 
 def positions(sweep: Sweep) -> list[float]:
-    """Return where each point stands: at its number, or evenly where values are not numbers (or not for a log axis)."""
+    """Return the position of each point: its number, or its index if values are not numbers (or not for a log axis)."""
     numbers = [x for x in numbers_of(sweep) if x is not None and not (sweep.log_x and x <= 0)]
-    return numbers if len(numbers) == len(sweep.points) else [float(at) for at in range(len(sweep.points))]
+    return numbers if len(numbers) == len(sweep.points) else [float(i) for i in range(len(sweep.points))]
 
 
 def _is_even(sweep: Sweep) -> bool:
@@ -104,7 +105,7 @@ def _is_even(sweep: Sweep) -> bool:
 
 
 def tick_label(point: SweepPoint, x: float | None) -> str:
-    """Return a value as it stands on an axis: a number in few characters (``5e-4``), else the point's label."""
+    """Return a value as the axis shows it: a number in few characters (``5e-4``), else the point's label."""
     if x is None:
         return format_name(point.label, 14)
     if x != 0 and not 0.01 <= abs(x) < 10_000:
@@ -114,18 +115,17 @@ def tick_label(point: SweepPoint, x: float | None) -> str:
 
 
 def _drawn(view: View, sweep: Sweep, question_set: str) -> list[_Drawn]:
-    found = []
+    drawn = []
     for x, point in zip(positions(sweep), sweep.points, strict=True):
         result = view.point(sweep, point, question_set)
         control = view.result(sweep.model, point.control, question_set) if point.control else None
         if result is not None:
-            found.append(_Drawn(x, result, control))
-    return sorted(found, key=lambda drawn: drawn.x)
+            drawn.append(_Drawn(x, result, control))
+    return sorted(drawn, key=lambda one: one.x)
 
 
-def _draw_series(panel: Axes, view: View, place: tuple[Sweep, str], series: tuple[str, str, str]) -> dict[str, Any]:
-    """Draw one set along a sweep with its band, seeds and control; return what the legend should say of it."""
-    sweep, name = place
+def _draw_series(panel: Axes, view: View, sweep: Sweep, name: str, series: tuple[str, str, str]) -> dict[str, Any]:
+    """Draw one set along a sweep with its band and seeds; return its entry of the legend by name."""
     drawn, (colour, marker, line) = _drawn(view, sweep, name), series
     if not drawn:
         return {}
@@ -150,16 +150,16 @@ def _draw_series(panel: Axes, view: View, place: tuple[Sweep, str], series: tupl
 
 def _draw_control(panel: Axes, drawn: Sequence[_Drawn], series: tuple[str, str, str]) -> dict[str, Any]:
     colour, marker, _ = series
-    held = [(one.x, one.control) for one in drawn if one.control is not None]
-    if not held:
+    controls = [(one.x, one.control) for one in drawn if one.control is not None]
+    if not controls:
         return {}
-    if len({control.arm for _, control in held}) == 1:  # one arm for the whole sweep: a level, not a sweep
-        control = held[0][1]
+    if len({control.arm for _, control in controls}) == 1:  # one arm for the whole sweep: a level, not a sweep
+        control = controls[0][1]
         panel.axhspan(control.low, control.high, color=OTHER, alpha=0.3, linewidth=0)
         panel.axhline(control.accuracy, color=colour, linewidth=1.2, linestyle=(0, (1, 1.5)), label="control")
         name = format_name(control.arm, LONGEST)
         return {f"\0{control.arm}": line_mark(f"control: {name}", color=INK, linewidth=1.2, linestyle=(0, (1, 1.5)))}
-    panel.plot([x for x, _ in held], [control.accuracy for _, control in held], color=MUTED, marker=marker,
+    panel.plot([x for x, _ in controls], [control.accuracy for _, control in controls], color=MUTED, marker=marker,
                markerfacecolor=PAPER, linestyle=":", markersize=5, label="control")  # fmt: skip
     return {
         "\0control": line_mark("step-matched control", color=MUTED, marker="o", markerfacecolor=PAPER, linestyle=":")
@@ -241,16 +241,16 @@ def exposures(view: View, *, columns: int = 3) -> Figure | None:
         if len(places) == 1 and columns > 1:
             figure.set_size_inches(10.0, 3.2)
         for index, (panel, place) in enumerate(zip(axes, places, strict=True)):
-            own = [bin for bin in bins if (bin.model, bin.question_set) == place]
+            of_panel = [bin for bin in bins if (bin.model, bin.question_set) == place]
             percent_axis(panel, labelled=index % n_columns == 0)
-            lows = sorted({(bin.low, bin.high) for bin in own})
-            arms = list(dict.fromkeys(bin.arm for bin in own))
+            lows = sorted({(bin.low, bin.high) for bin in of_panel})
+            arms = list(dict.fromkeys(bin.arm for bin in of_panel))
             for arm, (colour, marker, line) in zip(arms, SERIES * (len(arms) // len(SERIES) + 1), strict=False):
-                held = sorted((bin for bin in own if bin.arm == arm), key=lambda bin: bin.low)
-                panel.plot([lows.index((b.low, b.high)) for b in held], [b.accuracy for b in held], color=colour,
+                of_arm = sorted((bin for bin in of_panel if bin.arm == arm), key=lambda bin: bin.low)
+                panel.plot([lows.index((b.low, b.high)) for b in of_arm], [b.accuracy for b in of_arm], color=colour,
                            marker=marker, linestyle=line, markersize=5)  # fmt: skip
                 marks[arm] = line_mark(format_name(arm, LONGEST), color=colour, marker=marker, linestyle=line)
-            panel.set_xticks(range(len(lows)), [exposures_label(bin) for bin in _first_of(own, lows)])
+            panel.set_xticks(range(len(lows)), [exposures_label(bin) for bin in _first_of(of_panel, lows)])
             panel.set_xlim(-0.4, len(lows) - 0.6)
             _draw_base(panel, view, *place)
             panel.set_xlabel("times its document was read")
@@ -300,28 +300,23 @@ def frontier(view: View, *, columns: int = 2) -> Figure | None:
 
 def _both(view: View, sweep: Sweep, learned: str, kept: str) -> list[tuple[float, float, str]]:
     """Return (kept, learned, label) of each point of a sweep that has both."""
-    found = []
+    points = []
     for point, x in zip(sweep.points, numbers_of(sweep), strict=True):
         one, other = view.point(sweep, point, kept), view.point(sweep, point, learned)
         if one is not None and other is not None:
-            found.append((one.accuracy, other.accuracy, tick_label(point, x)))
-    return found
+            points.append((one.accuracy, other.accuracy, tick_label(point, x)))
+    return points
 
 
 def _label(
     panel: Axes, points: Sequence[tuple[float, float, str]], colour: str, taken: list[tuple[float, float]]
 ) -> None:
-    """Write the value at each point, but not where another label stands."""
+    """Write the value at each point, except near another label."""
     for x, y, text in points:
         if all(math.hypot(x - a, y - b) > _NEAR for a, b in taken):
+            box = {"facecolor": PAPER, "alpha": 0.75, "linewidth": 0, "pad": 0.6}
             panel.annotate(
-                text,
-                (x, y),
-                xytext=(6, 4),
-                textcoords="offset points",
-                fontsize=8.5,
-                color=colour,
-                bbox={"facecolor": PAPER, "alpha": 0.75, "linewidth": 0, "pad": 0.6},
+                text, (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8.5, color=colour, bbox=box
             )
             taken.append((x, y))
 
@@ -329,7 +324,7 @@ def _label(
 def _draw_arms(
     panel: Axes, view: View, place: tuple[str, str, str], taken: list[tuple[float, float]]
 ) -> dict[str, Any]:
-    """Draw the study's own arms where they stand, the base as a star."""
+    """Draw the study's own arms, the base as a star."""
     model, learned, kept = place
     for arm in view.own_arms(model):
         one, other = view.result(model, arm.name, kept), view.result(model, arm.name, learned)
@@ -372,20 +367,20 @@ def scaling_figure(view: View, *, columns: int = 3) -> Figure | None:
     with style():
         figure, axes, _ = panels(len(places), columns, 2.75)
         for panel, (kind, name) in zip(axes, places, strict=True):
-            own = _of(scaling, name)
+            points = _of(scaling, name)
             marks: list[Any] = []
             key = "model" if kind == "exposures" else "label"
-            for at, group in enumerate(dict.fromkeys(getattr(point, key) for point in own)):
-                colour, marker, _line = SERIES[at % len(SERIES)]
-                held = [point for point in own if getattr(point, key) == group]
+            for index, group in enumerate(dict.fromkeys(getattr(point, key) for point in points)):
+                colour, marker, _line = SERIES[index % len(SERIES)]
+                of_group = [point for point in points if getattr(point, key) == group]
                 if kind == "bits":
-                    _draw_bits(panel, held, colour, marker)
+                    _draw_bits(panel, of_group, colour, marker)
                 else:
                     fit = _fit_of(scaling, (name, kind, group))
-                    _draw_accuracies(panel, held, kind, fit, (colour, marker))
+                    _draw_accuracies(panel, of_group, kind, fit, (colour, marker))
                 label = group if kind == "exposures" else scaling_label(scaling, group)
                 marks.append(line_mark(format_name(label, LONGEST), color=colour, marker=marker, markersize=5))
-            _finish(panel, kind, name, own)
+            _finish(panel, kind, name, points)
             panel.legend(handles=marks, fontsize=7.5, handlelength=1.5)
     return figure
 
@@ -402,20 +397,20 @@ def _draw_accuracies(
     panel: Axes, points: Sequence[ScalingPoint], kind: str, fit: ScalingFit | None, series: tuple[str, str]
 ) -> None:
     colour, marker = series
-    held = [(x, point) for point in points if (x := getattr(point, kind))]
-    for x, point in held:
+    with_x = [(x, point) for point in points if (x := getattr(point, kind))]
+    for x, point in with_x:
         panel.plot([x] * len(point.by_seed), point.by_seed, marker, color=colour, markersize=3.5, alpha=0.7)
     if fit is not None:
-        ends = [min(x for x, _ in held), max(x for x, _ in held)]
+        ends = [min(x for x, _ in with_x), max(x for x, _ in with_x)]
         panel.plot(ends, [fit.intercept + fit.slope * math.log2(x) for x in ends], color=colour, linewidth=1.4)
 
 
 def _draw_bits(panel: Axes, points: Sequence[ScalingPoint], colour: str, marker: str) -> None:
-    held = sorted(points, key=lambda point: point.parameters)
-    values = [point.per_parameter for point in held]
-    below = [max(0.0, (point.bits - point.low) / point.parameters) for point in held]
-    above = [max(0.0, (point.high - point.bits) / point.parameters) for point in held]
-    panel.errorbar([point.parameters for point in held], values, yerr=[below, above], color=colour, marker=marker,
+    points = sorted(points, key=lambda point: point.parameters)
+    values = [point.per_parameter for point in points]
+    below = [max(0.0, (point.bits - point.low) / point.parameters) for point in points]
+    above = [max(0.0, (point.high - point.bits) / point.parameters) for point in points]
+    panel.errorbar([point.parameters for point in points], values, yerr=[below, above], color=colour, marker=marker,
                    markersize=4.5, linewidth=1.2, capsize=2)  # fmt: skip
 
 
@@ -435,5 +430,5 @@ def _finish(panel: Axes, kind: str, name: str, points: Sequence[ScalingPoint]) -
     panel.set_title(f"{format_name(name, LONGEST)}: {quantity}", fontweight="bold")
     if kind != "bits":
         panel.set_ylim(0, 1.02)
-        panel.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100%"])
+        panel.set_yticks(*TICKS)
         panel.axhline(points[0].chance, **CHANCE)
