@@ -34,24 +34,13 @@ if TYPE_CHECKING:
 __version__ = version("kinject")
 
 _HOMES = {
-    "augment": "kinject.augment",
-    "bench": "kinject.bench.run",
-    "compare_runs": "kinject.eval.compare",
-    "evaluate": "kinject.api",
-    "find_batch": "kinject.tune.find_batch",
-    "find_lr": "kinject.tune.find_lr",
-    "KinjectError": "kinject.errors",
-    "make_questions": "kinject.augment.questions.run",
-    "merge": "kinject.train.merge",
-    "plan": "kinject.plan.run",
-    "read_recipe": "kinject.recipe",
-    "read_report": "kinject.report",
-    "read_run": "kinject.eval.compare",
-    "Recipe": "kinject.recipe",
-    "study": "kinject.study",
-    "train": "kinject.api",
-    "write_report": "kinject.report",
-}
+    "augment": "kinject.augment", "bench": "kinject.bench.run", "compare_runs": "kinject.eval.compare",
+    "evaluate": "kinject.api", "find_batch": "kinject.tune.find_batch", "find_lr": "kinject.tune.find_lr",
+    "KinjectError": "kinject.errors", "make_questions": "kinject.augment.questions.run",
+    "merge": "kinject.train.merge", "plan": "kinject.plan.run", "read_recipe": "kinject.recipe",
+    "read_report": "kinject.report", "read_run": "kinject.eval.compare", "Recipe": "kinject.recipe",
+    "study": "kinject.study", "train": "kinject.api", "write_report": "kinject.report",
+}  # fmt: skip
 """Public name -> the module that defines it, imported on first use."""
 
 __all__ = [

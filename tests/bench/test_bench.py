@@ -201,7 +201,7 @@ def test_the_combination_is_made_of_what_runs_here() -> None:
     changes = COMBINED.overrides({}, CPU)
     assert changes["trainer.optim"] == "adamw_8bit"
     assert (changes["trainer.per_device_train_batch_size"], changes["trainer.gradient_accumulation_steps"]) == (1, 2)
-    poor = dataclasses.replace(CPU, bf16=False, bitsandbytes=False, compiler=False, block=None)
+    poor = dataclasses.replace(CPU, bf16=False, bitsandbytes=False, compiler=False, block=0)
     assert COMBINED.overrides({}, poor)["trainer.optim"] == "adafactor"
     assert "trainer.torch_compile" not in COMBINED.overrides({}, poor)
 

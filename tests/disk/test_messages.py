@@ -257,7 +257,7 @@ def test_a_journal_that_cannot_be_opened_or_cut_is_named(tmp_path: Path) -> None
     place = tmp_path / "rows.jsonl"
     place.mkdir()
     assert said(lambda: Journal(place)).startswith(
-        f"{place}: cannot be opened for writing: Is a directory. A folder stands"
+        f"{place}: cannot be opened for writing: Is a directory. A folder has its name"
     )
 
 

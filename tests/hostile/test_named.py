@@ -372,7 +372,7 @@ SAMPLE = {"doc": {"id": "a"}, "target": "0", "filtered_resps": [["-1", "F"], ["-
         ),
         (read_questions, [{**ROW, "answer": float("nan")}], "answer: found nan"),
         (read_questions, [{**ROW, "choices": ["a"] * 300_000}], "'a' occurs twice"),
-        (read_samples, [SAMPLE, SAMPLE], "question 'a' stands there twice, first on line 1"),
+        (read_samples, [SAMPLE, SAMPLE], "question 'a' is there twice, first on line 1"),
         (read_samples, [{**SAMPLE, "target": float("inf")}], "no multiple-choice sample"),
         (read_samples, [{**SAMPLE, "target": "9" * 5000}], "no multiple-choice sample"),
         (read_samples, [{**SAMPLE, "filtered_resps": [[10**400, 1], [0, 1]]}], "no multiple-choice sample"),

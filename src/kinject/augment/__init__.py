@@ -8,13 +8,7 @@ from kinject.augment.plan import Preview, preview, render_preview
 from kinject.augment.run import AugmentResult, augment, render_summary
 
 __all__ = [
-    "AugmentResult",
-    "Preview",
-    "StyleCount",
-    "augment",
-    "preview",
-    "render_preview",
-    "render_summary",
-]
+    "AugmentResult", "Preview", "StyleCount", "augment", "preview", "render_preview", "render_summary",
+]  # fmt: skip
 
 sys.modules[__name__].__class__ = VerbPackage

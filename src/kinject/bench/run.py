@@ -161,7 +161,7 @@ def _measure(run: _State, strategy: Strategy, number: int, copy: int) -> None:
             return
     shutil.rmtree(stage.folder / "model", ignore_errors=True)
     run.measured.append(read_measurement(stage.folder, strategy.name, number))
-    if run.setting.row_tokens is None:  # vanilla runs first in the first round
+    if not run.setting.row_tokens:  # vanilla runs first in the first round
         run.setting = replace(run.setting, row_tokens=_row_tokens(stage.folder, run.setting.batch))
 
 
@@ -182,9 +182,13 @@ def _n_gpus(device: str) -> int:
 
 
 def _row_tokens(folder: Path, batch: int) -> float:
-    """Return the mean tokens of a row of an unpacked run: tokens of the corpus / rows, which follow from the epochs."""
+    """Return the mean tokens of a row of an unpacked run: tokens of the corpus / rows, which follow from the epochs.
+
+    Raises `InputError` without a manifest.
+    """
     manifest = read_manifest(folder / "manifest.json")
-    assert manifest is not None
+    if manifest is None:
+        raise InputError(f"{folder}: its manifest.json is missing. Delete the folder to measure it again.")
     counts = manifest["counts"]
     return float(counts["tokens"]["source"] * counts["epochs"] / (counts["steps"] * batch))
 
@@ -275,7 +279,7 @@ def find_setting(recipe: TrainRecipe) -> Setting:
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     return Setting(
         device=device, batch=int(recipe.trainer.get(BATCH.split(".")[1], 8)),
-        block=recipe.trainer.get("max_length", 1024),
+        block=recipe.trainer.get("max_length", 1024) or 0,
         packing_strategy=recipe.trainer.get("packing_strategy", "bfd_split"), adapter=recipe.adapter,
         bf16=has_bf16_autocast(device), compiler=has_compiler(device),
         bitsandbytes=importlib.util.find_spec("bitsandbytes") is not None,

@@ -31,19 +31,19 @@ VANILLA: Mapping[str, Any] = {
 class Setting:
     """What strategies depend on: the recipe and this machine.
 
-    `batch` is the recipe's rows per device and step, `block` its max_length, `row_tokens` the mean tokens of a document
-    (None until the first vanilla run has counted them), `adapter` the recipe's own.
+    `batch` is the recipe's rows per device and step, `block` its max_length (0 for none), `row_tokens` the mean tokens of a
+    document (0 until the first vanilla run has counted them), `adapter` the recipe's own.
     """
 
     device: str
     batch: int
-    block: int | None
+    block: int
     packing_strategy: str
     adapter: Mapping[str, Any] | None
     bf16: bool
     compiler: bool
     bitsandbytes: bool
-    row_tokens: float | None = None
+    row_tokens: float = 0.0
 
 
 OverridesFunction = Callable[[Mapping[str, Any], Setting], dict[str, Any]]
@@ -75,8 +75,6 @@ def _accumulate(so_far: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
 
 
 def _pack(so_far: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
-    assert setting.block is not None
-    assert setting.row_tokens is not None
     rows = max(1, round(setting.batch * setting.row_tokens / setting.block))
     return {"trainer.packing": True, "trainer.packing_strategy": setting.packing_strategy, BATCH: rows}
 

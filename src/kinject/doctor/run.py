@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from kinject.errors import Fault, InputError, KinjectError, RecipeError
 from kinject.models import choose_attention, choose_device, has_fast_bf16, varlen_unavailable_reason
 from kinject.process import core_count, machine_memory
-from kinject.recipe import GeneratorSection, Recipe, RetrievalSection, read_recipe
+from kinject.recipe import GeneratorSection, ModelSection, Recipe, RetrievalSection, read_recipe
 from kinject.recipe.read import Verb
 from kinject.recipe.yaml_lines import read_yaml
 
@@ -253,7 +253,7 @@ def _commands_by_output(files: Sequence[Path]) -> dict[str, str]:
 def _check_recipe(recipe: Recipe, surroundings: _Surroundings) -> RecipeCheck:
     parts, problems = [], list(_check_inputs(recipe, surroundings.commands))
     if recipe.model is not None and recipe.trainer:
-        text, more = _check_training(recipe)
+        text, more = _check_training(recipe, recipe.model)
         parts.append(text)
         problems += more
     names = [recipe.model.path] if recipe.model is not None and recipe.model.path else []
@@ -291,10 +291,9 @@ def _is_within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _check_training(recipe: Recipe) -> tuple[str, list[Problem]]:
+def _check_training(recipe: Recipe, model: ModelSection) -> tuple[str, list[Problem]]:
     """Return the device, dtype and attention of a training run, and its problems on this machine."""
-    model, trainer = recipe.model, recipe.trainer
-    assert model is not None
+    trainer = recipe.trainer
     where = str(recipe.path)
     try:
         device = "cpu" if trainer.get("use_cpu") else choose_device(model.device)

@@ -33,21 +33,21 @@ class Sample:
 def read_samples(path: Path) -> list[Answer]:
     """Return the multiple-choice answers in a ``samples_TASK_DATE.jsonl`` of lm-evaluation-harness (0.4).
 
-    A question's id is the `id` of its document where that is there, else its `doc_hash`. Raises `DiskError` when the
+    A question's id is the `id` of its document if there is one, else its `doc_hash`. Raises `DiskError` when the
     file cannot be read and `InputError` (file:line) when a row holds no log-probs of choices.
     """
     match = _NAME.match(path.name)
     task = match["task"] if match else path.stem.removeprefix("samples_")
-    found: list[Answer] = []
+    answers: list[Answer] = []
     lines: dict[str, int] = {}
     for number, row in read_jsonl(path):
         answer = _answer_of(row, task, f"{path}:{number}")
         first = lines.setdefault(answer.question_id, number)
         if first != number:
-            what = f"question {answer.question_id!r:.80} stands there twice, first on line {first}. Keep one."
-            raise InputError(f"{path}:{number}: {what}")
-        found.append(answer)
-    return found
+            fault = f"question {answer.question_id!r:.80} is there twice, first on line {first}. Keep one."
+            raise InputError(f"{path}:{number}: {fault}")
+        answers.append(answer)
+    return answers
 
 
 def _answer_of(row: Row, task: str, where: str) -> Answer:
@@ -58,8 +58,8 @@ def _answer_of(row: Row, task: str, where: str) -> Answer:
         log_probs = tuple(float(pair[0]) for pair in pairs)
         gold = int(row["target"])
     except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
-        what = "filtered_resps must be pairs of log-prob and greedy, target the index of the right choice"
-        raise InputError(f"{where}: no multiple-choice sample: {what} ({error}).") from error
+        fault = "filtered_resps must be pairs of log-prob and greedy, target the index of the correct choice"
+        raise InputError(f"{where}: no multiple-choice sample: {fault} ({error}).") from error
     if not 0 <= gold < len(log_probs):
         raise InputError(
             f"{where}: target is {gold}, but there are log-probs of {len(log_probs)} choices. Count from 0."
@@ -67,21 +67,11 @@ def _answer_of(row: Row, task: str, where: str) -> Answer:
     texts = _continuations(row.get("arguments"), len(log_probs))
     identity = doc.get("id", row.get("doc_hash", row.get("doc_id")))
     return Answer(
-        question_id=str(identity),
-        question_set=task,
-        arm="lm-evaluation-harness",
-        format=task,
-        shots=0,
-        k=0,
-        context_ids=(),
-        gold=gold,
-        log_probs=log_probs,
-        n_tokens=(),
-        n_bytes=tuple(len(text.encode()) for text in texts),
-        n_chars=tuple(map(len, texts)),
-        subject=str(doc.get("subject", "")),
-        document_id=str(doc.get("document_id", "")),
-    )
+        question_id=str(identity), question_set=task, arm="lm-evaluation-harness", format=task, shots=0, k=0,
+        context_ids=(), gold=gold, log_probs=log_probs, n_tokens=(),
+        n_bytes=tuple(len(text.encode()) for text in texts), n_chars=tuple(map(len, texts)),
+        subject=str(doc.get("subject", "")), document_id=str(doc.get("document_id", "")),
+    )  # fmt: skip
 
 
 def _continuations(arguments: object, n: int) -> list[str]:
@@ -102,11 +92,11 @@ def write_harness_files(folder: Path, samples: Mapping[str, Sequence[Sample]], a
     date = str(about["date"]).replace(":", "-")
     paths = []
     results: dict[str, dict[str, Any]] = {}
-    for task, own in samples.items():
+    for task, of_task in samples.items():
         path = folder / f"samples_{file_name(task)}_{date}.jsonl"
-        write_jsonl(path, _sample_rows(own))
+        write_jsonl(path, _sample_rows(of_task))
         paths.append(path)
-        results[task] = _result(task, own)
+        results[task] = _result(task, of_task)
     shots = {task: int(about["n_shot"][task]) for task in samples}
     whole = {
         "results": results,
@@ -117,7 +107,7 @@ def write_harness_files(folder: Path, samples: Mapping[str, Sequence[Sample]], a
         "versions": dict.fromkeys(samples, 1.0),
         "n-shot": shots,
         "higher_is_better": {task: dict.fromkeys(_METRICS, True) for task in samples},
-        "n-samples": {task: {"original": len(own), "effective": len(own)} for task, own in samples.items()},
+        "n-samples": {task: {"original": len(of_task), "effective": len(of_task)} for task, of_task in samples.items()},
         "config": {"model": "kinject", "model_args": {"pretrained": about["model_name"]}, "bootstrap_iters": 0},
         "model_name": about["model_name"],
         "model_name_sanitized": re.sub(r"[\"<>:/\|\\?\*\[\]]+", "__", str(about["model_name"])),
@@ -137,19 +127,19 @@ def _scored(answer: Answer) -> dict[str, float]:
     }
 
 
-def _result(task: str, own: Sequence[Sample]) -> dict[str, Any]:
-    values = [_scored(sample.answer) for sample in own]
-    found: dict[str, Any] = {"alias": task, "sample_len": len(own)}
+def _result(task: str, samples: Sequence[Sample]) -> dict[str, Any]:
+    values = [_scored(sample.answer) for sample in samples]
+    result: dict[str, Any] = {"alias": task, "sample_len": len(samples)}
     for name in _METRICS:
         mean = math.fsum(value[name] for value in values) / len(values)
-        found[f"{name},none"] = mean
+        result[f"{name},none"] = mean
         # the harness's standard error: the sample standard deviation over the root of n
-        found[f"{name}_stderr,none"] = math.sqrt(mean * (1 - mean) / (len(values) - 1)) if len(values) > 1 else "N/A"
-    return found
+        result[f"{name}_stderr,none"] = math.sqrt(mean * (1 - mean) / (len(values) - 1)) if len(values) > 1 else "N/A"
+    return result
 
 
-def _sample_rows(own: Sequence[Sample]) -> Iterator[Row]:
-    for number, sample in enumerate(own):
+def _sample_rows(samples: Sequence[Sample]) -> Iterator[Row]:
+    for number, sample in enumerate(samples):
         question, answer = sample.question, sample.answer
         doc = {
             "id": question.id, "question": question.question, "choices": list(question.choices),
@@ -161,16 +151,10 @@ def _sample_rows(own: Sequence[Sample]) -> Iterator[Row]:
             for index, text in enumerate(sample.prompt.continuations)
         }
         yield {
-            "doc_id": number,
-            "doc": doc,
-            "target": str(answer.gold),
-            "arguments": arguments,
-            "resps": [[pair] for pair in resps],
-            "filtered_resps": resps,
-            "filter": "none",
-            "metrics": list(_METRICS),
+            "doc_id": number, "doc": doc, "target": str(answer.gold), "arguments": arguments,
+            "resps": [[pair] for pair in resps], "filtered_resps": resps, "filter": "none", "metrics": list(_METRICS),
             "doc_hash": content_id("doc", json.dumps(doc, sort_keys=True)),
             "prompt_hash": content_id("prompt", sample.prompt.context),
             "target_hash": content_id("target", str(answer.gold)),
             **_scored(answer),
-        }
+        }  # fmt: skip

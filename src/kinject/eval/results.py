@@ -88,19 +88,14 @@ def paired_contrast(answers: Sequence[Answer], base: Sequence[Answer]) -> Contra
     interval = bootstrap_interval([change for _, change, _ in ordered], [cluster for *_, cluster in ordered])
     n_correct = sum(before[answer.question_id] for answer in after)
     return Contrast(
-        other=base[0].arm,
-        delta=(wrong_to_right - right_to_wrong) / len(after),
-        low=interval[0] if interval else None,
-        high=interval[1] if interval else None,
-        p=mcnemar(wrong_to_right, right_to_wrong),
-        p_holm=None,
-        wrong_to_right=wrong_to_right,
+        other=base[0].arm, delta=(wrong_to_right - right_to_wrong) / len(after),
+        low=interval[0] if interval else None, high=interval[1] if interval else None,
+        p=mcnemar(wrong_to_right, right_to_wrong), p_holm=None, wrong_to_right=wrong_to_right,
         right_to_wrong=right_to_wrong,
         relative=relative_gain(sum(map(is_correct, after)) / len(after), n_correct / len(after)),
-        smallest=smallest_difference(len(after), wrong_to_right + right_to_wrong),
-        test="McNemar",
+        smallest=smallest_difference(len(after), wrong_to_right + right_to_wrong), test="McNemar",
         from_counts=counts_interval(wrong_to_right, right_to_wrong, len(after)),
-    )
+    )  # fmt: skip
 
 
 def correct_family(results: Sequence[ArmResult]) -> tuple[ArmResult, ...]:
@@ -304,24 +299,14 @@ def _flip_row(
     arm: EvalArm, question: Question, passages: tuple[Passage, ...], was: Answer, now: Answer
 ) -> dict[str, Any]:
     return {
-        "arm": arm.name,
-        "format": arm.format,
-        "shots": arm.shots,
-        "k": arm.k,
-        "change": "wrong to right" if is_correct(now) else "right to wrong",
-        "question_id": question.id,
-        "subject": question.subject,
-        "document_id": question.document_id,
-        "question": question.question,
-        "choices": list(question.choices),
-        "gold": question.answer,
-        "chosen": _chosen(now),
-        "base_chosen": _chosen(was),
-        "log_probs": finite_or_none(now.log_probs),
-        "base_log_probs": finite_or_none(was.log_probs),
-        "truncated": now.truncated,
+        "arm": arm.name, "format": arm.format, "shots": arm.shots, "k": arm.k,
+        "change": "wrong to right" if is_correct(now) else "right to wrong", "question_id": question.id,
+        "subject": question.subject, "document_id": question.document_id, "question": question.question,
+        "choices": list(question.choices), "gold": question.answer, "chosen": _chosen(now),
+        "base_chosen": _chosen(was), "log_probs": finite_or_none(now.log_probs),
+        "base_log_probs": finite_or_none(was.log_probs), "truncated": now.truncated,
         "passages": [{"id": item.id, "document_id": item.document_id, "text": item.text} for item in passages],
-    }
+    }  # fmt: skip
 
 
 def _chosen(answer: Answer) -> int | None:

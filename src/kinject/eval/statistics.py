@@ -73,12 +73,12 @@ def bootstrap_interval(
     for index, (value, cluster) in enumerate(zip(values, clusters, strict=True)):
         stratum = strata[index] if strata is not None else ""
         groups.setdefault(stratum, {}).setdefault(cluster or f"\0{index}", []).append(value)
-    if max((len(own) for own in groups.values()), default=0) < 2:
+    if max((len(group) for group in groups.values()), default=0) < 2:
         return None
     means = np.zeros(_N_RESAMPLES)
-    for own in groups.values():
-        sums = np.array([math.fsum(part) for part in own.values()])
-        counts = np.array([len(part) for part in own.values()])
+    for group in groups.values():
+        sums = np.array([math.fsum(part) for part in group.values()])
+        counts = np.array([len(part) for part in group.values()])
         for part in np.array_split(means, -(-_N_RESAMPLES * len(sums) // _MOST_DRAWS)):
             drawn = random.integers(0, len(sums), (len(part), len(sums)))  # [resamples, clusters]
             part += sums[drawn].sum(1) / counts[drawn].sum(1)
@@ -104,8 +104,8 @@ def format_p(p: float) -> str:
 def smallest_difference(n: int, n_discordant: int) -> float | None:
     """Return the smallest paired difference that `n` questions show at 5% (two-sided) with 80% power.
 
-    By Connor (Biometrics 1987) for McNemar's test, with the observed share of discordant questions, or the difference
-    itself where that is larger. At least six questions must change, all one way, for the exact test to reach 5%. None
+    By Connor (Biometrics 1987) for McNemar's test, with the observed fraction of discordant questions, or the difference
+    itself if that is larger. At least six questions must change, all one way, for the exact test to reach 5%. None
     where `n` is too small for any difference.
     """
     from scipy.optimize import brentq
@@ -120,8 +120,7 @@ def smallest_difference(n: int, n_discordant: int) -> float | None:
 
     if n < 6:
         return None
-    found = brentq(excess, 1e-9, 1.0)
-    return max(float(found), 6 / n)
+    return max(float(brentq(excess, 1e-9, 1.0)), 6 / n)
 
 
 def relative_gain(accuracy: float, base: float) -> float | None:

@@ -17,19 +17,9 @@ from kinject.models.load import (
 )
 
 __all__ = [
-    "LoadedModel",
-    "base_of_adapter",
-    "check_config",
-    "choose_attention",
-    "choose_device",
-    "has_fast_bf16",
-    "load_model",
-    "load_tokenizer",
-    "new_model",
-    "train_tokenizer",
-    "try_varlen",
-    "varlen_unavailable_reason",
-]
+    "LoadedModel", "base_of_adapter", "check_config", "choose_attention", "choose_device", "has_fast_bf16",
+    "load_model", "load_tokenizer", "new_model", "train_tokenizer", "try_varlen", "varlen_unavailable_reason",
+]  # fmt: skip
 
 
 def try_varlen(model: Any) -> str:

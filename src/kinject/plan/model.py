@@ -112,7 +112,7 @@ def build_model(config: StepConfig) -> PreTrainedModel:
             if config.quantization != "none":
                 _quantise(model, config)
             if config.adapter is not None:
-                model = _with_adapter(model, config)
+                model = _with_adapter(model, config.adapter, config.quantization)
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"no model can be built from this config: {first_line(error)}.") from error
     for name, parameter in model.named_parameters():
@@ -128,13 +128,12 @@ def build_model(config: StepConfig) -> PreTrainedModel:
     return model
 
 
-def _with_adapter(model: Any, config: StepConfig) -> Any:
+def _with_adapter(model: Any, adapter: Mapping[str, Any], quantization: str) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    assert config.adapter is not None
-    fields = {key: value for key, value in config.adapter.items() if key != "merge"}
+    fields = {key: value for key, value in adapter.items() if key != "merge"}
     model = get_peft_model(model, LoraConfig(**{"task_type": "CAUSAL_LM", **fields}))
-    if config.quantization != "none":  # as TRL does for QLoRA
+    if quantization != "none":  # as TRL does for QLoRA
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)

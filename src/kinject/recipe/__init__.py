@@ -29,27 +29,8 @@ from kinject.recipe.sections import (
 )
 
 __all__ = [
-    "AugmentRecipe",
-    "AugmentSection",
-    "CorpusSection",
-    "EvalRecipe",
-    "EvalSection",
-    "GeneratorSection",
-    "GuardsSection",
-    "ModelSection",
-    "QuestionSetSection",
-    "QuestionsRecipe",
-    "QuestionsSection",
-    "Recipe",
-    "RegularizationSection",
-    "ReplaySection",
-    "RetrievalSection",
-    "RowWeightsSection",
-    "StudyRecipe",
-    "TechniquesSection",
-    "TokenizerSection",
-    "TrainRecipe",
-    "is_model",
-    "read_recipe",
-    "read_values",
-]
+    "AugmentRecipe", "AugmentSection", "CorpusSection", "EvalRecipe", "EvalSection", "GeneratorSection",
+    "GuardsSection", "ModelSection", "QuestionSetSection", "QuestionsRecipe", "QuestionsSection", "Recipe",
+    "RegularizationSection", "ReplaySection", "RetrievalSection", "RowWeightsSection", "StudyRecipe",
+    "TechniquesSection", "TokenizerSection", "TrainRecipe", "is_model", "read_recipe", "read_values",
+]  # fmt: skip

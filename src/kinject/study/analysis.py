@@ -249,16 +249,15 @@ def _points(value: float) -> str:
 
 
 def _difference(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
-    assert claim.arm is not None
-    assert claim.baseline is not None
-    one, other = evidence.matrix(claim.arm, claim.question_set), evidence.matrix(claim.baseline, claim.question_set)
-    missing = [arm for arm, matrix in ((claim.arm, one), (claim.baseline, other)) if matrix is None]
+    arm, baseline = claim.arm or "", claim.baseline or ""
+    one, other = evidence.matrix(arm, claim.question_set), evidence.matrix(baseline, claim.question_set)
+    missing = [label for label, matrix in ((arm, one), (baseline, other)) if matrix is None]
     if one is None or other is None:
         return _untested(name, claim, f"no answers of {' and '.join(missing)} on {claim.question_set}")
     delta = one.mean() - other.mean()
     low, high = interval(one, other)
     finding = (
-        f"{claim.arm} {_percent(one.mean())}, {claim.baseline} {_percent(other.mean())} on {claim.question_set}: "
+        f"{arm} {_percent(one.mean())}, {baseline} {_percent(other.mean())} on {claim.question_set}: "
         f"{_points(delta)} points ({_points(low)} to {_points(high)})"
     )
     return _judgeable(name, claim, finding, delta, (low, high), sign_flip_p(one, other))
@@ -291,14 +290,14 @@ def _near_chance(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
 
 
 def _against_chance(name: str, claim: ClaimSection, evidence: Evidence, *, near: bool) -> Claim:
-    assert claim.arm is not None
-    matrix = evidence.matrix(claim.arm, claim.question_set)
+    arm = claim.arm or ""
+    matrix = evidence.matrix(arm, claim.question_set)
     if matrix is None:
-        return _untested(name, claim, f"no answers of {claim.arm} on {claim.question_set}")
-    guess = evidence.chance(claim.arm, claim.question_set)
+        return _untested(name, claim, f"no answers of {arm} on {claim.question_set}")
+    guess = evidence.chance(arm, claim.question_set)
     low, high = interval(matrix)
     finding = (
-        f"{claim.arm} {_percent(matrix.mean())} ({_percent(low)} to {_percent(high)}) on {claim.question_set}, "
+        f"{arm} {_percent(matrix.mean())} ({_percent(low)} to {_percent(high)}) on {claim.question_set}, "
         f"guessing {_percent(guess)}" + (f", margin {_points(claim.margin)}" if near else "")
     )
     p = near_p(matrix, guess, claim.margin) if near else sign_flip_p(matrix, guess)

@@ -100,17 +100,11 @@ def compare_with(source: Facts, variant: str, *, complete: bool = True) -> tuple
 
 
 _SCRIPTS = (
-    ("Latin", "a-zA-Z\u00c0-\u024f\u1e00-\u1eff"),
-    ("Cyrillic", "\u0400-\u052f"),
-    ("Greek", "\u0370-\u03ff\u1f00-\u1fff"),
-    ("Arabic", "\u0600-\u06ff"),
-    ("Hebrew", "\u0590-\u05ff"),
-    ("Devanagari", "\u0900-\u097f"),
-    ("Thai", "\u0e00-\u0e7f"),
-    ("Japanese", "\u3040-\u30ff"),
-    ("Chinese", "\u4e00-\u9fff"),
-    ("Korean", "\uac00-\ud7af"),
-)
+    ("Latin", "a-zA-Z\u00c0-\u024f\u1e00-\u1eff"), ("Cyrillic", "\u0400-\u052f"),
+    ("Greek", "\u0370-\u03ff\u1f00-\u1fff"), ("Arabic", "\u0600-\u06ff"), ("Hebrew", "\u0590-\u05ff"),
+    ("Devanagari", "\u0900-\u097f"), ("Thai", "\u0e00-\u0e7f"), ("Japanese", "\u3040-\u30ff"),
+    ("Chinese", "\u4e00-\u9fff"), ("Korean", "\uac00-\ud7af"),
+)  # fmt: skip
 _SCRIPT_PATTERNS = tuple((name, re.compile(f"[{letters}]")) for name, letters in _SCRIPTS)
 _COMMON_WORDS = {
     "English": "the of and to in is was for with that on as by from at are were his her which this it",

@@ -118,22 +118,11 @@ NUMBER_WORDS = (
 
 _IMPLYING_WORDS: dict[str, tuple[str, ...]] = {
     "2": ("both", "pair", "couple", "twice", "double", "twin", "duo", "fold", "twofold", "half", "second", "fortnight"),
-    "3": ("triple", "thrice", "trio", "threefold"),
-    "4": ("quartet", "quarter"),
-    "0.5": ("half",),
-    "50": ("half", "equal", "equally", "even", "evenly"),
-    "25": ("quarter",),
-    "10": ("decade",),
-    "12": ("dozen",),
-    "14": ("fortnight",),
-    "100": ("century", "centenary"),
-    "1000": ("millennium",),
-    "24": ("day",),
-    "7": ("week",),
-    "60": ("hour",),
-    "1": ("single", "sole", "once", "first", "one", "only"),
-    "0": ("no", "none", "zero", "nil"),
-}
+    "3": ("triple", "thrice", "trio", "threefold"), "4": ("quartet", "quarter"), "0.5": ("half",),
+    "50": ("half", "equal", "equally", "even", "evenly"), "25": ("quarter",), "10": ("decade",), "12": ("dozen",),
+    "14": ("fortnight",), "100": ("century", "centenary"), "1000": ("millennium",), "24": ("day",), "7": ("week",),
+    "60": ("hour",), "1": ("single", "sole", "once", "first", "one", "only"), "0": ("no", "none", "zero", "nil"),
+}  # fmt: skip
 """Number -> words that may replace it, or appear without it."""
 
 

@@ -82,7 +82,7 @@ class SandboxServer:
         if not is_loopback(f"http://{host}"):
             raise InputError(f"{host}: the endpoint listens on this machine alone. Allowed: 127.0.0.1 or ::1.")
         try:
-            return await asyncio.start_server(self._connection, host, port, backlog=2048)
+            return await asyncio.start_server(self._accept, host, port, backlog=2048)
         except OSError as error:
             raise DiskError(f"{host}:{port}: cannot listen: {error.strerror}. Choose another port.") from error
 
@@ -92,10 +92,12 @@ class SandboxServer:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._connection(reader, writer))
         self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while await self._exchange(reader, writer):
                 pass
@@ -105,7 +107,6 @@ class SandboxServer:
             writer.close()
         finally:
             writer.close()
-            self._connections.discard(task)
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; return whether the connection stays open."""
