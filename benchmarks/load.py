@@ -14,6 +14,7 @@ another process or before the clock starts.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import resource
@@ -79,7 +80,7 @@ def augment(n: int, folder: Path, style: str) -> Work:
 
 
 def packing(n: int, folder: Path, style: str) -> Work:
-    """`n` corpus rows of 8 to 56 tokens, ten of a document, cached_tokens and laid out for an epoch; each row is read once."""
+    """`n` corpus rows of 8 to 56 tokens, ten of a document, stored and packed for an epoch; each row is read once."""
     from kinject.corpus.packing import PackingConfig, pack
     from kinject.corpus.tokenize import TokenRow, cached_tokens
 
@@ -113,10 +114,11 @@ def _questions(path: Path, n: int) -> None:
 
 def _answers(path: Path, n: int, share: float, *, arm: str = "base", seed: int = 0) -> None:
     """Stored answers to `_questions`, right with probability `share`."""
+    from kinject.disk import Journal
     from kinject.types import Answer
 
     draw = random.Random(seed)
-    with path.open("a") as file:
+    with contextlib.closing(Journal(path, sync=False)) as journal:
         for at in range(n):
             log_probs = [draw.uniform(-9, -2) for _ in range(4)]
             if draw.random() < share:
@@ -126,11 +128,11 @@ def _answers(path: Path, n: int, share: float, *, arm: str = "base", seed: int =
                 log_probs=tuple(log_probs), n_tokens=(3,) * 4, n_bytes=(6,) * 4, n_chars=(6,) * 4, subject=f"s{at % 57}",
                 document_id=f"d{at // 2}", greedy=(False,) * 4,
             )  # fmt: skip
-            file.write(json.dumps({"key": f"{arm}-{at}", **asdict(answer)}) + "\n")
+            journal.append({"key": f"{arm}-{at}", **asdict(answer)})
 
 
 def evaluation(n: int, folder: Path, style: str) -> Work:
-    """`n` questions and two arms' cached_tokens answers to them: read, counted, compared (bootstrap, McNemar), by subject."""
+    """`n` questions and two arms' stored answers to them: read, counted, compared (bootstrap, McNemar), by subject."""
     from kinject.corpus.questions import read_questions
     from kinject.eval.compare import compare_runs, read_run
     from kinject.eval.scoring.answers import AnswerStore
