@@ -39,9 +39,8 @@ def train(recipe: TrainRecipe, *, resume: bool = False, overwrite: bool = False)
     from kinject.train import train as run
 
     result = run(recipe, resume=resume, overwrite=overwrite)
-    has_report = (
-        result.already_done and (recipe.run_dir / "report.html").is_file()
-    )  # killed between the two, it has none
+    # A run that was killed after training and before its report has none.
+    has_report = result.already_done and (recipe.run_dir / "report.html").is_file()
     if is_first_process() and not has_report:
         write_training_report(recipe.run_dir)
     return result

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from kinject.errors import InputError
 from kinject.eval.prompts import LETTERED, ROTATED
 from kinject.types import Answer
 
 Score = Literal["sum", "chars", "bytes", "tokens", "pmi"]
-SCORES: tuple[Score, ...] = get_args(Score)
 
 
 @dataclass(frozen=True, slots=True)
