@@ -31,6 +31,7 @@ from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import RestoreState
 from kinject.train.schedules import WarmUp
 from kinject.train.trainable import (
+    check_model,
     check_trainable,
     freeze,
     freeze_base_steps,
@@ -42,6 +43,13 @@ from kinject.train.trainer import KnowledgeTrainer, check_isolation
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from trl import SFTConfig
+
+
+def check_training(recipe: TrainRecipe) -> None:
+    """Raise `RecipeError` for the faults of the sections that training reads, before a corpus or weights are read."""
+    make_sft_config(recipe)
+    make_lora_config(recipe)
+    check_model(recipe)
 
 
 def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -> KnowledgeTrainer:
