@@ -52,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
             recipe = read_recipe(file)
             check_sections(recipe)
             custom_strategies(recipe)
-            if {"model", "corpus", "trainer"} <= recipe.raw.keys():
+            if {"model", "corpus", "trainer"} <= recipe.raw.keys() and "bench" not in recipe.raw:
                 check_training(read_recipe(file, verb="train", check_inputs=False))
             if recipe.study is not None:
                 study = read_recipe(file, verb="study", check_inputs=False)

@@ -124,11 +124,15 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     """
     from kinject.train.schedules import planned_curve
     from kinject.train.setup import check_training
+    from kinject.train.trainable import check_model
 
+    described = options.memory is not None or options.devices is not None
+    if not described:
+        check_training(recipe)
     kind = _choose_device_kind(recipe, options)
     devices = find_devices(kind, options.memory, options.devices)
-    if devices.here:
-        check_training(recipe)
+    if described:
+        (check_training if devices.here else check_model)(recipe)
     notes = [*recipe.notes, *_uncounted(recipe)]
     step = step_config(recipe, devices)
     memory = simulate(step)

@@ -317,6 +317,17 @@ def _check_combination(name: str, arguments: Mapping[str, Any], trainer: Mapping
         checker.report((*section, "lr_end"), f"found {end:g}, allowed: less than learning_rate ({rate:g}).")
 
 
+ADAPTER_REFUSED = {
+    **dict.fromkeys(("eva_config", "corda_config", "lora_ga_config"), "needs a pass over data before training. Remove the line."),
+    **dict.fromkeys(
+        ("peft_version", "base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "runtime_config"),
+        "is peft's own record of a saved adapter. Remove the line.",
+    ),
+    **dict.fromkeys(("megatron_config", "megatron_core"), "is for Megatron's layers. Remove the line."),
+    "alora_invocation_tokens": "adapts only what follows these tokens, which no corpus row holds. Remove the line.",
+    "arrow_config": "routes between adapters that are trained already. Remove the line.",
+}  # fmt: skip
+"""Keys of LoraConfig that an adapter to train must not set -> the reason."""
 MERGE = "merge"
 """The one key that is not peft's: merge the adapter into the base weights when training ends."""
 
@@ -332,7 +343,9 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
     hints = typing.get_type_hints(LoraConfig)
     for key, value in adapter.items():
         path = ("adapter", key)
-        if key in known:
+        if key in ADAPTER_REFUSED:
+            checker.report(path, ADAPTER_REFUSED[key])
+        elif key in known:
             checker.is_in_bounds(
                 checker.value(field_hint(known[key], hints[key]), value, path), RANGES.get(key, {}), path
             )

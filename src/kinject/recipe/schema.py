@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from kinject.disk import write_text
 from kinject.recipe.check import is_required
-from kinject.recipe.library_fields import MERGE, RANGES, REFUSED, RENAMED, field_hint, schedule_names
+from kinject.recipe.library_fields import ADAPTER_REFUSED, MERGE, RANGES, REFUSED, RENAMED, field_hint, schedule_names
 from kinject.recipe.read import Sections
 from kinject.recipe.sections import GENERATOR_REQUIRES, MAX_SAMPLES
 
@@ -196,7 +196,7 @@ def _adapter() -> Schema:
     """Return the schema of LoraConfig's fields by name."""
     from peft import LoraConfig
 
-    properties = _fields_of(LoraConfig, field_hint)
+    properties = {key: value for key, value in _fields_of(LoraConfig, field_hint).items() if key not in ADAPTER_REFUSED}
     properties[MERGE] = {"description": "Fold the adapter into the base weights when training ends.", "default": False}
     return {"properties": properties, "additionalProperties": False}
 

@@ -92,16 +92,18 @@ def lora_config(adapter: Mapping[str, Any]) -> Any:
 def refusals(
     build: Callable[[Mapping[str, Any]], Any], fields: Mapping[str, Any], section: str, library: str
 ) -> Faults:
-    """Return a fault for each of `fields`, the keys of `section`, without which the library's `build` does not fail as now.
+    """Return a fault for each of `fields`, the keys of `section`, without which the library's `build` does not fail.
 
-    `build` gets some of the fields and calls nothing but the library. What is left when those are put aside is tried
-    again, so that every fault is found at once. The whole section is at fault if no single key is.
+    Where there are several faults no key is like that: then it is each key without which `build` fails otherwise, and
+    what is left is tried again, so that every fault is found at once. The whole section is at fault if no single key is.
+    `build` gets some of the fields and calls nothing but the library.
     """
     faults: Faults = []
     left = dict(fields)
     while error := _failure(build, left):
         what = f"{library} refuses it: {error.rstrip('.')}."
-        culprits = [name for name in left if _failure(build, {key: left[key] for key in left if key != name}) != error]
+        without = {name: _failure(build, {key: left[key] for key in left if key != name}) for name in left}
+        culprits = [name for name in left if not without[name]] or [name for name in left if without[name] != error]
         faults += [(f"{section}.{name}", what) for name in culprits] or [(section, what)]
         if not culprits:
             break

@@ -23,7 +23,7 @@ from kinject.train.data import (
     tokenize_and_pack,
 )
 from kinject.train.guards import Guard, check_start
-from kinject.train.load import load_training_model, load_training_tokenizer
+from kinject.train.load import check_special_tokens, load_training_model, load_training_tokenizer
 from kinject.train.loss import TrainingLoss
 from kinject.train.optimizers import SharpnessAware
 from kinject.train.probes import Probes
@@ -49,6 +49,7 @@ def check_training(recipe: TrainRecipe) -> None:
     """Raise `RecipeError` for the faults of the sections that training reads, before a corpus or weights are read."""
     make_sft_config(recipe)
     make_lora_config(recipe)
+    check_special_tokens(recipe)
     check_model(recipe)
 
 
@@ -201,7 +202,7 @@ def _most_positions(recipe: TrainRecipe, model: PreTrainedModel, data: TrainingD
     limit: int | None = getattr(model.config, "max_position_embeddings", None)
     longest = data.rows.longest_text()
     if limit is not None and longest > limit:
-        fault = f"rows reach {longest} tokens, but the model has {limit} positions. Set at most {limit}."
+        fault = f"rows reach {longest} tokens, but the model has {limit} positions (max_position_embeddings). Set less."
         raise recipe.error("trainer.max_length", fault)
     return limit
 

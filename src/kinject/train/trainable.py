@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -71,13 +70,17 @@ def check_model(recipe: TrainRecipe) -> None:
         build_config = functools.partial(AutoConfig.from_pretrained, section.path, trust_remote_code=False)
     else:
         return
-    if recipe.adapter is not None and not faults:
+    wants_router = recipe.trainer.get("router_aux_loss_coef") is not None
+    if (recipe.adapter is not None or wants_router) and not faults:
         try:
             config = build_config()
             empty_model(config)
         except Exception:  # noqa: BLE001 (loading the folder reports what is wrong with it)
             return
-        faults += adapter_faults(recipe, config)
+        if wants_router and not hasattr(config.get_text_config(), "router_aux_loss_coef"):
+            fault = f"is for mixtures of experts, and {config.model_type} is none. Remove the line."
+            faults.append(("trainer.router_aux_loss_coef", fault))
+        faults += adapter_faults(recipe, config) if recipe.adapter is not None else []
     if faults:
         raise RecipeError([recipe.fault(key, fault) for key, fault in faults])
 
@@ -88,6 +91,15 @@ def empty_model(config: Any) -> Any:
 
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, attn_implementation="eager", trust_remote_code=False)
+
+
+def _run_empty(model: Any) -> None:
+    """Run a model on the meta device forwards and backwards, as far as that device can: only shapes are computed."""
+    try:
+        model(input_ids=torch.zeros(1, 4, dtype=torch.long, device="meta"), use_cache=False).logits.sum().backward()
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error):  # what that device cannot compute is no fault
+            raise
 
 
 def _new_config(fields: Mapping[str, Any]) -> Any:
@@ -102,8 +114,7 @@ def _new_model_faults(new: Mapping[str, Any]) -> Faults:
 
     def shape(fields: Mapping[str, Any]) -> int:
         model = empty_model(_new_config({"model_type": new["model_type"], **fields}))
-        with contextlib.suppress(NotImplementedError):  # what the meta device cannot compute
-            model(input_ids=torch.zeros(1, 4, dtype=torch.long, device="meta"), use_cache=False)
+        _run_empty(model)
         return sum(parameter.numel() for parameter in model.parameters())
 
     def values(fields: Mapping[str, Any]) -> None:
@@ -148,10 +159,7 @@ def adapter_faults(recipe: TrainRecipe, config: Any) -> Faults:
             raise ValueError("no parameter trains.")
         _check_adapter([name for name, parameter in model.named_parameters() if parameter.requires_grad], fields)
         if fields.keys() - _COMMON:
-            with contextlib.suppress(NotImplementedError):
-                model(
-                    input_ids=torch.zeros(1, 4, dtype=torch.long, device="meta"), use_cache=False
-                ).logits.sum().backward()
+            _run_empty(model)
 
     def initialise(fields: Mapping[str, Any]) -> None:
         rank = min(int(fields.get("r", 8)), 64)
@@ -174,7 +182,9 @@ _COMMON = frozenset({
 def _name_faults(adapter: Mapping[str, Any], model: Any) -> Faults:
     """Return the faults of the names of modules and patterns in an adapter section."""
     names = [name for name, _ in model.named_modules() if name]
-    ends = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if not list(module.children())})
+    ends = sorted(
+        {name.rpartition(".")[2] for name, module in model.named_modules() if list(module.parameters(recurse=False))}
+    )
     faults: Faults = []
     for key in ("target_modules", "modules_to_save", "exclude_modules"):
         wanted = adapter.get(key)
