@@ -38,7 +38,7 @@ def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     values: dict[str, Any] = {
         "seed": recipe.seed, "report_to": "none", "eval_on_start": recipe.probes is not None,
-        "disable_tqdm": True, "logging_nan_inf_filter": True, **recipe.trainer,
+        "disable_tqdm": True, "logging_nan_inf_filter": False, **recipe.trainer,
         "output_dir": str(recipe.run_dir), "packing": False, "padding_free": False, "use_cpu": device == "cpu",
         "dataset_kwargs": {"skip_prepare_dataset": True}, "assistant_only_loss": False, "completion_only_loss": None,
         "chat_template_path": None,
@@ -119,6 +119,8 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
         )
     if trainer.get("packing") and trainer.get("max_length", 1024) is None:
         faults.append(("trainer.max_length", "packing needs a block length."))
+    if trainer.get("logging_nan_inf_filter"):
+        faults.append(("trainer.logging_nan_inf_filter", "writes a number for a loss that is none. Remove the line."))
     faults += [*_embedding_bits_faults(trainer), *_evaluation_faults(recipe)]
     if recipe.corpus is not None:
         if "replay" in (recipe.corpus.mix or {}):
