@@ -236,7 +236,9 @@ def sample_output(model: Any, row: Mapping[str, Any]) -> torch.Tensor:
     )
     was_training = model.training
     model.eval()
-    logits = getattr(model, "_orig_mod", model)(input_ids=ids, position_ids=positions, use_cache=False).logits
+    logits: torch.Tensor = getattr(model, "_orig_mod", model)(
+        input_ids=ids, position_ids=positions, use_cache=False
+    ).logits
     model.train(was_training)
     return logits[0].float().logsumexp(-1).cpu()
 
