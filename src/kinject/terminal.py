@@ -1,7 +1,7 @@
 """Text and progress on the terminal.
 
-Text from data is printed so that it cannot control the terminal. Progress goes to stderr: a bar with rate and ETA if that is
-a terminal, else a line every 15 seconds.
+Text from data is printed so that it cannot control the terminal, and without secrets of the environment. Progress goes to
+stderr: a bar with rate and ETA if that is a terminal, else a line every 15 seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
+
+from kinject.secrets import without_secrets
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -29,8 +31,8 @@ def printable(text: str) -> str:
 
 
 def show(text: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
-    """Print `printable` text on standard output, or on `file`."""
-    print(printable(str(text)), end=end, file=sys.stdout if file is None else file, flush=flush)
+    """Print `printable` text without secrets on standard output, or on `file`."""
+    print(printable(without_secrets(str(text))), end=end, file=sys.stdout if file is None else file, flush=flush)
 
 
 def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
@@ -47,11 +49,11 @@ def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
 
 
 class Formatter(logging.Formatter):
-    """Formats messages of the log as `printable` text."""
+    """Formats messages of the log as `printable` text without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the message."""
-        return printable(super().format(record))
+        return printable(without_secrets(super().format(record)))
 
 
 class Progress:
@@ -61,7 +63,7 @@ class Progress:
     """
 
     def __init__(self, label: str, total: int, unit: str, *, done: int = 0) -> None:
-        self.label = printable(label)
+        self.label = printable(without_secrets(label))
         self.total = total
         self.unit = unit
         self.done = self._done_before = done
