@@ -119,7 +119,7 @@ def check_completion(completion: Completion) -> Verdict:
     if completion.finish_reason == "content_filter":
         return Verdict("filtered", "finish_reason is content_filter")
     if completion.finish_reason == "secret":
-        return Verdict("secret", "where it stood, the text has (key)")
+        return Verdict("secret", "the answer holds a part of a key of this machine, shown as (key)")
     if not completion.text.strip():
         return Verdict("no answer", f"finish_reason is {completion.finish_reason or 'missing'}")
     if completion.finish_reason not in ("stop", "eos", "end_turn", ""):
