@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kinject.disk import fix_for, is_system_failure
 from kinject.errors import KinjectError
-from kinject.process import is_first_process, is_launched
+from kinject.process import check_environment, is_first_process, is_launched
 from kinject.signals import exit_code, handled_by, terminable
 from kinject.terminal import Formatter, lost_output, protect_streams, show
 
@@ -135,6 +135,7 @@ def _run(words: Sequence[str]) -> int:
     if arguments.verb is None:
         show(render_next_step())
         return 0
+    check_environment()
     code = int(arguments.run(arguments))
     sys.stdout.flush()
     return code
@@ -156,6 +157,7 @@ def _quieten_libraries() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads that spin long slow each other down on a busy machine
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ["MPLBACKEND"] = "agg"  # figures go to files
 
 
 def render_resume_hint(verb: str, words: Sequence[str], stop: KeyboardInterrupt) -> str:
