@@ -301,3 +301,16 @@ def test_a_line_is_as_long_as_it_may_be_and_no_longer(tmp_path: Path, monkeypatc
     monkeypatch.setattr(files, "open_to_read", lambda _: contextlib.nullcontext(Failing()))
     cure = "The disk or its connection fails: choose another."
     assert said(lambda: list(read_lines(path))) == f"{path}: cannot be read: Input/output error. {cure}"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [('{"answer": 0, "answer": 1}', "'answer'"), ('{"a": 1, "b": [{"k" : 1, "k": 1}]}', "'k'"),
+     ('{"text": "x", "t\\u0065xt": "y"}', "'text'"), ('{"": 1, "": 2}', "''")],
+)  # fmt: skip
+def test_an_object_that_holds_a_key_twice_is_refused_with_its_line(tmp_path: Path, text: str, key: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": {"b": 1}, "b": [{"b": 1}, {"b": 2}]}\n' + text + "\n", encoding="utf-8")
+    found = said(lambda: list(read_jsonl(path)))
+    assert found == f"{path}:2: the key {key} is there 2 times in one object. Keep one."
+    assert f"the key {key} is there 2 times" in said(lambda: parse_checked_json(path, text.encode(), "Fix."))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import numpy.typing as npt
 
 from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import split_passages, word_spans
-from kinject.disk import content_id, read_jsonl
+from kinject.disk import content_id, parse_json, read_jsonl
 from kinject.errors import DiskError, InputError
 from kinject.eval.scoring.answers import hash_model
 from kinject.recipe.sections import RetrievalSection
@@ -269,7 +268,7 @@ def _refuse_code(folder: Path) -> None:
     where = f"eval.retrieval.embedder: {folder}"
     try:
         path = folder / "modules.json"
-        modules = json.loads(path.read_bytes()) if path.exists() else []
+        modules = parse_json(path.read_bytes()) if path.exists() else []
         kinds = [str(module["type"]) for module in modules]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{where}: modules.json cannot be read ({error}). Save the embedder again.") from error
