@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import html
 import logging
+import os
 import random
 import re
 import string
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -185,3 +187,22 @@ def test_errors_messages_and_the_log_hold_no_secret(
     record = logging.LogRecord("x", logging.INFO, "f", 1, "found %s", (KEY[3:20],), None)
     assert capsys.readouterr().err.strip() == Formatter().format(record) == "found (key)"
     assert without_secrets("nothing") == "nothing"
+
+
+def test_a_program_prints_no_secret_whoever_prints() -> None:
+    code = (
+        "import logging, sys, warnings\n"
+        "from kinject.terminal import protect_streams\n"
+        "protect_streams()\n"
+        f"part = {KEY[3:20]!r}\n"
+        "print('printed', part)\n"
+        "warnings.warn('warned of ' + part)\n"
+        "logging.getLogger('library').error('logged %s', part)\n"
+        "raise ValueError('raised ' + part)\n"
+    )
+    environment = {**os.environ, "K_API_KEY": KEY}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    told = done.stdout + done.stderr
+    assert KEY[3:20] not in told
+    for how in ("printed", "warned of", "logged", "raised"):
+        assert f"{how} (key)" in told
