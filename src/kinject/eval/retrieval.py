@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import split_passages, word_spans
-from kinject.disk import content_id, parse_json, read_jsonl
+from kinject.disk import content_id, open_to_read, parse_json, read_bytes, read_jsonl
 from kinject.errors import DiskError, InputError
 from kinject.eval.scoring.answers import hash_model
 from kinject.recipe.sections import RetrievalSection
@@ -180,7 +180,8 @@ class DenseRetriever:
     def _read_or_embed(self) -> Vectors:
         if self.path.exists():
             try:
-                stored: Vectors = np.load(self.path, allow_pickle=False)
+                with open_to_read(self.path) as file:
+                    stored: Vectors = np.load(file, allow_pickle=False)
             except (OSError, ValueError) as error:
                 raise DiskError(f"{self.path}: damaged index ({error}). Delete it and run again.") from error
             if len(stored) == len(self.passages):
@@ -273,9 +274,9 @@ def _refuse_code(folder: Path) -> None:
     where = f"eval.retrieval.embedder: {folder}"
     try:
         path = folder / "modules.json"
-        modules = parse_json(path.read_bytes()) if path.exists() else []
+        modules = parse_json(read_bytes(path)) if path.exists() else []
         kinds = [str(module["type"]) for module in modules]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (DiskError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{where}: modules.json cannot be read ({error}). Save the embedder again.") from error
     foreign = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
     if foreign:
