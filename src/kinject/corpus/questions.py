@@ -270,13 +270,13 @@ def _with_index(row: Row) -> Row:
 def _from_arc(row: Row, where: str) -> Row:
     """Return a row of ARC in kinject's layout, from its authors' files (`question.stem`) or the hub's (`choices.text`).
 
-    Raises `InputError` at `where` as `labelled_gold`, and if the row also has another `answer`.
+    Raises `InputError` at `where` as `_labelled_gold`, and if the row also has another `answer`.
     """
     question: Any = row.get("question")
     stem = question.get("stem") if isinstance(question, dict) else question
     choices: Any = question.get("choices") if isinstance(question, dict) else row.get("choices")
-    texts, labels = split_choices(choices)
-    gold = labelled_gold(texts, labels, row.get("answerKey"), where)
+    texts, labels = _split_choices(choices)
+    gold = _labelled_gold(texts, labels, row.get("answerKey"), where)
     other = row.get("answer", gold)
     if isinstance(other, bool) or other not in (gold, row["answerKey"], texts[gold]):
         fault = f"answer: found {other!r:.60}, but answerKey names choice {gold}. Keep the one that is correct."
@@ -284,7 +284,7 @@ def _from_arc(row: Row, where: str) -> Row:
     return {**{k: v for k, v in row.items() if k in _LABELS}, "question": stem, "choices": texts, "answer": gold}
 
 
-def split_choices(choices: Any) -> tuple[Any, Any]:
+def _split_choices(choices: Any) -> tuple[Any, Any]:
     """Return the texts and the labels of ARC's choices: an object of two lists, or a list of objects."""
     if isinstance(choices, dict):
         return choices.get("text"), choices.get("label")
@@ -293,7 +293,18 @@ def split_choices(choices: Any) -> tuple[Any, Any]:
     return choices, None
 
 
-def labelled_gold(texts: Any, labels: Any, key: Any, where: str) -> int:
+def check_choices(value: Any, where: str) -> None:
+    """Raise `InputError` if the column `choices` of a row holds labels that do not name one text each, or equal texts."""
+    texts, labels = _split_choices(value)
+    if labels is not None:
+        _labelled_gold(texts, labels, labels[0] if isinstance(labels, list) and labels else None, where)
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        fault = choice_fault(texts)
+        if fault:
+            raise InputError(f"{where}: choices: {fault}")
+
+
+def _labelled_gold(texts: Any, labels: Any, key: Any, where: str) -> int:
     """Return the index of the label `key`. Raises `InputError` at `where` unless each text has a label of its own."""
     if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
         found = [len(item) if isinstance(item, list) else "no" for item in (texts, labels)]

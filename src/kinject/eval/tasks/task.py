@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from kinject.corpus.documents.tables import check_parquet, csv_records
-from kinject.corpus.questions import GoldIndex, choice_fault, labelled_gold, plain_text, split_choices
+from kinject.corpus.questions import GoldIndex, check_choices, choice_fault, plain_text
 from kinject.disk import open_to_read, path_exists, read_bytes, read_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import TaskStyle
@@ -204,23 +204,12 @@ def _questions(
 
 
 def _question(config: Mapping[str, Any], row: Row, name: str, where: str) -> Question:
-    _check_choices(row.get("choices"), where)
+    check_choices(row.get("choices"), where)
     text = _text(config["doc_to_text"], row, f"{where}: doc_to_text")
     choices = _choices(config["doc_to_choice"], row, f"{where}: doc_to_choice")
     answer = _target(config["doc_to_target"], row, choices, f"{where}: doc_to_target")
     subject, document = str(row.get("subject") or ""), str(row.get("document_id") or "")
     return Question(name, text, tuple(choices), answer, subject, document)
-
-
-def _check_choices(value: Any, where: str) -> None:
-    """Raise `InputError` if the column `choices` of a row holds labels that do not name one text each, or equal texts."""
-    texts, labels = split_choices(value)
-    if labels is not None:
-        labelled_gold(texts, labels, labels[0] if isinstance(labels, list) and labels else None, where)
-    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
-        fault = choice_fault(texts)
-        if fault:
-            raise InputError(f"{where}: choices: {fault}")
 
 
 def _style(path: Path, config: Mapping[str, Any], row: Row, number: int) -> TaskStyle:
