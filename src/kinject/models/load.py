@@ -10,7 +10,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
-from kinject.disk import read_bytes
+from kinject.disk import parse_json, read_bytes
 from kinject.errors import InputError
 from kinject.models.hardware import choose_attention, choose_device, choose_dtype
 from kinject.recipe.check import suggestion
@@ -97,7 +97,7 @@ def load_model(
 def base_of_adapter(adapter: Path) -> str:
     """Return the base model that an adapter_config.json names. Raises `InputError` when it names none."""
     try:
-        base = json.loads(read_bytes(adapter))["base_model_name_or_path"]
+        base = parse_json(read_bytes(adapter))["base_model_name_or_path"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{adapter}: names no base model ({first_line(error)}). Train the adapter again.") from error
     if not isinstance(base, str) or not base or "\0" in base or Path(base).resolve() == adapter.parent.resolve():

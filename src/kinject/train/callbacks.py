@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from transformers.integrations import TensorBoardCallback, WandbCallback
 from kinject.disk import write_jsonl
 from kinject.process import peak_memory
 from kinject.recipe.sections import ProbesSection
+from kinject.signals import running_time
 from kinject.terminal import Progress
 
 
@@ -65,14 +65,14 @@ class Timing(TrainerCallback):  # type: ignore[misc]
         """Start the clock."""
         if state.is_world_process_zero:
             write_jsonl(self.path, [])
-        self.began = time.perf_counter()
+        self.began = running_time()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write a row; the trainer has read the loss by now, so the device has finished the step."""
         if not state.is_world_process_zero or "loss" not in (logs or {}):
             return
         row = {
-            "step": state.global_step, "seconds": round(time.perf_counter() - self.began, 6),
+            "step": state.global_step, "seconds": round(running_time() - self.began, 6),
             "learned_tokens": self.learned_tokens(), "peak_bytes": peak_memory(args.device.type),
         }  # fmt: skip
         with self.path.open("a", encoding="utf-8") as file:

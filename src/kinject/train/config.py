@@ -6,9 +6,11 @@ import dataclasses
 import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.errors import Fault, InputError, RecipeError
+from kinject.disk import check_regular, path_exists
+from kinject.errors import DiskError, Fault, InputError, RecipeError
 from kinject.models import check_config, choose_device, has_fast_bf16
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
@@ -121,6 +123,13 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
         faults.append(("trainer.max_length", "packing needs a block length."))
     if trainer.get("logging_nan_inf_filter"):
         faults.append(("trainer.logging_nan_inf_filter", "writes a number for a loss that is none. Remove the line."))
+    for key, value in trainer.items():  # the libraries open files that some of them name
+        path = Path(value) if isinstance(value, str) else Path()
+        if path_exists(path) and not path.is_dir():
+            try:
+                check_regular(path)
+            except DiskError as error:
+                faults.append((f"trainer.{key}", str(error)))
     faults += [*_embedding_bits_faults(trainer), *_evaluation_faults(recipe)]
     if recipe.corpus is not None:
         if "replay" in (recipe.corpus.mix or {}):

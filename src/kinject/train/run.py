@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ from kinject.disk import (
 from kinject.errors import TrainingError
 from kinject.process import is_first_process
 from kinject.recipe import TrainRecipe
+from kinject.signals import running_time
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only
 from kinject.train.data import exposures_by_document, summarize_exposures
 from kinject.types import TrainResult
@@ -76,13 +76,13 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
         checkpoint = _agreed_checkpoint(trainer, recipe.run_dir) if resume else None
         if checkpoint is not None:
             trainer.args.eval_on_start = False  # the checkpoint's log holds that evaluation
-        started = time.monotonic()
+        started = running_time()
         with disk_faults(recipe.run_dir), numbers_only(checkpoint):
             try:
                 output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             finally:
                 _close_screen(trainer)
-            seconds = time.monotonic() - started
+            seconds = running_time() - started
             check_trained(trainer)
             model_dir = _save_model(trainer, recipe)
         counts = {
