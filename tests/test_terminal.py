@@ -14,7 +14,6 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from kinject import terminal
 from kinject.cli import main
 from kinject.terminal import Formatter, Progress, duration, printable, show
 
@@ -86,7 +85,7 @@ def test_without_a_terminal_lines_come_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 10_000, 4))
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
     with Progress("training", 100, "steps", done=40) as progress:
         for _ in range(4):
             progress.advance(10)
@@ -104,7 +103,7 @@ def test_the_rate_leaves_out_what_was_done_before(monkeypatch: pytest.MonkeyPatc
     progress = Progress("training", 100, "steps", done=40)
     progress.advance(10)
     started = progress._start
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: started + 5.0)
+    monkeypatch.setattr("time.monotonic", lambda: started + 5.0)
     assert progress.rate == pytest.approx(2.0)
 
 

@@ -8,29 +8,32 @@
     └── TrainingError            a run that must not continue (lost text, a loss that is not finite, ...)
 
     KeyboardInterrupt            Ctrl-C (SIGINT); exit code 130
-    └── Terminated               the system ends the process (SIGTERM); exit code 143
+    └── Terminated               the system ends the process (SIGTERM, SIGHUP, SIGQUIT); exit code 143, 129, 131
 
-Each message names the place, the value found, the values allowed, and a fix. Any other exception is a bug in kinject
-and keeps its traceback.
+Each message names the place, the value found, the values allowed, and a fix. Any other exception is a bug in kinject:
+it keeps its traceback, and its exit code is 70.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from signal import SIGTERM
+
+from kinject.secrets import without_secrets
 
 _LONGEST_LINE = 2_000
 _MOST_LINES = 200
 
 
 class KinjectError(Exception):
-    """Base of every error that a user can cause and fix.
+    """Base of every error that a user can cause and fix. No message holds a part of a secret.
 
     A message that quotes megabytes of its input keeps the beginning and the end of each line: the place and the fix.
     """
 
     def __init__(self, message: str) -> None:
-        lines = message.split("\n", _MOST_LINES)
+        lines = without_secrets(message).split("\n", _MOST_LINES)
         if len(lines) > _MOST_LINES:
             lines[_MOST_LINES:] = [f"... and {lines[_MOST_LINES].count(chr(10)) + 1} more lines."]
         super().__init__("\n".join(map(_shortened, lines)))
@@ -66,7 +69,11 @@ class TrainingError(KinjectError):
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived, as from a batch system before it kills. Handled like Ctrl-C."""
+    """A signal ends the process: SIGTERM, as from a batch system before it kills, SIGHUP or SIGQUIT. Handled like Ctrl-C."""
+
+    def __init__(self, number: int = SIGTERM) -> None:
+        super().__init__()
+        self.number = number
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,94 @@
-"""This process: its rank among those that a launcher started, its cores and its memory. Imports no torch."""
+"""This process: its environment, its rank among those that a launcher started, its cores and memory. Imports no torch."""
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
+import tempfile
 from pathlib import Path
+
+from kinject.errors import InputError
+
+_NUMBERS = (
+    (re.compile(r"(LOCAL_|GROUP_|NODE_)?RANK"), 0, 1_000_000),
+    (re.compile(r"(LOCAL_|OMPI_COMM_|MV2_COMM_)?WORLD_SIZE|PMI_SIZE|PARALLELISM_CONFIG_\w+_SIZE"), 1, 1_000_000),
+    (re.compile(r"MASTER_PORT"), 1, 65_535),
+    (re.compile(r"(OMP|MKL|OPENBLAS|NUMEXPR|RAYON)_NUM_THREADS|NUMEXPR_MAX_THREADS"), 1, 4096),
+    (re.compile(r"HF_HUB_(ETAG|DOWNLOAD)_TIMEOUT|ACCELERATE_GRADIENT_ACCUMULATION_STEPS"), 1, 1_000_000),
+    (re.compile(r"SOURCE_DATE_EPOCH|HF_DATASETS_IN_MEMORY_MAX_SIZE"), 0, 2**36),
+)
+"""Environment variables that kinject or its libraries read as whole numbers: name, smallest, largest."""
+_SWITCHES = re.compile(
+    r"ACCELERATE_(USE_(CPU|FSDP|DEEPSPEED|MEGATRON_LM|PARALLELISM_CONFIG)|DEBUG_MODE|CPU_AFFINITY)|FORK_LAUNCHED"
+)
+"""Environment variables that the libraries read as yes or no."""
+_YES_OR_NO = ("1", "0", "true", "false", "yes", "no", "on", "off", "y", "n", "t", "f")
+_EMPTY_IS_UNSET = ("HOME", "TMPDIR", "HF_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR", "ACCELERATE_MIXED_PRECISION")
+_FEWEST_FILES, _MANY_FILES = 64, 1024
+
+
+def check_environment() -> None:
+    """Check what every verb needs of its environment, before a library reads it. Raises `InputError`.
+
+    An empty variable of those checked counts as not set, and is removed. The limit of open files is raised where it is low.
+    """
+    for name, value in list(os.environ.items()):
+        expected = _expected(name, value.strip())
+        if not value.strip() and (expected or name in _EMPTY_IS_UNSET):
+            del os.environ[name]
+        elif expected:
+            raise InputError(
+                f"the environment variable {name}: found {value[:100]!r}, expected {expected}. Correct it, or unset it."
+            )
+    given = {name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ}
+    if given and (missing := {"RANK", "WORLD_SIZE"} - given):
+        raise InputError(
+            f"the environment has {' and '.join(sorted(given))}, but not {' and '.join(sorted(missing))}. A launcher "
+            "(accelerate launch, torchrun) sets both: start kinject under one, or unset what is there."
+        )
+    if rank() >= world_size():
+        raise InputError(f"the environment variable RANK is {rank()}; it must be below WORLD_SIZE, {world_size()}.")
+    if sys.getfilesystemencoding().lower() != "utf-8":
+        raise InputError(
+            f"names of files are written in {sys.getfilesystemencoding()} here. Set LC_ALL=C.UTF-8 or PYTHONUTF8=1."
+        )
+    _check_folders()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
+    if most < _FEWEST_FILES:
+        raise InputError(
+            f"only {most} files may be open at once; {_FEWEST_FILES} are needed. Raise the limit (ulimit -n)."
+        )
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _check_folders() -> None:
+    """Check that the working directory exists and that temporary files have a place."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise InputError(
+            "the working directory was deleted. Change to another (cd), and run the command again."
+        ) from None
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise InputError(f"{error.strerror}. Make one of them writable, or set TMPDIR to a folder that is.") from None
+
+
+def _expected(name: str, value: str) -> str:
+    """Return what the environment variable `name` may hold; "" if `value` is that, or if it is not checked."""
+    if _SWITCHES.fullmatch(name):
+        return "" if value.lower() in _YES_OR_NO else f"one of {', '.join(_YES_OR_NO)}"
+    for pattern, least, most in _NUMBERS:
+        if pattern.fullmatch(name):
+            parts = value.split(",") if name == "OMP_NUM_THREADS" else [value]  # one number for each level of nesting
+            fine = all(re.fullmatch("[0-9]{1,12}", part.strip()) and least <= int(part) <= most for part in parts)
+            return "" if fine else f"a whole number from {least:,} to {most:,}"
+    return ""
 
 
 def is_launched() -> bool:

@@ -1,4 +1,9 @@
-"""Turns SIGTERM into an exception; neither SIGTERM nor Ctrl-C is lost if it arrives while Python ignores exceptions."""
+"""Turns the signals that end a process into exceptions. None is lost if it arrives while Python ignores exceptions.
+
+SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal is gone) and SIGQUIT (Ctrl-\\) end a verb the same way. A signal that was
+ignored when the process started stays ignored, as under nohup or in the background of a script; only SIGTERM never is.
+`running_time` is a clock that leaves out the time between SIGSTOP (Ctrl-Z) and SIGCONT.
+"""
 
 from __future__ import annotations
 
@@ -7,45 +12,102 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from kinject.errors import Terminated
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""The signals that end a verb."""
+FROM_TERMINAL = frozenset((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
+"""Those that a terminal sends to all processes of a command."""
 _PAUSE = 0.05
 """Seconds until a signal whose exception was ignored is sent again."""
 
 
+class _Clock:
+    """Monotonic time without pauses: `paused` seconds so far; at its last reading the time was `read`, this thread's `used`."""
+
+    paused = 0.0
+    read = time.monotonic()
+    used = time.thread_time()
+
+
+def running_time() -> float:
+    """Return the monotonic time, in seconds, without that for which this process was stopped; for rates and time limits.
+
+    A pause is what passed between the last reading before SIGCONT and it, less the processor time of the main thread. It is
+    known in a `terminable` block only.
+    """
+    now = time.monotonic()
+    if threading.get_ident() == threading.main_thread().ident:
+        _Clock.read, _Clock.used = now, time.thread_time()
+    return now - _Clock.paused
+
+
+def _count_pause(signum: int, frame: FrameType | None) -> None:
+    now, used = time.monotonic(), time.thread_time()
+    _Clock.paused += max(0.0, now - _Clock.read - (used - _Clock.used))
+    _Clock.read, _Clock.used = now, used
+
+
+@contextlib.contextmanager
+def handled_by(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    """Let `handler` receive the signals that end a verb in the block; afterwards restore the previous handlers."""
+    received = [number for number in SIGNALS if number == signal.SIGTERM or not _is_ignored(number)]
+    before = [(number, signal.signal(number, handler)) for number in received]
+    try:
+        yield
+    finally:
+        for number, previous in before:
+            signal.signal(number, signal.SIG_DFL if previous is None else previous)
+
+
+def _is_ignored(number: signal.Signals) -> bool:
+    return signal.getsignal(number) is signal.SIG_IGN
+
+
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Raise `Terminated` in the block on SIGTERM; afterwards restore the signal's previous handler.
+    """Raise `KeyboardInterrupt` in the block on SIGINT, and `Terminated` on the other signals that end a verb; count pauses.
 
     A signal may arrive while Python finalises an object and ignores exceptions. Such a signal is sent again.
     """
-    previous_hook, previous_handler = sys.unraisablehook, signal.signal(signal.SIGTERM, _terminate)
+    previous_hook = sys.unraisablehook
 
     def send_again(ignored: Any) -> None:
         if not isinstance(ignored.exc_value, KeyboardInterrupt):
             previous_hook(ignored)
             return
-        number = signal.SIGTERM if isinstance(ignored.exc_value, Terminated) else signal.SIGINT
-        timer = threading.Timer(_PAUSE, os.kill, (os.getpid(), number))
+        timer = threading.Timer(_PAUSE, os.kill, (os.getpid(), _number(ignored.exc_value)))
         timer.daemon = True
         timer.start()
 
+    before = signal.signal(signal.SIGCONT, _count_pause)
     sys.unraisablehook = send_again
     try:
-        yield
+        with handled_by(_raise):
+            yield
     finally:
         sys.unraisablehook = previous_hook
-        signal.signal(signal.SIGTERM, previous_handler)
+        signal.signal(signal.SIGCONT, before)
 
 
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise Terminated
+def _raise(signum: int, frame: FrameType | None) -> None:
+    raise interruption(signum)
+
+
+def interruption(signum: int) -> KeyboardInterrupt:
+    """Return the exception to raise for a signal."""
+    return KeyboardInterrupt() if signum == signal.SIGINT else Terminated(signum)
+
+
+def _number(stop: KeyboardInterrupt) -> signal.Signals:
+    return signal.Signals(stop.number) if isinstance(stop, Terminated) else signal.SIGINT
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:
     """Return the exit code of a shell for the signal behind `stop`: 128 and its number."""
-    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+    return 128 + _number(stop)

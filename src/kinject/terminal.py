@@ -1,18 +1,25 @@
 """Text and progress on the terminal.
 
-Text from data is printed so that it cannot control the terminal. Progress goes to stderr: a bar with rate and ETA if that is
-a terminal, else a line every 15 seconds.
+Text from data is printed so that it cannot control the terminal, and without secrets. Progress goes to stderr: a bar with
+rate and ETA if that is a terminal, else a line every 15 seconds. `protect_streams` lets every print outlive a closed, full
+or broken stream.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
+import os
 import re
+import select
 import sys
-import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from kinject.secrets import without_secrets
+from kinject.signals import running_time
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -23,14 +30,86 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 """Control characters except tab and line feed, marks that change the direction of text, and lone surrogates."""
 
 
+_READER_GONE = (errno.EPIPE, errno.ECONNRESET, errno.EIO)
+"""Errors of a write whose reader has left: a pipe, a socket, a terminal. That reader wants no more text."""
+
+
+class _Screen(io.FileIO):
+    """A stream without errors: after the first failed write it drops everything, and `failure` is the error."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write, if need be after waiting for a stream that does not block; return the number of bytes, dropped ones included."""
+        while self.failure is None:
+            try:
+                n_bytes = super().write(data)
+            except OSError as error:
+                self.failure = error
+                break
+            if n_bytes is not None:
+                return n_bytes
+            select.select([], [self], [])
+        return memoryview(data).nbytes
+
+
+class _Text(io.TextIOWrapper):
+    """Text for a stream, without secrets: tracebacks, warnings, argparse and the libraries write here, too."""
+
+    def write(self, text: str) -> int:
+        """Write `text`; return its length."""
+        super().write(without_secrets(text))
+        return len(text)
+
+
+def protect_streams() -> None:
+    """Make the standard streams of this process safe, for every library and child process, too.
+
+    A closed one is /dev/null from now on, so that no other file gets its number. A character outside of a stream's encoding
+    is written as an escape. A write that fails raises nothing; `lost_output` returns the reason.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        target = number if stream is not None or not _is_open(number) else os.open(os.devnull, os.O_RDWR)
+        if not _is_open(number):
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            os.set_inheritable(number, True)
+        if number == 0:
+            sys.stdin = stream or open(target, encoding="utf-8", closefd=False)  # noqa: SIM115 (open to the end)
+            continue
+        if stream is not None:
+            stream.flush()
+        safe = _Text(
+            io.BufferedWriter(_Screen(target, "w", closefd=False)), encoding=getattr(stream, "encoding", "utf-8"),
+            errors="backslashreplace", line_buffering=number == 2 or getattr(stream, "line_buffering", False),
+            write_through=getattr(stream, "write_through", False),
+        )  # fmt: skip
+        setattr(sys, name, safe)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def lost_output() -> OSError | None:
+    """Return why text for standard output was lost; None if nothing was, or if its reader had left. For `protect_streams`."""
+    sys.stdout.flush()
+    failure = getattr(getattr(sys.stdout.buffer, "raw", None), "failure", None)
+    return None if failure is None or failure.errno in _READER_GONE else failure
+
+
 def printable(text: str) -> str:
     """Return `text` with U+FFFD in place of every character that controls a terminal."""
     return _CONTROL.sub("\ufffd", text)
 
 
 def show(text: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
-    """Print `printable` text on standard output, or on `file`."""
-    print(printable(str(text)), end=end, file=sys.stdout if file is None else file, flush=flush)
+    """Print `printable` text without secrets on standard output, or on `file`."""
+    print(printable(without_secrets(str(text))), end=end, file=sys.stdout if file is None else file, flush=flush)
 
 
 def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
@@ -47,11 +126,11 @@ def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
 
 
 class Formatter(logging.Formatter):
-    """Formats messages of the log as `printable` text."""
+    """Formats messages of the log as `printable` text without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the message."""
-        return printable(super().format(record))
+        return printable(without_secrets(super().format(record)))
 
 
 class Progress:
@@ -61,12 +140,12 @@ class Progress:
     """
 
     def __init__(self, label: str, total: int, unit: str, *, done: int = 0) -> None:
-        self.label = printable(label)
+        self.label = printable(without_secrets(label))
         self.total = total
         self.unit = unit
         self.done = self._done_before = done
         self._status_text = ""
-        self._start = self._last_line = time.monotonic()
+        self._start = self._last_line = running_time()
         self._bar: Bar | None = None
         self._task: TaskID | None = None
 
@@ -83,13 +162,13 @@ class Progress:
     @property
     def rate(self) -> float:
         """Units per second in this process."""
-        return (self.done - self._done_before) / max(time.monotonic() - self._start, 1e-9)
+        return (self.done - self._done_before) / max(running_time() - self._start, 1e-9)
 
     def _show(self) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self.done, status=self._status_text, rate=self._rate_text())
             return
-        now = time.monotonic()
+        now = running_time()
         if now - self._last_line >= _SECONDS_BETWEEN_LINES and self.done < self.total:
             self._last_line = now
             eta = f"ETA {duration((self.total - self.done) / self.rate)}" if self.rate else ""
@@ -105,8 +184,8 @@ class Progress:
         return f"{self.rate:,.1f} {self.unit}/s" if self.rate else ""
 
     def __enter__(self) -> Progress:
-        self._start = self._last_line = time.monotonic()
-        if sys.stderr.isatty() and self.total > self.done:
+        self._start = self._last_line = running_time()
+        if sys.stderr is not None and sys.stderr.isatty() and self.total > self.done:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
@@ -115,6 +194,7 @@ class Progress:
                 TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
                 TextColumn("{task.fields[rate]}"), TextColumn("{task.fields[status]}", markup=False), TimeElapsedColumn(),
                 TextColumn("ETA"), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+                get_time=running_time,
             )  # fmt: skip
             self._task = self._bar.add_task(self.label, total=self.total, completed=self.done, status="", rate="")
             self._bar.start()

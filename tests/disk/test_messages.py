@@ -17,7 +17,6 @@ from kinject.disk import Journal, content_id, file_hash, files, folder_hash, loc
 from kinject.disk.checksums import check_sha256sums, parse_checked_json, with_checksum
 from kinject.disk.database import open_database
 from kinject.disk.files import (
-    LARGEST_FILE,
     delete_file,
     delete_parts,
     fix_for,
@@ -66,8 +65,10 @@ def test_what_is_no_file_cannot_be_read(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     assert said(lambda: open_to_read(tmp_path)) == f"{tmp_path}: found a folder, expected a file. Check the path."
-    assert said(lambda: open_to_read(pipe)) == f"{pipe}: found a pipe or a device, expected a file. Check the path."
-    assert said(lambda: file_hash(pipe)) == f"{pipe}: found a pipe or a device, expected a file. Check the path."
+    fix = "Save its content as a file and give that: it is read more than once."
+    assert said(lambda: open_to_read(pipe)) == f"{pipe}: found a pipe, expected a file. {fix}"
+    assert said(lambda: file_hash(pipe)) == f"{pipe}: found a pipe, expected a file. {fix}"
+    assert said(lambda: open_to_read(Path("/dev/null"))) == f"/dev/null: found a device, expected a file. {fix}"
     nul = Path("a\0b")
     assert said(lambda: open_to_read(nul)).endswith("b: cannot be read: embedded null byte. Check the path.")
     assert not path_exists(nul)
@@ -264,7 +265,7 @@ def test_a_journal_that_cannot_be_opened_or_cut_is_named(tmp_path: Path) -> None
 def test_a_disk_that_fails_while_a_file_is_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing:
         def read(self, n: int) -> bytes:
-            assert n == LARGEST_FILE + 1  # one byte more tells that there is more
+            assert n == 2**20
             raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(files, "open_to_read", lambda _: contextlib.nullcontext(Failing()))
@@ -301,3 +302,16 @@ def test_a_line_is_as_long_as_it_may_be_and_no_longer(tmp_path: Path, monkeypatc
     monkeypatch.setattr(files, "open_to_read", lambda _: contextlib.nullcontext(Failing()))
     cure = "The disk or its connection fails: choose another."
     assert said(lambda: list(read_lines(path))) == f"{path}: cannot be read: Input/output error. {cure}"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [('{"answer": 0, "answer": 1}', "'answer'"), ('{"a": 1, "b": [{"k" : 1, "k": 1}]}', "'k'"),
+     ('{"text": "x", "t\\u0065xt": "y"}', "'text'"), ('{"": 1, "": 2}', "''")],
+)  # fmt: skip
+def test_an_object_that_holds_a_key_twice_is_refused_with_its_line(tmp_path: Path, text: str, key: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": {"b": 1}, "b": [{"b": 1}, {"b": 2}]}\n' + text + "\n", encoding="utf-8")
+    found = said(lambda: list(read_jsonl(path)))
+    assert found == f"{path}:2: the key {key} is there 2 times in one object. Keep one."
+    assert f"the key {key} is there 2 times" in said(lambda: parse_checked_json(path, text.encode(), "Fix."))

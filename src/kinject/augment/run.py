@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +20,15 @@ from kinject.augment.plan import Group, PassageFile, Plan, PlannedDocument, Vari
 from kinject.augment.prompts import ask
 from kinject.augment.requests import Stopped
 from kinject.augment.requests.limits import Limits
-from kinject.augment.requests.sender import Sender, Traffic, gather_answers, graceful_shutdown, open_sender, run_workers
+from kinject.augment.requests.sender import (
+    Sender,
+    Traffic,
+    gather_answers,
+    graceful_shutdown,
+    open_sender,
+    run_event_loop,
+    run_workers,
+)
 from kinject.augment.store import Store
 from kinject.augment.styles import notes_of, says_yes
 from kinject.augment.validation import augment_section, limits_of
@@ -30,6 +36,7 @@ from kinject.corpus.documents import document_hashes
 from kinject.disk import content_id, file_hash, lock_dir, write_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import AugmentRecipe, AugmentSection
+from kinject.signals import running_time
 from kinject.terminal import Progress
 from kinject.types import Completion
 
@@ -95,7 +102,7 @@ def augment(recipe: AugmentRecipe) -> AugmentResult:
     """
     section = augment_section(recipe)
     with lock_dir(recipe.run_dir):
-        return asyncio.run(_augment(recipe, section, make_plan(recipe), limits_of(section)))
+        return run_event_loop(_augment(recipe, section, make_plan(recipe), limits_of(section)))
 
 
 async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, limits: Limits) -> AugmentResult:
@@ -154,13 +161,13 @@ async def _rewrite(
         progress.watch(sender.status)
         judge = await _open_judge(stack, recipe, section, passages, sender)
         rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
-        start = time.monotonic()
+        start = running_time()
         try:
             await rewriter.run(passages, limits.concurrency)
         except EndpointError as error:
             stored = f"{store.n_variants} rewritings are stored; the same command resumes."
             raise EndpointError(f"{error} {stored}", fatal=True) from error
-        sender.traffic.seconds = time.monotonic() - start
+        sender.traffic.seconds = running_time() - start
     return rewriter
 
 

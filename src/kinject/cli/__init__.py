@@ -9,15 +9,16 @@ import os
 import shlex
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from kinject.disk import fix_for, is_system_failure
-from kinject.errors import KinjectError, Terminated
-from kinject.process import is_first_process, is_launched
-from kinject.signals import exit_code, terminable
-from kinject.terminal import Formatter, show
+from kinject.errors import KinjectError
+from kinject.process import check_environment, is_first_process, is_launched
+from kinject.signals import exit_code, handled_by, terminable
+from kinject.terminal import Formatter, lost_output, protect_streams, show
 
 _VERBS = (
     "augment", "questions", "train", "merge", "eval", "compare", "study", "bench", "plan", "doctor", "find-lr", "find-batch",
@@ -31,7 +32,8 @@ Turn documents into knowledge that a language model demonstrably has.
 
 _EPILOG = """\
 exit codes: 0 done, 1 finished but incomplete (the output names what is missing), 2 unusable input,
-130 interrupted (Ctrl-C), 143 terminated (SIGTERM): the last line is the command that resumes
+70 a bug in kinject, with a traceback. Stopped, and the last line is the command that resumes:
+130 interrupted (Ctrl-C), 143 terminated (SIGTERM), 129 hung up (SIGHUP), 131 quit (SIGQUIT)
 
 examples:
   kinject                                    the next step in this folder
@@ -40,6 +42,14 @@ examples:
   kinject eval                               recipes/eval.yaml: models against questions, with a report
   kinject train recipes/cpt.yaml trainer.learning_rate=1e-4 run_dir=runs/cpt-slow"""
 
+
+_BUG = """\
+kinject {verb}: this {error} is a bug in kinject, not in your input. Finished work is kept. Please report it to the developers
+of kinject, with the lines above, the recipe and the output of kinject doctor."""
+
+_STOPPED = {
+    signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit",
+}  # fmt: skip
 
 _STEPS = (
     ("runs/sandbox/base-corpus.jsonl", "kinject sandbox corpus", "write the base model's training corpus"),
@@ -53,35 +63,64 @@ _STEPS = (
 
 
 def program() -> int:
-    """Run `main` as a program. A signal after its end has its default effect, so that no traceback follows the result."""
-    code = main()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Run `main` as a program and return its exit code: its streams cannot fail, and a bug of ours has a code of its own.
+
+    Before and after `main`, signals have the system's effect, so that no traceback follows the result.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    protect_streams()
+    try:
+        code = main()
+    except KeyboardInterrupt as stop:  # a second signal, while the first was reported
+        code = exit_code(stop)
+    except SystemExit as end:  # argparse
+        code = end.code if isinstance(end.code, int) else 0
+    except Exception as error:  # noqa: BLE001 (a bug, which must not end as "finished but incomplete")
+        traceback.print_exc()
+        show(_BUG.format(verb=_verb(sys.argv[1:]), error=type(error).__name__), file=sys.stderr)
+        code = 70
+    lost = lost_output()
+    if lost is not None and code == 0:
+        show(f"kinject {_verb(sys.argv[1:])}: standard output: {lost.strerror}. Its text is lost.", file=sys.stderr)
+        code = 1
     return code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+    """Run the command line and return its exit code. An exception is a bug, or a second signal."""
     words = list(sys.argv[1:] if argv is None else argv)
-    verb = next((word for word in words if word in _VERBS), "")
+    with terminable():
+        try:
+            return _report_errors(words)
+        except KeyboardInterrupt as stop:
+            with handled_by(signal.SIG_IGN):
+                if is_first_process():
+                    show(f"\nkinject {_verb(words)}: {render_resume_hint(_verb(words), words, stop)}", file=sys.stderr)
+            return exit_code(stop)
+
+
+def _verb(words: Sequence[str]) -> str:
+    return next((word for word in words if word in _VERBS), "")
+
+
+def _report_errors(words: Sequence[str]) -> int:
+    """Run a command; print an error that a user can fix. Return the exit code."""
     try:
-        with terminable():
-            return _run(words)
+        return _run(words)
     except KinjectError as error:
-        show(f"kinject {verb}: {error}" if "\n" not in str(error) else str(error), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt as stop:
-        if is_first_process():
-            show(f"\nkinject {verb}: {render_resume_hint(verb, words, stop)}", file=sys.stderr)
-        return exit_code(stop)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        show(f"kinject {_verb(words)}: {error}" if "\n" not in str(error) else str(error), file=sys.stderr)
+    except MemoryError:
+        show(
+            f"kinject {_verb(words)}: out of memory. Use a machine with more, or raise its limit (ulimit -v).",
+            file=sys.stderr,
+        )
     except OSError as error:
         if not is_system_failure(error):
             raise
         place = f"{error.filename}: " if error.filename else ""
-        show(f"kinject {verb}: {place}{error.strerror}. {fix_for(error)}", file=sys.stderr)
-        return 2
+        show(f"kinject {_verb(words)}: {place}{error.strerror}. {fix_for(error)}", file=sys.stderr)
+    return 2
 
 
 def _run(words: Sequence[str]) -> int:
@@ -96,6 +135,7 @@ def _run(words: Sequence[str]) -> int:
     if arguments.verb is None:
         show(render_next_step())
         return 0
+    check_environment()
     code = int(arguments.run(arguments))
     sys.stdout.flush()
     return code
@@ -117,11 +157,12 @@ def _quieten_libraries() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads that spin long slow each other down on a busy machine
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ["MPLBACKEND"] = "agg"  # figures go to files
 
 
 def render_resume_hint(verb: str, words: Sequence[str], stop: KeyboardInterrupt) -> str:
     """Return the message for a user whose command, `words` after ``kinject``, was stopped."""
-    how = "terminated" if isinstance(stop, Terminated) else "interrupted"
+    how = _STOPPED[signal.Signals(exit_code(stop) - 128)]
     again = list(words)
     if verb == "train":
         again = [*(word for word in again if word not in ("--overwrite", "--resume")), "--resume"]

@@ -19,6 +19,7 @@ from typing import Any
 
 from kinject.disk.files import open_to_read, read_bytes, unreadable, write_json, write_text
 from kinject.disk.format import FORMAT_VERSION, check_version
+from kinject.disk.jsonl import parse_json
 from kinject.errors import DiskError, InputError
 
 CHECKSUM = "crc32"
@@ -93,7 +94,7 @@ def parse_checked_json(path: Path, data: bytes, fix: str) -> dict[str, Any]:
     Raises `InputError` as `check_version` if a newer kinject wrote it: its checksum may be another.
     """
     try:
-        value = json.loads(data)
+        value = parse_json(data.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: damaged: not JSON ({error}). {fix}") from error
     if not isinstance(value, dict):

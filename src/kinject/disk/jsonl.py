@@ -18,6 +18,27 @@ DEEPEST = 64
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
+class _RepeatedKeyError(ValueError):
+    """An object has a key twice: two readers could take two values."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Row:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise _RepeatedKeyError(f"the key {repeated!r:.80} is there {keys.count(repeated)} times in one object")
+    return row
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+
+
+def parse_json(data: bytes) -> Any:
+    """Return the JSON value in `data` (UTF-8). Raises `ValueError`, also for a key that an object holds twice."""
+    return _DECODER.decode(data.decode("utf-8"))
+
+
 def encode_row(row: object) -> str:
     """Return `row` (a mapping or a dataclass) as one line of JSON without the newline."""
     value = asdict(row) if is_dataclass(row) and not isinstance(row, type) else row
@@ -27,14 +48,17 @@ def encode_row(row: object) -> str:
 def parse_row(line: bytes, where: str) -> Row:
     """Return the object on one line. Raises `InputError` at `where` if it is not a UTF-8 JSON object.
 
-    Also if it is nested deeper than `DEEPEST`, or holds an integer of more digits than Python reads.
+    Also if an object holds a key twice, if it is nested deeper than `DEEPEST`, or holds an integer of more digits than
+    Python reads.
     """
     try:
-        value = json.loads(line.decode("utf-8"))
+        value = parse_json(line)
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
     except RecursionError as error:
         raise _too_deep(where) from error
+    except _RepeatedKeyError as error:
+        raise InputError(f"{where}: {error}. Keep one.") from error
     except ValueError as error:  # also an integer of thousands of digits
         raise InputError(f"{where}: not JSON: {error}. Each line must hold one JSON object.") from error
     if not isinstance(value, dict):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -48,6 +47,7 @@ from kinject.models import LoadedModel, load_model
 from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EvalSection
 from kinject.results import Perplexity, Report, to_json
+from kinject.signals import running_time
 from kinject.terminal import Progress, show
 from kinject.types import Answer
 
@@ -245,10 +245,10 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
 @contextmanager
 def show_progress(title: str, n_total: int, n_stored: int) -> Iterator[Progress]:
     """Yield a counter for `n_total` prompts, `n_stored` of which need no model; print the rate when the block ends."""
-    start = time.monotonic()
+    start = running_time()
     with Progress(title, n_total - n_stored, "questions") as progress:
         yield progress
-    seconds = time.monotonic() - start
+    seconds = running_time() - start
     stored = f", {n_stored} found in answers.jsonl" if n_stored else ""
     rate = f", {progress.done / seconds:.1f} a second" if progress.done and seconds else ""
     show(f"{title}: {n_total} prompts{stored}, {progress.done} scored in {seconds:.1f} s{rate}", file=sys.stderr)

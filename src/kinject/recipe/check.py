@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from kinject.recipe.secrets import secret_in
+from kinject.secrets import secret_in
 
 Section = TypeVar("Section")
 KeyPath = tuple[str | int, ...]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from kinject.disk import write_text
+from kinject.disk import read_bytes, write_text
 from kinject.recipe.check import is_required
 from kinject.recipe.library_fields import ADAPTER_REFUSED, MERGE, RANGES, REFUSED, RENAMED, field_hint, schedule_names
 from kinject.recipe.read import Sections
@@ -62,7 +62,7 @@ def schema_line(recipe: Path, schema: Path = FILE) -> str:
 
 def write_schema_line(recipe: Path, schema: Path = FILE) -> bool:
     """Write the line that names `schema` at the top of `recipe`, replacing another such line; return whether it changed."""
-    text = recipe.read_text("utf-8")
+    text = read_bytes(recipe).decode("utf-8")
     line = schema_line(recipe, schema)
     lines = [line, *(other for other in text.splitlines() if not other.startswith(_PREFIX))]
     changed = "\n".join(lines) + "\n"

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 from kinject.disk import fix_for, is_system_failure
 from kinject.errors import InputError, KinjectError, Terminated
 from kinject.process import core_count
-from kinject.signals import terminable
+from kinject.signals import FROM_TERMINAL, terminable
 from kinject.study.stages import Stage, error_line, run_stage
-from kinject.terminal import show
+from kinject.terminal import protect_streams, show
 
 LOG = "stage.log"
 """File in a stage's folder with everything that the stage printed."""
@@ -72,8 +72,9 @@ class LocalExecutor:
     """Runs stages in `n_workers` processes, among which the cores and the GPUs are divided evenly.
 
     If a worker dies, only its stage fails, and a new worker replaces it. Workers end with this process, however it ends.
-    On Ctrl-C this process sends them SIGTERM, so that a stage can store its requests in flight. With `preload` (names of
-    modules), workers are forked from one process that has imported them; none of these may initialise a GPU.
+    They receive no signal of the terminal: this process sends them SIGTERM, so that a stage can store its requests in
+    flight. With `preload` (names of modules), workers are forked from one process that has imported them; none of these may
+    initialise a GPU.
 
     Each worker's number of threads is its fraction of the cores, unless the user has set OMP_NUM_THREADS.
     """
@@ -92,12 +93,12 @@ class LocalExecutor:
         if devices:
             environment["CUDA_VISIBLE_DEVICES"] = devices
         process = self._context.Process(target=_serve, args=(theirs, environment), daemon=True)
-        resource_tracker.ensure_running()  # starting it later would unblock SIGINT
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the worker
+        resource_tracker.ensure_running()  # starting it later would unblock the signals
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_TERMINAL)  # inherited by the worker
         try:
             process.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         return _Worker(process, ours, devices)
 
@@ -245,6 +246,7 @@ def _run_on_node(stage: Stage, folder: str) -> tuple[dict[str, Any] | None, str]
 
 def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     """Run stages from `pipe` until it closes or the parent process ends."""
+    protect_streams()
     os.environ.update(environment)
     if "torch" in sys.modules:  # imported before OMP_NUM_THREADS was set
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"].split(",")[0]))
@@ -274,7 +276,7 @@ def _run_logged(stage: Stage) -> tuple[dict[str, Any] | None, str]:
                 show(error, file=sys.stderr, flush=True)
                 return None, error_line(error)
             except Exception as error:  # noqa: BLE001 - a bug in one arm must not end the study; its log has the traceback
-                traceback.print_exc()
+                show(traceback.format_exc(), file=sys.stderr, flush=True)
                 if isinstance(error, OSError) and is_system_failure(error):
                     return None, f"{error.filename or stage.folder}: {error.strerror}. {fix_for(error)}"
                 return None, f"{error_line(error)} (a bug; the traceback is in {log_path})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from kinject.recipe import StudyRecipe, is_model, read_recipe
 from kinject.recipe.study_section import StudySection
 from kinject.report import read_report, write_report
 from kinject.results import ArmResult, Choice, Claim, Report, Sweep, to_json
+from kinject.signals import running_time
 from kinject.study.analysis import (
     Evidence,
     Measures,
@@ -70,10 +70,10 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
             return finished, page, True
         check_inputs(recipe)
         check_shared_recipes(recipe, study.expanded)
-        started = time.monotonic()
+        started = running_time()
         with study.fresh_copy(start_executor) as study:
             _run_phases(study, _write_choices)
-        result = analyse(study, time.monotonic() - started)
+        result = analyse(study, running_time() - started)
         write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
         page = write_report(recipe.run_dir, result)
         counts = {"arms": len(result.arms), "failures": len(result.failures), "stages": len(study.status.stages)}

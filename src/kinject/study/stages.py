@@ -11,7 +11,6 @@ import copy
 import json
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -35,6 +34,7 @@ from kinject.errors import InputError, KinjectError
 from kinject.process import peak_memory, reset_peak_memory
 from kinject.recipe import StudyRecipe, TrainRecipe, read_recipe, read_values
 from kinject.recipe.study_section import ResourcesSection
+from kinject.signals import running_time
 from kinject.study.arms import Arm, base_models, eval_overrides, override_arguments
 
 SANDBOX_CORPUS = "sandbox-corpus"
@@ -268,10 +268,10 @@ def run_stage(stage: Stage) -> dict[str, Any]:
     Writes the same to the stage's marker file, last. Raises `KinjectError` for faults that the user can fix.
     """
     reset_peak_memory()
-    started = time.monotonic()
+    started = running_time()
     counts = _RUN[stage.kind](stage)
     done = {
-        "id": stage.id, "kind": stage.kind, "seconds": round(time.monotonic() - started, 3),
+        "id": stage.id, "kind": stage.kind, "seconds": round(running_time() - started, 3),
         "tokens": counts.get("tokens", 0), "money": counts.get("money", 0.0),
         "peak_bytes": peak_memory() if sys.platform == "linux" else 0,
     }  # fmt: skip

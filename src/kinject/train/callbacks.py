@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from transformers.integrations import TensorBoardCallback, WandbCallback
 from kinject.disk import write_jsonl
 from kinject.process import peak_memory
 from kinject.recipe.sections import ProbesSection
+from kinject.signals import running_time
 from kinject.terminal import Progress
 
 
@@ -41,13 +41,13 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
 
 
 def _row(logged: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a logged row for JSON: values that are not finite are left out, and the order of keys is fixed.
+    """Return a logged row for JSON: null where a value is not finite, and the order of keys is fixed.
 
     It is the same for a row as it is logged and as a checkpoint, which sorts its keys, returns it.
     """
     first = {key: logged[key] for key in ("step", "epoch", "loss") if key in logged}
     row = first | dict(sorted(logged.items()))
-    return {key: value for key, value in row.items() if not isinstance(value, float) or math.isfinite(value)}
+    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
 
 
 class Timing(TrainerCallback):  # type: ignore[misc]
@@ -65,14 +65,14 @@ class Timing(TrainerCallback):  # type: ignore[misc]
         """Start the clock."""
         if state.is_world_process_zero:
             write_jsonl(self.path, [])
-        self.began = time.perf_counter()
+        self.began = running_time()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write a row; the trainer has read the loss by now, so the device has finished the step."""
         if not state.is_world_process_zero or "loss" not in (logs or {}):
             return
         row = {
-            "step": state.global_step, "seconds": round(time.perf_counter() - self.began, 6),
+            "step": state.global_step, "seconds": round(running_time() - self.began, 6),
             "learned_tokens": self.learned_tokens(), "peak_bytes": peak_memory(args.device.type),
         }  # fmt: skip
         with self.path.open("a", encoding="utf-8") as file:
@@ -225,9 +225,11 @@ def no_improvement(history: Sequence[Mapping[str, Any]], metric: tuple[str, bool
     """
     name = f"eval_{metric[0].removeprefix('eval_')}"
     values = [value for step, value in _by_step(history, name).items() if step > 0]
-    if not values:
-        return ""
-    best = max(values) if metric[1] else min(values)
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        never = f"{name} has not been finite in {len(values)} evaluations ({key}); the run stops."
+        return never if len(values) >= patience else ""
+    best = max(finite) if metric[1] else min(finite)
     since = len(values) - 1 - values.index(best)
     if since < patience:
         return ""

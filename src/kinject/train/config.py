@@ -6,9 +6,11 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.errors import Fault, InputError, RecipeError
+from kinject.disk import check_regular, path_exists
+from kinject.errors import DiskError, Fault, InputError, RecipeError
 from kinject.models import check_config, choose_attention, choose_device, has_fast_bf16
 from kinject.process import is_launched
 from kinject.recipe import TrainRecipe
@@ -41,7 +43,7 @@ def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     values: dict[str, Any] = {
         "seed": recipe.seed, "report_to": "none", "eval_on_start": recipe.probes is not None,
-        "disable_tqdm": True, "logging_nan_inf_filter": True, **recipe.trainer,
+        "disable_tqdm": True, "logging_nan_inf_filter": False, **recipe.trainer,
         "output_dir": str(recipe.run_dir), "packing": False, "padding_free": False, "use_cpu": device == "cpu",
         "dataset_kwargs": {"skip_prepare_dataset": True}, "assistant_only_loss": False, "completion_only_loss": None,
         "chat_template_path": None,
@@ -255,6 +257,15 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
         )
     if trainer.get("packing") and trainer.get("max_length", 1024) is None:
         faults.append(("trainer.max_length", "packing needs a block length."))
+    if trainer.get("logging_nan_inf_filter"):
+        faults.append(("trainer.logging_nan_inf_filter", "writes a number for a loss that is none. Remove the line."))
+    for key, value in trainer.items():  # the libraries open files that some of them name
+        path = Path(value) if isinstance(value, str) else Path()
+        if path_exists(path) and not path.is_dir():
+            try:
+                check_regular(path)
+            except DiskError as error:
+                faults.append((f"trainer.{key}", str(error)))
     faults += [*_embedding_bits_faults(trainer), *_evaluation_faults(recipe), *_device_faults(recipe)]
     if recipe.corpus is not None:
         if "replay" in (recipe.corpus.mix or {}):

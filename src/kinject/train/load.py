@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from kinject import models
 from kinject.corpus.rows import CorpusFile, CorpusRow
-from kinject.errors import RecipeError
+from kinject.disk import read_bytes
+from kinject.errors import KinjectError, RecipeError
 from kinject.recipe import TokenizerSection, TrainRecipe
 
 if TYPE_CHECKING:
@@ -128,9 +129,10 @@ def read_chat_template(recipe: TrainRecipe, path: str) -> str:
     """Return a chat template from a Jinja file, or from the tokenizer in a folder or on the hub."""
     if path.endswith((".jinja", ".j2")):
         try:
-            return Path(path).read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise recipe.error("trainer.chat_template_path", f"{path}: cannot be read: {error}.") from error
+            return read_bytes(Path(path)).decode("utf-8-sig")
+        except (KinjectError, UnicodeDecodeError) as error:
+            fault = str(error) if isinstance(error, KinjectError) else f"{path}: not UTF-8 ({error})."
+            raise recipe.error("trainer.chat_template_path", fault) from error
     template = models.load_tokenizer(path).chat_template
     if not isinstance(template, str):
         raise recipe.error("trainer.chat_template_path", f"the tokenizer in {path} has no chat template.")

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ from kinject.disk import (
 from kinject.errors import TrainingError
 from kinject.process import is_first_process
 from kinject.recipe import TrainRecipe
+from kinject.signals import running_time
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only
 from kinject.train.data import exposures_by_document, summarize_exposures
 from kinject.types import TrainResult
@@ -53,6 +53,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
     Raises `RecipeError` before any model loads, `InputError` for a bad corpus or model, `TrainingError` if text would be
     lost, if the folder holds another run, or if the loss is no longer finite; `DiskError` for the disk's faults.
     """
+    from kinject.train.guards import check_trained
     from kinject.train.setup import check_training, make_trainer
 
     check_training(recipe)  # its faults, before the folder changes
@@ -73,13 +74,14 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
         checkpoint = _agreed_checkpoint(trainer, recipe.run_dir) if resume else None
         if checkpoint is not None:
             trainer.args.eval_on_start = False  # the checkpoint's log holds that evaluation
-        started = time.monotonic()
+        started = running_time()
         with disk_faults(recipe.run_dir), numbers_only(checkpoint):
             try:
                 output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             finally:
                 _close_screen(trainer)
-            seconds = time.monotonic() - started
+            seconds = running_time() - started
+            check_trained(trainer)
             model_dir = _save_model(trainer, recipe)
         counts = {
             "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch,
@@ -221,7 +223,13 @@ def _close_screen(trainer: KnowledgeTrainer) -> None:
 
 
 def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
-    """Write model and tokenizer to model/, whole or not at all; with `adapter.merge`, the adapter folded in."""
+    """Write model and tokenizer to model/, whole or not at all; with `adapter.merge`, the adapter folded in.
+
+    Raises `TrainingError` in all processes, and leaves no folder, if a weight that was written is not finite.
+    """
+    from kinject.models import not_finite_in
+    from kinject.train.guards import UNSTABLE, agree_on_fault
+
     part, final = recipe.run_dir / ".model.part", recipe.run_dir / "model"
     if is_first_process():
         shutil.rmtree(part, ignore_errors=True)
@@ -233,6 +241,11 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
     else:
         trainer.save_model(str(part))
     trainer.accelerator.wait_for_everyone()
+    found = not_finite_in(part) if is_first_process() else ""
+    if found:
+        shutil.rmtree(part)
+    name = found.rpartition(": ")[2]
+    agree_on_fault(trainer, found and f"{recipe.run_dir}: {name} is not finite after training. {UNSTABLE}")
     if is_first_process():
         write_sha256sums(part)
         if final.exists():

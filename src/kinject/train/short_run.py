@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +20,11 @@ from typing import Any
 import yaml
 
 from kinject.disk import Row, parse_row, write_json, write_text
-from kinject.errors import KinjectError
+from kinject.errors import KinjectError, TrainingError
 from kinject.process import peak_memory, resident_memory
 from kinject.recipe import TrainRecipe, read_recipe
-from kinject.terminal import show
+from kinject.signals import exit_code, running_time, terminable
+from kinject.terminal import protect_streams, show
 
 RESULT = "result.json"
 """Written last: peak_bytes, and out_of_memory if the GPU refused an allocation."""
@@ -94,15 +96,18 @@ def run_process(
     write_text(path, yaml.safe_dump(dict(recipe.raw), sort_keys=False, allow_unicode=True))
     command = [sys.executable, "-m", "kinject.train.short_run", str(path)]
     command += ["--longest-rows"] if longest_rows else []
-    end = time.monotonic() + seconds
-    with (folder / LOG).open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+    end = running_time() + seconds
+    with (
+        (folder / LOG).open("wb") as log,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log) as process,
+    ):
         try:
             while True:
                 try:
                     return process.wait(_POLL_SECONDS)
                 except subprocess.TimeoutExpired:
                     over_limit = limit is not None and (resident_memory(process.pid) or 0) > limit
-                    if over_limit or time.monotonic() > end:
+                    if over_limit or running_time() > end:
                         return None
         finally:
             process.kill()
@@ -151,6 +156,7 @@ def main(arguments: Sequence[str]) -> int:
     """Take the steps of the recipe at `arguments[0]` and write `RESULT`; return the exit code."""
     import torch
 
+    from kinject.train.guards import update_fault
     from kinject.train.setup import make_trainer
 
     device, refused = "cpu", False
@@ -163,6 +169,8 @@ def main(arguments: Sequence[str]) -> int:
             trainer.train_dataset = LongestRows(trainer.train_dataset, n_rows)
             trainer.rounds = ()
         trainer.train()
+        if not trainer.guard.updates:  # then the optimizer has no state, and its memory is not measured
+            raise TrainingError(update_fault(trainer))
     except torch.OutOfMemoryError:
         device, refused = "cuda", True
     except KinjectError as error:
@@ -172,5 +180,21 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _end_with_parent() -> None:
+    os.read(0, 1)  # returns when the parent, which writes nothing, has ended
+    os._exit(1)
+
+
+def program() -> int:
+    """Run `main` as a program that `run_process` started; it ends when that process does, however it ends."""
+    protect_streams()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        with terminable():
+            return main(sys.argv[1:])
+    except KeyboardInterrupt as stop:
+        return exit_code(stop)
+
+
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(program())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,13 +24,14 @@ from kinject.augment.questions.drafts import (
     read_drafts,
 )
 from kinject.augment.requests import generator_identity
-from kinject.augment.requests.sender import Sender, Traffic, gather_answers, open_sender, run_workers
+from kinject.augment.requests.sender import Sender, Traffic, gather_answers, open_sender, run_event_loop, run_workers
 from kinject.augment.validation import limits_of, questions_section
 from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.passages import split_passages, token_spans
 from kinject.disk import Journal, OffsetIndex, Row, content_id, lock_dir, open_jsonl, write_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import QuestionsRecipe, QuestionsSection
+from kinject.signals import running_time
 from kinject.terminal import Progress
 from kinject.types import Completion, Document, Message, Passage
 
@@ -86,7 +85,7 @@ def make_questions(recipe: QuestionsRecipe) -> QuestionsResult:
     """
     section = questions_section(recipe)
     with lock_dir(recipe.run_dir):
-        return asyncio.run(_make_questions(recipe, section))
+        return run_event_loop(_make_questions(recipe, section))
 
 
 async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection) -> QuestionsResult:
@@ -161,12 +160,12 @@ async def _request_questions(
             progress.set_status(sender.status())
             progress.advance()
 
-        start = time.monotonic()
+        start = running_time()
         try:
             await run_workers(_passages_of(passages), process, sender, limits.concurrency)
         except EndpointError as error:
             raise EndpointError(f"{error} Every answer is stored; the same command resumes.", fatal=True) from error
-        sender.traffic.seconds = time.monotonic() - start
+        sender.traffic.seconds = running_time() - start
     return sender, failed
 
 

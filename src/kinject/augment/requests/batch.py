@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from kinject.augment.requests.generator import Stopped, Transient
 from kinject.disk import open_database, row_checksum, write_rows
 from kinject.errors import DiskError, EndpointError
 from kinject.recipe import GeneratorSection
+from kinject.signals import running_time
 from kinject.types import Completion, Message
 
 if TYPE_CHECKING:
@@ -175,13 +175,13 @@ class BatchEndpoint:
 
         Submitting requests again because a poll of their batch failed would pay for them twice.
         """
-        pause, since = FIRST_POLL, time.monotonic()
+        pause, since = FIRST_POLL, running_time()
         while True:
             try:
                 async with self._endpoint.calling() as client:
                     return await call(client)
             except Transient as fault:
-                if time.monotonic() - since > MAX_SILENCE:
+                if running_time() - since > MAX_SILENCE:
                     message = f"{fault} Nothing else came for {MAX_SILENCE:.0f} s; submitted batches continue."
                     raise EndpointError(message, fatal=True) from fault
             await asyncio.sleep(pause)

@@ -6,21 +6,20 @@ import asyncio
 import contextlib
 import math
 import random
-import signal
 import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kinject.augment.requests import open_generator
 from kinject.augment.requests.cache import AnswerCache, request_key
 from kinject.augment.requests.generator import Generator, Stopped, Transient
 from kinject.augment.requests.limits import AdaptiveConcurrency, Budget, Limits, RateLimit
-from kinject.errors import EndpointError, Terminated
+from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
+from kinject.signals import handled_by, interruption, running_time
 from kinject.types import Completion, Message, Usage
 
 N_TRIES = 8
@@ -94,7 +93,7 @@ class Sender:
         self._stopping: asyncio.Event = partner._stopping if partner else asyncio.Event()
         self._in_flight: dict[bytes, asyncio.Future[Completion]] = {}
         self._n_failures = 0
-        self._last_answer = time.monotonic()
+        self._last_answer = running_time()
         self._silent_since: float | None = None  # the first refusal since the last answer
 
     @property
@@ -176,12 +175,12 @@ class Sender:
                 if tries >= N_TRIES:
                     raise self._failed(failure) from failure
             # While others get answers, the adaptive concurrency limits the load; long pauses would leave connections idle.
-            others_pass = time.monotonic() - self._last_answer < _ALIVE
+            others_pass = running_time() - self._last_answer < _ALIVE
             await self._pause(tries + (min(n_waits, 2) if others_pass else n_waits), failure.retry_after)
 
     def _silent_too_long(self) -> bool:
         """Return whether the first refusal since the last answer is longer ago than `MAX_SILENCE`."""
-        now = time.monotonic()
+        now = running_time()
         if self._silent_since is None:
             self._silent_since = now
         return now - self._silent_since > MAX_SILENCE
@@ -245,7 +244,7 @@ class Sender:
         self.traffic.tokens_out += usage.tokens_out
         self._n_failures = 0
         self._silent_since = None
-        self._last_answer = time.monotonic()
+        self._last_answer = running_time()
 
     def _failed(self, error: EndpointError, *, everyone: bool = False) -> EndpointError:
         """Return the error of a failed request, fatal where many in a row or all (`everyone`) fail. A fatal one stops the run."""
@@ -342,9 +341,29 @@ def _is_of_one_request(error: BaseException) -> bool:
     return isinstance(error, EndpointError) and not error.fatal
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop whose time limits leave out the time for which the process was stopped (SIGSTOP)."""
+
+    def time(self) -> float:
+        return running_time()
+
+    def read_clock(self) -> None:
+        """Read the clock each second from now on, so that a pause is counted to the second."""
+        self.call_later(1.0, self.read_clock)
+
+
+def run_event_loop(work: Coroutine[Any, Any, Answer]) -> Answer:
+    """Return the result of `work`, as `asyncio.run` does."""
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, _Loop)
+        loop.read_clock()
+        return runner.run(work)
+
+
 @contextlib.contextmanager
 def graceful_shutdown(sender: Sender) -> Iterator[None]:
-    """Turn the first Ctrl-C or SIGTERM into `sender.interrupt()`, so that answers in flight are received and stored.
+    """Turn the first signal that ends a verb into `sender.interrupt()`, so that answers in flight are received and stored.
 
     At the end of the block `KeyboardInterrupt` (`Terminated`) is raised. A second signal cancels the block.
     """
@@ -363,14 +382,11 @@ def graceful_shutdown(sender: Sender) -> Iterator[None]:
         signals.append(signum)
         loop.call_soon_threadsafe(interrupt)
 
-    before = {signum: signal.signal(signum, receive) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not signals:
-            raise
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+    with handled_by(receive):
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not signals:
+                raise
     if signals:
-        raise Terminated if signals[0] == signal.SIGTERM else KeyboardInterrupt
+        raise interruption(signals[0])
