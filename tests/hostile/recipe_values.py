@@ -44,21 +44,26 @@ TINY = {
 }  # fmt: skip
 
 INTEGERS = (
-    -(2**63), -(10**10), -100, -2, -1, 0, 1, 2, 3, 7, 8, 13, 64, 1000, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 10**30,
+    -(2**63), -(10**10), -100, -2, -1, 0, 1, 2, 3, 7, 8, 13, 64, 1000, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1,
+    2**63, 10**30,
 )  # fmt: skip
 NUMBERS = (
     -1e308, -5.0, -1.0, -1e-9, -0.0, 0.0, 5e-324, 1e-38, 1e-8, 1e-3, 0.1, 0.5, 0.999, 0.999_999_999, 1.0, 1.000_001, 1.5, 2.0,
     3.7, 100.0, 1e5, 1e10, 1e30, 1e39, 1e308, math.nan, math.inf, -math.inf,
 )  # fmt: skip
 WORDS = (
-    "", " ", "nope", "a" * 300, "a/" * 150, "../x", "~", ".", "/dev/null", "no/such/file", "\u0663", "\u202egnp", "\ufeff", "e\u0301",
-    "1", "-1", "1e-5", "nan", "inf", "none", "None", "null", "true", "auto", "all", "steps", "epoch", "best", "*", "[", "(", "(?P<",
+    "", " ", "nope", "a" * 300, "a/" * 150, "../x", "~", ".", "/dev/null", "no/such/file", "\u0663", "\u202egnp",
+    "\ufeff", "e\u0301",
+    "1", "-1", "1e-5", "nan", "inf", "none", "None", "null", "true", "auto", "all", "steps", "epoch", "best", "*", "[",
+    "(", "(?P<",
     ".*", "q_proj", "(q|v)_proj", "all-linear", "embed_tokens", "lm_head", "model.layers.0", "%s", "{}", "{{ x }}", "{", "a\nb",
     "a=b", "a=b,c", "betas=1", "http://x", "linear", "cosine", "wandb", "tensorboard", "inductor", "eager", "full_shard", "gloo",
-    "NCCL", "<|eos|>", "</s>", "gaussian", "loftq", "pissa", "pissa_niter_4", "eva", "olora", "adamw_torch", "a b c", "cuda", "cpu",
+    "NCCL", "<|eos|>", "</s>", "gaussian", "loftq", "pissa", "pissa_niter_4", "eva", "olora", "adamw_torch", "a b c",
+    "cuda", "cpu",
 )  # fmt: skip
 LISTS: tuple[Any, ...] = (
-    [], [""], ["q_proj"], ["nope"], ["q_proj", "q_proj"], [1], [0, 1], [-1], [5], [None], [[]], [{}], [True], ["("], [1.5], ["lm_head"],
+    [], [""], ["q_proj"], ["nope"], ["q_proj", "q_proj"], [1], [0, 1], [-1], [5], [None], [[]], [{}], [True], ["("],
+    [1.5], ["lm_head"],
     [[0, 2]], [[0, 1], [0, 2]], ["model.layers.0.self_attn.q_proj.weight"], ["all"], ["loss"], [10**30],
 )  # fmt: skip
 MAPPINGS: tuple[Any, ...] = (
@@ -164,7 +169,8 @@ def bases() -> dict[str, dict[str, Any]]:
         "guards": {"unread_corpus": "ignore"}, "trainer": trainer,
     }  # fmt: skip
     evaluated = {
-        **load, "corpus": {**load["corpus"], "validation_corpus": "more.jsonl"}, "probes": {"questions": {"born": "questions.jsonl"}},
+        **load, "corpus": {**load["corpus"], "validation_corpus": "more.jsonl"},
+        "probes": {"questions": {"born": "questions.jsonl"}},
         "trainer": {**trainer, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1},
     }  # fmt: skip
     evaluation = {"models": {"base": "tiny"}, "questions": {"born": "questions.jsonl"}}
@@ -343,9 +349,8 @@ def _compare(drawn: Draw, verb: str, checked: tuple[int, str], ran: tuple[int, s
     if code not in ((0, 1, 2) if verb in ("plan", "augment", "questions") else (0, 2)):
         return Outcome(f"{verb}: traceback", text)
     if code == 2:
-        if drawn.key.path[-1] not in text and not text.startswith("kinject study"):
-            if not _is_yaml_fault(text):
-                return Outcome(f"{verb}: no key", text)
+        if drawn.key.path[-1] not in text and not _is_yaml_fault(text):
+            return Outcome(f"{verb}: no key", text)
         if len(text) > 6000:
             return Outcome(f"{verb}: long message", text[:6000])
     if checked[0] == 2 and code != 2:
