@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 64 * 2**20
 """Longest body that is read, decompressed. A longer one is dropped and its connection closed."""
+MOST_FILE_BYTES = 2**30
+"""The same for the results of a batch."""
 _CONNECT = 10.0
 """Maximum seconds until a connection is open."""
 _SPARE = 8
@@ -51,6 +53,8 @@ class NoReply(Exception):
         cause = error
         while cause.__cause__ is not None and not isinstance(cause.__cause__, asyncio.CancelledError):
             cause = cause.__cause__
+        if isinstance(cause, NoReply):
+            return cause
         kind = "timeout" if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ else "connection"
         connecting = any(name in type(error).__name__ for name in ("Connector", "ConnectError"))
         # A connection that ends during the handshake may succeed next time; a wrong certificate will not change.
@@ -75,6 +79,7 @@ def open_client(timeout: float, concurrency: int, *, local: bool) -> tuple[httpx
         "timeout": httpx2.Timeout(timeout, connect=min(timeout, _CONNECT)),
         "trust_env": not local,
         "follow_redirects": False,
+        "event_hooks": {"response": [_read_bounded]},  # every call of the client, not just the posts
     }
     try:
         return openai.DefaultAioHttpClient(**settings), True
@@ -96,7 +101,7 @@ def client_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[str, st
             response = await client.send(request, stream=True)
             begun = True
             try:
-                return Reply(response.status_code, response.headers, await _whole(response.aiter_bytes()))
+                return Reply(response.status_code, response.headers, await response.aread())
             finally:
                 await response.aclose()
         except httpx2.HTTPError as error:
@@ -126,21 +131,29 @@ async def aiohttp_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[
             try:
                 async with session.post(url, data=body, allow_redirects=False) as response:
                     begun = True
-                    return Reply(response.status, response.headers, await _whole(response.content.iter_any()))
+                    return Reply(
+                        response.status, response.headers, await _whole(response.content.iter_any(), MOST_BYTES)
+                    )
             except (aiohttp.ClientError, OSError) as error:
                 raise NoReply.from_exception(error, begun=begun) from error
 
         yield post
 
 
-async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
-    """Return the whole body. Raises `NoReply` (too long) beyond `MOST_BYTES`."""
+async def _read_bounded(response: httpx2.Response) -> None:
+    """Read a response of the client before the client does, which would read it without a limit."""
+    most = MOST_FILE_BYTES if response.request.url.path.endswith("/content") else MOST_BYTES
+    response._content = await _whole(response.aiter_bytes(), most)
+
+
+async def _whole(chunks: AsyncIterator[bytes], most: int) -> bytes:
+    """Return the whole body. Raises `NoReply` (too long) beyond `most` bytes."""
     parts: list[bytes] = []
     n_bytes = 0
     async for chunk in chunks:
         n_bytes += len(chunk)
-        if n_bytes > MOST_BYTES:
-            raise NoReply(f"it is longer than {MOST_BYTES:,} bytes", "too long", begun=True)
+        if n_bytes > most:
+            raise NoReply(f"it is longer than {most:,} bytes", "too long", begun=True)
         parts.append(chunk)
     return b"".join(parts)
 
