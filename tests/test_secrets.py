@@ -1,4 +1,4 @@
-"""Parts of a secret: found in every form, and nothing else is. tests/hostile/test_keys.py draws forms by the thousand."""
+"""Parts of a secret: found in every form, and nothing else is. tests/hostile/test_echoes.py draws forms by the thousand."""
 
 from __future__ import annotations
 

@@ -158,6 +158,8 @@ class Endpoint:
             answer = error.response
             reply = Reply(answer.status_code, answer.headers, answer.content)
             raise await self._status_error(reply, model=False) from error
+        except NoReply as error:
+            raise self._connection_error(error) from error
         except openai.APIConnectionError as error:
             raise self._connection_error(NoReply.from_exception(error)) from error
         except TimeoutError as error:
@@ -239,7 +241,7 @@ class Endpoint:
             async with asyncio.timeout(self._section.timeout):
                 raw = await self._client.models.with_raw_response.list()
             offered = [self.shown(model["id"]) for model in json.loads(raw.http_response.content)["data"]]
-        except (openai.OpenAIError, ValueError, KeyError, TypeError, RecursionError, TimeoutError):
+        except (NoReply, openai.OpenAIError, ValueError, KeyError, TypeError, RecursionError, TimeoutError):
             hint = "" if urlsplit(self.url).path.rstrip("/").endswith("/v1") else " Most base_urls end in /v1."
             return f"answered 404 ({reason}). Check base_url and model.{hint}"
         model = self._section.model or ""

@@ -53,8 +53,6 @@ class NoReply(Exception):
         cause = error
         while cause.__cause__ is not None and not isinstance(cause.__cause__, asyncio.CancelledError):
             cause = cause.__cause__
-        if isinstance(cause, NoReply):
-            return cause
         kind = "timeout" if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ else "connection"
         connecting = any(name in type(error).__name__ for name in ("Connector", "ConnectError"))
         # A connection that ends during the handshake may succeed next time; a wrong certificate will not change.
@@ -96,16 +94,11 @@ def client_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[str, st
 
     async def post(body: bytes) -> Reply:
         request = httpx2.Request("POST", pattern.url, headers=raw, content=body, extensions=dict(pattern.extensions))
-        begun = False
         try:
-            response = await client.send(request, stream=True)
-            begun = True
-            try:
-                return Reply(response.status_code, response.headers, await response.aread())
-            finally:
-                await response.aclose()
+            response = await client.send(request)
         except httpx2.HTTPError as error:
-            raise NoReply.from_exception(error, begun=begun) from error
+            raise NoReply.from_exception(error) from error
+        return Reply(response.status_code, response.headers, response.content)
 
     return post
 
@@ -141,9 +134,14 @@ async def aiohttp_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[
 
 
 async def _read_bounded(response: httpx2.Response) -> None:
-    """Read a response of the client before the client does, which would read it without a limit."""
+    """Read a response of the client before the client does, which would read it without a limit. Raises `NoReply`."""
+    import httpx2
+
     most = MOST_FILE_BYTES if response.request.url.path.endswith("/content") else MOST_BYTES
-    response._content = await _whole(response.aiter_bytes(), most)
+    try:
+        response._content = await _whole(response.aiter_bytes(), most)
+    except httpx2.HTTPError as error:
+        raise NoReply.from_exception(error, begun=True) from error
 
 
 async def _whole(chunks: AsyncIterator[bytes], most: int) -> bytes:

@@ -9,18 +9,16 @@ import gzip
 import json
 import os
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from endpoints import recipe_of, serving
 from faulty_server import Hostile, Talk
 from keys import FORMS, draw_key, draw_part, find_parts
 
 from kinject.cli import main
-from kinject.sandbox.grammar import render_entry
-from kinject.sandbox.people import create_country
 
 _BATCH = 60
 _VARIABLES = ("OPENAI_API_KEY", "HF_TOKEN", "K_SECRET")
@@ -114,18 +112,6 @@ FATAL: dict[str, Echo] = {
 """Channels of answers that stop a run."""
 
 
-def recipe_of(tmp_path: Path, url: str, n: int) -> list[str]:
-    people = create_country(n_known=1, n_new=n).new
-    rows = [{"id": person.name, "title": person.name, "text": render_entry(person, 0)} for person in people]
-    (tmp_path / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    path = tmp_path / "recipe.yaml"
-    path.write_text(
-        f"run_dir: {tmp_path}/run\naugment: {{documents: {tmp_path}/documents.jsonl, styles: {{paraphrase: 1}}, "
-        f"max_attempts: 1, generator: {{kind: openai, base_url: '{url}', model: sandbox, concurrency: 1}}}}\n"
-    )
-    return ["augment", str(path)]
-
-
 def leaks_of(
     tmp_path: Path, cases: list[tuple[Echo, str]], keys: list[str], capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -139,14 +125,9 @@ def leaks_of(
         return echo(talk, part)
 
     server = Hostile(script)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     caplog.clear()
-    try:
+    with serving(server):
         code = main(recipe_of(tmp_path, server.url, len(cases)))
-    finally:
-        server.ended.set()
-        server.shutdown()
-        server.server_close()
     said = capsys.readouterr()
     texts = {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     texts |= {"names": "\n".join(texts).encode(), "stdout": said.out.encode(), "stderr": said.err.encode()}
