@@ -1,4 +1,6 @@
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,32 @@ def test_no_documents_is_an_error(tmp_path: Path) -> None:
         list(read_documents(tmp_path / "empty"))
     with pytest.raises(DiskError, match="nothing is there"):
         list(read_documents(tmp_path / "absent.jsonl"))
+
+
+def test_a_folder_with_what_is_no_file_is_refused_by_its_name_and_links_to_folders_are_read(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "b.txt").write_text("Linked.")
+    folder = tmp_path / "documents"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.txt").write_text("First.")
+    (folder / "link").symlink_to(tmp_path / "outside")
+    (folder / "sub" / "c.txt").write_text("Last.")
+    assert [document.text for document in read_documents(folder)] == ["First.", "Linked.", "Last."]
+    (folder / "sub" / "again").symlink_to(folder)
+    with pytest.raises(InputError, match=r"again: a link to a folder that it lies in"):
+        list(read_documents(folder))
+    (folder / "sub" / "again").unlink()
+    os.mkfifo(folder / "sub" / "b.txt")
+    with pytest.raises(DiskError, match=r"sub/b\.txt: found a pipe, expected a file"):
+        list(read_documents(folder))
+    (folder / "sub" / "b.txt").unlink()
+    (folder / "sub" / "b.txt").symlink_to("nowhere")
+    with pytest.raises(DiskError, match=r"sub/b\.txt: cannot be read: No such file"):
+        list(read_documents(folder))
+
+
+def test_the_root_of_the_file_system_is_refused_at_once(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises((InputError, DiskError), match=r"^/"):
+        list(read_documents(Path("/")))
+    assert time.monotonic() - began < 2

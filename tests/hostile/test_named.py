@@ -80,8 +80,8 @@ def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path: Path, kind: st
     folder.mkdir()
     os.mkfifo(pipe)
     device.symlink_to("/dev/zero")
-    for path in (pipe, device):
-        assert "found a pipe or a device, expected a file" in refusal(read, path)
+    for path, found in ((pipe, "a pipe"), (device, "a device")):
+        assert f"found {found}, expected a file" in refusal(read, path)
     refusal(read, folder)
 
 

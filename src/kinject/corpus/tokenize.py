@@ -27,7 +27,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject.corpus.rows import CorpusRow
-from kinject.disk import check_sha256sums, content_id, folder_hash, unwritable, write_sha256sums, write_text
+from kinject.disk import (
+    check_sha256sums,
+    content_id,
+    folder_hash,
+    open_regular,
+    open_to_read,
+    unwritable,
+    write_sha256sums,
+    write_text,
+)
 from kinject.errors import DiskError, InputError
 
 if TYPE_CHECKING:
@@ -227,8 +236,9 @@ class TokenStore(Sequence[TokenRow]):
         self.origin = origin
         try:
             arrays = {name: _mapped(folder / f"{name}.bin", kind) for name, kind in _FILES.items()}
-            self._names: list[str] = json.loads((folder / "documents.json").read_bytes())
-        except (OSError, ValueError) as error:
+            with open_to_read(folder / "documents.json") as file:
+                self._names: list[str] = json.load(file)
+        except (OSError, ValueError, DiskError) as error:
             raise DiskError(f"{folder}: cannot be read ({error}). Delete the folder; it is made again.") from error
         self._ids, self._learned, self._ends, self._documents = arrays.values()
 
@@ -266,7 +276,7 @@ def cached_tokens(folder: Path, key: str, make: Callable[[], Iterable[TokenRow]]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if _fault(entry):
-            with (folder / f".{key}.lock").open("w") as lock:
+            with open(folder / f".{key}.lock", "w", opener=open_regular) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 for torn in folder.glob(f".{key}.*.part"):  # of a process that was killed
                     shutil.rmtree(torn)

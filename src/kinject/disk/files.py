@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import stat
@@ -120,17 +121,81 @@ def write_json(path: Path, value: object) -> None:
 def open_to_read(path: Path) -> BufferedReader:
     """Return the file `path`, open for reading bytes.
 
-    Raises `DiskError` if it cannot be opened, or is a folder, a pipe or a device: these cannot be read twice, or to an
-    end.
+    Raises `DiskError` if it cannot be opened or `check_regular` refuses it: anything else cannot be read twice, or to an
+    end. What was opened is checked again, and opening never waits, so that a pipe put there meanwhile cannot stop it.
     """
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
-            raise DiskError(f"{path}: found {kind}, expected a file. Check the path.")
-        return path.open("rb")
+        check_regular(path)
+        return open(path, "rb", opener=open_regular)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise unreadable(path, error) from error
+
+
+def check_regular(path: Path) -> None:
+    """Raise `DiskError` unless `path` is a file on a disk, or a link to one. Nothing is opened.
+
+    A folder, pipe, socket or device is refused, and a file below /proc or /sys, where reading may never end.
+    """
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
+    _refuse_unless_regular(path, found)
+
+
+def open_regular(name: str | os.PathLike[str], flags: int) -> int:
+    """Return a descriptor of a file: the `opener` of every `open` of a path that others can write. It never waits.
+
+    Raises `DiskError` as `check_regular`, and for a file of size 0 that holds bytes (a kernel's, below another folder).
+    """
+    path = Path(name)
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o644)
+    try:
+        found = os.fstat(descriptor)
+        _refuse_unless_regular(path, found)
+        if not found.st_size and not flags & (os.O_WRONLY | os.O_RDWR) and _is_endless(descriptor):
+            raise _no_file(path, "a file of the kernel")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def kind_of(mode: int) -> str:
+    """Return what a `st_mode` is, in words: "a pipe", "a folder"; "" for a file."""
+    if stat.S_ISREG(mode):
+        return ""
+    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((words for is_kind, words in kinds if is_kind(mode)), "a device")
+
+
+def _refuse_unless_regular(path: Path, found: os.stat_result) -> None:
+    kind = kind_of(found.st_mode) or ("a file of the kernel" if found.st_dev in _kernel_devices() else "")
+    if kind:
+        raise _no_file(path, kind)
+
+
+def _no_file(path: Path, kind: str) -> DiskError:
+    fix = (
+        "Check the path."
+        if kind == "a folder"
+        else "Save its content as a file and give that: it is read more than once."
+    )
+    return DiskError(f"{path}: found {kind}, expected a file. {fix}")
+
+
+@functools.cache
+def _kernel_devices() -> frozenset[int]:
+    """Return the device numbers of /proc and /sys, where they are file systems of their own."""
+    return frozenset(os.stat(name).st_dev for name in ("/proc", "/sys") if os.path.ismount(name))
+
+
+def _is_endless(descriptor: int) -> bool:
+    """Return whether a file of size 0 gives a byte, or makes its reader wait for one: no disk holds it."""
+    try:
+        return bool(os.pread(descriptor, 1, 0)) and not os.fstat(descriptor).st_size
+    except OSError:
+        return True
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
@@ -141,12 +206,15 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     limit = LARGEST_FILE if most is None else most
     with open_to_read(path) as file:
         try:
-            data = file.read(limit + 1)
+            left, parts = limit + 1, []
+            while part := file.read(min(left, 2**20)):  # one read of the limit would allocate as much
+                parts.append(part)
+                left -= len(part)
         except OSError as error:
             raise unreadable(path, error) from error
-    if len(data) > limit:
+    if not left:
         raise InputError(f"{path}: longer than {format_size(limit)}, the most that is read whole. Split it.")
-    return data
+    return b"".join(parts)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:

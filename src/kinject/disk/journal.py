@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import BinaryIO, cast
 
 from kinject.disk.checksums import CHECKSUM, add_line_checksum, remove_line_checksum
-from kinject.disk.files import read_lines, unwritable
+from kinject.disk.files import open_regular, read_lines, unwritable
 from kinject.disk.jsonl import Row, encode_row, parse_row
 from kinject.errors import DiskError, InputError
 
@@ -149,7 +149,7 @@ def _open(path: Path, mode: str) -> BinaryIO:
     """Open a file, unbuffered for writing: a refused write must not be repeated on closing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return cast(BinaryIO, path.open(mode, buffering=0 if "a" in mode else -1))
+        return cast(BinaryIO, open(path, mode, buffering=0 if "a" in mode else -1, opener=open_regular))
     except OSError as error:
         raise unwritable(path, error, "opened for writing") from error
 
@@ -157,7 +157,7 @@ def _open(path: Path, mode: str) -> BinaryIO:
 def _cut_torn_tail(path: Path) -> int:
     """Truncate `path` after its last newline; return the number of bytes cut."""
     try:
-        with path.open("rb+") as file:
+        with open(path, "rb+", opener=open_regular) as file:
             size = file.seek(0, os.SEEK_END)
             end = size
             while end > 0:

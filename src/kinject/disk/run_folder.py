@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kinject.disk.checksums import content_id
-from kinject.disk.files import LOCK, delete_parts, unwritable
+from kinject.disk.files import LOCK, delete_parts, kind_of, unwritable
 from kinject.disk.format import mark_folder
 from kinject.errors import DiskError
 
@@ -95,12 +95,23 @@ def file_name(name: str) -> str:
 
 
 def refuse_outside_links(folder: Path) -> None:
-    """Raise `DiskError` if a link below `folder` leads out of it: files written there would land elsewhere."""
+    """Raise `DiskError` if a link below `folder` leads out of it, or an entry is no file (a pipe, a socket, a device).
+
+    Files written through the link would land elsewhere; opening a pipe, here or in a library, may never end. The root
+    of the file system is no run folder: looking through it takes minutes.
+    """
     root = folder.resolve()
+    if root == root.parent:
+        raise DiskError(f"{folder}: the root of the file system. Choose a folder for this run alone as run_dir.")
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            path = Path(parent, name)
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
+            path = os.path.join(parent, name)
+            if os.path.islink(path) and not Path(os.path.realpath(path)).is_relative_to(root):
                 raise DiskError(
                     f"{path}: a link that leads out of the run folder. Remove it, or give its target as run_dir."
                 )
+        for name in files:
+            with contextlib.suppress(OSError):  # gone meanwhile, or a link to nothing: nothing can be opened
+                kind = kind_of(os.stat(os.path.join(parent, name)).st_mode)
+                if kind:
+                    raise DiskError(f"{os.path.join(parent, name)}: found {kind} in the run folder. Remove it.")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import split_passages, word_spans
-from kinject.disk import content_id, parse_json, read_jsonl
+from kinject.disk import content_id, open_to_read, parse_json, read_bytes, read_jsonl
 from kinject.errors import DiskError, InputError
 from kinject.eval.scoring.answers import hash_model
 from kinject.recipe.sections import RetrievalSection
@@ -40,10 +40,15 @@ def read_contexts(path: Path, questions: Sequence[Question]) -> list[tuple[Passa
     `InputError` (file:line) for a row of another shape, and for a question that has no row.
     """
     contexts: dict[str, tuple[Passage, ...]] = {}
+    lines: dict[str, int] = {}
     for number, row in read_jsonl(path):
         question_id, passages = row.get("question_id"), row.get("passages")
-        if not isinstance(question_id, str | int) or not isinstance(passages, list):
+        if isinstance(question_id, bool) or not isinstance(question_id, str | int) or not isinstance(passages, list):
             raise InputError(f"{path}:{number}: expected question_id and passages (a list of texts).")
+        first = lines.setdefault(str(question_id), number)
+        if first != number:
+            fault = f"question {question_id!r:.80} is there twice, first on line {first}. Keep one."
+            raise InputError(f"{path}:{number}: {fault}")
         contexts[str(question_id)] = tuple(_prepared_passage(item, f"{path}:{number}") for item in passages)
     missing = [question.id for question in questions if question.id not in contexts]
     if missing:
@@ -175,7 +180,8 @@ class DenseRetriever:
     def _read_or_embed(self) -> Vectors:
         if self.path.exists():
             try:
-                stored: Vectors = np.load(self.path, allow_pickle=False)
+                with open_to_read(self.path) as file:
+                    stored: Vectors = np.load(file, allow_pickle=False)
             except (OSError, ValueError) as error:
                 raise DiskError(f"{self.path}: damaged index ({error}). Delete it and run again.") from error
             if len(stored) == len(self.passages):
@@ -268,9 +274,9 @@ def _refuse_code(folder: Path) -> None:
     where = f"eval.retrieval.embedder: {folder}"
     try:
         path = folder / "modules.json"
-        modules = parse_json(path.read_bytes()) if path.exists() else []
+        modules = parse_json(read_bytes(path)) if path.exists() else []
         kinds = [str(module["type"]) for module in modules]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (DiskError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{where}: modules.json cannot be read ({error}). Save the embedder again.") from error
     foreign = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
     if foreign:

@@ -276,7 +276,7 @@ def _run_logged(stage: Stage) -> tuple[dict[str, Any] | None, str]:
                 show(error, file=sys.stderr, flush=True)
                 return None, error_line(error)
             except Exception as error:  # noqa: BLE001 - a bug in one arm must not end the study; its log has the traceback
-                traceback.print_exc()
+                show(traceback.format_exc(), file=sys.stderr, flush=True)
                 if isinstance(error, OSError) and is_system_failure(error):
                     return None, f"{error.filename or stage.folder}: {error.strerror}. {fix_for(error)}"
                 return None, f"{error_line(error)} (a bug; the traceback is in {log_path})"

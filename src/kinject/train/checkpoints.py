@@ -18,7 +18,15 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from kinject.disk import check_sha256sums, is_system_failure, unwritable, write_json, write_sha256sums
+from kinject.disk import (
+    check_sha256sums,
+    is_system_failure,
+    open_to_read,
+    read_bytes,
+    unwritable,
+    write_json,
+    write_sha256sums,
+)
 from kinject.errors import DiskError, TrainingError
 from kinject.process import is_first_process
 
@@ -50,9 +58,9 @@ def mark_complete(checkpoint: Path) -> None:
 def is_complete(checkpoint: Path) -> bool:
     """Return whether every file that the marker lists is there with its size; False without a readable marker."""
     try:
-        sizes = json.loads((checkpoint / _MARKER).read_bytes())
+        sizes = json.loads(read_bytes(checkpoint / _MARKER))
         return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, DiskError):
         return False
 
 
@@ -155,7 +163,7 @@ def numbers_only(checkpoint: Path | None) -> Iterator[None]:
         return
     for path in sorted(checkpoint.rglob(".metadata")):
         try:
-            with path.open("rb") as file:
+            with open_to_read(path) as file:
                 _MetadataUnpickler(file).load()
         except Exception as error:  # a damaged pickle raises anything
             raise _refused(checkpoint, path.name, error) from error

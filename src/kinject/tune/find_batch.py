@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kinject.disk import content_id, lock_dir, read_checked_json, write_checked_json
+from kinject.disk import content_id, lock_dir, read_bytes, read_checked_json, write_checked_json
 from kinject.errors import InputError
 from kinject.process import available_memory
 from kinject.recipe import TrainRecipe
@@ -141,7 +141,7 @@ class _Trials:
         limit = self.limit if self.device != "cuda" else None
         code = run_process(self.trial_recipe(batch, folder), longest_rows=True, limit=limit)
         if (folder / RESULT).is_file():
-            result = json.loads((folder / RESULT).read_bytes())
+            result = json.loads(read_bytes(folder / RESULT))
             return BatchTrial(batch, result["peak_bytes"], result["out_of_memory"])
         if code in (None, -9):  # killed at the limit, or by the system when memory was used up
             return BatchTrial(batch, None, False)

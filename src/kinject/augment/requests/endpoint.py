@@ -22,7 +22,6 @@ from kinject.augment.requests.generator import Transient
 from kinject.augment.requests.wire import (
     NoReply,
     Post,
-    Redactor,
     Reply,
     aiohttp_poster,
     client_poster,
@@ -32,6 +31,7 @@ from kinject.augment.requests.wire import (
 )
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
+from kinject.secrets import SHOWN, known_secrets, secret_filter
 from kinject.types import Completion, Message, Usage
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Endpoint:
         self._section = section
         self.url = section.base_url or DEFAULT_URL
         self._key = _api_key(section.api_key_env, self.url)
-        self._redact = Redactor(self._key)
+        others = known_secrets([section.api_key_env]).values()
+        self._secrets = secret_filter(tuple(dict.fromkeys([self._key, *others])))
         self._client: openai.AsyncOpenAI  # set by `__aenter__`, as is `_post`
         self._post: Post
         self._models: set[str] = set()
@@ -116,11 +117,17 @@ class Endpoint:
             raise self._connection_error(NoReply("", "timeout")) from error
 
     def parse(self, body: bytes) -> Completion:
-        """Return the completion in a body, without the key. Raises `Transient` as `parse_completion`."""
+        """Return the completion in a body, without secrets: one that held a part of one has finish_reason ``secret``.
+
+        Raises `Transient` as `parse_completion`.
+        """
         answer = parse_completion(
             body, self.url, self._section.max_tokens, shown=self.shown, on_model=self._check_model
         )
-        return replace(answer, text=self._redact.answer(answer.text), finish_reason=self.shown(answer.finish_reason))
+        text = self._secrets.redact(answer.text)
+        if text is not answer.text:
+            return replace(answer, text=text, finish_reason="secret")
+        return replace(answer, finish_reason=self.shown(answer.finish_reason)) if answer.finish_reason else answer
 
     def _check_model(self, name: str) -> None:
         """Log a warning, once, if another model answers than the recipe's. Longer names, such as with a date, are the same."""
@@ -242,8 +249,9 @@ class Endpoint:
         return f"no model {model!r} (404: {reason}). It offers {', '.join(offered[:10]) or 'none'}{more}.{hint}"
 
     def shown(self, text: object) -> str:
-        """Return text of the endpoint made safe to print: one short line, no control characters, never the key."""
-        return printable(self._redact.message(str(text)))
+        """Return text of the endpoint made safe to print: one short line, no control characters, no secrets."""
+        line = _USER.sub(SHOWN, str(text)[:_LONGEST_MESSAGE])
+        return printable(self._secrets.redact(line.replace(self._key, SHOWN) if self._key else line))
 
 
 def _api_key(variable: str, url: str) -> str:
@@ -269,6 +277,9 @@ def _api_key(variable: str, url: str) -> str:
     )
 
 
+_USER = re.compile(r"(?<=//)[^/@\s]+(?=@)")
+"""A name and password in a URL, as in a proxy's error."""
+_LONGEST_MESSAGE = 10_000
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\u2027\u202f-\ud7ff\ue000-\ufffd]+")
 _CHARACTERS_OF_A_TOKEN = 128
 """Maximum length of a token: no vocabulary in use has longer ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from kinject.corpus.documents.tables import (
     read_parquet,
     read_saved_dataset,
 )
-from kinject.disk import LONGEST_LINE, content_id, file_hash, folder_hash, path_exists
+from kinject.disk import LONGEST_LINE, check_regular, content_id, file_hash, folder_hash, path_exists, unreadable
 from kinject.errors import DiskError, InputError
 from kinject.types import Document
 
@@ -78,18 +79,40 @@ def document_files(path: Path) -> list[Path]:
     """
     if not path_exists(path):
         raise DiskError(f"{path}: nothing is there. Check the path.")
-    files = [path]
-    if path.is_dir():
-        below = (part for part in path.rglob("*") if part.is_file())
-        files = sorted(file for file in below if not any(p.startswith(".") for p in file.relative_to(path).parts))
-        if not files:
-            raise InputError(f"{path}: an empty folder. Expected files ending in {_suffixes()}.")
-    for file in files:
-        if file.suffix.lower() not in READERS:
-            raise InputError(
-                f"{file}: found suffix {file.suffix!r}, can read {_suffixes()}. Convert it or take it out."
-            )
+    if not path.is_dir():
+        _check_readable(path)
+        return [path]
+    files = list(_files_below(path, ()))
+    if not files:
+        raise InputError(f"{path}: an empty folder. Expected files ending in {_suffixes()}.")
     return files
+
+
+def _check_readable(file: Path) -> None:
+    check_regular(file)
+    if file.suffix.lower() not in READERS:
+        raise InputError(f"{file}: found suffix {file.suffix!r}, can read {_suffixes()}. Convert it or take it out.")
+
+
+def _files_below(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the files below `folder` that are not hidden, sorted; stop at the first that cannot be read.
+
+    Links to folders are followed. Raises `InputError` if one leads back to a folder `above` it.
+    """
+    real = os.path.realpath(folder)
+    if real in above:
+        raise InputError(f"{folder}: a link to a folder that it lies in, without end. Take it out.")
+    try:
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    for name in names:
+        path = folder / name
+        if path.is_dir():
+            yield from _files_below(path, (*above, real))
+        else:
+            _check_readable(path)
+            yield path
 
 
 def document_hashes(path: Path) -> dict[str, str]:
