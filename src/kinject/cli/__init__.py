@@ -146,6 +146,7 @@ def _quieten_libraries() -> None:
     on_screen = logging.StreamHandler(sys.stderr)
     on_screen.setFormatter(Formatter())
     logging.basicConfig(level=logging.INFO, handlers=[on_screen], force=True)
+    logging.getLogger("torch").setLevel(logging.WARNING)  # its import logs at its end
     for noisy in (
         "httpx", "httpx2", "httpcore", "openai", "datasets", "bitsandbytes", "bm25s", "matplotlib", "fontTools", "urllib3",
         "huggingface_hub",
