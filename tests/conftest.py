@@ -19,7 +19,12 @@ import hypothesis
 import pytest
 
 ROOT = Path(__file__).parents[1]
-for room in ("disk", "report", "study"):  # their helper modules: pytest's importlib mode leaves sys.path alone
+for room in (
+    "disk",
+    "hostile",
+    "report",
+    "study",
+):  # their helper modules: pytest's importlib mode leaves sys.path alone
     sys.path.insert(0, str(Path(__file__).parent / room))
 SHARED = ROOT.parent / "shared"
 signal.signal(

@@ -245,7 +245,7 @@ def test_a_resumed_run_goes_on_to_the_last_bit(
          "takes none"),
         ({"lr_scheduler_type": "step_decay"}, "lr_scheduler_type", "needs step_size"),
         ({"lr_scheduler_type": "exponential_decay", "lr_scheduler_kwargs": {"gamma": 1.5}},
-         "lr_scheduler_kwargs.gamma", "allowed: 0 to 1"),
+         "lr_scheduler_kwargs.gamma", "allowed: more than 0, at most 1"),
         ({"lr_scheduler_type": "step_decay", "lr_scheduler_kwargs": {"step_size": "often"}},
          "lr_scheduler_kwargs.step_size", "expected a whole number"),
         ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_type", "needs num_decay_steps"),

@@ -16,6 +16,7 @@ from kinject.disk.checksums import file_hash, file_hashes, read_checked_json, wr
 from kinject.disk.files import read_bytes
 from kinject.disk.format import FORMAT_VERSION, check_version
 from kinject.errors import InputError
+from kinject.secrets import without_secrets
 
 _PACKAGES = (
     "kinject", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy", "scipy",
@@ -46,7 +47,8 @@ def write_manifest(
     """
     write_checked_json(path, {
         "format_version": FORMAT_VERSION, "stage": stage, "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": ["kinject", *sys.argv[1:]], "inputs": dict(inputs), "recipe": dict(recipe), "versions": _versions(),
+        "command": ["kinject", *map(without_secrets, sys.argv[1:])],
+        "inputs": dict(inputs), "recipe": dict(recipe), "versions": _versions(),
         "machine": {"system": platform.system(), "processor": platform.machine()}, "counts": dict(counts),
         "outputs": dict(zip(outputs, file_hashes([path.parent / name for name in outputs]), strict=True)),
     })  # fmt: skip

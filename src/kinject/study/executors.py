@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from kinject.disk import fix_for, is_system_failure
 from kinject.errors import InputError, KinjectError, Terminated
-from kinject.process import core_count
+from kinject.process import core_count, is_shortage
 from kinject.signals import FROM_TERMINAL, terminable
 from kinject.study.stages import Stage, error_line, run_stage
 from kinject.terminal import protect_streams, show
@@ -285,7 +285,9 @@ def _run_logged(stage: Stage) -> tuple[dict[str, Any] | None, str]:
                 show(error, file=sys.stderr, flush=True)
                 return None, error_line(error)
             except Exception as error:  # noqa: BLE001 - a bug in one arm must not end the study; its log has the traceback
-                traceback.print_exc()
+                show(traceback.format_exc(), file=sys.stderr, flush=True)
+                if is_shortage(error):
+                    return None, f"{error_line(error)} (too little memory, threads or open files)"
                 if isinstance(error, OSError) and is_system_failure(error):
                     return None, f"{error.filename or stage.folder}: {error.strerror}. {fix_for(error)}"
                 return None, f"{error_line(error)} (a bug; the traceback is in {log_path})"
