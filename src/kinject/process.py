@@ -31,6 +31,10 @@ _WORDS = (
 )
 """Environment variables that the libraries read as one of some words."""
 _EMPTY_IS_UNSET = ("HOME", "TMPDIR", "HF_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR")
+_SHORTAGE = re.compile(
+    r"out of memory|failed to map segment|(can't|cannot|unable to) allocate|bad_alloc|start new thread|too many open files",
+    re.IGNORECASE,
+)
 _FEWEST_FILES, _MANY_FILES = 64, 1024
 
 
@@ -97,6 +101,11 @@ def _expected(name: str, value: str) -> str:
             fine = all(re.fullmatch("[0-9]{1,12}", part.strip()) and least <= int(part) <= most for part in parts)
             return "" if fine else f"a whole number from {least:,} to {most:,}"
     return ""
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Return whether memory, threads or open files ran out, of this machine, its GPU or a limit, in whatever form it shows."""
+    return isinstance(error, MemoryError) or _SHORTAGE.search(str(error)) is not None
 
 
 def is_launched() -> bool:

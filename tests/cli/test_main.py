@@ -299,9 +299,34 @@ def test_text_that_a_full_disk_lost_is_reported_and_only_a_success_changes(
     assert capsys.readouterr().err == ("" if code else lost)
 
 
-def test_memory_that_is_used_up_is_one_line(program: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nMore."), OSError(24, "Too many open files"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        ImportError("libx.so: failed to map segment from shared object"), RuntimeError("can't start new thread"),
+        OSError(12, "Cannot allocate memory"), RuntimeError("std::bad_alloc"),
+    ],
+)  # fmt: skip
+def test_memory_threads_and_files_that_ran_out_are_one_line(
+    error: Exception, program: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fill(words: list[str]) -> int:
-        raise MemoryError
+        raise error
 
-    assert program(["eval"], fill) == 2
-    assert capsys.readouterr().err.startswith("kinject eval: out of memory. ")
+    assert program(["train"], fill) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kinject train: ")
+    assert (str(error).partition("\n")[0] or "out of memory").rpartition("] ")[2] in line or "open files" in line
+
+
+class Panic(BaseException):
+    """As Rust's libraries raise."""
+
+
+def test_a_panic_of_a_library_is_no_success(program: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(words: list[str]) -> int:
+        raise Panic("called `Option::unwrap()` on a `None` value")
+
+    assert program(["train"], fail) == 70
+    assert "Panic" in capsys.readouterr().err

@@ -46,8 +46,6 @@ class Environment:
     variables: Mapping[str, str | None] = field(default_factory=dict)
     streams: Mapping[int, str] = field(default_factory=dict)
     prepare: Callable[[], None] | None = None
-    own_folder: bool = False
-    """Whether it spoils the working directory."""
     root: bool = False
     """Whether only root can make it."""
     but: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -177,7 +175,7 @@ def environments() -> list[Environment]:
         Environment("no /dev/shm", root=True, prepare=_hide("/dev/shm")),  # noqa: S108
         Environment("a read-only HOME", root=True, prepare=_hide("/mnt"), variables={"HOME": "/mnt"}),
         Environment("a read-only working directory", root=True, prepare=_read_only_cwd),
-        Environment("a working directory that was deleted", (2,), prepare=_delete_cwd, own_folder=True),
+        Environment("a working directory that was deleted", (2,), prepare=_delete_cwd, but={"help": (0,), "next": (0,)}),
         Environment("umask 777", (0, 2), prepare=lambda: void(os.umask(0o777))),
         Environment("umask 0", prepare=lambda: void(os.umask(0))),
         Environment("16 open files", (0, 2), prepare=_limit(resource.RLIMIT_NOFILE, 16)),

@@ -43,4 +43,4 @@ def test_training_without_streams_locale_and_home_ends_in_the_same_weights(
 
 @pytest.mark.soak
 def test_verbs_in_hostile_environments(tmp_path: Path, tiny_model: Path) -> None:
-    _run_all(tmp_path, tiny_model, N_DRAWS, 14, (*QUICK * 3, "plan", "train", "eval"))
+    _run_all(tmp_path, tiny_model, N_DRAWS, 14, (*QUICK * 7, "plan", "train", "eval"))
