@@ -102,7 +102,7 @@ def test_a_run_goes_on_after_a_skipped_update_and_stops_past_the_limit(
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"trainer": {"max_steps": 1, "learning_rate": 1e39, "lr_scheduler_type": "constant"}}, "is not finite"),
+        ({"trainer": {"max_steps": 1, "learning_rate": 1e39, "lr_scheduler_type": "constant"}}, "weight is not finite"),
         ({"trainer": {"learning_rate": 1e38, "lr_scheduler_type": "constant"}}, r"norm is nan for the 4\. time"),
         ({"trainer": {"learning_rate": 0.0}}, "no weight differs from its start after 6 updates"),
         ({"trainer": {"learning_rate": 1e-30}}, "is what it was before training"),  # weights at 0 move by any rate
