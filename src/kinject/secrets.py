@@ -119,7 +119,7 @@ class SecretFilter:
         words = _PLAIN_WORDS.match(secret) is not None
         size = len(secret) if words else WINDOW
         for form in islice(_forms_of(secret), 2 if words else 0, None):
-            letters, windows = _letters_of(*form, size)
+            letters, windows = _letters_of(*form, len(secret.encode("utf-8", "surrogatepass")), size)
             self._forms.append((letters, [(start, end) for start, end in windows if end - start >= _FEWEST]))
         raw = secret.lower()
         size = len(raw) if words and " " in raw else WINDOW
@@ -250,11 +250,10 @@ def _encodings(raw: bytes) -> Iterator[tuple[bytes, list[int], list[int]]]:
         yield encoded, first, last
 
 
-def _letters_of(form: bytes, first: list[int], last: list[int], size: int) -> _Form:
-    """Return the letters of a form, and the parts of them that are made of `size` bytes in a row."""
+def _letters_of(form: bytes, first: list[int], last: list[int], n_bytes: int, size: int) -> _Form:
+    """Return the letters of a form, and the parts of them that are made of `size` of the secret's `n_bytes` in a row."""
     kept = [index for index, byte in enumerate(form) if byte not in _OTHERS]
     first, last = [first[index] for index in kept], [last[index] for index in kept]
-    n_bytes = last[-1] + 1 if last else 0
     windows: list[_Span] = []
     for start in range(n_bytes - size + 1):
         window = bisect_left(first, start), bisect_right(last, start + size - 1)

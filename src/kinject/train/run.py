@@ -53,12 +53,10 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
     Raises `RecipeError` before any model loads, `InputError` for a bad corpus or model, `TrainingError` if text would be
     lost, if the folder holds another run, or if the loss is no longer finite; `DiskError` for the disk's faults.
     """
-    from kinject.train.config import make_lora_config, make_sft_config
     from kinject.train.guards import check_trained
-    from kinject.train.setup import make_trainer
+    from kinject.train.setup import check_training, make_trainer
 
-    make_sft_config(recipe)  # its faults, before the folder changes
-    make_lora_config(recipe)
+    check_training(recipe)  # its faults, before the folder changes
     inputs = hash_inputs(recipe)
     with lock_dir(recipe.run_dir) if is_first_process() else contextlib.nullcontext():
         finished = _check_folder(recipe, inputs, resume=resume, overwrite=overwrite)

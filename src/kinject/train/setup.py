@@ -24,7 +24,7 @@ from kinject.train.data import (
     tokenize_and_pack,
 )
 from kinject.train.guards import Guard, check_start, sample_output
-from kinject.train.load import load_training_model, load_training_tokenizer
+from kinject.train.load import check_special_tokens, load_training_model, load_training_tokenizer
 from kinject.train.loss import MeanLoss, TrainingLoss
 from kinject.train.optimizers import SharpnessAware
 from kinject.train.probes import Probes
@@ -32,6 +32,7 @@ from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import RestoreState
 from kinject.train.schedules import WarmUp
 from kinject.train.trainable import (
+    check_model,
     check_trainable,
     freeze,
     freeze_base_steps,
@@ -43,6 +44,14 @@ from kinject.train.trainer import KnowledgeTrainer, check_isolation
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from trl import SFTConfig
+
+
+def check_training(recipe: TrainRecipe) -> None:
+    """Raise `RecipeError` for the faults of the sections that training reads, before a corpus or weights are read."""
+    make_sft_config(recipe)
+    make_lora_config(recipe)
+    check_special_tokens(recipe)
+    check_model(recipe)
 
 
 def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -> KnowledgeTrainer:
@@ -201,7 +210,7 @@ def _most_positions(recipe: TrainRecipe, model: PreTrainedModel, data: TrainingD
     limit: int | None = getattr(model.config, "max_position_embeddings", None)
     longest = data.rows.longest_text()
     if limit is not None and longest > limit:
-        fault = f"rows reach {longest} tokens, but the model has {limit} positions. Set at most {limit}."
+        fault = f"rows reach {longest} tokens, but the model has {limit} positions (max_position_embeddings). Set less."
         raise recipe.error("trainer.max_length", fault)
     return limit
 
