@@ -130,9 +130,13 @@ def test_a_planned_curve_is_its_formula(
     assert rates == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("name", "kwargs", "warmup", "expected"), [case for case in _cases() if "without" not in str(case.id)]
-)
+BY_STEPS_AND_TWO_BY_SHARE = [
+    case for case in _cases() if "by steps" in str(case.id) or case.id in ("linear by share", "one_cycle by share")
+]
+"""Each of these trains; the curves above are held to all formulas, warm-up by share included."""
+
+
+@pytest.mark.parametrize(("name", "kwargs", "warmup", "expected"), BY_STEPS_AND_TWO_BY_SHARE)
 def test_the_trainer_applies_the_formula(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, name: str, kwargs: dict[str, Any], warmup: float,
     expected: list[float],
