@@ -5,11 +5,20 @@ Importing this package imports no torch; its functions do.
 
 from typing import Any
 
+from kinject.models.folder import (
+    base_of_adapter,
+    check_files,
+    check_model,
+    first_line,
+    model_files,
+    model_hash,
+    weight_files,
+)
 from kinject.models.hardware import choose_attention, choose_device, has_fast_bf16, varlen_unavailable_reason
 from kinject.models.load import (
     LoadedModel,
-    base_of_adapter,
     check_config,
+    load_config,
     load_model,
     load_tokenizer,
     new_model,
@@ -17,8 +26,23 @@ from kinject.models.load import (
 )
 
 __all__ = [
-    "LoadedModel", "base_of_adapter", "check_config", "choose_attention", "choose_device", "has_fast_bf16",
-    "load_model", "load_tokenizer", "new_model", "train_tokenizer", "try_varlen", "varlen_unavailable_reason",
+    "LoadedModel",
+    "base_of_adapter",
+    "check_config",
+    "check_files",
+    "check_model",
+    "choose_attention",
+    "choose_device",
+    "first_line",
+    "has_fast_bf16",
+    "load_config", "load_model",
+    "load_tokenizer",
+    "model_files",
+    "model_hash",
+    "new_model",
+    "train_tokenizer",
+    "try_varlen",
+    "varlen_unavailable_reason", "weight_files",
 ]  # fmt: skip
 
 
