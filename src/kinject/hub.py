@@ -26,7 +26,7 @@ def find_source(name: str, kind: str, revision: str | None = None) -> str:
 
     Raises `InputError` if `kind` (model, tokenizer) is in none of the three.
     """
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils._validators import validate_repo_id
 
     if name and path_exists(Path(name)):
         return name
