@@ -87,7 +87,8 @@ def _config(random: Random) -> Fault:
         "initializer_range", "mlp_bias", "model_type", "rms_norm_eps", "rope_parameters", "rope_scaling", "tie_word_embeddings",
         "use_cache", "return_dict", "output_hidden_states", "output_attentions", "layer_types", "text_config", "id2label",
         "transformers_version", "attn_implementation", "_attn_implementation", "is_encoder_decoder", "unknown",
-        "attention_dropout", "max_position_embeddings", "problem_type", "torchscript", "chunk_size_feed_forward", "pretraining_tp", "num_labels",
+        "attention_dropout", "max_position_embeddings", "problem_type", "torchscript",
+        "chunk_size_feed_forward", "pretraining_tp", "num_labels",
     )  # fmt: skip
     key = random.choice(keys)
     if key == "model_type":

@@ -71,7 +71,7 @@ def trained_weights(model: Path, work: Path) -> Any:
     trainer = {"max_steps": 2, "per_device_train_batch_size": 2, "learning_rate": 1e-3, "max_length": 32, "save_strategy": "no",
                "logging_steps": 1, "lr_scheduler_type": "constant"}  # fmt: skip
     recipe = {"run_dir": str(work / "train"), "model": {"path": str(model), "device": "cpu"}, "trainer": trainer,
-              "corpus": {"path": str(work / "c.jsonl"), "cache_dir": str(work / "tokens"), "allow_dropped_tokens": True}}  # fmt: skip
+              "corpus": {"path": str(work / "c.jsonl"), "cache_dir": str(work / "tokens")}}  # fmt: skip
     (work / "train.yaml").write_bytes(as_yaml(recipe))
     train(read_recipe(work / "train.yaml", verb="train"), resume=False, overwrite=False)
     return (work / "train" / "model" / "model.safetensors").read_bytes()
