@@ -20,18 +20,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from signal import SIGTERM
 
+from kinject.secrets import without_secrets
+
 _LONGEST_LINE = 2_000
 _MOST_LINES = 200
 
 
 class KinjectError(Exception):
-    """Base of every error that a user can cause and fix.
+    """Base of every error that a user can cause and fix. No message holds a part of a secret.
 
     A message that quotes megabytes of its input keeps the beginning and the end of each line: the place and the fix.
     """
 
     def __init__(self, message: str) -> None:
-        lines = message.split("\n", _MOST_LINES)
+        lines = without_secrets(message).split("\n", _MOST_LINES)
         if len(lines) > _MOST_LINES:
             lines[_MOST_LINES:] = [f"... and {lines[_MOST_LINES].count(chr(10)) + 1} more lines."]
         super().__init__("\n".join(map(_shortened, lines)))

@@ -1,7 +1,8 @@
 """Text and progress on the terminal.
 
-Text from data is printed so that it cannot control the terminal. Progress goes to stderr: a bar with rate and ETA if that is
-a terminal, else a line every 15 seconds. `protect_streams` lets every print outlive a closed, full or broken stream.
+Text from data is printed so that it cannot control the terminal, and without secrets. Progress goes to stderr: a bar with
+rate and ETA if that is a terminal, else a line every 15 seconds. `protect_streams` lets every print outlive a closed, full
+or broken stream.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from kinject.secrets import without_secrets
 from kinject.signals import running_time
 
 if TYPE_CHECKING:
@@ -51,6 +53,15 @@ class _Screen(io.FileIO):
         return memoryview(data).nbytes
 
 
+class _Text(io.TextIOWrapper):
+    """Text for a stream, without secrets: tracebacks, warnings, argparse and the libraries write here, too."""
+
+    def write(self, text: str) -> int:
+        """Write `text`; return its length."""
+        super().write(without_secrets(text))
+        return len(text)
+
+
 def protect_streams() -> None:
     """Make the standard streams of this process safe, for every library and child process, too.
 
@@ -68,7 +79,7 @@ def protect_streams() -> None:
             continue
         if stream is not None:
             stream.flush()
-        safe = io.TextIOWrapper(
+        safe = _Text(
             io.BufferedWriter(_Screen(target, "w", closefd=False)), encoding=getattr(stream, "encoding", "utf-8"),
             errors="backslashreplace", line_buffering=number == 2 or getattr(stream, "line_buffering", False),
             write_through=getattr(stream, "write_through", False),
@@ -97,8 +108,8 @@ def printable(text: str) -> str:
 
 
 def show(text: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
-    """Print `printable` text on standard output, or on `file`."""
-    print(printable(str(text)), end=end, file=sys.stdout if file is None else file, flush=flush)
+    """Print `printable` text without secrets on standard output, or on `file`."""
+    print(printable(without_secrets(str(text))), end=end, file=sys.stdout if file is None else file, flush=flush)
 
 
 def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
@@ -115,11 +126,11 @@ def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
 
 
 class Formatter(logging.Formatter):
-    """Formats messages of the log as `printable` text."""
+    """Formats messages of the log as `printable` text without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the message."""
-        return printable(super().format(record))
+        return printable(without_secrets(super().format(record)))
 
 
 class Progress:
@@ -129,7 +140,7 @@ class Progress:
     """
 
     def __init__(self, label: str, total: int, unit: str, *, done: int = 0) -> None:
-        self.label = printable(label)
+        self.label = printable(without_secrets(label))
         self.total = total
         self.unit = unit
         self.done = self._done_before = done

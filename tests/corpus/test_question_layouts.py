@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kinject.corpus.questions import read_questions
+from kinject.corpus.questions import GoldIndex, read_questions
 from kinject.errors import InputError
 
 
@@ -78,3 +78,114 @@ def test_of_thousands_of_answers_in_one_document_few_are_drawn_for_a_question(wr
 def test_questions_without_an_answer_are_left_out(write_rows):
     rows = [*SQUAD, {"id": "x", "paragraph": "p0", "question": "Which?", "answers": []}]
     assert len(read_questions(write_rows("squad.jsonl", rows))) == 9
+
+
+MERGED = '"Who?,1,2,3,4,A\nWhat?,1,2,3,4,B\nWhere 5",1,2,3,4,C\nWhen?,1,2,3,4,D\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"Who?,1,2,3,4,A\nWhat?,1,2,3,4,B\n', ":1: not CSV: a quote opened here is never closed"),
+        ('Who?,1,2,3,4,A\n"What"x,1,2,3,4,B\n', ":2: not CSV: ',' expected after '\"'"),
+        ('Who?,1,2,3,4,A\nWhat "x",1,2,3,4,B\n', ":2: not CSV: a quote inside a cell that is not quoted"),
+        ("Who?,1,2,3,4,A\nWhat?,1,2,3,B\n", ":2: found 5 cells, the first row has 6"),
+        ("Who?,1,2,3,4,A\nWh\0at?,1,2,3,4,B\n", ":2: a NUL character"),
+        ("Who?,1,2,3,4,A\n\ufeffWhat?,1,2,3,4,B\n", ":2: a byte-order mark inside the file"),
+        (MERGED, ":1: a cell over several lines holds a line that looks like a row"),
+        ("Who?;1;2;3;4;A\n", ":1: found 1 cells, the last ['Who?;1;2;3;4;A'], expected question, options"),
+        ("Who?,1,2,3,4,A\nWho?,4,3,2,1,A\n", ":2: answer: '4', but '1' at {path}:1, where the question is the same"),
+    ],
+)
+def test_a_csv_is_read_as_strictly_as_documents_are(write, text, message):
+    path = write("q.csv", text)
+    with pytest.raises(InputError) as error:
+        read_questions(path)
+    assert f"{path}{message.format(path=path)}" in str(error.value)
+
+
+def arc_row(labels, key="B", **more):
+    return {"question": "Which?", "choices": {"text": ["w", "x", "y", "z"], "label": labels}, "answerKey": key, **more}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (arc_row(["A", "B", "C"]), "choices: found 4 texts and 3 labels"),
+        (arc_row(["A", "B", "B", "D"]), "choices: the label 'B' is there twice"),
+        (arc_row(["A", "B", "C", None]), "choices: found the labels"),
+        (arc_row(list("ABCD"), "E"), "answerKey: found 'E', allowed are the labels A, B, C, D"),
+        (arc_row(list("ABCD"), 1), "answerKey: found 1, allowed are the labels"),
+        (arc_row(list("ABCD"), answer=2), "answer: found 2, but answerKey names choice 1"),
+        ({"question": "Which?", "choices": ["x", "y"], "answerKey": 1}, "choices: found 2 texts and no labels"),
+        ({"question": "Which?", "answers": ["x", "y"], "answer": 1}, "answer: found 1, which is not in answers"),
+        ({"question": "Which?", "answers": {"text": "x"}}, "answers: found {'text': 'x'}, expected a list of texts"),
+    ],
+)
+def test_a_row_whose_gold_is_not_clear_is_refused(write_rows, row, message):
+    path = write_rows("q.jsonl", [row])
+    with pytest.raises(InputError) as error:
+        read_questions(path)
+    assert f"{path}:1: {message}" in str(error.value)
+
+
+@pytest.mark.parametrize(("answer", "gold"), [("B", None), ("C", 2)])
+def test_a_letter_that_is_also_another_choice_is_refused(write_rows, answer, gold):
+    row = {"question": "Which?", "choices": ["B", "A", "x"], "answer": answer}
+    if gold is None:
+        with pytest.raises(InputError, match="answer: found 'B', expected the index"):
+            read_questions(write_rows("q.jsonl", [row]), "mmlu")
+    else:
+        assert read_questions(write_rows("q.jsonl", [row]), "mmlu")[0].answer == gold
+
+
+def test_letters_and_indices_are_not_mixed(write_rows):
+    row = {"question": "Which?", "choices": ["x", "y"], "answer": "B"}
+    path = write_rows("q.jsonl", [row, {**row, "question": "Who?", "answer": 1}])
+    with pytest.raises(InputError, match=r":2: answer: found 1, another kind than on line 1\."):
+        read_questions(path, "mmlu")
+
+
+@pytest.mark.parametrize(
+    ("change", "is_conflict"),
+    [
+        ({}, True), ({"question": " Where  was Bryn born?"}, True), ({"choices": ["Kelm", "Farrow", "Arden"]}, True),
+        ({"answer": 0}, False), ({"choices": ["Arden", "Kelm"]}, False), ({"document_id": "other"}, False),
+        ({"question": "Where was Mara born?"}, False),
+    ],
+)  # fmt: skip
+def test_one_question_with_two_golds_is_refused_in_a_file_and_across_files(write_rows, change, is_conflict):
+    row = {
+        "id": "a",
+        "question": "Where was Bryn born?",
+        "choices": ["Farrow", "Kelm"],
+        "answer": 0,
+        "document_id": "d",
+    }
+    other = {**row, "id": "b", "answer": 1, **change}
+    if change.get("choices") == ["Kelm", "Farrow", "Arden"]:
+        other["answer"] = 0
+    both, first, second = (
+        write_rows("both.jsonl", [row, other]),
+        write_rows("a.jsonl", [row]),
+        write_rows("b.jsonl", [other]),
+    )
+    golds = GoldIndex()
+    read_questions(first, golds=golds)
+    for place, read in (
+        (f"{both}:1", lambda: read_questions(both)),
+        (f"{first}:1", lambda: read_questions(second, golds=golds)),
+    ):
+        if not is_conflict:
+            assert read()
+            continue
+        with pytest.raises(InputError) as error:
+            read()
+        assert f"answer: 'Kelm', but 'Farrow' at {place}, where the question is the same" in str(error.value)
+
+
+def test_two_answers_to_one_question_of_a_paragraph_are_refused_unless_one_is_an_alias(write_rows):
+    again = {**SQUAD[0], "id": "again", "answers": ["alias 0", "more"]}
+    assert len(read_questions(write_rows("q.jsonl", [*SQUAD, again]))) == 10
+    with pytest.raises(InputError, match=r":10: answers: 'more' is not among those on line 1, where the question is"):
+        read_questions(write_rows("q.jsonl", [*SQUAD, {**again, "answers": ["more"]}]))

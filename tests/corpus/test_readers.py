@@ -154,7 +154,7 @@ def test_other_columns_of_a_table_go_to_meta(tmp_path: Path) -> None:
         (b"text,title\nfine,a\n\"two\nlines\",b\nx,y,z\n", ":5: found 3 cells"),
         (b"title\na\n", ":2: no key 'text' (found 'title')"),
         (b"text\nfine\n\xff\n", ":3: not UTF-8 (byte 0)"),
-        (b"text\nfine\n\"open\n", ":3: not CSV: unexpected end of data"),
+        (b"text\nfine\n\"open\n", ":3: not CSV: a quote opened here is never closed"),
         (b"text,title\n\"\",a\n", ":2: empty document"),
         (b"", ": holds no documents"),
     ],

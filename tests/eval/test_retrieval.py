@@ -249,3 +249,9 @@ def test_prepared_contexts_follow_the_questions(write_rows):
     assert [(p.text, p.document_id) for p in second] == [("one", ""), ("two", "d")]
     with pytest.raises(InputError, match="no passages for 1 of 1 questions, such as 'z'"):
         read_contexts(write_rows("c.jsonl", rows), [Question("z", "?", ("x", "y"), 0)])
+
+
+def test_contexts_that_a_question_has_twice_are_refused_with_both_lines(write_rows):
+    rows = [{"question_id": "q", "passages": ["a"]}, {"question_id": "q", "passages": ["b"]}]
+    with pytest.raises(InputError, match=r":2: question 'q' is there twice, first on line 1\. Keep one\."):
+        read_contexts(write_rows("x.jsonl", rows), [Question("q", "Where?", ("a", "b"), 0)])

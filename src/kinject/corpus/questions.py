@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import random
-from collections import Counter
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from kinject.corpus.documents.tables import text_lines
+from kinject.corpus.documents.tables import csv_rows
 from kinject.disk import Row, content_id, read_jsonl
 from kinject.errors import InputError
 from kinject.types import Question
@@ -29,15 +28,62 @@ def question_prompt(question: str) -> str:
     return f"Question: {question}\nAnswer:"
 
 
-def read_questions(path: Path, layout: Layout = "auto", n_choices: int = 4) -> list[Question]:
+class GoldIndex:
+    """The gold answers of questions read so far, of one file or of several that belong together."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, list[tuple[str, str, str, frozenset[str]]]] = {}
+
+    def conflict(self, question: Question, where: str) -> str:
+        """Add `question`, read at `where`; return how its gold contradicts that of an earlier question, "" if it does not.
+
+        Two golds contradict each other if the text is the same and both questions offer both; questions on different
+        documents may be different questions.
+        """
+        gold, choices = plain_text(question.choices[question.answer]), frozenset(map(plain_text, question.choices))
+        same = self._seen.setdefault(plain_text(question.question), [])
+        for place, document, other, others in same:
+            on_others = question.document_id and document and question.document_id != document
+            if gold != other and gold in others and other in choices and not on_others:
+                return f"answer: {gold!r:.80}, but {other!r:.80} at {place}, where the question is the same. Keep one."
+        same.append((where, question.document_id, gold, choices))
+        return ""
+
+
+def plain_text(text: str) -> str:
+    """Return `text` as people read it: Unicode composed, runs of white space as one space, no invisible characters."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+        text = "".join(character for character in text if unicodedata.category(character) != "Cf")
+    return " ".join(text.split())
+
+
+def choice_fault(choices: Sequence[str]) -> str:
+    """Return why the texts `choices` are no choices of one question (empty, two that read the same, a NUL); else ""."""
+    seen: set[str] = set()
+    for index, choice in enumerate(choices):
+        plain = plain_text(choice)
+        if not plain:
+            return f"choice {index} is empty. Every choice must hold a text."
+        if "\0" in plain:
+            return f"choice {index} holds a NUL character. Take it out."
+        if plain in seen:
+            return f"{choice!r:.80} occurs twice. Every choice must differ from the others."
+        seen.add(plain)
+    return ""
+
+
+def read_questions(
+    path: Path, layout: Layout = "auto", n_choices: int = 4, golds: GoldIndex | None = None
+) -> list[Question]:
     """Return the questions in the file `path`, in order; for layouts other than kinject's own see `read_rows`.
 
     Rows are ``{question, choices, answer, id?, subject?, document_id?, fact_id?}``; `answer` is the index of the correct
-    choice, other keys are not read. A question without an id gets the hash of its text, choices and answer. Raises
-    `DiskError` when the file cannot be read and `InputError` with every fault (file:line, the first 20) when it holds
-    no question, or an unusable one.
+    choice, other keys are not read. A question without an id gets the hash of its text, choices and answer. `golds` has
+    the golds of files that belong to this one. Raises `DiskError` when the file cannot be read and `InputError` with every
+    fault (file:line, the first 20) when it holds no question, an unusable one, or one question with two golds.
     """
-    reader = _Reader(path)
+    reader = _Reader(path, golds or GoldIndex())
     try:
         for number, row in read_rows(path, layout, n_choices):
             _add_row(reader, number, row)
@@ -56,6 +102,7 @@ class _Reader:
     """The questions, the line of each id, and the faults read so far."""
 
     path: Path
+    golds: GoldIndex
     questions: list[Question] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
@@ -95,7 +142,12 @@ def _add_row(reader: _Reader, number: int, row: Row) -> None:
         problem = f"two questions have the id {identity!r}" if row_id is not None else "the same question occurs twice"
         reader.add_faults(f"{where}: {problem}, the first on line {first}. Each needs an id of its own.")
         return
-    reader.questions.append(Question(identity, question, tuple(choices), answer, **rest))
+    item = Question(identity, question, tuple(choices), answer, **rest)
+    conflict = reader.golds.conflict(item, where)
+    if conflict:
+        reader.add_faults(f"{where}: {conflict}")
+    else:
+        reader.questions.append(item)
 
 
 def _text(row: Row, key: str, report: Callable[[str], None], *, needed: bool = False) -> str:
@@ -109,8 +161,10 @@ def _text(row: Row, key: str, report: Callable[[str], None], *, needed: bool = F
     if not isinstance(value, str):
         report(f"{key}: found {value!r}, expected a text.")
         return ""
-    if needed and not value.strip():
+    if needed and not plain_text(value):
         report(f"{key}: is empty. It must hold the question.")
+    elif "\0" in value:
+        report(f"{key}: a NUL character at position {value.index(chr(0))}. Take it out.")
     return value
 
 
@@ -124,12 +178,9 @@ def _choices(row: Row, report: Callable[[str], None]) -> list[str]:
     elif len(value) < 2:
         report(f"choices: found {len(value)}, expected at least two; a question with fewer measures nothing.")
     else:
-        empty = [index for index, choice in enumerate(value) if not choice.strip()]
-        repeated = sorted(choice for choice, n in Counter(value).items() if n > 1)
-        if empty:
-            report(f"choices: choice {empty[0]} is empty. Every choice must hold a text.")
-        elif repeated:
-            report(f"choices: {repeated[0]!r} occurs twice. Every choice must differ from the others.")
+        fault = choice_fault(value)
+        if fault:
+            report(f"choices: {fault}")
         return value
     return []
 
@@ -155,43 +206,52 @@ def read_rows(path: Path, layout: Layout = "auto", n_choices: int = 4) -> Iterat
     ``auto`` finds the layout by the file's suffix and the keys of each row: ``.csv`` is MMLU's (question, options,
     letter; no header; the subject is the file's name), a row with `answerKey` is ARC's, one with `answers` is SQuAD-like
     (`choices` are then the first answer and `n_choices` - 1 answers to other questions, drawn from the same paragraph or
-    title first, the same ones each time). With ``mmlu`` a letter as `answer` becomes its index. A row that does not fit
-    is passed on unchanged, for `read_questions` to report. Raises `DiskError` when the file cannot be read, `InputError`
-    for a damaged line.
+    title first, the same ones each time). With ``mmlu`` a letter as `answer` becomes its index. Raises `DiskError` when the
+    file cannot be read, `InputError` for a damaged line and for a row whose gold is not clear; other faults of a row are
+    left to `read_questions`.
     """
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         yield from _csv_rows(path)
         return
     squad_rows: list[tuple[int, Row]] = []
+    kinds: dict[type, int] = {}
     for number, row in read_jsonl(path):
+        kinds.setdefault(type(row.get("answer")), number)
+        if layout == "mmlu" and len(kinds) > 1:
+            other = min(kinds.values())
+            fault = f"answer: found {row.get('answer')!r:.60}, another kind than on line {other}"
+            raise InputError(f"{path}:{number}: {fault}. Write all as letters, or all as indices.")
         if layout == "squad" or (layout == "auto" and "answers" in row and "choices" not in row):
             squad_rows.append((number, row))
         elif layout == "arc" or (layout == "auto" and "answerKey" in row):
-            yield number, _from_arc(row)
+            yield number, _from_arc(row, f"{path}:{number}")
         else:
             yield number, _with_index(row) if layout == "mmlu" else row
-    yield from _with_distractors(squad_rows, n_choices)
+    yield from _with_distractors(path, squad_rows, n_choices)
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
     subject = path.stem
     for suffix in _CSV_SUFFIXES:
         subject = subject.removesuffix(suffix)
-    reader = csv.reader(text_lines(path))
-    try:
-        for cells in reader:
-            number = reader.line_num
-            if len(cells) < 4 or not _is_letter(cells[-1].strip(), len(cells) - 2):
-                found = f"found {len(cells)} cells, the last {cells[-1:]!r:.80}"
-                raise InputError(
-                    f"{path}:{number}: {found}, expected question, options, and the letter of the correct one."
-                )
-            row = {"question": cells[0], "choices": cells[1:-1], "answer": cells[-1].strip(), "subject": subject}
-            yield number, _with_index(row)
-    except csv.Error as error:
-        raise InputError(
-            f"{path}:{reader.line_num}: not CSV: {error}. Quote cells that hold quotes or line ends."
-        ) from error
+    for number, cells in csv_rows(path):
+        if len(cells) < 4 or not _is_letter(cells[-1].strip(), len(cells) - 2):
+            found = f"found {len(cells)} cells, the last {cells[-1:]!r:.80}"
+            wanted = "expected question, options, and the letter of the correct one, between commas, without a header"
+            raise InputError(f"{path}:{number}: {found}, {wanted}.")
+        for cell in cells:
+            inner = cell.split("\n")
+            if len(inner) > 1 and any(_is_row(line, len(cells)) for line in inner):
+                fault = "a cell over several lines holds a line that looks like a row. Close the quote before it"
+                raise InputError(f"{path}:{number}: {fault}, or write the question on one line.")
+        question, *choices = (cell.replace("\r\n", "\n") for cell in cells[:-1])
+        gold = ord(cells[-1].strip()) - ord("A")
+        yield number, {"question": question, "choices": choices, "answer": gold, "subject": subject}
+
+
+def _is_row(line: str, n_cells: int) -> bool:
+    """Return whether a line of a cell has as many commas as a row and ends in a letter like one."""
+    return line.count(",") >= n_cells - 1 and _is_letter(line.rpartition(",")[2].strip(), n_cells - 2)
 
 
 def _is_letter(text: str, n: int) -> bool:
@@ -199,49 +259,103 @@ def _is_letter(text: str, n: int) -> bool:
 
 
 def _with_index(row: Row) -> Row:
-    """Return `row` with a letter as `answer` replaced by its index."""
+    """Return `row` with a letter as `answer` replaced by its index, unless another choice is that very letter."""
     answer, choices = row.get("answer"), row.get("choices")
     if isinstance(answer, str) and isinstance(choices, list) and _is_letter(answer.strip(), len(choices)):
-        return {**row, "answer": ord(answer.strip()) - ord("A")}
+        index = ord(answer.strip()) - ord("A")
+        return row if answer.strip() in choices[:index] + choices[index + 1 :] else {**row, "answer": index}
     return row
 
 
-def _from_arc(row: Row) -> Row:
-    """Return a row of ARC in kinject's layout, from its authors' files (`question.stem`) or the hub's (`choices.text`)."""
+def _from_arc(row: Row, where: str) -> Row:
+    """Return a row of ARC in kinject's layout, from its authors' files (`question.stem`) or the hub's (`choices.text`).
+
+    Raises `InputError` at `where` as `_labelled_gold`, and if the row also has another `answer`.
+    """
     question: Any = row.get("question")
     stem = question.get("stem") if isinstance(question, dict) else question
     choices: Any = question.get("choices") if isinstance(question, dict) else row.get("choices")
+    texts, labels = _split_choices(choices)
+    gold = _labelled_gold(texts, labels, row.get("answerKey"), where)
+    other = row.get("answer", gold)
+    if isinstance(other, bool) or other not in (gold, row["answerKey"], texts[gold]):
+        fault = f"answer: found {other!r:.60}, but answerKey names choice {gold}. Keep the one that is correct."
+        raise InputError(f"{where}: {fault}")
+    return {**{k: v for k, v in row.items() if k in _LABELS}, "question": stem, "choices": texts, "answer": gold}
+
+
+def _split_choices(choices: Any) -> tuple[Any, Any]:
+    """Return the texts and the labels of ARC's choices: an object of two lists, or a list of objects."""
     if isinstance(choices, dict):
-        texts, labels = choices.get("text"), choices.get("label")
-    elif isinstance(choices, list) and all(isinstance(item, dict) for item in choices):
-        texts, labels = [item.get("text") for item in choices], [item.get("label") for item in choices]
-    else:
-        texts, labels = choices, None
-    key = row.get("answerKey")
-    answer = labels.index(key) if isinstance(labels, list) and key in labels else key
-    return {**{k: v for k, v in row.items() if k in _LABELS}, "question": stem, "choices": texts, "answer": answer}
+        return choices.get("text"), choices.get("label")
+    if isinstance(choices, list) and all(isinstance(item, dict) for item in choices):
+        return [item.get("text") for item in choices], [item.get("label") for item in choices]
+    return choices, None
 
 
-def _with_distractors(rows: Sequence[tuple[int, Row]], n_choices: int) -> Iterator[tuple[int, Row]]:
+def check_choices(value: Any, where: str) -> None:
+    """Raise `InputError` if the column `choices` of a row holds labels that do not name one text each, or equal texts."""
+    texts, labels = _split_choices(value)
+    if labels is not None:
+        _labelled_gold(texts, labels, labels[0] if isinstance(labels, list) and labels else None, where)
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        fault = choice_fault(texts)
+        if fault:
+            raise InputError(f"{where}: choices: {fault}")
+
+
+def _labelled_gold(texts: Any, labels: Any, key: Any, where: str) -> int:
+    """Return the index of the label `key`. Raises `InputError` at `where` unless each text has a label of its own."""
+    if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
+        found = [len(item) if isinstance(item, list) else "no" for item in (texts, labels)]
+        raise InputError(f"{where}: choices: found {found[0]} texts and {found[1]} labels. Give each text a label.")
+    names = [_label(label) for label in labels]
+    if "" in names:
+        raise InputError(f"{where}: choices: found the labels {labels!r:.80}, expected texts, such as A to D.")
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise InputError(f"{where}: choices: the label {repeated!r:.60} is there twice. Give each text one of its own.")
+    if _label(key) not in names or type(key) is not type(labels[names.index(_label(key))]):  # 2 may be an index
+        raise InputError(f"{where}: answerKey: found {key!r:.60}, allowed are the labels {', '.join(names)}.")
+    return names.index(_label(key))
+
+
+def _label(value: Any) -> str:
+    """Return a label as text, "" for what is none."""
+    return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
+
+
+def _with_distractors(path: Path, rows: Sequence[tuple[int, Row]], n_choices: int) -> Iterator[tuple[int, Row]]:
     """Yield rows with `answers` as multiple choice: wrong options are correct answers to other questions."""
-    firsts = [_first_answer(row) for _, row in rows]
+    answers = [_answers(row, f"{path}:{number}") for number, row in rows]
     by_document: dict[str, list[str]] = {}
-    for (_, row), first in zip(rows, firsts, strict=True):
-        if first:
-            by_document.setdefault(_document(row), []).append(first)
-    everywhere = list(dict.fromkeys(first for first in firsts if first))
-    by_document = {document: list(dict.fromkeys(answers)) for document, answers in by_document.items()}
-    for (number, row), first in zip(rows, firsts, strict=True):
-        if not first:
+    of_question: dict[tuple[str, str], tuple[int, set[str]]] = {}
+    for (number, row), texts in zip(rows, answers, strict=True):
+        if texts:
+            by_document.setdefault(_document(row), []).append(texts[0])
+            first_line, correct = of_question.setdefault(_same_question(row), (number, set()))
+            new = {plain_text(text).lower() for text in texts}
+            if correct and not correct & new:
+                fault = (
+                    f"answers: {texts[0]!r:.80} is not among those on line {first_line}, where the question is the same"
+                )
+                raise InputError(f"{path}:{number}: {fault}. Keep one.")
+            correct |= new
+    everywhere = list(dict.fromkeys(texts[0] for texts in answers if texts))
+    by_document = {document: list(dict.fromkeys(texts)) for document, texts in by_document.items()}
+    for (number, row), texts in zip(rows, answers, strict=True):
+        if not texts:
             continue  # SQuAD 2 has questions without an answer: no choice would be correct
+        first = texts[0]
         rng = random.Random(_seed(row, first))
-        correct = {str(text).strip().lower() for text in _answers(row)}
+        correct = of_question[_same_question(row)][1]
         near = _shuffled(by_document[_document(row)], rng, n_choices + len(correct))
         far = rng.sample(everywhere, min(len(everywhere), n_choices + len(correct) + len(near)))
         wrong: dict[str, str] = {}
         for text in (*near, *far):
-            if text.strip().lower() not in correct:
-                wrong.setdefault(text.strip().lower(), text)
+            plain = plain_text(text).lower()
+            if plain not in correct:
+                wrong.setdefault(plain, text)
         choices = [first, *list(wrong.values())[: n_choices - 1]]
         rng.shuffle(choices)
         labels = {key: row[key] for key in _LABELS if key in row}
@@ -260,17 +374,27 @@ def _shuffled(texts: Sequence[str], rng: random.Random, n_needed: int) -> list[s
     return shuffled
 
 
-def _answers(row: Row) -> list[Any]:
+def _answers(row: Row, where: str) -> list[str]:
+    """Return the correct answers of a SQuAD-like row, [] if there is none. Raises `InputError` for other shapes."""
     answers: Any = row.get("answers")
     if isinstance(answers, dict):  # the hub's layout: {"text": [...], "answer_start": [...]}
         answers = answers.get("text")
-    if isinstance(answers, list):
-        return [item.get("text") if isinstance(item, dict) else item for item in answers]
-    return []
+    if not isinstance(answers, list):
+        raise InputError(f"{where}: answers: found {row.get('answers')!r:.80}, expected a list of texts.")
+    texts: list[Any] = [item.get("text") if isinstance(item, dict) else item for item in answers]
+    wrong = [text for text in texts if not isinstance(text, str) or not plain_text(text)]
+    if wrong:
+        raise InputError(
+            f"{where}: answers: found {wrong[0]!r:.60}, expected texts. Leave the list empty for no answer."
+        )
+    if row.get("answer") is not None and row["answer"] not in texts:
+        fault = f"answer: found {row['answer']!r:.60}, which is not in answers. Are those the choices? Call them so"
+        raise InputError(f"{where}: {fault}.")
+    return texts
 
 
-def _first_answer(row: Row) -> str:
-    return next((text for text in _answers(row) if isinstance(text, str) and text.strip()), "")
+def _same_question(row: Row) -> tuple[str, str]:
+    return plain_text(str(row.get("question"))), _document(row)
 
 
 def _document(row: Row) -> str:

@@ -56,7 +56,7 @@ def _answer_of(row: Row, task: str, where: str) -> Answer:
         raise InputError(f"{where}: no sample of lm-evaluation-harness: it needs doc, target and filtered_resps.")
     try:
         log_probs = tuple(float(pair[0]) for pair in pairs)
-        gold = int(row["target"])
+        gold = _index(row["target"])
     except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
         fault = "filtered_resps must be pairs of log-prob and greedy, target the index of the correct choice"
         raise InputError(f"{where}: no multiple-choice sample: {fault} ({error}).") from error
@@ -72,6 +72,13 @@ def _answer_of(row: Row, task: str, where: str) -> Answer:
         n_bytes=tuple(len(text.encode()) for text in texts), n_chars=tuple(map(len, texts)),
         subject=str(doc.get("subject", "")), document_id=str(doc.get("document_id", "")),
     )  # fmt: skip
+
+
+def _index(value: object) -> int:
+    """Return a whole number, or one written as a text. Raises `TypeError` for others: 1.7 is no index, nor is true."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError(f"found {value!r:.40}")
+    return int(value)
 
 
 def _continuations(arguments: object, n: int) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from kinject.corpus.questions import read_questions
+from kinject.corpus.questions import GoldIndex, read_questions
 from kinject.disk import read_bytes
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.eval.prompts import (
@@ -219,13 +219,14 @@ def _read_sets(
     """Yield the set, and its validation split if it has one."""
     task: Task | None = None
     pool: tuple[Question, ...] = ()
+    golds = GoldIndex()
     if _is_task(item.path):
         task = read_task(Path(item.path))
         questions, pool = task.questions, task.pool
     else:
-        questions = tuple(read_questions(Path(item.path), item.layout, item.n_choices))
+        questions = tuple(read_questions(Path(item.path), item.layout, item.n_choices, golds))
     if item.shots_from and max(section.shots):
-        pool = tuple(read_questions(Path(item.shots_from)))
+        pool = tuple(read_questions(Path(item.shots_from), golds=golds))
     questions = questions[: section.limit]
     k = max(section.retrieval.k) if section.retrieval else 0
     contexts: tuple[tuple[Passage, ...], ...] = ()
@@ -237,7 +238,7 @@ def _read_sets(
     _check_questions(item, section, test)
     yield test
     if item.validation and retriever:
-        questions = tuple(read_questions(Path(item.validation), item.layout, item.n_choices))
+        questions = tuple(read_questions(Path(item.validation), item.layout, item.n_choices, golds))
         split = replace(
             test,
             name=f"{name} (validation)",

@@ -41,10 +41,15 @@ def read_contexts(path: Path, questions: Sequence[Question]) -> list[tuple[Passa
     `InputError` (file:line) for a row of another shape, and for a question that has no row.
     """
     contexts: dict[str, tuple[Passage, ...]] = {}
+    lines: dict[str, int] = {}
     for number, row in read_jsonl(path):
         question_id, passages = row.get("question_id"), row.get("passages")
-        if not isinstance(question_id, str | int) or not isinstance(passages, list):
+        if isinstance(question_id, bool) or not isinstance(question_id, str | int) or not isinstance(passages, list):
             raise InputError(f"{path}:{number}: expected question_id and passages (a list of texts).")
+        first = lines.setdefault(str(question_id), number)
+        if first != number:
+            fault = f"question {question_id!r:.80} is there twice, first on line {first}. Keep one."
+            raise InputError(f"{path}:{number}: {fault}")
         contexts[str(question_id)] = tuple(_prepared_passage(item, f"{path}:{number}") for item in passages)
     missing = [question.id for question in questions if question.id not in contexts]
     if missing:

@@ -18,31 +18,22 @@ from kinject.models.hardware import choose_attention, choose_device, has_fast_bf
 from kinject.models.load import (
     LoadedModel,
     check_config,
+    check_finite_in,
     load_config,
     load_model,
     load_tokenizer,
     new_model,
+    not_finite,
+    not_finite_in,
+    saved_tensors,
     train_tokenizer,
 )
 
 __all__ = [
-    "LoadedModel",
-    "base_of_adapter",
-    "check_config",
-    "check_files",
-    "check_model",
-    "choose_attention",
-    "choose_device",
-    "first_line",
-    "has_fast_bf16",
-    "load_config", "load_model",
-    "load_tokenizer",
-    "model_files",
-    "model_hash",
-    "new_model",
-    "train_tokenizer",
-    "try_varlen",
-    "varlen_unavailable_reason", "weight_files",
+    "LoadedModel", "base_of_adapter", "check_config", "check_files", "check_finite_in", "check_model",
+    "choose_attention", "choose_device", "first_line", "has_fast_bf16", "load_config", "load_model", "load_tokenizer",
+    "model_files", "model_hash", "new_model", "not_finite", "not_finite_in", "saved_tensors", "train_tokenizer",
+    "try_varlen", "varlen_unavailable_reason", "weight_files",
 ]  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from kinject.disk import path_exists
 from kinject.errors import Fault, RecipeError
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
 from kinject.recipe.library_fields import REFUSED, check_adapter, check_trainer
-from kinject.recipe.secrets import TRAINER_SECRETS, known_secrets
 from kinject.recipe.sections import (
     AugmentSection,
     BenchSection,
@@ -30,11 +29,15 @@ from kinject.recipe.sections import (
 )
 from kinject.recipe.study_section import StudySection
 from kinject.recipe.yaml_lines import YamlFile, parse_scalar, read_yaml
+from kinject.secrets import TRAINER_SECRETS, known_secrets, secret_filter
 
 Verb = Literal["augment", "questions", "train", "eval", "study", "bench", "plan"]
 
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {"train": ("probes",), "bench": ("probes",)}
 """Sections that a verb uses if they are present."""
+
+_NOT_NULL = {"model", "corpus", "augment", "questions", "eval", "study"}
+"""Sections that some verb cannot do without: nothing there is a mistake, whatever verb reads the recipe."""
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$|^[A-Za-z0-9][\w-]*$")
 
@@ -216,8 +219,11 @@ def read_recipe(
                 report(("trainer", name), REFUSED[name])
     if isinstance(raw.get("adapter"), Mapping) and verb in (None, "train", "plan"):
         check_adapter(raw["adapter"], checker)
+    for section in _NOT_NULL & raw.keys():
+        if raw[section] is None:
+            report((section,), "found nothing; give it a value or remove the line.")
     for section in required:
-        if raw.get(section) is None:
+        if section not in raw:
             report((section,), f"missing. kinject {verb} needs this section.")
     if faults:
         raise RecipeError(faults)
@@ -251,8 +257,8 @@ def _find_secrets(raw: Mapping[str, object]) -> Iterator[tuple[KeyPath, str]]:
     known = known_secrets(text for key, text in texts if key[-1:] == ("api_key_env",))
     for key, text in texts:
         for name, value in known.items():
-            if value in text:
-                yield key, f"the value of the environment variable {name} is written here. Take it out of the recipe."
+            if secret_filter((value,)).redact(text) is not text:
+                yield key, f"(part of) the value of the environment variable {name} is written here. Take it out."
 
 
 def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]) -> Fault | None:

@@ -19,7 +19,6 @@ import pytest
 from kinject.augment import augment, render_summary
 from kinject.augment.questions import make_questions
 from kinject.augment.requests.endpoint import Endpoint
-from kinject.augment.requests.wire import Redactor
 from kinject.augment.sandbox.serve import ServeOptions
 from kinject.cli import main
 from kinject.errors import EndpointError, RecipeError
@@ -199,9 +198,9 @@ def test_any_secret_of_the_environment_is_known_when_it_stands_in_a_recipe(
 ) -> None:
     recipe = make_recipe().path
     for name in ("HF_TOKEN", "WANDB_API_KEY", "DB_PASSWORD", "CLIENT_SECRET"):
-        monkeypatch.setenv(name, f"0123456789-{name}")
+        monkeypatch.setenv(name, f"0123456789-{name[:3]}-sesame")
         with pytest.raises(RecipeError, match=f"variable {name} is written here") as caught:
-            read_recipe(recipe, [f"run_dir=runs/0123456789-{name}"], verb="augment")
+            read_recipe(recipe, [f"run_dir=runs/0123456789-{name[:3]}-se"], verb="augment")
         assert "0123456789" not in str(caught.value)
 
 
@@ -235,22 +234,3 @@ def test_doctor_shows_no_password_of_a_mirror(
         assert "https" not in finding.value
         assert canary_key[:12] not in finding.value
         assert "mirror.example" in finding.value
-
-
-def test_short_keys_and_honest_texts_are_left_as_they_are() -> None:
-    text = "The keys none, EMPTY and sk-proj-, a base64 word bm9uZQ== and a part of nothing."
-    assert Redactor("none").answer(text) == text
-    assert Redactor("").message(text) == text
-    assert Redactor("sk-proj-0123456789abcdef").answer(text) == text
-    assert Redactor("EMPTY").message("wrong key EMPTY") == "wrong key (key)"
-
-
-def test_every_run_of_a_key_longer_than_a_block_is_taken_out() -> None:
-    key = "sk-0123456789abcdefghijklmnopqrstuvwxyz/+ABCDEFGH"
-    redact = Redactor(key)
-    for start in range(len(key)):
-        for end in range(start + 23, len(key) + 1):
-            assert redact.answer(f"a {key[start:end]} b") == "a (key) b"
-    for before in range(6):
-        encoded = base64.b64encode(b"." * before + key.encode() + b"!" * (6 - before)).decode()
-        assert max(map(len, redact.answer(encoded).split("(key)"))) < 20

@@ -195,3 +195,57 @@ def test_examples_that_are_not_there_are_told(write, change, told):
 def test_a_file_that_includes_itself_is_told(write):
     with pytest.raises(InputError, match="includes itself"):
         read_task(write("task.yaml", "include: task.yaml\n"))
+
+
+CSV = "question,a,b,c,d,gold\nWho?,007,1.50,NA,x,2\nWhat?,1,2,3,4,0\n"
+
+
+def csv_task(write, text, name="q.csv", **change):
+    write(name, text)
+    return task(
+        write, dataset_path="csv", dataset_kwargs={"data_files": {"test": name}}, doc_to_text="question",
+        doc_to_choice="{{[a, b, c, d]}}", doc_to_target="gold", **change,
+    )  # fmt: skip
+
+
+def test_the_texts_of_a_csv_stay_as_they_are_written(write):
+    first, second = read_task(csv_task(write, CSV)).questions
+    assert (first.choices, first.answer, second.answer) == (("007", "1.50", "NA", "x"), 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (CSV.replace("Who?", '"Who?'), "q.csv:2: not CSV: a quote opened here"),
+        (CSV.replace("2,3,4", "3,4"), "q.csv:3: found 5 cells, the header has 6"),
+        (CSV.replace("b,c", "a,c"), "q.csv:1: two columns are called 'a'"),
+        (CSV.replace("2,3,4", "2,2,4"), "q.csv:3: "),
+        (CSV + "Who?,007,1.50,NA,x,3\n", "q.csv:4: "),
+    ],
+)
+def test_a_csv_of_a_task_is_read_as_strictly_as_documents_are(write, text, told):
+    with pytest.raises(InputError) as error:
+        read_task(csv_task(write, text))
+    assert told in str(error.value)
+
+
+def test_labels_that_do_not_name_one_text_each_are_refused(write):
+    path = task(write)
+    rows = {"id": "a", "stem": "Who?", "choices": {"text": ["x", "y"], "label": ["A", "A"]}, "answerKey": "A"}
+    write("q.jsonl", json.dumps(rows) + "\n")
+    with pytest.raises(InputError, match=r"q\.jsonl:1: .*choices: the label 'A' is there twice"):
+        read_task(path)
+
+
+def test_a_key_that_is_twice_in_a_task_is_told(write):
+    with pytest.raises(InputError, match=r"task\.yaml:1: the key 'task' is there twice\. Keep one\."):
+        read_task(write("task.yaml", "task: a\ntask: b\n"))
+
+
+def test_a_question_with_another_gold_among_the_examples_is_told(write):
+    path = csv_task(write, CSV, fewshot_split="dev")
+    config = yaml.safe_load(path.read_text())
+    config["dataset_kwargs"]["data_files"]["dev"] = "dev.csv"
+    write("dev.csv", CSV.replace("x,2", "x,1"))
+    with pytest.raises(InputError, match=r"dev\.csv:2: .*answer: '1\.50', but 'NA' at .*q\.csv:2, where"):
+        read_task(write("task.yaml", yaml.safe_dump(config)))

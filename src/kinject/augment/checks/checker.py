@@ -57,6 +57,7 @@ REASONS: Mapping[str, str] = {
     "truncated": "the answer was cut at max_tokens, or ended for an unknown reason",
     "filtered": "the endpoint's content filter stopped the answer",
     "no answer": "the endpoint answered without text",
+    "secret": "the answer repeats a part of a key or another secret of this machine",
     "empty": "nothing is left after parsing",
     "refusal": "the model declined",
     "prompt": "the text repeats the request",
@@ -117,6 +118,8 @@ def check_completion(completion: Completion) -> Verdict:
         return Verdict("truncated", "finish_reason is length")
     if completion.finish_reason == "content_filter":
         return Verdict("filtered", "finish_reason is content_filter")
+    if completion.finish_reason == "secret":
+        return Verdict("secret", "the answer holds a part of a key of this machine, shown as (key)")
     if not completion.text.strip():
         return Verdict("no answer", f"finish_reason is {completion.finish_reason or 'missing'}")
     if completion.finish_reason not in ("stop", "eos", "end_turn", ""):

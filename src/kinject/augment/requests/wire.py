@@ -1,17 +1,15 @@
-"""Posts request bodies: directly on aiohttp, or through the openai client behind a proxy. Takes the key out of texts."""
+"""Posts request bodies: directly on aiohttp, or through the openai client behind a proxy."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import ipaddress
-import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 if TYPE_CHECKING:
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 64 * 2**20
 """Longest body that is read, decompressed. A longer one is dropped and its connection closed."""
+MOST_FILE_BYTES = 2**30
+"""The same for the results of a batch."""
 _CONNECT = 10.0
 """Maximum seconds until a connection is open."""
 _SPARE = 8
@@ -77,6 +77,7 @@ def open_client(timeout: float, concurrency: int, *, local: bool) -> tuple[httpx
         "timeout": httpx2.Timeout(timeout, connect=min(timeout, _CONNECT)),
         "trust_env": not local,
         "follow_redirects": False,
+        "event_hooks": {"response": [_read_bounded]},  # every call of the client, not just the posts
     }
     try:
         return openai.DefaultAioHttpClient(**settings), True
@@ -93,16 +94,11 @@ def client_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[str, st
 
     async def post(body: bytes) -> Reply:
         request = httpx2.Request("POST", pattern.url, headers=raw, content=body, extensions=dict(pattern.extensions))
-        begun = False
         try:
-            response = await client.send(request, stream=True)
-            begun = True
-            try:
-                return Reply(response.status_code, response.headers, await _whole(response.aiter_bytes()))
-            finally:
-                await response.aclose()
+            response = await client.send(request)
         except httpx2.HTTPError as error:
-            raise NoReply.from_exception(error, begun=begun) from error
+            raise NoReply.from_exception(error) from error
+        return Reply(response.status_code, response.headers, response.content)
 
     return post
 
@@ -128,21 +124,34 @@ async def aiohttp_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[
             try:
                 async with session.post(url, data=body, allow_redirects=False) as response:
                     begun = True
-                    return Reply(response.status, response.headers, await _whole(response.content.iter_any()))
+                    return Reply(
+                        response.status, response.headers, await _whole(response.content.iter_any(), MOST_BYTES)
+                    )
             except (aiohttp.ClientError, OSError) as error:
                 raise NoReply.from_exception(error, begun=begun) from error
 
         yield post
 
 
-async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
-    """Return the whole body. Raises `NoReply` (too long) beyond `MOST_BYTES`."""
+async def _read_bounded(response: httpx2.Response) -> None:
+    """Read a response of the client before the client does, which would read it without a limit. Raises `NoReply`."""
+    import httpx2
+
+    most = MOST_FILE_BYTES if response.request.url.path.endswith("/content") else MOST_BYTES
+    try:
+        response._content = await _whole(response.aiter_bytes(), most)
+    except httpx2.HTTPError as error:
+        raise NoReply.from_exception(error, begun=True) from error
+
+
+async def _whole(chunks: AsyncIterator[bytes], most: int) -> bytes:
+    """Return the whole body. Raises `NoReply` (too long) beyond `most` bytes."""
     parts: list[bytes] = []
     n_bytes = 0
     async for chunk in chunks:
         n_bytes += len(chunk)
-        if n_bytes > MOST_BYTES:
-            raise NoReply(f"it is longer than {MOST_BYTES:,} bytes", "too long", begun=True)
+        if n_bytes > most:
+            raise NoReply(f"it is longer than {most:,} bytes", "too long", begun=True)
         parts.append(chunk)
     return b"".join(parts)
 
@@ -156,67 +165,6 @@ def has_proxy(url: str) -> bool:
     parts = urlsplit(url)
     proxies = getproxies()
     return (parts.scheme in proxies or "all" in proxies) and not proxy_bypass(parts.hostname or "")
-
-
-SHOWN = "(key)"
-_BLOCK = 12
-"""Characters in a row that reveal a part of a key; the first characters of many keys are the same."""
-_LONG = 16
-"""Characters from which a key is in no honest answer by chance ("none", "EMPTY" and "dummy" are keys, too)."""
-_USER = re.compile(r"(?<=//)[^/@\s]+(?=@)")
-"""A name and password in a URL, as in a proxy's error."""
-
-
-class Redactor:
-    """Removes one key from texts: as it is, in part, in base64, or as quoted in a URL."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-        self._forms = tuple(_forms(key)) if len(key) >= _LONG else ()
-
-    def message(self, text: str) -> str:
-        """Return an error's text without the key, and without names and passwords in URLs."""
-        text = _USER.sub(SHOWN, text)
-        return self.answer(text.replace(self._key, SHOWN) if self._key else text)
-
-    def answer(self, text: str) -> str:
-        """Return an answer's text without the key, if the key is long enough not to occur by chance."""
-        for form in self._forms:
-            for start in range(0, len(form) - _BLOCK + 1, _BLOCK):
-                if form[start : start + _BLOCK] in text:
-                    text = _without(text, form, start)
-        return text
-
-
-def _forms(key: str) -> list[str]:
-    """Return the forms of a key: itself, quoted, and in base64 after any text (three ways, by the text's length)."""
-    forms = [key, quote(key, safe="")]
-    for before in range(3):
-        whole = base64.b64encode(b"." * before + key.encode()).decode().rstrip("=")
-        forms.append(whole[(0, 2, 3)[before] : len(whole) - 1])
-    return list(dict.fromkeys(forms))
-
-
-def _without(text: str, form: str, start: int) -> str:
-    """Return `text` without the parts of `form` that contain its block at `start`."""
-    block = form[start : start + _BLOCK]
-    pieces = text.split(block)
-    for index in range(len(pieces) - 1):
-        before, after = form[:start], form[start + _BLOCK :]
-        n_before = _n_shared(pieces[index][::-1], before[::-1])
-        pieces[index] = pieces[index][: len(pieces[index]) - n_before]
-        pieces[index + 1] = pieces[index + 1][_n_shared(pieces[index + 1], after) :]
-    return SHOWN.join(pieces)
-
-
-def _n_shared(one: str, other: str) -> int:
-    """Return the length of the common beginning of two texts."""
-    n = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        n += 1
-    return n
 
 
 def is_loopback(url: str) -> bool:

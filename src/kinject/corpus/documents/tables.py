@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -55,41 +54,83 @@ def read_json_rows(path: Path) -> Iterator[Located]:
 def read_csv(path: Path) -> Iterator[Located]:
     """Yield the documents of a CSV file with a header; its columns are the keys of JSONL rows, empty cells are absent.
 
-    Raises `InputError` (file:line) on a row that has more or fewer cells than the header, or a quote left open.
+    Raises `InputError` (file:line) as `csv_records`.
+    """
+    for number, record in csv_records(path):
+        where = f"{path}:{number}"
+        yield where, document_of({key: cell for key, cell in record.items() if cell or key == "text"}, where)
+
+
+def csv_records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield (first line, cell by column) of each row of a CSV file whose first row names the columns.
+
+    Raises `InputError` (file:line) as `csv_rows`, and if two columns have one name: a reader could not choose.
+    """
+    header: list[str] | None = None
+    for number, cells in csv_rows(path, "header"):
+        if header is not None:
+            yield number, dict(zip(header, cells, strict=True))
+            continue
+        header = cells
+        repeated = next((name for name in header if header.count(name) > 1), None)
+        if repeated is not None:
+            fault = f"two columns are called {repeated!r:.80}. Give each a name of its own."
+            raise InputError(f"{path}:{number}: {fault}")
+
+
+def csv_rows(path: Path, first: str = "first row") -> Iterator[tuple[int, list[str]]]:
+    """Yield (first line, cells) of each row of a CSV file that is not blank.
+
+    The file is read strictly (RFC 4180), so that a forgotten quote cannot join rows. Raises `InputError` (file:line) for
+    a quote that is left open, that is inside an unquoted cell or not followed by a comma, for a row that has more or
+    fewer cells than the first (called `first` in the message), for a NUL character, and for a byte-order mark after the
+    first line.
     """
     csv.field_size_limit(LONGEST_LINE)
-    rows = csv.reader(text_lines(path), strict=True)
-    header: list[str] = []
-    for first in itertools.count():
+    taken: list[str] = []
+
+    def lines() -> Iterator[str]:
+        for line in text_lines(path):
+            taken.append(line)
+            yield line
+
+    rows = csv.reader(lines(), strict=True)
+    n_cells = 0
+    while True:
+        where = f"{path}:{rows.line_num + 1}"
         number = rows.line_num + 1
-        where = f"{path}:{number}"
+        taken.clear()
         try:
             cells = next(rows, None)
         except csv.Error as error:
+            problem = "a quote opened here is never closed" if "end of data" in str(error) else str(error)
             raise InputError(
-                f"{where}: not CSV: {error}. Quote cells that hold quotes, commas or line ends."
+                f"{where}: not CSV: {problem}. Quote cells that hold quotes, commas or line ends."
             ) from error
         if cells is None:
             return
-        if first == 0:
-            header = cells
-            _check_header(header, where)
-        elif cells:
-            if len(cells) != len(header):
-                raise InputError(
-                    f"{where}: found {len(cells)} cells, the header has {len(header)}. Quote cells with commas."
-                )
-            row = {key: cell for key, cell in zip(header, cells, strict=True) if cell or key == "text"}
-            yield where, document_of(row, where)
+        _check_record("".join(taken), where)
+        if not cells:
+            continue
+        n_cells = n_cells or len(cells)
+        if len(cells) != n_cells:
+            raise InputError(f"{where}: found {len(cells)} cells, the {first} has {n_cells}. Quote cells with commas.")
+        yield number, cells
 
 
-def _check_header(names: list[str], where: str) -> None:
-    """Raise `InputError` if two columns have one name: the reader could not choose between them."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise InputError(f"{where}: two columns are called {name!r:.80}. Give each a name of its own.")
-        seen.add(name)
+_CELL = r'(?:"(?:[^"]++|"")*+"|[^",\r\n]*+)'
+_RECORD = re.compile(rf"{_CELL}(?:,{_CELL})*+(?:\r?\n|\r)?")
+
+
+def _check_record(text: str, where: str) -> None:
+    """Raise `InputError` for what the csv module takes as it is: quotes inside unquoted cells, NUL, a byte-order mark."""
+    if '"' in text and not _RECORD.fullmatch(text):
+        fault = "a quote inside a cell that is not quoted. Quote the whole cell, and write each quote in it twice"
+        raise InputError(f"{where}: not CSV: {fault}.")
+    if "\0" in text:
+        raise InputError(f"{where}: a NUL character. Is this UTF-16? Save the file as UTF-8.")
+    if text.startswith("\ufeff"):
+        raise InputError(f"{where}: a byte-order mark inside the file. Were two files joined? Take it out.")
 
 
 def text_lines(path: Path) -> Iterator[str]:
@@ -121,10 +162,14 @@ def read_parquet(path: Path) -> Iterator[Located]:
 
 
 def check_parquet(path: Path, file: Any) -> None:
-    """Raise `InputError` if a `pyarrow.parquet.ParquetFile` unpacks to far more than text does.
+    """Raise `InputError` if a `pyarrow.parquet.ParquetFile` has two columns of one name or unpacks to far more than text.
 
     Only the sizes of row groups are read: on a damaged column pyarrow (26) ends the process.
     """
+    names = file.schema_arrow.names
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise InputError(f"{path}: two columns are called {repeated!r:.80}. Give each a name of its own.")
     groups = range(file.metadata.num_row_groups)
     packed, whole = path.stat().st_size, sum(file.metadata.row_group(group).total_byte_size for group in groups)
     if whole > LONGEST_LINE and whole > _MOST_EXPANSION * packed:

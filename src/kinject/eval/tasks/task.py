@@ -6,14 +6,15 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from kinject.corpus.documents.tables import check_parquet
+from kinject.corpus.documents.tables import check_parquet, csv_records
+from kinject.corpus.questions import GoldIndex, check_choices, choice_fault, plain_text
 from kinject.disk import open_to_read, path_exists, read_bytes, read_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import TaskStyle
@@ -29,6 +30,7 @@ _KEYS = frozenset({
 _SAMPLERS = ("default", "first_n")
 _METRICS = ("acc", "acc_norm", "acc_bytes")
 _MOST_DIGITS = 10
+_LONGEST_NUMBER = 30
 _SEED = 1234
 """The harness's default seed for drawing examples."""
 
@@ -96,13 +98,13 @@ def read_task(path: Path) -> Task:
     _check(path, config)
     split = str(config.get("test_split") or config.get("validation_split"))
     rows, files = read_split(path, config, split)
-    names = _names(rows)
-    questions = tuple(_question(path, config, row, number, names[number]) for number, row in enumerate(rows))
-    pool, more, why = _read_pool(path, config)
+    golds = GoldIndex()
+    questions = _questions(path, config, rows, golds)
+    pool, more, why = _read_pool(path, config, golds)
     return Task(
         name=str(config.get("task", path.stem)),
         questions=questions,
-        styles=tuple(_style(path, config, row, number) for number, row in enumerate(rows)),
+        styles=tuple(_style(path, config, row, number) for number, (_, row) in enumerate(rows)),
         pool=pool,
         sampler=str((config.get("fewshot_config") or {}).get("sampler", "default")),
         same_split=_fewshot_split(config) == config.get("test_split"),
@@ -161,7 +163,9 @@ def _fewshot_split(config: Mapping[str, Any]) -> str | None:
     return None if split is None else str(split)
 
 
-def _read_pool(path: Path, config: Mapping[str, Any]) -> tuple[tuple[Question, ...], tuple[Path, ...], str]:
+def _read_pool(
+    path: Path, config: Mapping[str, Any], golds: GoldIndex
+) -> tuple[tuple[Question, ...], tuple[Path, ...], str]:
     """Return the examples, their files, and the reason if there are none."""
     split = _fewshot_split(config) or config.get("training_split") or config.get("validation_split")
     if not split:  # the harness then takes test questions, even the question itself
@@ -169,15 +173,14 @@ def _read_pool(path: Path, config: Mapping[str, Any]) -> tuple[tuple[Question, .
     if not files_of(path, config, str(split)):
         return (), (), f"the task names no local files for the split {split!r} to take them from"
     rows, files = read_split(path, config, str(split))
-    names = _names(rows)
-    return tuple(_question(path, config, row, number, names[number]) for number, row in enumerate(rows)), files, ""
+    return _questions(path, config, rows, golds), files, ""
 
 
-def _names(rows: Sequence[Row]) -> list[str]:
+def _names(rows: Sequence[Located]) -> list[str]:
     """Return an id for each row: its own, or the harness's `doc_hash`; a repeated row also gets its number."""
     names: list[str] = []
     seen: set[str] = set()
-    for number, row in enumerate(rows):
+    for number, (_, row) in enumerate(rows):
         identity = row.get("id")
         text = json.dumps(row, indent=2, default=str, ensure_ascii=False)
         name = hashlib.sha256(text.encode()).hexdigest() if identity in (None, "") else str(identity)
@@ -186,8 +189,22 @@ def _names(rows: Sequence[Row]) -> list[str]:
     return names
 
 
-def _question(path: Path, config: Mapping[str, Any], row: Row, number: int, name: str) -> Question:
-    where = f"{path}: question {number}"
+def _questions(
+    path: Path, config: Mapping[str, Any], rows: Sequence[Located], golds: GoldIndex
+) -> tuple[Question, ...]:
+    """Return the question of each row. Raises `InputError` for one that has two golds, here or earlier in `golds`."""
+    questions = []
+    for number, ((place, row), name) in enumerate(zip(rows, _names(rows), strict=True)):
+        question = _question(config, row, name, f"{place}: {path}: question {number}")
+        conflict = golds.conflict(question, place)
+        if conflict:
+            raise InputError(f"{place}: {path}: question {number}: {conflict}")
+        questions.append(question)
+    return tuple(questions)
+
+
+def _question(config: Mapping[str, Any], row: Row, name: str, where: str) -> Question:
+    check_choices(row.get("choices"), where)
     text = _text(config["doc_to_text"], row, f"{where}: doc_to_text")
     choices = _choices(config["doc_to_choice"], row, f"{where}: doc_to_choice")
     answer = _target(config["doc_to_target"], row, choices, f"{where}: doc_to_target")
@@ -217,10 +234,14 @@ def _field(template: Any, row: Row, where: str) -> Any:
 
 
 def _text(template: Any, row: Row, where: str) -> str:
+    if isinstance(template, str) and template.isidentifier() and template not in row:  # the same word for each row
+        raise InputError(f"{where}: no column {template!r:.60}. Name one of {', '.join(map(repr, row)):.300}.")
     text = _field(template, row, where)
     if not isinstance(text, str) or (text.isdigit() and template not in row):
         # the harness takes a number as a sign that the choices are contexts
         raise InputError(f"{where}: gives {text!r:.60}, expected the question's text.")
+    if "\0" in text or (template and not plain_text(text)):
+        raise InputError(f"{where}: gives {text!r:.60}: empty, or with a NUL character. Repair the row.")
     return text
 
 
@@ -236,6 +257,9 @@ def _choices(template: Any, row: Row, where: str) -> list[str]:
     other = [item for item in choices if not isinstance(item, str) or not item]
     if other:
         raise InputError(f"{where}: found the choice {other[0]!r:.60}, expected texts. Numbers and words need quotes.")
+    fault = choice_fault(choices)
+    if fault:
+        raise InputError(f"{where}: {fault}")
     return list(choices)
 
 
@@ -267,6 +291,8 @@ def _target(template: Any, row: Row, choices: list[str], where: str) -> int:
 
 
 Row = Mapping[str, Any]
+Located = tuple[str, Row]
+"""A row and its place, ``file:line``."""
 
 _KINDS = ("json", "csv", "parquet")
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -299,8 +325,10 @@ def files_of(path: Path, config: Mapping[str, Any], split: str) -> list[Path]:
     return [path.parent / name for name in names]
 
 
-def read_split(path: Path, config: Mapping[str, Any], split: str) -> tuple[list[Row], tuple[Path, ...]]:
-    """Return the rows of `split` and their files; every row has every column, None if its file had no value.
+def read_split(path: Path, config: Mapping[str, Any], split: str) -> tuple[list[Located], tuple[Path, ...]]:
+    """Return the rows of `split`, each with its place, and their files.
+
+    Every row has every column, None if its file had no value.
 
     Raises `InputError` if the task names no local files for the split or they are empty, `DiskError` if one cannot be
     read.
@@ -314,31 +342,49 @@ def read_split(path: Path, config: Mapping[str, Any], split: str) -> tuple[list[
     rows = [row for file in files for row in _read_rows(file)]
     if not rows:
         raise InputError(f"{files[0]}: holds no questions. Each row is one.")
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    return [{column: row.get(column) for column in columns} for row in rows], tuple(files)
+    columns = list(dict.fromkeys(key for _, row in rows for key in row))
+    return [(place, {column: row.get(column) for column in columns}) for place, row in rows], tuple(files)
 
 
-def _read_rows(file: Path) -> Sequence[Row]:
+def _read_rows(file: Path) -> Iterator[Located]:
+    numbered: Iterable[tuple[int, Row]]
     match file.suffix:
         case ".csv":
-            return _csv_rows(file)
+            numbered = _csv_rows(file)
         case ".parquet":
-            return _parquet_rows(file)
+            numbered = enumerate(_parquet_rows(file), start=1)
         case _:
-            return [row for _, row in read_jsonl(file)]
+            numbered = read_jsonl(file)
+    return ((f"{file}:{number}", row) for number, row in numbered)
 
 
-def _csv_rows(file: Path) -> list[Row]:
-    """Return the rows with numbers as numbers and empty cells as None, as pandas reads them for `datasets`."""
-    import pandas as pd  # type: ignore[import-untyped]
+def _csv_rows(file: Path) -> list[tuple[int, Row]]:
+    """Return (line, row) with numbers as numbers, as `datasets` has them, and empty cells as None.
 
-    with open_to_read(file) as opened:
-        try:
-            frame = pd.read_csv(opened)
-        except (ValueError, OverflowError, MemoryError) as error:  # pandas' own errors and wrong encodings among them
-            raise InputError(f"{file}: not a CSV file in UTF-8 ({_one_line(error)}). Save it again.") from error
-    plain = frame.astype(object).where(frame.notna(), None)
-    return [{str(key): value for key, value in row.items()} for row in plain.to_dict("records")]
+    A column is numbers if all its cells are, written as Python writes them: no text changes (1.50, 007, NA).
+    """
+    records = list(csv_records(file))
+    kinds = {
+        column: next(
+            (kind for kind in (int, float, bool) if all(_is_written(kind, row[column]) for _, row in records)), str
+        )
+        for column in (records[0][1] if records else ())
+    }
+    return [
+        (number, {column: _READ[kinds[column]](cell) if cell else None for column, cell in row.items()})
+        for number, row in records
+    ]
+
+
+_READ: Mapping[type, Callable[[str], Any]] = {int: int, float: float, bool: lambda cell: cell == "True", str: str}
+
+
+def _is_written(kind: type, cell: str) -> bool:
+    """Return whether `cell` is empty or a finite value of `kind` as Python writes it."""
+    try:
+        return not cell or (len(cell) < _LONGEST_NUMBER and cell[-1] not in "nf" and str(_READ[kind](cell)) == cell)
+    except ValueError:
+        return False
 
 
 def _parquet_rows(file: Path) -> list[Row]:
@@ -437,6 +483,12 @@ def _n_values(node: yaml.Node, depth: int, most: int) -> int:
     if depth > _DEEPEST:
         raise RecursionError
     n = 1
+    if isinstance(node, yaml.MappingNode):
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        repeated = next((key for key in keys if keys.count(key) > 1), None)
+        if repeated is not None:
+            mark = node.start_mark
+            raise InputError(f"{mark.name}:{mark.line + 1}: the key {repeated!r:.80} is there twice. Keep one.")
     if isinstance(node, yaml.SequenceNode | yaml.MappingNode):
         for item in node.value:
             for inner in item if isinstance(item, tuple) else (item,):
