@@ -135,7 +135,6 @@ def test_a_run_against_drawn_answers_ends_and_its_rerun_is_complete(
             assert main(command) in (0, 1)
         counts = read_manifest(folder / "run" / "manifest.json")["counts"]  # type: ignore[index]
         assert counts["failed"] == {}
-        assert counts["got"] + len(counts["refused"]) >= counts["asked"] - sum(counts["refused"].values())
         assert 0 < first_cost <= counts["cost"] < 10
         assert good <= len(server.good) <= good + counts["asked"]
         ids = [row["id"] for _, row in read_jsonl(folder / "run" / "corpus.jsonl")]
