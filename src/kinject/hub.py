@@ -13,7 +13,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from kinject.disk import path_exists
 from kinject.errors import InputError
 
 _SECONDS = 1.5
@@ -28,7 +27,7 @@ def find_source(name: str, kind: str, revision: str | None = None) -> str:
     """
     from huggingface_hub.utils._validators import validate_repo_id
 
-    if name and path_exists(Path(name)):
+    if name and os.path.exists(name):
         return name
     try:
         validate_repo_id(name)
