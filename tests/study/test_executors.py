@@ -74,6 +74,7 @@ def test_a_forked_worker_has_its_share_of_the_cores_though_torch_was_imported_be
     told: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", told.append)
     monkeypatch.setattr(executors.logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(executors, "protect_streams", lambda: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "9")
     ours, theirs = multiprocessing.Pipe()
     ours.close()  # no jobs
