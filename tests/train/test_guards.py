@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kinject.errors import TrainingError
+from kinject.errors import InputError, RecipeError, TrainingError
 from kinject.models import load_model
 from kinject.recipe import GuardsSection, Recipe
 from kinject.train import train
+from kinject.train.callbacks import no_improvement
 from kinject.train.data import Collator
 from kinject.train.guards import Guard, weight_sums
 from kinject.train.trainer import KnowledgeTrainer
@@ -101,7 +102,7 @@ def test_a_run_goes_on_after_a_skipped_update_and_stops_past_the_limit(
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"trainer": {"max_steps": 1, "learning_rate": 1e39, "lr_scheduler_type": "constant"}}, "is not finite"),
+        ({"trainer": {"max_steps": 1, "learning_rate": 1e39, "lr_scheduler_type": "constant"}}, "weight is not finite"),
         ({"trainer": {"learning_rate": 1e38, "lr_scheduler_type": "constant"}}, r"norm is nan for the 4\. time"),
         ({"trainer": {"learning_rate": 0.0}}, "no weight differs from its start after 6 updates"),
         ({"trainer": {"learning_rate": 1e-30}}, "is what it was before training"),  # weights at 0 move by any rate
@@ -292,3 +293,42 @@ def test_updates_that_an_fp16_scaler_leaves_out_are_counted_and_stop_where_no_sc
     scaler.scale = 0.5
     with pytest.raises(TrainingError, match=r"even with the loss scaled by 0\.5; 6 updates were left out"):
         trainer._get_grad_norm(model)
+
+
+def test_a_base_whose_output_is_not_finite_is_refused_before_the_first_step(
+    make_recipe: MakeRecipe, tiny_model: Path
+) -> None:
+    config = json.loads((tiny_model / "config.json").read_text())
+    for change in ({"rms_norm_eps": float("nan")}, {"rope_parameters": {"rope_type": "default", "rope_theta": 0.0}}):
+        (tiny_model / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(InputError, match=r"tiny-model: the model's output on the first row .* not finite"):
+            train(make_recipe(), overwrite=True)
+        assert not (make_recipe().run_dir / "log.jsonl").exists()
+
+
+def test_a_filter_of_losses_that_are_not_finite_is_refused(make_recipe: MakeRecipe) -> None:
+    with pytest.raises(RecipeError, match=r"trainer\.logging_nan_inf_filter: writes a number for a loss that is none"):
+        train(make_recipe(trainer={"logging_nan_inf_filter": True}))
+
+
+def test_an_evaluation_that_is_not_finite_is_no_improvement_and_no_best_model(
+    make_recipe: MakeRecipe, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nan, rows = float("nan"), [3.0, float("nan"), 2.0, float("nan"), float("nan")]
+    history = [{"step": step, "eval_loss": value} for step, value in enumerate(rows, start=1)]
+    assert no_improvement(history[:4], ("loss", False), 2, "k") == ""
+    assert "not been better than 2.000 for 2 evaluations" in no_improvement(history, ("loss", False), 2, "k")
+    never = [{"step": step, "eval_loss": nan} for step in (1, 2)]
+    assert "eval_loss has not been finite in 2 evaluations" in no_improvement(never, ("loss", False), 2, "k")
+    honest = KnowledgeTrainer.compute_loss
+    monkeypatch.setattr(
+        KnowledgeTrainer, "compute_loss",
+        lambda self, model, *a, **k: honest(self, model, *a, **k) * (1.0 if model.training else nan),
+    )  # fmt: skip
+    trainer = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    sections = {"corpus": {"path": str(corpus), "validation_corpus": str(corpus)}}
+    best = {**trainer, "load_best_model_at_end": True}
+    _unfinished(make_recipe(trainer=best, **sections), "no evaluation has a finite eval_loss")
+    result = train(make_recipe(trainer=trainer, **sections), overwrite=True)
+    rows = [json.loads(line) for line in (Path(result.run_dir) / "log.jsonl").read_text().splitlines()]
+    assert [row["eval_loss"] for row in rows if "eval_loss" in row] == [None, None]

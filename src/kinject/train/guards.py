@@ -288,7 +288,8 @@ def check_trained(trainer: Any) -> None:
     output, before = sample_output(trainer.model_wrapped, trainer.train_dataset[0]), trainer.guard.output
     fault = ""
     if not bool(output.isfinite().all()):
-        fault = f"the trained model's output on the first row of the corpus is not finite. {UNSTABLE}"
+        name = models.not_finite(models.saved_tensors(trainer.model)) or "the output on the first row of the corpus"
+        fault = f"{name} is not finite after training. {UNSTABLE}"
     elif (
         output.numel()
         and torch.equal(output, before)

@@ -76,8 +76,8 @@ def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     if not trainer.guard.output.isfinite().all():
         raise InputError(
             f"{recipe.model.path or recipe.where('model.new')}: the model's output on the first row of the corpus is not "
-            "finite, though its weights are, so it cannot be trained. Check the numbers of its configuration (rms_norm_eps, "
-            "rope_theta, scaling factors)."
+            "finite, so it cannot be trained. Check the numbers of its configuration (rms_norm_eps, rope_theta, "
+            "initializer_range, scaling factors)."
         )
     notes += [
         *tokenized.notes,
