@@ -48,7 +48,7 @@ def test_a_text_is_left_without_the_whole_run_and_with_all_of_the_rest() -> None
 
 @pytest.mark.parametrize(
     "key",
-    ["123e4567-e89b-42d3-a456-426614174000", "a+b/c=d_e-f.g~h!i@j#k", "_-_-_-_-_-_-_-_-_-_-a", "token-abc123"],
+    ["123e4567-e89b-42d3-a456-426614174000", "a+b/c=d_e-f.g~h!i@j#k", "_-+.~_=-+.~_-+.=_-a", "token-abc123"],
 )
 def test_keys_of_few_letters_are_found_as_well(key: str) -> None:
     redact = SecretFilter([key]).redact
@@ -62,6 +62,7 @@ def test_parts_below_a_window_and_short_keys_stay() -> None:
     for start in range(len(KEY) - 7):
         text = f"A part: {KEY[start : start + 8]}; none, EMPTY and lm-studio."
         assert redact(text) is text
+    assert SecretFilter(["not-needed-here"]).redact("\u0130: Not-Needed-Here") == "\u0130: (key)"
 
 
 def test_plain_words_for_a_key_are_found_as_they_are_but_not_in_honest_sentences() -> None:
@@ -71,6 +72,13 @@ def test_plain_words_for_a_key_are_found_as_they_are_but_not_in_honest_sentences
     assert redact("key: not-needed-for-l") == "key: (key)"
     assert redact("The Quick Brown Fox.") == "(key)."
     assert redact(base64.b64encode(b"not-needed-for-local").decode()) == "(key)="
+
+
+def test_a_made_up_key_of_one_character_does_not_blacken_tables() -> None:
+    redact = SecretFilter(["sk-00000000000000000000", "x" * 20, "sk-proj-" + "-" * 20 + "Q7"]).redact
+    table = "| 0.000 | 0.000 | 0.000 | 0.000 | xxxxxxxxxxxxxxxx 30 30 30 30 30 30\n|---------------|------------|"
+    assert redact(table) is table
+    assert redact("sk-000000000") == "(key)"
 
 
 def _keys(seed: int) -> list[str]:

@@ -120,13 +120,16 @@ class SecretFilter:
         size = len(secret) if words else WINDOW
         for form in islice(_forms_of(secret), 2 if words else 0, None):
             letters, windows = _letters_of(*form, len(secret.encode("utf-8", "surrogatepass")), size)
-            self._forms.append((letters, [(start, end) for start, end in windows if end - start >= _FEWEST]))
+            enough = [
+                (start, end) for start, end in windows if end - start >= _FEWEST and _says_much(letters[start:end])
+            ]
+            self._forms.append((letters, enough))
         raw = secret.lower()
         size = len(raw) if words and " " in raw else WINDOW
         for start in range(len(raw) - size + 1):
             part = raw[start : start + size]
             n_letters = sum(character.isascii() and character.isalnum() for character in part)
-            if n_letters < _FEWEST or words:
+            if (n_letters < _FEWEST or words) and _says_much(part):
                 self._verbatim += [part, part[::-1]]
 
     def redact(self, text: str) -> str:
@@ -164,7 +167,8 @@ class SecretFilter:
         if spans:
             indices = _indices_of_letters(view)
             spans = [(indices[start], indices[end - 1] + 1) for start, end in spans]
-        if self._verbatim and len(raw := view.lower()) == len(view):
+        if self._verbatim:
+            raw = view.replace("\u0130", "i").lower()  # the one letter that is two in lower case
             spans += [match.span() for part in self._verbatim for match in re.finditer(re.escape(part), raw)]
         return spans
 
@@ -207,6 +211,11 @@ class SecretFilter:
             first = bisect_left(windows, (offset - before, 0))
             if first < len(windows) and windows[first][1] <= there + after:
                 yield at - before, here + after
+
+
+def _says_much(part: str | bytes) -> bool:
+    """Return whether a part of a form is more than the 000000000000 and xxxxxxxxxxxx of tables and made-up keys."""
+    return len(set(part)) > 2
 
 
 def _hashes(samples: Any) -> Any:
