@@ -33,6 +33,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from kinject.augment.validation import check_sections
     from kinject.bench.strategies import custom_strategies
     from kinject.errors import InputError, KinjectError
+    from kinject.eval.plan import check_section
     from kinject.recipe import read_recipe
     from kinject.recipe.yaml_lines import read_yaml
     from kinject.study.arms import expand_arms
@@ -51,6 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 continue
             recipe = read_recipe(file)
             check_sections(recipe)
+            check_section(recipe)
             custom_strategies(recipe)
             if {"model", "corpus", "trainer"} <= recipe.raw.keys() and "bench" not in recipe.raw:
                 check_training(read_recipe(file, verb="train", check_inputs=False))

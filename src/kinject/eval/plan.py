@@ -26,7 +26,7 @@ from kinject.eval.prompts import (
 from kinject.eval.retrieval import Retriever, make_retriever, read_contexts, read_passages
 from kinject.eval.tasks.task import Task, read_task
 from kinject.eval.tasks.templates import compile_template
-from kinject.recipe import EvalRecipe
+from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.sections import EvalSection, QuestionSetSection
 from kinject.types import Passage, Question
 
@@ -102,9 +102,7 @@ def read_plan(recipe: EvalRecipe) -> Plan:
     Raises `RecipeError` or `InputError` with every fault that can be found without a model.
     """
     section = recipe.eval
-    faults = list(_faults(recipe, section))
-    if faults:
-        raise RecipeError(faults)
+    check_section(recipe)
     retriever = _make_retriever(recipe, section)
     sets: list[QuestionSet] = []
     problems: list[str] = []
@@ -153,7 +151,14 @@ def _is_task(path: str) -> bool:
     return Path(path).suffix in (".yaml", ".yml")
 
 
-def _faults(recipe: EvalRecipe, section: EvalSection) -> Iterator[Fault]:
+def check_section(recipe: Recipe) -> None:
+    """Raise `RecipeError` with every fault of the eval section that no file is needed to see."""
+    faults = list(_faults(recipe, recipe.eval)) if recipe.eval is not None else []
+    if faults:
+        raise RecipeError(faults)
+
+
+def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     """Yield the faults that concern several keys of the section."""
     for name, value in section.questions.items():
         key = f"eval.questions.{name}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kinject import models
 from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.disk import read_bytes
-from kinject.errors import KinjectError, RecipeError
+from kinject.errors import InputError, KinjectError, RecipeError
 from kinject.recipe import TokenizerSection, TrainRecipe
 
 if TYPE_CHECKING:
@@ -131,7 +131,10 @@ def read_chat_template(recipe: TrainRecipe, path: str) -> str:
         except (KinjectError, UnicodeDecodeError) as error:
             fault = str(error) if isinstance(error, KinjectError) else f"{path}: not UTF-8 ({error})."
             raise recipe.error("trainer.chat_template_path", fault) from error
-    template = models.load_tokenizer(path).chat_template
+    try:
+        template = models.load_tokenizer(path).chat_template
+    except InputError as error:
+        raise InputError(f"trainer.chat_template_path: {error}") from error
     if not isinstance(template, str):
         raise recipe.error("trainer.chat_template_path", f"the tokenizer in {path} has no chat template.")
     return template
