@@ -64,17 +64,20 @@ class Probes:
         """Return the accuracy of each set as ``NAME_accuracy``, and their mean as ``accuracy``.
 
         `model` (as the trainer wraps it, so that sharded weights are gathered) is left in evaluation mode. Each process
-        scores every question. A question with an option that cannot be scored counts as wrong.
+        scores every question. A question without a score (log-probs that are not finite, or all equal) is left out; of a set
+        without any the accuracy is NaN, which is never logged.
         """
         model.eval()
         accuracies: dict[str, float] = {}
         for probe in self.sets:
             sums = iter(log_probs(model, probe.rows, pad_token_id, self.batch_tokens))
-            n_correct = 0
+            n_correct = n_scored = 0
             for size, answer in zip(probe.n_options, probe.answers, strict=True):
                 options = [next(sums) for _ in range(size)]
-                n_correct += all(map(math.isfinite, options)) and options.index(max(options)) == answer
-            accuracies[f"{probe.name}_accuracy"] = n_correct / len(probe.answers)
+                is_scored = all(map(math.isfinite, options)) and min(options) < max(options)
+                n_scored += is_scored
+                n_correct += is_scored and options.index(max(options)) == answer
+            accuracies[f"{probe.name}_accuracy"] = n_correct / n_scored if n_scored else math.nan
         return {**accuracies, "accuracy": math.fsum(accuracies.values()) / len(accuracies)}
 
 
