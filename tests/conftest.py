@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import gc
 import json
 import os
 import signal
@@ -18,7 +19,12 @@ import hypothesis
 import pytest
 
 ROOT = Path(__file__).parents[1]
-for room in ("disk", "report", "study"):  # their helper modules: pytest's importlib mode leaves sys.path alone
+for room in (
+    "disk",
+    "hostile",
+    "report",
+    "study",
+):  # their helper modules: pytest's importlib mode leaves sys.path alone
     sys.path.insert(0, str(Path(__file__).parent / room))
 SHARED = ROOT.parent / "shared"
 signal.signal(
@@ -39,6 +45,9 @@ with warnings.catch_warnings():  # what other people's modules say while they ar
     import torch  # noqa: F401
     import transformers
     import trl  # noqa: F401
+
+gc.collect()
+gc.freeze()  # a full collection, of which each training makes several, would walk the million objects of these modules
 
 KEY = "sk-canary/7f3A9zQ+w0Xk5e1bD0pLm2vR8tYc"
 """The key of every test that has `canary_key`: with marks that a URL must quote."""
@@ -134,6 +143,18 @@ def tiny_model(tmp_path: Path, tiny_tokenizer: transformers.PreTrainedTokenizerB
     new_model(TINY, tiny_tokenizer, seed=0).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw every figure but save a blank one: saving takes most of a report's time, and tests/report looks at figures."""
+    from matplotlib.figure import Figure
+
+    from kinject.report.plots import style
+
+    svg, png = style.render_svg(Figure()), style.render_png(Figure())
+    monkeypatch.setattr(style, "render_svg", lambda figure: svg)
+    monkeypatch.setattr(style, "render_png", lambda figure: png)
 
 
 @pytest.fixture

@@ -135,15 +135,15 @@ def test_figures_of_the_scorer(material: Path) -> None:
     assert "head, vocabulary 2,000: peak" in printed
 
 
-def test_runner_of_a_study(tmp_path: Path, tiny_model: Path) -> None:
-    recipe = country.write_study(tmp_path, tiny_model, seeds=[0])
-    printed = _run_apart("study/runner.py", recipe)
+def test_runner_of_a_study(tmp_path: Path, tiny_model: Path, run_here: Callable[..., str]) -> None:
+    recipe = country.write_study(tmp_path, tiny_model, seeds=[0], arms={"ft": {"rag": False}})
+    printed = run_here("study/runner.py", recipe)
     assert re.search(r"one worker \| \d+ s, of which stages \d+ s", printed)
     assert re.search(r"rerun when finished \| [\d.]+ s", printed)
 
 
-def test_throughput() -> None:
-    printed = _run_apart("train/throughput.py", "--steps", "3", "--rounds", "1")
+def test_throughput(run_here: Callable[..., str]) -> None:
+    printed = run_here("train/throughput.py", "--steps", "3", "--rounds", "1")
     assert len(re.findall(r"[\d,]+ tokens/s   kinject / it = [\d.]+", printed)) == 3
 
 
@@ -155,8 +155,8 @@ def test_optimizer_state(run_here: Callable[..., str]) -> None:
     assert fractions[2] < 0.3
 
 
-def test_memory_of_a_plan() -> None:
-    printed = _run_apart("plan/memory.py", "--only", "1M", "--steps", "2")
+def test_memory_of_a_plan(run_here: Callable[..., str]) -> None:
+    printed = run_here("plan/memory.py", "--only", "1M", "--steps", "2")
     row = re.search(r"\| 1M \| \d+ \| \d+ \| \d+ \| \d+ \| ([\d.]+) \|", printed)
     assert row is not None
     assert 0.5 < float(row[1]) < 2

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
+from collections.abc import Iterator
 
 import pytest
 
+from kinject.augment.requests.sender import run_event_loop
 from kinject.errors import Terminated
-from kinject.signals import terminable
+from kinject.signals import SIGNALS, exit_code, running_time, terminable
 
 
 class Finalised:
@@ -31,16 +34,78 @@ def finalise_and_wait(sent: signal.Signals) -> None:
             time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("sent", "raised"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)])
+RAISED = [(number, KeyboardInterrupt if number == signal.SIGINT else Terminated) for number in SIGNALS]
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Restore the handlers after a test."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("sent", "raised"), RAISED)
 def test_a_signal_that_comes_while_an_object_is_finalised_is_not_lost(
     sent: signal.Signals, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    ended_before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(raised) as caught:
-            finalise_and_wait(sent)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.getsignal(sent)
+    with pytest.raises(raised) as caught:
+        finalise_and_wait(sent)
     assert type(caught.value) is raised
-    assert signal.getsignal(signal.SIGTERM) is ended_before
+    assert exit_code(caught.value) == 128 + sent
+    assert signal.getsignal(sent) is before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored_but_sigterm(number: signal.Signals) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    with terminable():
+        assert (signal.getsignal(number) is signal.SIG_IGN) == (number != signal.SIGTERM)
+    assert signal.getsignal(number) is signal.SIG_IGN
+
+
+class Clock:
+    """A monotonic clock that can jump, as it does for a process while that is stopped."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        read, self.ahead = time.monotonic, 0.0
+        monkeypatch.setattr("time.monotonic", lambda: read() + self.ahead)
+
+    def stop_for(self, seconds: float) -> None:
+        """Do what SIGSTOP, time, and SIGCONT do."""
+        self.ahead += seconds
+        os.kill(os.getpid(), signal.SIGCONT)
+
+
+def test_the_clock_of_rates_and_limits_leaves_out_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    with terminable():
+        began = running_time()
+        clock.stop_for(600)
+        assert running_time() - began < 60
+        clock.ahead += 50
+        assert 50 <= running_time() - began < 110
+    assert running_time() - began < 110
+
+
+def test_a_time_limit_of_a_request_does_not_run_while_the_process_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+
+    async def pause(seconds: float) -> str:
+        async with asyncio.timeout(60):
+            clock.stop_for(seconds)
+            await asyncio.sleep(0.01)
+        return "answered"
+
+    async def wait() -> None:
+        async with asyncio.timeout(60):
+            clock.ahead += 600
+            await asyncio.sleep(30)
+
+    with terminable():
+        assert run_event_loop(pause(600)) == "answered"
+        with pytest.raises(TimeoutError):
+            run_event_loop(wait())

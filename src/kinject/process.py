@@ -20,12 +20,21 @@ _NUMBERS = (
     (re.compile(r"SOURCE_DATE_EPOCH|HF_DATASETS_IN_MEMORY_MAX_SIZE"), 0, 2**36),
 )
 """Environment variables that kinject or its libraries read as whole numbers: name, smallest, largest."""
-_SWITCHES = re.compile(
-    r"ACCELERATE_(USE_(CPU|FSDP|DEEPSPEED|MEGATRON_LM|PARALLELISM_CONFIG)|DEBUG_MODE|CPU_AFFINITY)|FORK_LAUNCHED"
-)
-"""Environment variables that the libraries read as yes or no."""
 _YES_OR_NO = ("1", "0", "true", "false", "yes", "no", "on", "off", "y", "n", "t", "f")
-_EMPTY_IS_UNSET = ("HOME", "TMPDIR", "HF_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR", "ACCELERATE_MIXED_PRECISION")
+_WORDS = (
+    (
+        re.compile(r"ACCELERATE_(USE_(CPU|FSDP|DEEPSPEED|MEGATRON_LM|PARALLELISM_CONFIG)|DEBUG_MODE|CPU_AFFINITY)"),
+        _YES_OR_NO,
+    ),
+    (re.compile(r"FORK_LAUNCHED"), _YES_OR_NO),
+    (re.compile(r"ACCELERATE_MIXED_PRECISION"), ("no", "fp16", "bf16", "fp8")),
+)
+"""Environment variables that the libraries read as one of some words."""
+_EMPTY_IS_UNSET = ("HOME", "TMPDIR", "HF_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR")
+_SHORTAGE = re.compile(
+    r"out of memory|failed to map segment|(can't|cannot|unable to) allocate|bad_alloc|start new thread|too many open files",
+    re.IGNORECASE,
+)
 _FEWEST_FILES, _MANY_FILES = 64, 1024
 
 
@@ -54,6 +63,8 @@ def check_environment() -> None:
         raise InputError(
             f"names of files are written in {sys.getfilesystemencoding()} here. Set LC_ALL=C.UTF-8 or PYTHONUTF8=1."
         )
+    if sys.flags.optimize > 1:
+        raise InputError("PYTHONOPTIMIZE=2 (python -OO) removes documentation that the libraries read. Unset it.")
     _check_folders()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
@@ -81,14 +92,20 @@ def _check_folders() -> None:
 
 def _expected(name: str, value: str) -> str:
     """Return what the environment variable `name` may hold; "" if `value` is that, or if it is not checked."""
-    if _SWITCHES.fullmatch(name):
-        return "" if value.lower() in _YES_OR_NO else f"one of {', '.join(_YES_OR_NO)}"
+    for pattern, words in _WORDS:
+        if pattern.fullmatch(name):
+            return "" if value.lower() in words else f"one of {', '.join(words)}"
     for pattern, least, most in _NUMBERS:
         if pattern.fullmatch(name):
             parts = value.split(",") if name == "OMP_NUM_THREADS" else [value]  # one number for each level of nesting
             fine = all(re.fullmatch("[0-9]{1,12}", part.strip()) and least <= int(part) <= most for part in parts)
             return "" if fine else f"a whole number from {least:,} to {most:,}"
     return ""
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Return whether memory, threads or open files ran out, of this machine, its GPU or a limit, in whatever form it shows."""
+    return isinstance(error, MemoryError) or _SHORTAGE.search(str(error)) is not None
 
 
 def is_launched() -> bool:

@@ -119,14 +119,17 @@ class SecretFilter:
         words = _PLAIN_WORDS.match(secret) is not None
         size = len(secret) if words else WINDOW
         for form in islice(_forms_of(secret), 2 if words else 0, None):
-            letters, windows = _letters_of(*form, size)
-            self._forms.append((letters, [(start, end) for start, end in windows if end - start >= _FEWEST]))
+            letters, windows = _letters_of(*form, len(secret.encode("utf-8", "surrogatepass")), size)
+            enough = [
+                (start, end) for start, end in windows if end - start >= _FEWEST and _says_much(letters[start:end])
+            ]
+            self._forms.append((letters, enough))
         raw = secret.lower()
         size = len(raw) if words and " " in raw else WINDOW
         for start in range(len(raw) - size + 1):
             part = raw[start : start + size]
             n_letters = sum(character.isascii() and character.isalnum() for character in part)
-            if n_letters < _FEWEST or words:
+            if (n_letters < _FEWEST or words) and _says_much(part):
                 self._verbatim += [part, part[::-1]]
 
     def redact(self, text: str) -> str:
@@ -164,7 +167,8 @@ class SecretFilter:
         if spans:
             indices = _indices_of_letters(view)
             spans = [(indices[start], indices[end - 1] + 1) for start, end in spans]
-        if self._verbatim and len(raw := view.lower()) == len(view):
+        if self._verbatim:
+            raw = view.replace("\u0130", "i").lower()  # the one letter that is two in lower case
             spans += [match.span() for part in self._verbatim for match in re.finditer(re.escape(part), raw)]
         return spans
 
@@ -209,6 +213,11 @@ class SecretFilter:
                 yield at - before, here + after
 
 
+def _says_much(part: str | bytes) -> bool:
+    """Return whether a part of a form is more than the 000000000000 and xxxxxxxxxxxx of tables and made-up keys."""
+    return len(set(part)) > 2
+
+
 def _hashes(samples: Any) -> Any:
     """Return the indices in `SecretFilter._table` of an array of samples [n]."""
     import numpy as np
@@ -250,11 +259,10 @@ def _encodings(raw: bytes) -> Iterator[tuple[bytes, list[int], list[int]]]:
         yield encoded, first, last
 
 
-def _letters_of(form: bytes, first: list[int], last: list[int], size: int) -> _Form:
-    """Return the letters of a form, and the parts of them that are made of `size` bytes in a row."""
+def _letters_of(form: bytes, first: list[int], last: list[int], n_bytes: int, size: int) -> _Form:
+    """Return the letters of a form, and the parts of them that are made of `size` of the secret's `n_bytes` in a row."""
     kept = [index for index, byte in enumerate(form) if byte not in _OTHERS]
     first, last = [first[index] for index in kept], [last[index] for index in kept]
-    n_bytes = last[-1] + 1 if last else 0
     windows: list[_Span] = []
     for start in range(n_bytes - size + 1):
         window = bisect_left(first, start), bisect_right(last, start + size - 1)

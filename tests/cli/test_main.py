@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from kinject import cli
 from kinject.cli import main
 from kinject.disk import read_jsonl
+from kinject.signals import SIGNALS
 
 Write = Callable[[str, str], Path]
 
@@ -233,3 +236,97 @@ def test_the_whole_loop_on_the_sandbox(
     assert (here / "runs" / "e" / "report.md").exists()
     assert main(["report", "runs/e"]) == 0
     assert main([*command, "run_dir=runs/e"]) == 0
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str], Any], int]]:
+    """Return what runs a command as a program, with a `main` of the test's own, and streams left alone."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    monkeypatch.setattr(cli, "protect_streams", lambda: None)
+    monkeypatch.setattr(cli, "lost_output", lambda: None)
+
+    def _run(words: list[str], run: Any) -> int:
+        monkeypatch.setattr("sys.argv", ["kinject", *words])
+        monkeypatch.setattr(cli, "_run", run)
+        return cli.program()
+
+    yield _run
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("verb", cli._VERBS)
+def test_a_bug_keeps_its_traceback_and_has_a_code_of_its_own_in_every_verb(
+    verb: str, program: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(words: list[str]) -> int:
+        raise KeyError("the bug")
+
+    assert program([verb], fail) == 70
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "KeyError: 'the bug'" in err
+    assert f"kinject {verb}: this KeyError is a bug in kinject, not in your input." in err.splitlines()[-2]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_signal_ends_a_verb_with_its_code_and_the_command_to_resume(
+    number: signal.Signals, again: bool, program: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def work(words: list[str]) -> int:
+        try:
+            signal.raise_signal(number)
+        finally:
+            if again:
+                signal.raise_signal(number)
+        return 0
+
+    assert program(["train", "r.yaml"], work) == 128 + number
+    assert capsys.readouterr().err.endswith(" Resume with: kinject train r.yaml --resume\n")
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_text_that_a_full_disk_lost_is_reported_and_only_a_success_changes(
+    code: int, program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "lost_output", lambda: OSError(28, "No space left on device"))
+    assert program(["check"], lambda words: code) == (code or 1)
+    lost = "kinject check: standard output: No space left on device. Its text is lost.\n"
+    assert capsys.readouterr().err == ("" if code else lost)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nMore."), OSError(24, "Too many open files"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        ImportError("libx.so: failed to map segment from shared object"), RuntimeError("can't start new thread"),
+        OSError(12, "Cannot allocate memory"), RuntimeError("std::bad_alloc"),
+    ],
+)  # fmt: skip
+def test_memory_threads_and_files_that_ran_out_are_one_line(
+    error: Exception, program: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill(words: list[str]) -> int:
+        raise error
+
+    assert program(["train"], fill) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kinject train: ")
+    assert (str(error).partition("\n")[0] or "out of memory").rpartition("] ")[2] in line or "open files" in line
+
+
+class Panic(BaseException):
+    """As Rust's libraries raise."""
+
+
+def test_a_panic_of_a_library_is_no_success(program: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(words: list[str]) -> int:
+        raise Panic("called `Option::unwrap()` on a `None` value")
+
+    assert program(["train"], fail) == 70
+    assert "Panic" in capsys.readouterr().err

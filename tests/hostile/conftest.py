@@ -1,6 +1,7 @@
-"""Makes the modules beside it importable: pytest's importlib mode leaves sys.path alone."""
+"""Makes the modules beside it, and the faulty endpoint, importable: pytest's importlib mode leaves sys.path alone."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "augment")]

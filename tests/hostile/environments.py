@@ -1,8 +1,9 @@
-"""Draws environments: variables, streams, limits, users and folders around a verb in a process of its own.
+"""Draws environments: variables, streams, limits, folders and signals around a verb in a process of its own.
 
 `draw(n, seed)` gives cases; `Bench.run` starts one and returns what is wrong with it. A verb in a hostile environment does
 its whole work (exit 0, the same outputs as in a normal one), or all but its text for a stream that is full (exit 1), or
-refuses in one line (exit 2). It never ends in a traceback.
+refuses in one line (exit 2). A signal ends it with 128 and its number, and the same command then finishes the work. It never
+ends in a traceback.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import json
 import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +30,11 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[2]
-NOBODY = 65_534
-SECONDS = 120
-CLONE_NEWNS = 0x00020000
-MS_REC_PRIVATE, MS_RDONLY = 0x4000 | 0x40000, 1
+SECONDS = 300
+HUNG = -9
+TROUBLE = ("Traceback", "Exception ignored", "FATAL", "Fatal", "Logging error")
+CLONE_NEWNS = 0x20000
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
 
 
 @dataclass(frozen=True)
@@ -42,37 +46,53 @@ class Environment:
     variables: Mapping[str, str | None] = field(default_factory=dict)
     streams: Mapping[int, str] = field(default_factory=dict)
     prepare: Callable[[], None] | None = None
-    own_folder: bool = False
-    """Whether it spoils the working directory."""
     root: bool = False
     """Whether only root can make it."""
     but: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The exit codes of single verbs."""
+    signals: tuple[tuple[float, int], ...] = ()
+    """Signals with their moments, in lengths of a normal run."""
+    group: bool = False
+    """Whether all processes of the verb get them."""
 
 
 def _limit(name: int, value: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(name, (value, value))
 
 
-def _be_nobody() -> None:
-    os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
+def _call(*results: int) -> None:
+    """Raise the system's error if a call of the C library failed."""
+    if any(results):
+        raise OSError(ctypes.get_errno(), "mount")
 
 
-def _mount(*places: str) -> Callable[[], None]:
-    """Hide each folder behind an empty one that is read-only, in a mount namespace of the child."""
+def _own_mounts() -> ctypes.CDLL:
+    """Return the C library, in a process that has mounts of its own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    _call(libc.unshare(CLONE_NEWNS), libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
+    return libc
+
+
+def _hide(place: str) -> Callable[[], None]:
+    """Hide a folder behind an empty one that is read-only, or a file behind /dev/null."""
 
     def prepare() -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        for done in (
-            libc.unshare(CLONE_NEWNS), libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None),
-            *(libc.mount(b"tmpfs", f"/{place}".encode(), b"tmpfs", MS_RDONLY, b"size=4k") for place in places),
-        ):  # fmt: skip
-            if done:
-                raise OSError(ctypes.get_errno(), "mount")
+        libc = _own_mounts()
+        if Path(place).is_dir():
+            _call(libc.mount(b"tmpfs", place.encode(), b"tmpfs", MS_RDONLY, b"size=4k"))
+        else:
+            _call(libc.mount(b"/dev/null", place.encode(), None, MS_BIND, None))
 
     return prepare
+
+
+def _read_only_cwd() -> None:
+    libc, here = _own_mounts(), os.getcwd().encode()
+    _call(
+        libc.mount(here, here, None, MS_BIND, None),
+        libc.mount(here, here, None, MS_BIND | MS_REMOUNT | MS_RDONLY, None),
+    )
+    os.chdir(here)
 
 
 def _delete_cwd() -> None:
@@ -95,7 +115,7 @@ TEXTS = {
     "SOURCE_DATE_EPOCH": ("", "x", "-1", "9" * 30), "TZ": ("", "nonsense", "Mars/Phobos", ":/etc/passwd"),
     "LANG": ("", "C", "xx_YY.nothing"), "LC_ALL": ("C", "POSIX", "xx_YY.nothing"),
     "CUDA_VISIBLE_DEVICES": ("", "x", "-1", "9" * 30), "PYTHONIOENCODING": ("ascii", "latin-1:strict", "utf-16"),
-    "TOKENIZERS_PARALLELISM": ("", "maybe"), "PATH": ("", "/nowhere"), "PYTHONOPTIMIZE": ("2",),
+    "TOKENIZERS_PARALLELISM": ("", "maybe"), "PATH": ("", "/nowhere"), "PYTHONOPTIMIZE": ("1", "2"),
     "PYTHONDONTWRITEBYTECODE": ("1",), "MPLBACKEND": ("nonsense", ""), "MPLCONFIGDIR": ("/proc/1/x", ""),
     "HF_HOME": ("", "/dev/null", "/proc/1/x", "word"), "HF_HUB_OFFLINE": ("", "1", "maybe"),
     "HF_HUB_DOWNLOAD_TIMEOUT": ("", "x"), "TRANSFORMERS_VERBOSITY": ("", "x"), "DATASETS_VERBOSITY": ("x",),
@@ -151,15 +171,16 @@ def environments() -> list[Environment]:
         Environment("HOME is a file", variables={"HOME": "/dev/null"}),
         Environment("TMPDIR that nobody can write", variables={"TMPDIR": "/proc/1/x"}),
         Environment("TMPDIR is empty", variables={"TMPDIR": ""}),
-        Environment("a user without a name", root=True, prepare=_be_nobody, variables={"HOME": None, "USER": None}, codes=(0, 2)),
-        Environment("no place for temporary files", root=True, prepare=_mount("tmp", "var/tmp"), codes=(0, 2)),
-        Environment("no /dev/shm", root=True, prepare=_mount("dev/shm")),
-        Environment("a read-only HOME", root=True, prepare=_mount("root"), variables={"HOME": "/root"}),
-        Environment("a working directory that was deleted", (2,), prepare=_delete_cwd, own_folder=True),
+        Environment("a user without a name", root=True, prepare=_hide("/etc/passwd"), variables={"HOME": None, "USER": None}),
+        Environment("no /dev/shm", root=True, prepare=_hide("/dev/shm")),  # noqa: S108
+        Environment("a read-only HOME", root=True, prepare=_hide("/mnt"), variables={"HOME": "/mnt"}),
+        Environment("a read-only working directory", root=True, prepare=_read_only_cwd),
+        Environment("a working directory that was deleted", (2,), prepare=_delete_cwd, but={"help": (0,), "next": (0,)}),
         Environment("umask 777", (0, 2), prepare=lambda: void(os.umask(0o777))),
         Environment("umask 0", prepare=lambda: void(os.umask(0))),
         Environment("16 open files", (0, 2), prepare=_limit(resource.RLIMIT_NOFILE, 16)),
         Environment("40 open files", (0, 2), prepare=_limit(resource.RLIMIT_NOFILE, 40)),
+        Environment("64 open files", prepare=_limit(resource.RLIMIT_NOFILE, 64)),
         Environment("256 open files", prepare=_limit(resource.RLIMIT_NOFILE, 256)),
         Environment("files of 0 bytes", (1, 2), prepare=_limit(resource.RLIMIT_FSIZE, 0)),
         Environment("files of 2,000 bytes", (1, 2), prepare=_limit(resource.RLIMIT_FSIZE, 2000), but={"check": (0,)}),
@@ -169,11 +190,34 @@ def environments() -> list[Environment]:
     ]  # fmt: skip
     for mib in (60, 200, 500, 900, 2000):
         found.append(Environment(f"{mib} MiB of addresses", (0, 2), prepare=_limit(resource.RLIMIT_AS, mib << 20)))
+    ignored = {signal.SIGHUP: "under nohup", signal.SIGINT: "in the background", signal.SIGQUIT: "in the background"}
+    for number, where in ignored.items():
+        moments = tuple((moment, int(number)) for moment in (0.3, 0.6))
+        found.append(Environment(f"{number.name} {where}", prepare=_ignore(number), signals=moments))
+    for stopped in (0.2, 0.5, 0.8):
+        moments = ((stopped, int(signal.SIGSTOP)), (stopped + 1, int(signal.SIGCONT)))
+        found.append(Environment(f"stopped at {stopped} and continued", signals=moments, group=True))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        for moment in (0.25, 0.5, 0.75, 0.95):
+            moments = ((moment, int(number)),)
+            found.append(Environment(f"{number.name} at {moment}", (0, 128 + number), signals=moments))
+            found.append(
+                Environment(f"{number.name} at {moment}, twice", (0, 128 + number), signals=moments * 2, group=True)
+            )
     return found
+
+
+def _ignore(number: signal.Signals) -> Callable[[], None]:
+    return lambda: void(signal.signal(number, signal.SIG_IGN))
 
 
 def void(_: object) -> None:
     """Take a value and return nothing."""
+
+
+NORMAL = Environment("normal")
+QUICK = ("check", "help", "recipes", "next", "augment")
+"""Verbs that import no torch."""
 
 
 @dataclass
@@ -183,6 +227,8 @@ class Bench:
     folder: Path
     model: Path | None = None
     normal: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    printed: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         documents = [
@@ -211,21 +257,40 @@ class Bench:
             "eval": {"eval": {"models": {"base": str(self.model)}, "questions": {"new": str(self.folder / "questions.jsonl")},
                               "formats": ["letters"], "shots": [0]}},
         }  # fmt: skip
+        here.mkdir(parents=True, exist_ok=True)
         recipe = here / "recipe.yaml"
         if verb in sections:
             recipe.write_text(yaml.safe_dump({"run_dir": str(run), **sections[verb]}), encoding="utf-8")
         return {
             "check": ["check", str(ROOT / "recipes/augment.yaml")], "help": ["plan", "--help"], "schema": ["schema"],
-            "plan": ["plan", str(recipe), "--no-calibration"],
+            "recipes": ["recipes"], "next": [], "plan": ["plan", str(recipe), "--no-calibration"],
         }.get(verb, [verb, str(recipe)])  # fmt: skip
 
     def run(self, verb: str, environment: Environment, here: Path) -> tuple[int, str, str]:
         """Run a verb; return its exit code, what it wrote to the streams that can be read, and what is wrong, "" for nothing."""
-        here.mkdir(parents=True)
-        here.chmod(0o777)
+        if verb not in self.normal and environment.name != NORMAL.name:
+            self.measure(verb, here.with_name(f"normal-{verb}"))
         words = self.words(verb, here)
+        code, printed = self._run(verb, words, environment, here)
+        fault = self._fault(verb, environment, here, code, printed)
+        if code not in (0, 1, 2) and not fault:
+            again = [*words, "--resume"] if verb == "train" else words
+            code_again, printed_again = self._run(verb, again, NORMAL, here)
+            fault = self._fault(verb, NORMAL, here, code_again, printed_again)
+            fault = fault and f"run again: {fault}\n{printed_again}"
+        return code, printed, fault
+
+    def measure(self, verb: str, here: Path) -> None:
+        """Run a verb in a normal environment; keep its outputs and its length."""
+        began = time.monotonic()
+        words = self.words(verb, here)
+        code, self.printed[verb] = self._run(verb, words, NORMAL, here)
+        assert code == 0, self.printed[verb]
+        self.seconds[verb], self.normal[verb] = time.monotonic() - began, outputs(here)
+
+    def _run(self, verb: str, words: Sequence[str], environment: Environment, here: Path) -> tuple[int, str]:
         cwd = here / "cwd"
-        cwd.mkdir()
+        cwd.mkdir(parents=True, exist_ok=True)
         with _opened(environment.streams, here) as (streams, close_after):
             process = subprocess.Popen(
                 [sys.executable, "-m", "kinject.cli", *words], cwd=cwd, env=_variables(environment),
@@ -233,49 +298,44 @@ class Bench:
                 start_new_session=True,
             )  # fmt: skip
             close_after()
+            began, length = time.monotonic(), self.seconds.get(verb, 0.0)
             try:
+                for moment, number in environment.signals:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(max(0.0, began + moment * length - time.monotonic()))
+                    if process.poll() is None:
+                        (os.killpg if environment.group else os.kill)(process.pid, number)
                 code = process.wait(SECONDS)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                return -9, _read(here), f"still running after {SECONDS} s"
-        printed = _read(here)
-        return code, printed, self._fault(verb, environment, here, code, printed)
+                code = HUNG
+        return code, _read(here)
 
     def _fault(self, verb: str, environment: Environment, here: Path, code: int, printed: str) -> str:
-        faults = [
-            word
-            for word in ("Traceback", "Exception ignored", "FATAL", "Fatal", "--- Logging error")
-            if word in printed
-        ]
         codes = environment.but.get(verb, environment.codes)
+        outside = code in [-number for _, number in environment.signals]  # before our first line, or after our last
+        if outside and ("Resume with" in printed or printed.count("\n") in (1, self.printed[verb].count("\n"))):
+            return ""
+        if code == -signal.SIGINT and "KeyboardInterrupt" in printed and "in program" not in printed:
+            return ""  # Python's own, while it starts
         if code not in codes:
-            faults.append(f"exit code {code}, not {codes}")
-        if code == 2 and 2 not in environment.streams and "kinject" not in printed:
+            return f"exit code {code}, not {codes}"
+        faults = [word for word in TROUBLE if word in printed]
+        silent = 2 in environment.streams or environment.name == "files of 0 bytes"
+        if code == 2 and not silent and "kinject" not in printed:
             faults.append("exit code 2 without a line")
         left = outputs(here)
-        if code in (0, 1) and not faults:
-            if verb not in self.normal and (environment.variables or environment.streams or environment.prepare):
-                normal = here.with_name(f"normal-{verb}")
-                self.run(verb, Environment("normal"), normal)
-                self.normal[verb] = outputs(normal)
-            self.normal.setdefault(verb, left)
+        if code in (0, 1):
             different = {name for name in {*left, *self.normal[verb]} if left.get(name) != self.normal[verb].get(name)}
             faults += [f"other outputs: {sorted(different)[:5]}"] if different else []
         return "; ".join(faults)
 
 
-TIMED = (
-    "manifest.json",
-    "timing.jsonl",
-    "log.jsonl",
-    "report.html",
-    "report.md",
-    "recipe.yaml",
-    "SHA256SUMS",
-    "report.json",
-    "cache.sqlite",
-)
+TIMED = {
+    "manifest.json", "timing.jsonl", "log.jsonl", "report.html", "report.md", "recipe.yaml", "SHA256SUMS", "report.json",
+    "cache.sqlite", "answers.jsonl",
+}  # fmt: skip
 """Outputs that hold times, or the folder's own path."""
 
 
@@ -336,7 +396,7 @@ def _opened(kinds: Mapping[int, str], here: Path) -> Iterator[tuple[dict[int, in
             descriptors[number] = theirs
         elif kind != "closed":
             names = {"full": "/dev/full", "null": "/dev/null", "read-only": "/dev/zero"}
-            flags = os.O_RDONLY if kind == "read-only" or not number else os.O_WRONLY | os.O_CREAT
+            flags = os.O_RDONLY if kind == "read-only" or not number else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             descriptors[number] = os.open(names.get(kind, here / f"stream-{number}"), flags, 0o666)
 
     def started() -> None:
@@ -372,16 +432,12 @@ def draw(n: int, seed: int, verbs: Sequence[str]) -> list[tuple[str, Environment
     return chosen[:n]
 
 
-if __name__ == "__main__":  # python environments.py FOLDER VERBS [WORD IN THE NAME]
-    bench = Bench(Path(sys.argv[1]) / "in", Path(sys.argv[1]) / "model")
-    wanted = sys.argv[3] if len(sys.argv) > 3 else ""
-    number = 0
-    for one in environments():
-        if wanted in one.name:
-            for verb in sys.argv[2].split(","):
-                number += 1
-                out = Path(sys.argv[1]) / f"case-{os.getpid()}-{number}"
-                code, printed, fault = bench.run(verb, one, out)
-                print(f"{'FAULT' if fault else 'ok   '} {code:3} {verb} {one.name[:60]!r} {fault}", flush=True)
-                if fault or code:
-                    print("      " + "\n      ".join(printed.strip().splitlines()[-3:])[:700], flush=True)
+if __name__ == "__main__":  # python environments.py FOLDER VERBS [WORD|WORD in the name]
+    folder, verbs, *words = sys.argv[1:]
+    bench = Bench(Path(folder) / "in", Path(folder) / "model")
+    chosen = [one for one in environments() if any(word in one.name for word in (words or [""])[0].split("|"))]
+    for number, (one, verb) in enumerate((one, verb) for one in chosen for verb in verbs.split(",")):
+        code, printed, fault = bench.run(verb, one, Path(folder) / f"case-{os.getpid()}" / str(number))
+        print(f"{'FAULT' if fault else 'ok   '} {code:3} {verb} {one.name[:60]!r} {fault}", flush=True)
+        if code:
+            print("      " + "\n      ".join(printed.strip().splitlines()[-3:])[:700], flush=True)

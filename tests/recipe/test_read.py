@@ -84,7 +84,7 @@ def test_all_faults_come_at_once_each_with_its_line(write: Write) -> None:
             "r.yaml:1: run_dir: the tag '!!python/object/apply:os.system' is not read. Remove it.",
         ),
         ("", "r.yaml:1: run_dir: missing. Folder for everything this run writes, for example runs/NAME."),
-        ("run_dir: a\nseed: -1\n", "r.yaml:2: seed: found -1, allowed: 0 to 4294967295."),
+        ("run_dir: a\nseed: -1\n", "r.yaml:2: seed: found -1, allowed: 0 to 4,294,967,295."),
         ("run_dir: a\nseed: .inf\n", "r.yaml:2: seed: found inf (a number), expected a whole number."),
         ("run_dir: a\nseed: true\n", "r.yaml:2: seed: found True (a switch), expected a whole number."),
         (

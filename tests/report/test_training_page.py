@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,3 +76,21 @@ def test_a_run_that_logged_nothing_has_a_page_without_figures(run_dir: Path) -> 
 def test_a_folder_without_a_training_run_is_refused(tmp_path: Path, write: Callable[[str, str], Path]) -> None:
     with pytest.raises(InputError, match="holds no training run"):
         write_training_report(tmp_path)
+
+
+def test_a_loss_that_is_not_finite_is_a_gap_that_the_page_names(run_dir: Path) -> None:
+    """log.jsonl holds null for it; 0 or a line across the gap would be another run."""
+    rows = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
+    for row in rows:
+        if row.get("step") in (7, 8) and "loss" in row:
+            row |= {"loss": None, "grad_norm": None}
+        if "eval_loss" in row:
+            row["eval_loss"] = None
+    (run_dir / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    figure = training_figure(read_training_run(run_dir))
+    loss = list({line.get_label(): line for line in figure.axes[0].lines}["training text"].get_ydata())
+    assert [math.isnan(value) for value in loss] == [step in (7, 8) for step in range(1, 21)]
+    page = write_training_report(run_dir).read_text("utf-8")
+    assert "The loss is not finite at 2 of 20 logged steps (7, 8): gaps in the curve." in page
+    assert "not finite" in page.partition("Evaluations")[2].partition("</table>")[0]
+    assert "This run is not finished." not in page

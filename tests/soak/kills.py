@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 LONGEST_CHAIN = 12
-SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+ENDED = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit"}
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 Tree = dict[str, Any]
@@ -244,9 +245,8 @@ def check_death(case: Case, system: Forked, words: list[str], sent: signal.Signa
         return "outside"
     assert code == 128 + sent, (code, err)
     again = [word for word in words if word != "--resume"] + ["--resume"] * (words[0] == "train")
-    ended = "terminated" if sent == signal.SIGTERM else "interrupted"
     assert err.endswith(
-        f"kinject {words[0]}: {ended}. Finished work is kept. Resume with: {shlex.join(['kinject', *again])}\n"
+        f"kinject {words[0]}: {ENDED[sent]}. Finished work is kept. Resume with: {shlex.join(['kinject', *again])}\n"
     ), err
     return "told"
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from country import outcome_of_stages, write_study
 from damage import Ground, sample
 
 from kinject.recipe import read_recipe
+
+pytestmark = pytest.mark.usefixtures("blank_figures")
 
 
 def test_every_kind_of_file_of_a_damaged_study_is_mended_or_named(tmp_path: Path, tiny_model: Path) -> None:

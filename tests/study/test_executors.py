@@ -74,11 +74,25 @@ def test_a_forked_worker_has_its_share_of_the_cores_though_torch_was_imported_be
     told: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", told.append)
     monkeypatch.setattr(executors.logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(executors, "protect_streams", lambda: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "9")
     ours, theirs = multiprocessing.Pipe()
     ours.close()  # no jobs
-    executors._serve(theirs, {"OMP_NUM_THREADS": "3"})
+    executors._serve(theirs, {**os.environ, "OMP_NUM_THREADS": "3"})
     assert told == [3]
+
+
+def test_a_worker_has_the_environment_of_its_executor_not_of_the_process_that_it_is_forked_from():
+    before = dict(os.environ)
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()  # no jobs
+    try:
+        executors._serve(theirs, {"OMP_NUM_THREADS": "3", "HF_HOME": "elsewhere"})
+        assert dict(os.environ) == {"OMP_NUM_THREADS": "3", "HF_HOME": "elsewhere"}
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        torch.set_num_threads(int(before.get("OMP_NUM_THREADS", torch.get_num_threads())))
 
 
 @pytest.mark.parametrize(("users", "expected"), [(None, "4"), ("7", "7")])
@@ -99,7 +113,7 @@ def test_a_worker_has_its_fraction_of_the_cores_unless_the_user_has_set_the_thre
     else:
         monkeypatch.setenv("OMP_NUM_THREADS", users)
     with LocalExecutor(2, 0):
-        assert environments == [{"OMP_NUM_THREADS": expected}] * 2
+        assert environments == [{**os.environ, "OMP_NUM_THREADS": expected}] * 2
 
 
 @pytest.mark.parametrize("preload", [(), ("kinject.study.stages",)])

@@ -25,6 +25,8 @@ from kinject.sandbox.questions import create_questions
 from kinject.study.run import run_study
 from kinject.types import Question
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
 ROOT = Path(__file__).parents[2]
 PEOPLE = create_country().new[:6]
 SUBJECTS = ("anatomy", "astronomy", "college_biology", "college_chemistry", "prehistory")

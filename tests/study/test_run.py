@@ -20,6 +20,8 @@ from kinject.study.arms import expand_arms
 from kinject.study.run import render_plan, run_study
 from kinject.study.stages import Planner
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
 
 def go(path: Path, executor: InProcess | None = None, *overrides: str) -> tuple[Report, InProcess]:
     executor = executor or InProcess()

@@ -23,6 +23,8 @@ from kinject.study.check import check_names, check_shared_recipes
 from kinject.study.inference import CorrectnessMatrix, bits_matrix, fit_line
 from kinject.study.run import count_parameters, run_study
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
 SCALING = {"sweep": "steps", "question_sets": ["new", "known"], "values": {"": 16}, "facts": {"known": 80}}
 CURVES = {"steps": {"key": "trainer.max_steps", "arm": "ft", "values": [1, 2, 4]}}
 

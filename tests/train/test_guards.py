@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kinject.errors import TrainingError
+from kinject.errors import InputError, RecipeError, TrainingError
 from kinject.models import load_model
 from kinject.recipe import GuardsSection, Recipe
 from kinject.train import train
+from kinject.train.callbacks import no_improvement
 from kinject.train.data import Collator
-from kinject.train.guards import Guard
+from kinject.train.guards import Guard, weight_sums
 from kinject.train.trainer import KnowledgeTrainer
 
 MakeRecipe = Callable[..., Recipe]
@@ -33,17 +34,59 @@ def _poison(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
     monkeypatch.setattr(KnowledgeTrainer, "compute_loss", _loss)
 
 
+def _unfinished(recipe: Recipe, message: str) -> None:
+    """Train; the run must fail with this message, without a model, and its manifest must not call it finished."""
+    with pytest.raises(TrainingError, match=message):
+        train(recipe, overwrite=True)
+    assert not (recipe.run_dir / "model").exists()
+    assert not (recipe.run_dir / ".model.part").exists()
+    assert json.loads((recipe.run_dir / "manifest.json").read_text())["counts"]["finished"] is False
+
+
 def test_an_update_that_is_not_finite_is_left_out_and_counted(
-    make_recipe: MakeRecipe, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The poisoned run equals one that took its rows to the same updates but for the skipped ones."""
     _poison(monkeypatch, {0, 1})
+    kept: list[KnowledgeTrainer] = []
+    start = KnowledgeTrainer.train
+    monkeypatch.setattr(KnowledgeTrainer, "train", lambda self, **k: kept.append(self) or start(self, **k))
     for limit in (0.0, 1.0):  # unclipped and clipped
-        result = train(make_recipe(trainer={"max_steps": 2, "max_grad_norm": limit}), overwrite=True)
-        kept, base = (load_file(Path(folder) / "model.safetensors") for folder in (result.model_dir, tiny_model))
-        assert all(torch.equal(kept[name], base[name]) for name in base)
+        result = train(make_recipe(trainer={"max_steps": 3, "max_grad_norm": limit}), overwrite=True)
+        weights = load_file(Path(result.model_dir) / "model.safetensors")
+        state = kept[-1].optimizer.state
+        assert {int(values["step"]) for values in state.values()} == {1}  # AdamW made one update of three
+        assert all(torch.isfinite(weight).all() for weight in weights.values())
     manifest = json.loads((Path(result.run_dir) / "manifest.json").read_text())
     assert manifest["counts"]["skipped_updates"] == 2
     assert "update is skipped (2 so far)" in manifest["counts"]["warnings"][-1]
+    rows = [json.loads(line) for line in (Path(result.run_dir) / "log.jsonl").read_text().splitlines()]
+    assert [row["loss"] is None for row in rows if "loss" in row] == [True, True, False]
+    assert result.final_loss == rows[2]["loss"] == rows[-1]["train_loss"]  # of the one update that was made
+
+
+@pytest.mark.parametrize("logging_steps", [1, 3, 50])
+def test_the_mean_loss_is_that_of_the_updates_that_were_made(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, logging_steps: int
+) -> None:
+    seen: list[float] = []
+    honest = KnowledgeTrainer.training_step
+    monkeypatch.setattr(
+        KnowledgeTrainer, "training_step", lambda self, *a, **k: seen.append(honest(self, *a, **k)) or seen[-1]
+    )
+    _poison(monkeypatch, {1, 4})
+    trainer = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "logging_steps": logging_steps}
+    result = train(make_recipe(trainer=trainer))
+    updates = [float(a + b) for a, b in zip(seen[::2], seen[1::2], strict=True)]
+    made = [loss for step, loss in enumerate(updates) if step not in (1, 4)]
+    assert len(updates) == 6
+    assert result.final_loss == pytest.approx(sum(made) / 4, rel=1e-6)
+    rows = [json.loads(line) for line in (Path(result.run_dir) / "log.jsonl").read_text().splitlines()]
+    logged = {row["step"]: row["loss"] for row in rows if "loss" in row}
+    if logging_steps == 3:
+        assert logged == {3: pytest.approx(sum(made[:2]) / 2, rel=1e-6), 6: pytest.approx(sum(made[2:]) / 2, rel=1e-6)}
+    elif logging_steps == 1:
+        assert [step for step, loss in logged.items() if loss is None] == [2, 5]
 
 
 def test_a_run_goes_on_after_a_skipped_update_and_stops_past_the_limit(
@@ -54,6 +97,95 @@ def test_a_run_goes_on_after_a_skipped_update_and_stops_past_the_limit(
     assert all(torch.isfinite(p).all() for p in load_model(result.model_dir).model.parameters())
     with pytest.raises(TrainingError, match=r"step 3: the gradient norm is nan for the 1\. time"):
         train(make_recipe(guards={"skipped_updates": 0}), overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"trainer": {"max_steps": 1, "learning_rate": 1e39, "lr_scheduler_type": "constant"}}, "weight is not finite"),
+        ({"trainer": {"learning_rate": 1e38, "lr_scheduler_type": "constant"}}, r"norm is nan for the 4\. time"),
+        ({"trainer": {"learning_rate": 0.0}}, "no weight differs from its start after 6 updates"),
+        ({"trainer": {"learning_rate": 1e-30}}, "is what it was before training"),  # weights at 0 move by any rate
+        ({"trainer": {"max_steps": 1, "warmup_steps": 5}}, "no weight differs from its start"),
+        (
+            {"trainer": {"learning_rate": 1e-30}, "adapter": {"r": 2, "target_modules": ["q_proj"]}},
+            "is what it was before training",
+        ),
+    ],
+)
+def test_a_run_that_changed_nothing_or_broke_its_model_is_not_finished(
+    make_recipe: MakeRecipe, sections: dict[str, Any], message: str
+) -> None:
+    _unfinished(make_recipe(**sections), message)
+
+
+def test_a_run_of_skipped_updates_alone_or_at_its_end_is_not_finished(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _poison(monkeypatch, {0, 1, 5})
+    _unfinished(make_recipe(trainer={"max_steps": 2}), "all 2 updates were skipped")
+    saving = {"save_strategy": "steps", "save_steps": 3, "save_total_limit": 5}
+    _unfinished(make_recipe(trainer=saving), "the last 1 of 6 updates were skipped")
+    assert (make_recipe().run_dir / "checkpoint-6" / "complete.json").is_file()
+    with pytest.raises(TrainingError, match="the last 1 of 6 updates were skipped"):
+        train(make_recipe(trainer=saving), resume=True)  # what the checkpoint of the last step knows
+
+
+def test_weights_that_are_not_finite_never_become_a_checkpoint(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gradient may be finite and its update not: the loss of that step was computed before."""
+    step = KnowledgeTrainer._get_grad_norm
+
+    def _spoil(self: Any, *args: Any, **kwargs: Any) -> Any:
+        norm = step(self, *args, **kwargs)
+        if self.state.global_step == 3:
+            next(self.model.parameters()).data[0, 0] = float("inf")
+        return norm
+
+    monkeypatch.setattr(KnowledgeTrainer, "_get_grad_norm", _spoil)
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    _unfinished(make_recipe(trainer=saving), r"step 4: .*embed_tokens.* is no longer finite")
+    assert [path.name for path in make_recipe().run_dir.glob("checkpoint-*")] == ["checkpoint-2"]
+    monkeypatch.setattr(KnowledgeTrainer, "_get_grad_norm", step)
+    assert train(make_recipe(trainer=saving), resume=True).n_steps == 6
+
+
+def test_an_optimizer_whose_state_is_spoilt_is_not_finished(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = KnowledgeTrainer._finalize_training
+
+    def _spoil(self: Any, *args: Any, **kwargs: Any) -> Any:
+        next(iter(self.optimizer.state.values()))["exp_avg_sq"].fill_(float("inf"))
+        return check(self, *args, **kwargs)
+
+    monkeypatch.setattr(KnowledgeTrainer, "_finalize_training", _spoil)
+    _unfinished(make_recipe(), r"the optimizer's exp_avg_sq of model\.embed_tokens\.weight is not finite")
+
+
+def test_tensors_that_never_changed_are_named(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = {"freeze_base_steps": 9, "freeze_base_except": ["model.layers.1.*"]}
+    result = train(make_recipe(techniques=frozen))
+    warnings = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]["warnings"]
+    assert any("trained tensors never changed: model.embed_tokens.weight" in warning for warning in warnings)
+
+
+def test_sums_of_weights_see_one_changed_bit_in_any_dtype_and_length() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        for n in (1, 2, 3, 7, 8, 63):
+            model = torch.nn.Module()
+            whole = torch.randn(n + 3).to(dtype)
+            model.register_parameter("w", torch.nn.Parameter(whole[3:]))  # not at a multiple of 8 bytes
+            before = weight_sums(model)
+            assert weight_sums(model) == before
+            for index in range(n):
+                with torch.no_grad():
+                    kept = model.w[index].clone()
+                    model.w[index] = torch.nextafter(kept.float(), torch.tensor(9.0)).to(dtype) + 1
+                    assert weight_sums(model) != before
+                    model.w[index] = kept
+            assert weight_sums(model) == before
 
 
 def test_a_norm_ten_times_its_running_median_is_a_warning_or_a_stop() -> None:
@@ -87,8 +219,9 @@ def test_a_masked_batch_that_may_pass_moves_nothing(make_recipe: MakeRecipe, mon
 
     monkeypatch.setattr(Collator, "__call__", _masked)
     guards = {"masked_batch": "ignore", "zero_loss": "ignore"}
-    result = train(make_recipe(guards=guards, trainer={"max_steps": 2, "weight_decay": 0.0}))
-    assert result.final_loss == 0.0
+    for decay in (0.0, 0.1):  # decay alone shrinks the weights and learns nothing
+        recipe = make_recipe(guards=guards, trainer={"max_steps": 2, "weight_decay": decay})
+        _unfinished(recipe, "the gradient was 0 in all 2 updates")
     with pytest.raises(TrainingError, match="step 1: the loss is exactly 0"):
         train(make_recipe(guards={"masked_batch": "ignore"}, trainer={"max_steps": 2}), overwrite=True)
 
@@ -160,3 +293,42 @@ def test_updates_that_an_fp16_scaler_leaves_out_are_counted_and_stop_where_no_sc
     scaler.scale = 0.5
     with pytest.raises(TrainingError, match=r"even with the loss scaled by 0\.5; 6 updates were left out"):
         trainer._get_grad_norm(model)
+
+
+def test_a_base_whose_output_is_not_finite_is_refused_before_the_first_step(
+    make_recipe: MakeRecipe, tiny_model: Path
+) -> None:
+    config = json.loads((tiny_model / "config.json").read_text())
+    for change in ({"rms_norm_eps": float("nan")}, {"rope_parameters": {"rope_type": "default", "rope_theta": 0.0}}):
+        (tiny_model / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(InputError, match=r"tiny-model: the model's output on the first row .* not finite"):
+            train(make_recipe(), overwrite=True)
+        assert not (make_recipe().run_dir / "log.jsonl").exists()
+
+
+def test_a_filter_of_losses_that_are_not_finite_is_refused(make_recipe: MakeRecipe) -> None:
+    with pytest.raises(RecipeError, match=r"trainer\.logging_nan_inf_filter: writes a number for a loss that is none"):
+        train(make_recipe(trainer={"logging_nan_inf_filter": True}))
+
+
+def test_an_evaluation_that_is_not_finite_is_no_improvement_and_no_best_model(
+    make_recipe: MakeRecipe, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nan, rows = float("nan"), [3.0, float("nan"), 2.0, float("nan"), float("nan")]
+    history = [{"step": step, "eval_loss": value} for step, value in enumerate(rows, start=1)]
+    assert no_improvement(history[:4], ("loss", False), 2, "k") == ""
+    assert "not been better than 2.000 for 2 evaluations" in no_improvement(history, ("loss", False), 2, "k")
+    never = [{"step": step, "eval_loss": nan} for step in (1, 2)]
+    assert "eval_loss has not been finite in 2 evaluations" in no_improvement(never, ("loss", False), 2, "k")
+    honest = KnowledgeTrainer.compute_loss
+    monkeypatch.setattr(
+        KnowledgeTrainer, "compute_loss",
+        lambda self, model, *a, **k: honest(self, model, *a, **k) * (1.0 if model.training else nan),
+    )  # fmt: skip
+    trainer = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    sections = {"corpus": {"path": str(corpus), "validation_corpus": str(corpus)}}
+    best = {**trainer, "load_best_model_at_end": True}
+    _unfinished(make_recipe(trainer=best, **sections), "no evaluation has a finite eval_loss")
+    result = train(make_recipe(trainer=trainer, **sections), overwrite=True)
+    rows = [json.loads(line) for line in (Path(result.run_dir) / "log.jsonl").read_text().splitlines()]
+    assert [row["eval_loss"] for row in rows if "eval_loss" in row] == [None, None]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,3 +120,23 @@ def test_probes_that_cannot_be_asked_are_one_line(
     for files, fault in ((["no.jsonl"], "no.jsonl: no such file"), (["a.yaml", "b.jsonl"], "Give one recipe")):
         assert main([*command, *files]) == 2
         assert fault in capsys.readouterr().err
+
+
+def test_weights_that_are_not_finite_are_not_averaged(tiny_model: Path, tmp_path: Path) -> None:
+    tuned = tmp_path / "tuned"
+    shutil.copytree(tiny_model, tuned)
+    weights = load_file(tuned / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights[name][3, 3] = float("inf")
+    save_file(weights, tuned / "model.safetensors", {"format": "pt"})
+    for pair in ((tiny_model, tuned), (tuned, tiny_model)):
+        with pytest.raises(InputError, match=rf"tuned/model\.safetensors: {re.escape(name)} holds a value that is not"):
+            merge(str(pair[0]), str(pair[1]), [0.5], tmp_path / "merged")
+    large = load_file(tiny_model / "model.safetensors")
+    large[name][3, 3] = 1e38
+    save_file(large, tiny_model / "model.safetensors", {"format": "pt"})
+    weights[name][3, 3] = 0.0
+    save_file({key: value.half() for key, value in weights.items()}, tuned / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"averaged with .* at alpha 0\.5 is out of its dtype's range"):
+        merge(str(tiny_model), str(tuned), [0.5], tmp_path / "merged")
+    assert not any((tmp_path / "merged").iterdir())

@@ -109,7 +109,7 @@ def test_the_checkpoint_with_the_best_probe_is_the_model(make_recipe: MakeRecipe
 
 def test_a_run_without_progress_stops_after_its_patience(make_recipe: MakeRecipe, questions: Path) -> None:
     probes = {"questions": {"new": str(questions)}, "patience": 2}
-    still = {**EVERY, "eval_steps": 1, "max_steps": 9, "learning_rate": 0.0, "metric_for_best_model": "accuracy"}
+    still = {**EVERY, "eval_steps": 1, "max_steps": 9, "learning_rate": 1e-6, "metric_for_best_model": "accuracy"}
     result = train(make_recipe(probes=probes, trainer=still, guards={"vanishing_rate": "ignore"}))
     assert result.n_steps == 3
     warnings = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]["warnings"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,3 +109,15 @@ def test_its_own_fields_are_trainer_fields() -> None:
 
     fields = SFTConfig.__dataclass_fields__
     assert short_run.short_fields(3).keys() <= fields.keys()
+
+
+def test_it_ends_when_the_process_that_started_it_is_gone(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    make_recipe()
+    command = [sys.executable, "-m", "kinject.train.short_run", str(tmp_path / "recipe.yaml")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as child:
+        assert child.stdin is not None
+        child.stdin.close()  # as the system does for a process that was killed
+        assert child.wait(60) == 1
+    assert not (tmp_path / "run").exists()

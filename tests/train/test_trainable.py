@@ -15,6 +15,7 @@ from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.optimizers import rate_factor
+from kinject.train.setup import check_training
 from kinject.train.trainable import check_trainable, summarize_names
 
 MakeRecipe = Callable[..., Recipe]
@@ -68,7 +69,9 @@ def test_lora_with_embeddings_and_head_trains_both(make_recipe: MakeRecipe, unti
     base = load_file(untied / "model.safetensors")
     for module in ("model.embed_tokens", "lm_head"):
         assert not torch.equal(saved[f"base_model.model.{module}.weight"], base[f"{module}.weight"])
-    with pytest.raises(TrainingError, match="asks to train nothing_such, but none of its weights train"):
+    with pytest.raises(
+        RecipeError, match=r"adapter.target_modules: 'nothing_such' is no module of this model\. Allowed: down_"
+    ):
         train(make_recipe(model={"path": str(untied)}, adapter={**adapter, "target_modules": ["q_proj", "nothing_such"]},
                           trainer=FAST), overwrite=True)  # fmt: skip
 
@@ -121,3 +124,57 @@ def test_names_are_joined_by_layer() -> None:
 )  # fmt: skip
 def test_a_layer_gets_decay_times_the_rate_of_the_one_above(name: str, share: float) -> None:
     assert rate_factor(name, 4, 0.5) == share
+
+
+@pytest.mark.parametrize(
+    ("sections", "faults"),
+    [
+        ({"adapter": {"target_modules": "q_porj"}}, ["adapter.target_modules: 'q_porj' matches no module. Did you mean q_proj?"]),
+        ({"adapter": {"target_modules": "(q"}}, ["adapter.target_modules: '(q' is no pattern"]),
+        ({"adapter": {"target_modules": ["lm_head"]}}, ["adapter.target_modules: peft refuses it: the trainer computes"]),
+        ({"adapter": {"modules_to_save": ["heads"], "target_modules": ["up"]}},
+         ["adapter.target_modules: 'up' is no module", "adapter.modules_to_save: 'heads' is no module"]),
+        ({"adapter": {"target_modules": ["q_proj"], "layers_to_transform": [7]}}, ["adapter.layers_to_transform: peft "]),
+        ({"adapter": {"target_modules": ["q_proj"], "layers_pattern": "h"}}, ["adapter.layers_pattern: peft refuses it"]),
+        ({"trainer": {"eos_token": "</s>"}}, ["trainer.eos_token: '</s>' is no token of this tokenizer. It has <|bos|>"]),
+        ({"trainer": {"router_aux_loss_coef": 0.1}}, ["trainer.router_aux_loss_coef: is for mixtures of experts"]),
+        ({"trainer": {"optim_args": "betas"}}, ["trainer.optim_args: the optimizer refuses it"]),
+        ({"trainer": {"optim": "galore_adamw"}}, ["trainer.optim: the optimizer refuses it: You need to install `galore_torch`"]),
+        ({"trainer": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"x": 1}}},
+         ["trainer.gradient_checkpointing_kwargs: the checkpointing refuses it"]),
+        ({"trainer": {"dataloader_persistent_workers": True, "accelerator_config": {"x": 1}}},
+         ["trainer.accelerator_config: SFTConfig refuses it"]),
+        ({"trainer": {"use_liger_kernel": True, "push_to_hub": True}},
+         ["trainer.use_liger_kernel: needs the package liger-kernel", "trainer.push_to_hub: "]),
+    ],
+)  # fmt: skip
+def test_what_the_libraries_would_refuse_is_one_line_before_a_model_loads(
+    sections: dict[str, Any], faults: list[str], make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(RecipeError) as caught:
+        check_training(make_recipe(**sections))
+    lines = str(caught.value).splitlines()
+    assert [fault in line for fault, line in zip(faults, lines, strict=True)] == [True] * len(faults), lines
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"hidden_size": "x"}, "model.new.hidden_size: llama refuses it: "),
+        ({"num_attention_heads": 7}, "model.new.num_attention_heads: llama refuses it: "),
+        (
+            {"rms_norm_eps": -1.0},
+            "model.new.rms_norm_eps: llama refuses it: the new model's first output is not finite",
+        ),
+        ({"hidden_act": "nope"}, "model.new.hidden_act: llama refuses it: "),
+        ({"initializer_range": -1.0}, "model.new.initializer_range: llama refuses it: "),
+    ],
+)
+def test_a_new_model_that_cannot_be_is_refused_by_the_key(
+    changes: dict[str, Any], fault: str, make_recipe: MakeRecipe, tiny_config: dict[str, object], tiny_model: Path
+) -> None:
+    recipe = make_recipe(model={"new": {**tiny_config, **changes}, "tokenizer": str(tiny_model)})
+    with pytest.raises(RecipeError) as caught:
+        check_training(recipe)
+    assert fault in str(caught.value)

@@ -51,14 +51,12 @@ from kinject.process import core_count
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.study.arms import nest_overrides
-from kinject.study.executors import LOG, LocalExecutor
+from kinject.study.executors import CPU_PRELOAD, LOG, LocalExecutor
 from kinject.study.stages import Stage, drop_output_folders, input_hashes
 from kinject.terminal import Progress
 from kinject.train.short_run import short_fields
 
 _FORMAT = 2
-_PRELOAD = ("kinject.train.short_run", "trl.trainer.sft_config", "kinject.train.run", "kinject.train.trainer")
-"""Modules that every run imports, for seconds each time: on a CPU, runs are forked from a process that has them."""
 _DEFAULT_STEPS = 12
 """Optimizer steps if neither the command line nor the recipe sets them."""
 _OTHER_SECTIONS = ("eval", "study", "augment", "questions", "bench")
@@ -150,7 +148,7 @@ def _measure(run: _State, strategy: Strategy, number: int, copy: int) -> None:
     done = stage.read_done()
     if done is None:
         on_cpu = run.setting.device == "cpu"
-        with LocalExecutor(1, _n_gpus(run.setting.device), _PRELOAD if on_cpu else ()) as executor:
+        with LocalExecutor(1, _n_gpus(run.setting.device), CPU_PRELOAD if on_cpu else ()) as executor:
             executor.submit(stage)
             (outcome,) = executor.wait()
         if outcome.done is None:

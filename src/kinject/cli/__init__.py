@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kinject.disk import fix_for, is_system_failure
 from kinject.errors import KinjectError
-from kinject.process import check_environment, is_first_process, is_launched
+from kinject.process import check_environment, is_first_process, is_launched, is_shortage
 from kinject.signals import exit_code, handled_by, terminable
 from kinject.terminal import Formatter, lost_output, protect_streams, show
 
@@ -47,6 +47,11 @@ _BUG = """\
 kinject {verb}: this {error} is a bug in kinject, not in your input. Finished work is kept. Please report it to the developers
 of kinject, with the lines above, the recipe and the output of kinject doctor."""
 
+_SHORTAGE = (
+    "this machine, or a limit on it (ulimit -a), has too little for this run: {}. Free some, or make the run smaller: "
+    "kinject plan and kinject find-batch estimate what fits."
+)
+
 _STOPPED = {
     signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit",
 }  # fmt: skip
@@ -76,7 +81,7 @@ def program() -> int:
         code = exit_code(stop)
     except SystemExit as end:  # argparse
         code = end.code if isinstance(end.code, int) else 0
-    except Exception as error:  # noqa: BLE001 (a bug, which must not end as "finished but incomplete")
+    except BaseException as error:  # noqa: BLE001 (a bug, or a library's panic: it must not end as "finished but incomplete")
         traceback.print_exc()
         show(_BUG.format(verb=_verb(sys.argv[1:]), error=type(error).__name__), file=sys.stderr)
         code = 70
@@ -110,16 +115,15 @@ def _report_errors(words: Sequence[str]) -> int:
         return _run(words)
     except KinjectError as error:
         show(f"kinject {_verb(words)}: {error}" if "\n" not in str(error) else str(error), file=sys.stderr)
-    except MemoryError:
-        show(
-            f"kinject {_verb(words)}: out of memory. Use a machine with more, or raise its limit (ulimit -v).",
-            file=sys.stderr,
-        )
-    except OSError as error:
-        if not is_system_failure(error):
+    except Exception as error:
+        if isinstance(error, OSError) and is_system_failure(error):
+            place = f"{error.filename}: " if error.filename else ""
+            message = f"{place}{error.strerror}. {fix_for(error)}"
+        elif is_shortage(error):
+            message = _SHORTAGE.format(str(error).strip().partition("\n")[0][:500] or "out of memory")
+        else:
             raise
-        place = f"{error.filename}: " if error.filename else ""
-        show(f"kinject {_verb(words)}: {place}{error.strerror}. {fix_for(error)}", file=sys.stderr)
+        show(f"kinject {_verb(words)}: {message}", file=sys.stderr)
     return 2
 
 
@@ -146,6 +150,7 @@ def _quieten_libraries() -> None:
     on_screen = logging.StreamHandler(sys.stderr)
     on_screen.setFormatter(Formatter())
     logging.basicConfig(level=logging.INFO, handlers=[on_screen], force=True)
+    logging.getLogger("torch").setLevel(logging.WARNING)  # its import logs at its end
     for noisy in (
         "httpx", "httpx2", "httpcore", "openai", "datasets", "bitsandbytes", "bm25s", "matplotlib", "fontTools", "urllib3",
         "huggingface_hub",

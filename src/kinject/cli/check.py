@@ -37,6 +37,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from kinject.recipe.yaml_lines import read_yaml
     from kinject.study.arms import expand_arms
     from kinject.study.check import check_names, check_shared_recipes
+    from kinject.train.setup import check_training
 
     paths = arguments.recipes or [Path("recipes")]
     files = [file for path in paths for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
@@ -51,6 +52,8 @@ def _run(arguments: argparse.Namespace) -> int:
             recipe = read_recipe(file)
             check_sections(recipe)
             custom_strategies(recipe)
+            if {"model", "corpus", "trainer"} <= recipe.raw.keys() and "bench" not in recipe.raw:
+                check_training(read_recipe(file, verb="train", check_inputs=False))
             if recipe.study is not None:
                 study = read_recipe(file, verb="study", check_inputs=False)
                 check_names(study)

@@ -10,15 +10,20 @@ from kinject.models.load import (
     LoadedModel,
     base_of_adapter,
     check_config,
+    check_finite_in,
     load_model,
     load_tokenizer,
     new_model,
+    not_finite,
+    not_finite_in,
+    saved_tensors,
     train_tokenizer,
 )
 
 __all__ = [
-    "LoadedModel", "base_of_adapter", "check_config", "choose_attention", "choose_device", "has_fast_bf16",
-    "load_model", "load_tokenizer", "new_model", "train_tokenizer", "try_varlen", "varlen_unavailable_reason",
+    "LoadedModel", "base_of_adapter", "check_config", "check_finite_in", "choose_attention", "choose_device", "has_fast_bf16",
+    "load_model", "load_tokenizer", "new_model", "not_finite", "not_finite_in", "saved_tensors", "train_tokenizer",
+    "try_varlen", "varlen_unavailable_reason",
 ]  # fmt: skip
 
 

@@ -26,12 +26,14 @@ from kinject.plan.memory import Memory, simulate
 from kinject.plan.model import StepConfig, new_config, read_config
 from kinject.recipe import TokenizerSection, TrainRecipe
 from kinject.terminal import show
-from kinject.train.config import make_sft_config, trainer_field
+from kinject.train.config import trainer_field
 from kinject.train.load import load_training_tokenizer
 from kinject.train.short_run import LOG, last_log_line, read_timing, run_process, short_recipe
 
 _WARM_UP_STEPS = 2
 _TIMED_STEPS = 6
+_DRAWN_STEPS = 1_000_000
+"""Most steps whose learning rate is computed one by one."""
 _MAX_ACCUMULATION = 4
 """Micro-batches of a timed step; the time of a step with more is scaled."""
 
@@ -121,11 +123,16 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     Raises `RecipeError` for faults that training would refuse before it starts, `InputError` if there is no model config.
     """
     from kinject.train.schedules import planned_curve
+    from kinject.train.setup import check_training
+    from kinject.train.trainable import check_model
 
+    described = options.memory is not None or options.devices is not None
+    if not described:
+        check_training(recipe)
     kind = _choose_device_kind(recipe, options)
     devices = find_devices(kind, options.memory, options.devices)
-    if devices.here:
-        make_sft_config(recipe)
+    if described:
+        (check_training if devices.here else check_model)(recipe)
     notes = [*recipe.notes, *_uncounted(recipe)]
     step = step_config(recipe, devices)
     memory = simulate(step)
@@ -139,7 +146,7 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
         devices=devices, need=devices.need(memory.peak), fits=fits, changes=tuple(changes), changes_suffice=suffice,
         parallelism=choose_parallelism(memory, devices), length=length, disk=estimate_disk(recipe, memory, length),
         timing=timing, seconds=timing.step_seconds * n_steps if timing is not None and n_steps else None,
-        rates=tuple(planned_curve(recipe, n_steps)) if n_steps else None, notes=tuple(notes),
+        rates=tuple(planned_curve(recipe, n_steps)) if 0 < n_steps <= _DRAWN_STEPS else None, notes=tuple(notes),
     )  # fmt: skip
 
 

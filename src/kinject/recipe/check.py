@@ -20,6 +20,7 @@ KeyPath = tuple[str | int, ...]
 """The keys and list indices that lead from the root of a file to a value."""
 
 _INVALID = object()
+_BOUNDS = ("min", "above", "max", "below", "or")
 _NAMES: Mapping[object, str] = {
     str: "text", Path: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a mapping"
 }  # fmt: skip
@@ -75,7 +76,7 @@ class Checker:
             checked = self.value(hints[name], item, item_key)
             if (
                 checked is not _INVALID
-                and self._is_in_bounds(item, metadata, item_key)
+                and self.is_in_bounds(item, metadata, item_key)
                 and self._is_no_secret(item, metadata.get("holds"), item_key)
             ):
                 built[name] = checked
@@ -151,22 +152,18 @@ class Checker:
             return False
         return True
 
-    def _is_in_bounds(self, value: Any, metadata: Mapping[str, Any], key: KeyPath) -> bool:
+    def is_in_bounds(self, value: Any, metadata: Mapping[str, Any], key: KeyPath) -> bool:
         """Return whether `value`, or each number in it, is within the field's bounds, after reporting those that are not."""
         if metadata.get("nonempty") and not value:
             self.report(key, "is empty; give at least one.")
             return False
-        if isinstance(value, Mapping | list):
-            limits = {name: metadata[name] for name in ("min", "max", "stage_checks_bounds") if name in metadata}
+        if isinstance(value, Mapping | list | tuple):
+            limits = {name: metadata[name] for name in _BOUNDS if name in metadata}
             items = _items(value) if limits else ()
-            in_bounds = [self._is_in_bounds(item, limits, (*key, name)) for name, item in items]
+            in_bounds = [self.is_in_bounds(item, limits, (*key, name)) for name, item in items]
             return all(in_bounds)
-        if metadata.get("stage_checks_bounds"):  # kinject.augment.validation reports them with its own faults
-            return True
-        low, high = metadata.get("min", -math.inf), metadata.get("max", math.inf)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and not low <= value <= high:
-            allowed = f"{low} to {high}" if high < math.inf else f"{low} or more"
-            self.report(key, f"found {value}, allowed: {allowed}.")
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not _is_within(value, metadata):
+            self.report(key, f"found {value}, allowed: {allowed_range(metadata)}.")
             return False
         return True
 
@@ -185,6 +182,26 @@ class Checker:
 def is_required(field: dataclasses.Field[Any]) -> bool:
     """Return whether a dataclass field has no default."""
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def allowed_range(bounds: Mapping[str, Any]) -> str:
+    """Return the numbers that `bounds` (min or above, max or below, or) allow, in words."""
+    low, high = bounds.get("min", bounds.get("above")), bounds.get("max", bounds.get("below"))
+    if "above" in bounds:
+        words = f"more than {low:,}" + ("" if high is None else f", at most {high:,}")
+    elif "below" in bounds:
+        words = f"{low:,} to less than {high:,}"
+    else:
+        words = f"{low:,} or more" if high is None else f"{low:,} to {high:,}"
+    return f"{bounds['or']} or {words}" if "or" in bounds else words
+
+
+def _is_within(value: float, bounds: Mapping[str, Any]) -> bool:
+    if "or" in bounds and value == bounds["or"]:
+        return True
+    low, high = bounds.get("min", bounds.get("above", -math.inf)), bounds.get("max", bounds.get("below", math.inf))
+    inside = low < value if "above" in bounds else low <= value
+    return bool(inside and (value < high if "below" in bounds else value <= high))
 
 
 def texts_in(value: object, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:

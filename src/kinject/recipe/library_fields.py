@@ -9,14 +9,13 @@ import dataclasses
 import enum
 import functools
 import inspect
-import math
 import operator
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from kinject.recipe.check import Checker, suggestion
+from kinject.recipe.check import Checker, KeyPath, suggestion
 
 REFUSED = {
     "output_dir": "is run_dir's. Set run_dir at the top of the recipe.",
@@ -28,6 +27,8 @@ REFUSED = {
     "dataset_text_field": "is fixed: corpus rows hold text, messages, or prompt and completion.",
     "formatting_func": "cannot be written in a file. Write corpus rows with text, messages, or prompt and completion.",
     "model_init_kwargs": "is the model section's. Set model.dtype, model.attention or model.revision.",
+    "parallelism_config": "is a Python object. Describe the devices to accelerate: docs/distributed.md.",
+    "label_names": "is fixed: the rows of a corpus are labelled by kinject.",
     "resume_from_checkpoint": "is the command line's: kinject train RECIPE --resume.",
 }
 """Fields that a recipe must not set -> the reason, and the setting to use."""
@@ -94,20 +95,55 @@ def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[st
     fields, written, notes = rename_old_fields(trainer, checker)
     hints = typing.get_type_hints(SFTConfig)
     hints["lr_scheduler_type"] = Literal[tuple(schedule_names())]
-    allowed = {field.name for field in dataclasses.fields(SFTConfig) if field.init} - REFUSED.keys()
+    known = {field.name: field for field in dataclasses.fields(SFTConfig) if field.init}
+    allowed = known.keys() - REFUSED.keys()
     checked: dict[str, Any] = {}
     for name, value in fields.items():
         path = ("trainer", written[name])
         if name not in allowed:
             checker.report(path, f"unknown key.{suggestion(name, allowed | RENAMED.keys())}")
             continue
-        checked[name] = checker.value(plain_hint(hints[name]), value, path)
+        checked[name] = checker.value(field_hint(known[name], hints[name]), value, path)
+        if checker.is_in_bounds(checked[name], RANGES.get(name, {}), path) and name in _EVERY:
+            _check_whole(checked[name], path, checker)
     check_schedule(fields, written, checker, plain_hint)
     if checked.get("lr_scheduler_type") == "constant" and checked.get("warmup_steps"):
         # transformers' constant schedule ignores warmup_steps without a warning
         checked["lr_scheduler_type"] = "constant_with_warmup"
         notes.append("trainer.lr_scheduler_type: constant has no warmup; read as constant_with_warmup.")
     return checked, notes
+
+
+_EVERY = ("logging_steps", "eval_steps", "save_steps")
+
+
+def _check_whole(steps: Any, key: KeyPath, checker: Checker) -> None:
+    """Report a number of steps that is neither whole nor a fraction of all steps."""
+    if isinstance(steps, float) and steps > 1 and steps != int(steps):
+        checker.report(key, f"found {steps}, allowed: whole numbers, or a fraction of all steps (less than 1).")
+
+
+def field_hint(field: dataclasses.Field[Any], hint: Any) -> Any:
+    """Return the annotation of a library's field as `Checker.value` reads it, with the words that a text may be."""
+    plain = plain_hint(hint)
+    words = _WORDS.get(field.name) or tuple(field.metadata.get("choices") or ()) or None
+    if field.name == "init_lora_weights":
+        return bool | Literal[(*_INITS, *(f"pissa_niter_{n}" for n in range(1, 17)))]
+    if words is not None:
+        others = [option for option in (get_args(plain) or (plain,)) if option in _PLAIN]
+        return functools.reduce(operator.or_, others, Literal[words])
+    options = get_args(plain) if get_origin(plain) in (typing.Union, types.UnionType) else ()
+    if str in options and any(get_origin(option) is dict for option in options) and field.name not in _FILES:
+        # text is for command lines; YAML has mappings
+        return functools.reduce(operator.or_, [option for option in options if option is not str])
+    return plain
+
+
+_INITS = ("gaussian", "olora", "pissa", "loftq", "orthogonal", "mica")
+"""Those of peft's that need no pass over data before training (eva, corda and lora_ga do)."""
+_FILES = ("fsdp", "fsdp_config", "deepspeed", "accelerator_config")
+"""Fields whose text is a file, or flags."""
+_PLAIN = (int, float, bool, types.NoneType)
 
 
 def plain_hint(hint: Any) -> Any:
@@ -152,13 +188,43 @@ _TYPES: Mapping[str, Any] = {
     "decay_type": _SHAPES, "anneal_strategy": Literal["cos", "linear"], "threshold_mode": Literal["rel", "abs"],
 }  # fmt: skip
 """Types that the libraries do not annotate, or check late."""
-_BOUNDS: Mapping[str, tuple[float, float]] = {
-    "gamma": (0, 1), "step_size": (1, math.inf), "power": (0, math.inf), "lr_end": (0, math.inf),
-    "timescale": (1, math.inf), "min_lr": (0, math.inf), "min_lr_rate": (0, 1), "min_lr_ratio": (0, 1),
-    "warmup_lr_rate": (0, 1), "num_decay_steps": (0, math.inf), "num_stable_steps": (0, math.inf), "pct_start": (0, 1),
-    "div_factor": (1, math.inf), "final_div_factor": (1, math.inf), "d_model": (1, math.inf), "flat_fraction": (0, 1),
-    "patience": (0, math.inf), "threshold": (0, math.inf), "cooldown": (0, math.inf), "num_cycles": (0, math.inf),
-    "factor": (0, 0.999_999),
+_COUNT: Mapping[str, Any] = {"min": 1, "max": 2**20}
+_STEPS: Mapping[str, Any] = {"above": 0, "max": 10**9}
+_FROM_0: Mapping[str, Any] = {"min": 0, "max": 10**9}
+_UNIT: Mapping[str, Any] = {"min": 0, "below": 1}
+_FRACTION: Mapping[str, Any] = {"min": 0, "max": 1}
+_SEED: Mapping[str, Any] = {"min": 0, "max": 2**32 - 1}
+RANGES: Mapping[str, Mapping[str, Any]] = {
+    "per_device_train_batch_size": _COUNT, "per_device_eval_batch_size": _COUNT, "gradient_accumulation_steps": _COUNT,
+    "eval_accumulation_steps": _COUNT, "torch_empty_cache_steps": _COUNT, "save_total_limit": _COUNT, "dataset_num_proc": _COUNT,
+    "pad_to_multiple_of": _COUNT, "ddp_bucket_cap_mb": _COUNT, "dataloader_prefetch_factor": _COUNT,
+    "dataloader_num_workers": {"min": 0, "max": 256}, "max_length": {"min": 2, "max": 2**22},
+    "logging_steps": _STEPS, "eval_steps": _STEPS, "save_steps": _STEPS, "warmup_steps": _FROM_0, "eval_delay": _FROM_0,
+    "num_train_epochs": {"above": 0, "max": 10**6}, "max_steps": {"min": 1, "max": 10**9, "or": -1},
+    "learning_rate": {"above": 0, "max": 100}, "weight_decay": {"min": 0, "max": 100}, "adam_beta1": _UNIT, "adam_beta2": _UNIT,
+    "adam_epsilon": {"min": 1e-30, "max": 1}, "max_grad_norm": {"min": 1e-6, "max": 10**9, "or": 0},
+    "label_smoothing_factor": _UNIT, "neftune_noise_alpha": {"min": 0, "max": 1000},
+    "router_aux_loss_coef": {"min": 0, "max": 100}, "seed": _SEED, "data_seed": _SEED, "ddp_timeout": {"min": 1, "max": 10**8},
+    # peft
+    "r": {"min": 1, "max": 2**16}, "lora_alpha": _COUNT, "lora_dropout": _UNIT, "rank_pattern": {"min": 1, "max": 2**16},
+    "alpha_pattern": {"above": 0, "max": 2**20}, "layers_to_transform": {"min": 0, "max": 2**16}, "qalora_group_size": _COUNT,
+    "trainable_token_indices": _FROM_0, "alora_invocation_tokens": _FROM_0, "layer_replication": _FROM_0,
+}  # fmt: skip
+"""Bounds of the libraries' fields, as in the metadata of kinject's own: outside of them a library raises, or learns nothing."""
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "loss_type": ("nll", "dft", "chunked_nll"), "truncation_mode": ("keep_start",), "pad_to_multiple_of": ("auto",),
+    "include_num_input_tokens_seen": ("all", "non_padding", "no"), "debug": ("", "underflow_overflow", "tpu_metrics_debug"),
+    "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    "task_type": ("CAUSAL_LM",), "peft_type": ("LORA",),
+}  # fmt: skip
+"""The words of fields that are annotated as text and whose metadata has no choices, or choices that kinject has not."""
+_SCHEDULE_RANGES: Mapping[str, Mapping[str, Any]] = {
+    "min_lr_rate": _FRACTION, "min_lr_ratio": _FRACTION, "warmup_lr_rate": _FRACTION, "pct_start": _FRACTION,
+    "flat_fraction": _FRACTION, "power": _FROM_0, "lr_end": _FROM_0, "min_lr": _FROM_0, "threshold": _FROM_0,
+    "num_stable_steps": _FROM_0, "num_decay_steps": _FROM_0, "patience": _FROM_0, "cooldown": _FROM_0, "num_cycles": _FROM_0,
+    "step_size": {"min": 1, "max": 10**9}, "timescale": {"min": 1, "max": 10**9}, "d_model": {"min": 1, "max": 10**9},
+    "div_factor": {"min": 1, "max": 10**12}, "final_div_factor": {"min": 1, "max": 10**12}, "gamma": {"above": 0, "max": 1},
+    "factor": _UNIT,
 }  # fmt: skip
 
 
@@ -219,10 +285,7 @@ def check_schedule(
             continue
         hint = allowed[key][0]
         checked = checker.value(hint if typing.get_origin(hint) is Literal else plain(hint), value, (*section, key))
-        low, high = _BOUNDS.get(key, (-math.inf, math.inf))
-        if isinstance(checked, (int, float)) and not low <= checked <= high:
-            allowed_range = f"{low:g} to {high:g}" if high < math.inf else f"{low:g} or more"
-            checker.report((*section, key), f"found {checked}, allowed: {allowed_range}.")
+        checker.is_in_bounds(checked, _SCHEDULE_RANGES.get(key, {}), (*section, key))
     for key, (_, default) in allowed.items():
         if default is inspect.Parameter.empty and key not in arguments:
             example = f"lr_scheduler_kwargs: {{{key}: {_EXAMPLES[key]}}}"
@@ -254,18 +317,39 @@ def _check_combination(name: str, arguments: Mapping[str, Any], trainer: Mapping
         checker.report((*section, "lr_end"), f"found {end:g}, allowed: less than learning_rate ({rate:g}).")
 
 
+ADAPTER_REFUSED = {
+    **dict.fromkeys(("eva_config", "corda_config", "lora_ga_config"), "needs a pass over data before training. Remove the line."),
+    **dict.fromkeys(
+        ("peft_version", "base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "runtime_config"),
+        "is peft's own record of a saved adapter. Remove the line.",
+    ),
+    **dict.fromkeys(("megatron_config", "megatron_core"), "is for Megatron's layers. Remove the line."),
+    "alora_invocation_tokens": "adapts only what follows these tokens, which no corpus row holds. Remove the line.",
+    "arrow_config": "routes between adapters that are trained already. Remove the line.",
+}  # fmt: skip
+"""Keys of LoraConfig that an adapter to train must not set -> the reason."""
 MERGE = "merge"
 """The one key that is not peft's: merge the adapter into the base weights when training ends."""
 
 
 def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
-    """Report every key that LoraConfig does not have. peft checks the values when it builds the adapter.
+    """Report every key that LoraConfig does not have, and every value of a wrong type or out of bounds.
 
     Imports peft (some seconds), so only a recipe that trains an adapter calls it.
     """
     from peft import LoraConfig
 
-    known = {field.name for field in dataclasses.fields(LoraConfig) if field.init} | {MERGE}
-    for key in adapter:
-        if key not in known:
-            checker.report(("adapter", key), f"unknown key of peft's LoraConfig.{suggestion(key, known)}")
+    known = {field.name: field for field in dataclasses.fields(LoraConfig) if field.init}
+    hints = typing.get_type_hints(LoraConfig)
+    for key, value in adapter.items():
+        path = ("adapter", key)
+        if key in ADAPTER_REFUSED:
+            checker.report(path, ADAPTER_REFUSED[key])
+        elif key in known:
+            checker.is_in_bounds(
+                checker.value(field_hint(known[key], hints[key]), value, path), RANGES.get(key, {}), path
+            )
+        elif key == MERGE:
+            checker.value(bool, value, path)
+        else:
+            checker.report(path, f"unknown key of peft's LoraConfig.{suggestion(key, {*known, MERGE})}")

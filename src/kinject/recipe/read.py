@@ -36,6 +36,9 @@ Verb = Literal["augment", "questions", "train", "eval", "study", "bench", "plan"
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {"train": ("probes",), "bench": ("probes",)}
 """Sections that a verb uses if they are present."""
 
+_NOT_NULL = {"model", "corpus", "augment", "questions", "eval", "study"}
+"""Sections that some verb cannot do without: nothing there is a mistake, whatever verb reads the recipe."""
+
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$|^[A-Za-z0-9][\w-]*$")
 
 _HUB_DATA = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]*){0,2}$")
@@ -216,8 +219,11 @@ def read_recipe(
                 report(("trainer", name), REFUSED[name])
     if isinstance(raw.get("adapter"), Mapping) and verb in (None, "train", "plan"):
         check_adapter(raw["adapter"], checker)
+    for section in _NOT_NULL & raw.keys():
+        if raw[section] is None:
+            report((section,), "found nothing; give it a value or remove the line.")
     for section in required:
-        if raw.get(section) is None:
+        if section not in raw:
             report((section,), f"missing. kinject {verb} needs this section.")
     if faults:
         raise RecipeError(faults)

@@ -16,9 +16,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from kinject.disk import read_bytes, write_text
 from kinject.recipe.check import is_required
-from kinject.recipe.library_fields import MERGE, REFUSED, RENAMED, plain_hint, schedule_names
+from kinject.recipe.library_fields import ADAPTER_REFUSED, MERGE, RANGES, REFUSED, RENAMED, field_hint, schedule_names
 from kinject.recipe.read import Sections
-from kinject.recipe.sections import GENERATOR_REQUIRES
+from kinject.recipe.sections import GENERATOR_REQUIRES, MAX_SAMPLES
 
 Schema = dict[str, Any]
 
@@ -31,6 +31,7 @@ _SCALARS: Mapping[object, str] = {
     bool: "boolean",
     type(None): "null",
 }
+_KEYWORDS = {"min": "minimum", "above": "exclusiveMinimum", "max": "maximum", "below": "exclusiveMaximum"}
 _LONGEST_HELP = 240
 _PREFIX = "# yaml-language-server: $schema="
 
@@ -144,10 +145,10 @@ def _bounded(schema: Schema, metadata: Mapping[str, Any]) -> Schema:
     kinds = schema.get("type", [])
     kinds = {kinds} if isinstance(kinds, str) else set(kinds)
     if kinds & {"integer", "number"}:
-        for key, keyword in (("min", "minimum"), ("max", "maximum")):
-            if key in metadata:
-                schema[keyword] = metadata[key]
-    limits = {key: metadata[key] for key in ("min", "max") if key in metadata}
+        schema |= {keyword: metadata[key] for key, keyword in _KEYWORDS.items() if key in metadata}
+        if "or" in metadata:  # the one value below the others
+            schema["minimum"] = metadata["or"]
+    limits = {key: metadata[key] for key in (*_KEYWORDS, "or") if key in metadata}
     for keyword in ("items", "additionalProperties"):
         if isinstance(schema.get(keyword), dict):
             schema[keyword] = _bounded(schema[keyword], limits)
@@ -170,7 +171,7 @@ def _trainer() -> Schema:
     """Return the schema of SFTConfig's fields, with their older names and the refused ones."""
     from trl import SFTConfig
 
-    properties = _fields_of(SFTConfig, plain_hint)
+    properties = _fields_of(SFTConfig, field_hint)
     properties["lr_scheduler_type"]["enum"] = schedule_names()
     older = {}
     for name, replacement in RENAMED.items():
@@ -192,10 +193,10 @@ def _trainer() -> Schema:
 
 
 def _adapter() -> Schema:
-    """Return the schema of LoraConfig's fields by name. peft checks their values, as for `kinject check`."""
+    """Return the schema of LoraConfig's fields by name."""
     from peft import LoraConfig
 
-    properties = _fields_of(LoraConfig, lambda hint: Any)
+    properties = {key: value for key, value in _fields_of(LoraConfig, field_hint).items() if key not in ADAPTER_REFUSED}
     properties[MERGE] = {"description": "Fold the adapter into the base weights when training ends.", "default": False}
     return {"properties": properties, "additionalProperties": False}
 
@@ -210,13 +211,14 @@ def _fields_of(cls: type, hint_of: Any) -> dict[str, Schema]:
         text = " ".join(str(field.metadata.get("help") or "").split())
         first = text.partition(". ")[0].rstrip(".")
         about = {"description": first[:_LONGEST_HELP] + "."} if first else {}
-        properties[field.name] = {**about, **_value(hint_of(hints[field.name]), {}), **_default(field)}
+        schema = _bounded(_value(hint_of(field, hints[field.name]), {}), RANGES.get(field.name, {}))
+        properties[field.name] = {**about, **schema, **_default(field)}
     return properties
 
 
 def _add_styles(schema: Schema, styles: Mapping[str, str]) -> None:
     """Name the styles in the schema of `augment.styles`, each with its description."""
-    count = schema.pop("additionalProperties")
+    count = {**schema.pop("additionalProperties"), "minimum": 0, "maximum": MAX_SAMPLES}
     schema["properties"] = {name: {"description": text, **count} for name, text in styles.items()}
     schema["additionalProperties"] = False
 

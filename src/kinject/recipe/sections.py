@@ -1,6 +1,7 @@
 """The sections of a recipe, one frozen dataclass each. `kinject.recipe.check` reads them and `schema` publishes them.
 
-The metadata of a field: `help`; `min` and `max` of a number (of each number in a list or mapping); `nonempty`;
+The metadata of a field: `help`; the bounds of a number (of each number in a list or mapping): `min` or `above` (excluded),
+`max` or `below` (excluded), and `or`, one value outside of them; `nonempty`;
 `path`, an input ("file", "model" or "documents"; the last two may be names on the hub) that must exist when a verb runs;
 `holds`, a text into which a secret is easily put ("url", or "variable" for the name of one): a secret there is refused.
 """
@@ -18,7 +19,7 @@ def option(default: Any = ..., **metadata: Any) -> Any:
 
 
 MAX_SAMPLES = 10_000
-"""Most samples of one style and passage."""
+"""Most samples of one style and passage; `kinject.augment.validation` checks it with the names of the styles."""
 
 
 @dataclass(frozen=True)
@@ -198,9 +199,7 @@ class AugmentSection:
     documents: str = option(
         help="File (txt, md, html, pdf, jsonl, csv, parquet), folder, or data set on the hub.", path="documents"
     )
-    styles: Mapping[str, int] = option(
-        help="Style: samples of each passage, as in {paraphrase: 16}.", min=0, max=MAX_SAMPLES, stage_checks_bounds=True
-    )
+    styles: Mapping[str, int] = option(help="Style: samples of each passage, as in {paraphrase: 16}.")
     generator: GeneratorSection = option(help="What writes the paraphrases.")
     include_originals: bool = option(True, help="Keep the originals in the corpus.")
     passage_tokens: int = option(256, help="Longest passage, in tokens of `tokenizer`.", min=8)

@@ -34,6 +34,7 @@ _LINES = ("-", "--", ":", "-.")
 _MOST_POINTS = 500  # of one loss curve: more cannot be seen
 _MOST_EPOCHS = 24  # light lines in one panel
 _MOST_BEHIND = 20  # other losses in one panel
+_MOST_GAPS = 8  # steps without a loss that are named
 _LARGEST = 1e9
 _FIX = "Train again with --resume: the newest checkpoint holds the log."
 _CAPTION = (
@@ -44,7 +45,10 @@ _CAPTION = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingLog:
-    """One run: one entry a logged step in each column, steps rising; `epochs` is empty if none were logged."""
+    """One run: one entry a logged step in each column, steps rising; `epochs` is empty if none were logged.
+
+    A loss that is not finite (null in log.jsonl) is NaN.
+    """
 
     name: str
     steps: tuple[float, ...]
@@ -70,13 +74,17 @@ def read_training_log(name: str, path: Path) -> TrainingLog:
     rows: dict[float, tuple[float, float | None, float | None]] = {}
     check_output(path, _FIX)
     for number, row in read_jsonl(path):
-        if row.get("loss") is None:
+        if "loss" not in row:
             continue
         where = f"{path}:{number}"
         step, loss = _number(row, "step", where), _number(row, "loss", where)
-        if step is None or loss is None:
+        if step is None:
             raise InputError(f"{where}: has a loss but no step. Each row of a training log names its step.")
-        rows[step] = (loss, _number(row, "epoch", where), _number(row, "learning_rate", where))
+        rows[step] = (
+            math.nan if loss is None else loss,
+            _number(row, "epoch", where),
+            _number(row, "learning_rate", where),
+        )
     steps = sorted(rows)
     epochs = [epoch for step in steps if (epoch := rows[step][1]) is not None]
     return TrainingLog(
@@ -102,7 +110,7 @@ def _number(row: Row, key: str, where: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One logged number over the run: the (rising) `steps` and the value at each."""
+    """One logged number over the run: the (rising) `steps` and the value at each, NaN where it is not finite."""
 
     steps: tuple[float, ...]
     values: tuple[float, ...]
@@ -120,8 +128,8 @@ def read_series(path: Path, keys: Sequence[str]) -> dict[str, Series]:
         step = _number(row, "step", where)
         for key in keys:
             value = _number(row, key, where)
-            if step is not None and value is not None:
-                values[key][step] = value
+            if step is not None and key in row:
+                values[key][step] = math.nan if value is None else value
     return {
         key: Series(tuple(sorted(by_step)), tuple(by_step[step] for step in sorted(by_step)))
         for key, by_step in values.items() if by_step
@@ -229,7 +237,8 @@ def training_figure(run: TrainingRun, *, columns: int = 2) -> Figure:
                 series = run.series[kind]
                 panel.plot(series.steps, series.values, color=LEARNING, linewidth=1.4)
                 panel.set_title({"learning_rate": "learning rate", "grad_norm": "gradient norm"}[kind])
-                if kind == "grad_norm" and min(series.values) > 0 and max(series.values) > 10 * min(series.values):
+                finite = [value for value in series.values if math.isfinite(value)]
+                if kind == "grad_norm" and finite and min(finite) > 0 and max(finite) > 10 * min(finite):
                     panel.set_yscale("log")
     return figure
 
@@ -287,7 +296,7 @@ def write_training_report(run_dir: Path) -> Path:
     page = render_template(
         "training.html.j2", title=format_name(run_dir.name), facts=TableBlock("The run", "", ("", ""), facts, folded=True),
         evaluations=TableBlock("Evaluations", "", columns, tuple(line(*row) for row in _rows(run)), folded=True),
-        notes=_notes(manifest["counts"]), figure=as_markup(plots).get("training"), caption=_CAPTION,
+        notes=_notes(run, manifest["counts"]), figure=as_markup(plots).get("training"), caption=_CAPTION,
         command=format_name(" ".join(manifest.get("command", ()))),
     )  # fmt: skip
     path = run_dir / "report.html"
@@ -307,8 +316,15 @@ def _facts(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*facts, ("updates skipped", str(counts.get("skipped_updates", 0)))]
 
 
-def _notes(counts: Mapping[str, Any]) -> list[str]:
-    return [format_name(str(note)) for note in (*counts.get("notes", ()), *counts.get("warnings", ()))]
+def _notes(run: TrainingRun, counts: Mapping[str, Any]) -> list[str]:
+    notes = [] if counts.get("finished") else ["This run is not finished."]
+    lost = [step for step, loss in zip(run.log.steps, run.log.losses, strict=True) if not math.isfinite(loss)]
+    if lost:
+        steps = ", ".join(f"{step:,.0f}" for step in lost[:_MOST_GAPS]) + (", ..." if len(lost) > _MOST_GAPS else "")
+        notes.append(
+            f"The loss is not finite at {len(lost):,} of {len(run.log.steps):,} logged steps ({steps}): gaps in the curve."
+        )
+    return [format_name(str(note)) for note in (*notes, *counts.get("notes", ()), *counts.get("warnings", ()))]
 
 
 def _rows(run: TrainingRun) -> list[tuple[str, ...]]:
@@ -320,7 +336,9 @@ def _rows(run: TrainingRun) -> list[tuple[str, ...]]:
 
     def shown(key: str, step: float) -> str:
         value = by_key.get(key, {}).get(step)
-        return "" if value is None else f"{value:.3f}" if key == "eval_loss" else format_percent(value)
+        if value is None or not math.isfinite(value):
+            return "" if value is None else "not finite"
+        return f"{value:.3f}" if key == "eval_loss" else format_percent(value)
 
     return [
         (f"{step:,.0f}", f"{epochs[step]:.2f}" if step in epochs else "", *(shown(key, step) for key in keys))

@@ -20,13 +20,21 @@ from typing import Any, Protocol
 
 from kinject.disk import fix_for, is_system_failure
 from kinject.errors import InputError, KinjectError, Terminated
-from kinject.process import core_count
+from kinject.process import core_count, is_shortage
 from kinject.signals import FROM_TERMINAL, terminable
 from kinject.study.stages import Stage, error_line, run_stage
 from kinject.terminal import protect_streams, show
 
 LOG = "stage.log"
 """File in a stage's folder with everything that the stage printed."""
+CPU_PRELOAD = (
+    "kinject.train.run",
+    "kinject.train.trainer",
+    "kinject.train.short_run",
+    "kinject.eval.run",
+    "trl.trainer.sft_config",
+)
+"""Modules that stages import, for seconds each time: without a GPU, workers are forked from a process that has them."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,7 @@ class LocalExecutor:
 
     def _start(self, devices: str) -> _Worker:
         ours, theirs = self._context.Pipe()
-        environment = {"OMP_NUM_THREADS": self._n_threads}
+        environment = {**os.environ, "OMP_NUM_THREADS": self._n_threads}  # a fork server has that of its own start
         if devices:
             environment["CUDA_VISIBLE_DEVICES"] = devices
         process = self._context.Process(target=_serve, args=(theirs, environment), daemon=True)
@@ -224,7 +232,7 @@ def executor_factory(kind: str, n_jobs: int | None) -> Callable[[], Executor]:
 
     def start() -> Executor:
         n_gpus = _count_gpus()
-        return LocalExecutor(n_jobs or n_gpus or min(core_count(), 8), n_gpus)
+        return LocalExecutor(n_jobs or n_gpus or min(core_count(), 8), n_gpus, () if n_gpus else CPU_PRELOAD)
 
     return start
 
@@ -247,6 +255,7 @@ def _run_on_node(stage: Stage, folder: str) -> tuple[dict[str, Any] | None, str]
 def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     """Run stages from `pipe` until it closes or the parent process ends."""
     protect_streams()
+    os.environ.clear()
     os.environ.update(environment)
     if "torch" in sys.modules:  # imported before OMP_NUM_THREADS was set
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"].split(",")[0]))
@@ -277,6 +286,8 @@ def _run_logged(stage: Stage) -> tuple[dict[str, Any] | None, str]:
                 return None, error_line(error)
             except Exception as error:  # noqa: BLE001 - a bug in one arm must not end the study; its log has the traceback
                 show(traceback.format_exc(), file=sys.stderr, flush=True)
+                if is_shortage(error):
+                    return None, f"{error_line(error)} (too little memory, threads or open files)"
                 if isinstance(error, OSError) and is_system_failure(error):
                     return None, f"{error.filename or stage.folder}: {error.strerror}. {fix_for(error)}"
                 return None, f"{error_line(error)} (a bug; the traceback is in {log_path})"

@@ -390,6 +390,7 @@ def render_plan(recipe: StudyRecipe) -> str:
     kind, money as `kinject augment --dry-run` does. Raises as `run_study` does for faults in recipes.
     """
     study = open_study(recipe)
+    check_shared_recipes(recipe, study.expanded)
     setup = [stage for stages in study.planner.setup_stages() for stage in stages]
     study.run_stages(setup, "")
     is_set_up = study.status.all_done(setup)

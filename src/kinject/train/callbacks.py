@@ -41,13 +41,13 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
 
 
 def _row(logged: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a logged row for JSON: values that are not finite are left out, and the order of keys is fixed.
+    """Return a logged row for JSON: null where a value is not finite, and the order of keys is fixed.
 
     It is the same for a row as it is logged and as a checkpoint, which sorts its keys, returns it.
     """
     first = {key: logged[key] for key in ("step", "epoch", "loss") if key in logged}
     row = first | dict(sorted(logged.items()))
-    return {key: value for key, value in row.items() if not isinstance(value, float) or math.isfinite(value)}
+    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
 
 
 class Timing(TrainerCallback):  # type: ignore[misc]
@@ -225,9 +225,11 @@ def no_improvement(history: Sequence[Mapping[str, Any]], metric: tuple[str, bool
     """
     name = f"eval_{metric[0].removeprefix('eval_')}"
     values = [value for step, value in _by_step(history, name).items() if step > 0]
-    if not values:
-        return ""
-    best = max(values) if metric[1] else min(values)
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        never = f"{name} has not been finite in {len(values)} evaluations ({key}); the run stops."
+        return never if len(values) >= patience else ""
+    best = max(finite) if metric[1] else min(finite)
     since = len(values) - 1 - values.index(best)
     if since < patience:
         return ""
@@ -236,4 +238,4 @@ def no_improvement(history: Sequence[Mapping[str, Any]], metric: tuple[str, bool
 
 def _by_step(history: Sequence[Mapping[str, Any]], key: str) -> dict[int, float]:
     """Return step -> the last value logged for it; values that are not finite are none."""
-    return {row["step"]: row[key] for row in history if key in row and math.isfinite(row[key])}
+    return {row["step"]: row[key] for row in history if row.get(key) is not None and math.isfinite(row[key])}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject.disk import check_regular, path_exists
 from kinject.errors import DiskError, Fault, InputError, RecipeError
-from kinject.models import check_config, choose_device, has_fast_bf16
+from kinject.models import check_config, choose_attention, choose_device, has_fast_bf16
+from kinject.process import is_launched
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
@@ -24,6 +25,8 @@ HISTOGRAM_TRACKERS = ("tensorboard", "wandb")
 
 Faults = list[tuple[str, str]]
 """(key of the recipe, fault)."""
+_NEED_MODEL = {"galore": "galore_torch", "apollo": "apollo_torch", "lomo": "lomo_optim", "adalomo": "lomo_optim"}
+"""Optimizers that choose weights by the names of a model's modules -> their package."""
 _UPDATES_IN_BACKWARD = ("lomo", "adalomo")
 _FAMILIES_8BIT = ("adamw", "lion", "ademamix")
 
@@ -40,7 +43,7 @@ def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
     device = "cpu" if recipe.trainer.get("use_cpu") else choose_device(recipe.model.device)
     values: dict[str, Any] = {
         "seed": recipe.seed, "report_to": "none", "eval_on_start": recipe.probes is not None,
-        "disable_tqdm": True, "logging_nan_inf_filter": True, **recipe.trainer,
+        "disable_tqdm": True, "logging_nan_inf_filter": False, **recipe.trainer,
         "output_dir": str(recipe.run_dir), "packing": False, "padding_free": False, "use_cpu": device == "cpu",
         "dataset_kwargs": {"skip_prepare_dataset": True}, "assistant_only_loss": False, "completion_only_loss": None,
         "chat_template_path": None,
@@ -49,32 +52,165 @@ def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
         values["report_to"] = list(values["report_to"])
     if not values.get("fp16") and values.get("bf16") is None:
         values["bf16"] = has_fast_bf16(device)
-    schedule = values.get("lr_scheduler_type")
-    if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
-        values["lr_scheduler_type"] = "linear"  # SFTConfig accepts transformers' names only; the name is set below
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            config = SFTConfig(**values)
-    except (ValueError, TypeError, ImportError) as error:
-        raise recipe.error("trainer", f"SFTConfig refuses it: {' '.join(str(error).split())}") from error
-    if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
-        config.lr_scheduler_type = schedule
-    _raise_faults(recipe, [*_config_faults(recipe, config), *_tracker_faults(config.report_to)])
+
+    def build(trainer: Mapping[str, Any]) -> SFTConfig:
+        left_out = recipe.trainer.keys() - trainer.keys()
+        given = {key: value for key, value in values.items() if key not in left_out}
+        schedule = given.get("lr_scheduler_type")
+        if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
+            given["lr_scheduler_type"] = "linear"  # SFTConfig accepts transformers' names only
+        config = SFTConfig(**given)
+        if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
+            config.lr_scheduler_type = schedule
+        return config
+
+    _raise_faults(recipe, refusals(build, recipe.trainer, "trainer", "SFTConfig"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        config = build(recipe.trainer)
+    faults = [*_config_faults(recipe, config), *_tracker_faults(config.report_to), *_missing_faults(config)]
+    _raise_faults(recipe, faults or _rehearsal_faults(recipe, build))
     return config
 
 
 def make_lora_config(recipe: TrainRecipe) -> Any:
-    """Return peft's LoraConfig of the adapter section, or None without one. Raises `InputError` when peft refuses it."""
+    """Return peft's LoraConfig of the adapter section, or None without one. Raises `RecipeError` when peft refuses it."""
     if recipe.adapter is None:
         return None
+    _raise_faults(recipe, refusals(lora_config, recipe.adapter, "adapter", "peft"))
+    return lora_config(recipe.adapter)
+
+
+def lora_config(adapter: Mapping[str, Any]) -> Any:
+    """Return peft's LoraConfig of the keys of an adapter section."""
     from peft import LoraConfig
 
+    fields = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in adapter.items() if key != "merge"
+    }
+    return LoraConfig(**{"task_type": "CAUSAL_LM", **fields})
+
+
+def refusals(
+    build: Callable[[Mapping[str, Any]], Any], fields: Mapping[str, Any], section: str, library: str
+) -> Faults:
+    """Return a fault for each of `fields`, the keys of `section`, without which the library's `build` does not fail.
+
+    Where there are several faults no key is like that: then it is each key without which `build` fails otherwise, and
+    what is left is tried again, so that every fault is found at once. The whole section is at fault if no single key is.
+    `build` gets some of the fields and calls nothing but the library.
+    """
+    faults: Faults = []
+    left = dict(fields)
+    while error := _failure(build, left):
+        what = f"{library} refuses it: {error.rstrip('.')}."
+        without = {name: _failure(build, {key: left[key] for key in left if key != name}) for name in left}
+        culprits = [name for name in left if not without[name]] or [name for name in left if without[name] != error]
+        faults += [(f"{section}.{name}", what) for name in culprits] or [(section, what)]
+        if not culprits:
+            break
+        left = {key: value for key, value in left.items() if key not in culprits}
+    return faults
+
+
+def _failure(build: Callable[[Mapping[str, Any]], Any], fields: Mapping[str, Any]) -> str:
+    """Return the message of what the library raises, in one line; "" if it raises nothing."""
     try:
-        fields = {key: value for key, value in recipe.adapter.items() if key != "merge"}
-        return LoraConfig(**{"task_type": "CAUSAL_LM", **fields})
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{recipe.where('adapter')}: adapter: peft refuses it: {error}") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            build(fields)
+    except Exception as error:  # noqa: BLE001 (a library raises anything on values that it does not check)
+        return " ".join(str(error).split())[:300] or type(error).__name__
+    return ""
+
+
+def _rehearsal_faults(recipe: TrainRecipe, build: Callable[[Mapping[str, Any]], SFTConfig]) -> Faults:
+    """Return what the optimizer, the schedule, the loader and checkpointing refuse, tried on one weight of a stand-in."""
+    import torch
+    from torch.utils.data import DataLoader
+    from transformers import Trainer
+
+    from kinject.train.schedules import Schedule
+
+    def optimizer(trainer: Mapping[str, Any]) -> Any:
+        config, layer = build(trainer), torch.nn.Linear(2, 2, bias=False)
+        kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
+        groups = options.pop("params", [{"params": [layer.weight], "weight_decay": config.weight_decay}])
+        return kind(groups, **options)
+
+    def scheduler(trainer: Mapping[str, Any]) -> None:
+        config = build(trainer)
+        name = str(getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type))
+        schedule = Schedule(
+            name, config.lr_scheduler_kwargs or {}, config.warmup_steps, 64, bool(config.greater_is_better)
+        )
+        weight = torch.nn.Parameter(torch.ones(()))
+        made = schedule.make_scheduler(torch.optim.SGD([weight], lr=config.learning_rate), max(config.max_steps, 10**6))
+        made.optimizer.step()
+        made.step(*([0.5] if name in ADAPTIVE_SCHEDULES else []))
+
+    def loader(trainer: Mapping[str, Any]) -> Any:
+        config = build(trainer)
+        rows: Any = [0]
+        return DataLoader(
+            rows, num_workers=config.dataloader_num_workers, prefetch_factor=config.dataloader_prefetch_factor,
+            persistent_workers=config.dataloader_persistent_workers, in_order=config.dataloader_in_order,
+            multiprocessing_context=config.dataloader_multiprocessing_context,
+        )  # fmt: skip
+
+    def checkpointing(trainer: Mapping[str, Any]) -> None:
+        config = build(trainer)
+        if config.gradient_checkpointing:
+            options = {"use_reentrant": False, **(config.gradient_checkpointing_kwargs or {})}
+            options.pop("selective", None)  # TRL's own
+            torch.utils.checkpoint.checkpoint(torch.square, torch.ones(1, requires_grad=True), **options)
+
+    optim = str(recipe.trainer.get("optim", ""))
+    needs_model = any(optim.startswith(name) and find_spec(module) for name, module in _NEED_MODEL.items())
+    tries = [scheduler, loader, checkpointing, *([] if needs_model else [optimizer])]
+    return list(dict.fromkeys(
+        fault for tried in tries for fault in refusals(tried, recipe.trainer, "trainer", f"the {tried.__name__}")
+    ))  # fmt: skip
+
+
+def _missing_faults(config: SFTConfig) -> Faults:
+    """Return a fault for each package, compiler, token or launcher that this machine lacks."""
+    faults: Faults = []
+    if config.use_liger_kernel and find_spec("liger_kernel") is None:
+        faults.append(
+            ("trainer.use_liger_kernel", "needs the package liger-kernel. Install it: pip install liger-kernel.")
+        )
+    if config.fsdp and not is_launched():
+        fault = "shards the model over processes, and no launcher started this one. Use accelerate launch: docs/distributed.md."
+        faults.append(("trainer.fsdp", fault))
+    if config.torch_compile:
+        import torch
+
+        known = torch._dynamo.list_backends(exclude_tags=())
+        if config.torch_compile_backend not in known:
+            fault = f"found {config.torch_compile_backend!r}.{suggestion(config.torch_compile_backend, known)}"
+            faults.append(("trainer.torch_compile_backend", fault))
+    if config.push_to_hub:
+        from huggingface_hub import constants, get_token
+
+        if constants.HF_HUB_OFFLINE or get_token() is None:
+            reason = "the hub is switched off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "there is no token"
+            faults.append(("trainer.push_to_hub", f"{reason}. Set HF_TOKEN, or remove the line."))
+    return faults
+
+
+def _device_faults(recipe: TrainRecipe) -> Faults:
+    """Return a fault if this machine lacks the model's device, attention or quantization."""
+    model = recipe.model
+    faults: Faults = []
+    try:
+        choose_attention(model.attention, choose_device("cpu" if recipe.trainer.get("use_cpu") else model.device))
+    except InputError as error:
+        key, _, fault = str(error).partition(": ")
+        faults.append((key, fault))
+    if model.quantization != "none" and find_spec("bitsandbytes") is None:
+        faults.append(("model.quantization", "needs the package bitsandbytes. Install it: pip install bitsandbytes."))
+    return faults
 
 
 def trainer_field(recipe: TrainRecipe, name: str) -> Any:
@@ -121,6 +257,8 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
         )
     if trainer.get("packing") and trainer.get("max_length", 1024) is None:
         faults.append(("trainer.max_length", "packing needs a block length."))
+    if trainer.get("logging_nan_inf_filter"):
+        faults.append(("trainer.logging_nan_inf_filter", "writes a number for a loss that is none. Remove the line."))
     for key, value in trainer.items():  # the libraries open files that some of them name
         path = Path(value) if isinstance(value, str) else Path()
         if path_exists(path) and not path.is_dir():
@@ -128,7 +266,7 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
                 check_regular(path)
             except DiskError as error:
                 faults.append((f"trainer.{key}", str(error)))
-    faults += [*_embedding_bits_faults(trainer), *_evaluation_faults(recipe)]
+    faults += [*_embedding_bits_faults(trainer), *_evaluation_faults(recipe), *_device_faults(recipe)]
     if recipe.corpus is not None:
         if "replay" in (recipe.corpus.mix or {}):
             faults.append(("corpus.mix.replay", "replay is no part of mix. Move it up to corpus.replay, or rename it."))
@@ -220,8 +358,6 @@ def _regularization_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
 def _loss_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     techniques, faults = recipe.techniques, Faults()
     smoothing = config.label_smoothing_factor
-    if not 0.0 <= smoothing < 1.0:
-        faults.append(("trainer.label_smoothing_factor", f"found {smoothing}, allowed: 0 to less than 1."))
     chosen = {
         "trainer.label_smoothing_factor": bool(smoothing),
         "techniques.hard_example_mining": techniques.hard_example_mining is not None,

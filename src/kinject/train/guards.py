@@ -1,4 +1,7 @@
-"""Checks for faults of training that raise no error; the recipe's `guards` set the reaction to each."""
+"""Checks for faults of training that raise no error; the recipe's `guards` set the reaction to each.
+
+`check_trained` decides whether a run is finished: a run that changed nothing, or whose numbers are not finite, is not.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
+from kinject import models
 from kinject.errors import TrainingError
 from kinject.recipe import GuardsSection
+from kinject.train.trainable import summarize_names
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +27,17 @@ _WINDOW = 64
 _SETTLED = 8
 """Norms needed before the median is used."""
 _SPIKE = 10.0
+_ROW = 64
+"""Tokens of the row on which the model's output is checked."""
+_FREE = ("lora_A", "lora_embedding_A")
+"""Weights of an adapter that change nothing alone: they are multiplied by others, which begin at 0."""
+
+
+UNSTABLE = (
+    "Lower trainer.learning_rate, or set trainer.max_grad_norm: 1.0; with fp16, use bf16. The model is not saved; the last "
+    "complete checkpoint is kept."
+)
+"""The fix for numbers that are not finite."""
 
 
 def react(reaction: str, message: str) -> list[str]:
@@ -34,23 +51,36 @@ def react(reaction: str, message: str) -> list[str]:
 
 
 class Guard(TrainerCallback):  # type: ignore[misc]
-    """Counts skipped updates; checks the gradient norm, the loss and the learning rate.
+    """Counts updates made and skipped; checks the gradient norm, the loss and the learning rate.
 
-    `skipped` is the number of updates left out because their gradient was not finite; `warnings` are the warnings so far.
-    Checkpoints hold its `state`.
+    `updates` is the number of updates with a gradient that was finite and not zero, `skipped` that of updates left out
+    because their gradient was not finite, `skipped_last` how many of the latest were; `warnings` are the warnings so far.
+    `weights` and `output` are what `weight_sums` and `sample_output` returned before the first step. Checkpoints hold its
+    `state`.
     """
 
     def __init__(self, reactions: GuardsSection) -> None:
         self.reactions = reactions
-        self.skipped = 0
+        self.updates = self.skipped = self.skipped_last = 0
+        self.weights: dict[str, int] = {}
+        self.output = torch.empty(0)
         self.warnings: list[str] = []
         self._norms: deque[float] = deque(maxlen=_WINDOW)
         self._highest_rate = 0.0
-        self._warned_of_rate = False
+        self._warned: set[str] = set()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restore the highest rate of the steps before the checkpoint at which this run resumes."""
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Keep the sums of the weights; restore the highest rate of the steps before the checkpoint of this run."""
+        self.weights = weight_sums(model)
         self._highest_rate = max((row.get("learning_rate", 0.0) for row in state.log_history), default=0.0)
+
+    def count(self, norm: float) -> bool:
+        """Count an update by the norm of its gradient; return whether that is finite."""
+        is_finite = math.isfinite(norm)
+        self.updates += is_finite and norm > 0
+        self.skipped += not is_finite
+        self.skipped_last = 0 if is_finite else self.skipped_last + 1
+        return is_finite
 
     def may_update(self, norm: float, step: int) -> bool:
         """Return whether to make the update of this (0-based) step: False if its gradient norm is not finite.
@@ -58,8 +88,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         Raises `TrainingError` if more updates would be skipped than the recipe allows, and for a norm of 10 times the
         running median if the reaction to it is stop.
         """
-        if not math.isfinite(norm):
-            self.skipped += 1
+        if not self.count(norm):
             if self.skipped > self.reactions.skipped_updates:
                 raise TrainingError(
                     f"step {step + 1}: the gradient norm is {norm} for the {self.skipped}. time; guards.skipped_updates "
@@ -81,15 +110,14 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         self._norms.append(norm)
         return True
 
-    def check_scaler(self, norm: float, scale: float, step: int) -> None:
-        """Count an update of this (0-based) step that an fp16 scaler leaves out because its norm is not finite.
+    def check_scaler(self, norm: float, scale: float, step: int) -> bool:
+        """Return whether an fp16 scaler makes the update of this (0-based) step: not if its norm is not finite.
 
         A scaler finds its scale by such updates, each at half the scale of the one before, so the recipe's limit does not
         apply to them. Raises `TrainingError` once the scale is below 1: then the loss itself is not finite.
         """
-        if math.isfinite(norm):
-            return
-        self.skipped += 1
+        if self.count(norm):
+            return True
         if scale < 1:
             raise TrainingError(
                 f"step {step + 1}: the gradient norm is {norm} even with the loss scaled by {scale:g}; {self.skipped} updates "
@@ -97,21 +125,26 @@ class Guard(TrainerCallback):  # type: ignore[misc]
                 "The last complete checkpoint is kept."
             )
         self._react("warn", f"step {step + 1}: fp16 overflow at loss scale {scale:g}; the update is left out.")
+        return False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Check the loss and the learning rate that were logged."""
         logs = logs or {}
-        if logs.get("loss") == 0.0 and not self.skipped:
+        if logs.get("loss") == 0.0:
             self._react(
                 self.reactions.zero_loss,
                 f"step {state.global_step}: the loss is exactly 0, so nothing is learned. Check the labels.",
             )
+        for name, value in logs.items():
+            if name.endswith("loss") and not math.isfinite(value) and name not in self._warned:
+                self._warned.add(name)
+                self._react("warn", f"step {state.global_step}: {name} is {value}, which log.jsonl writes as null.")
         rate = logs.get("learning_rate")
         self._highest_rate = max(self._highest_rate, rate or 0.0)
         left = 1 - state.global_step / max(state.max_steps, 1)
         settled = state.global_step > args.get_warmup_steps(state.max_steps) and left > 0.05
-        if rate is not None and settled and rate < 1e-4 * self._highest_rate and not self._warned_of_rate:
-            self._warned_of_rate = True
+        if rate is not None and settled and rate < 1e-4 * self._highest_rate and "rate" not in self._warned:
+            self._warned.add("rate")
             self._react(
                 self.reactions.vanishing_rate,
                 f"step {state.global_step}: the learning rate is down to {rate:.2g} with {left:.0%} of the steps to go. "
@@ -121,15 +154,20 @@ class Guard(TrainerCallback):  # type: ignore[misc]
     def state(self) -> dict[str, Any]:
         """Return the counts, warnings and norms so far, for JSON."""
         return {
-            "skipped": self.skipped, "warnings": list(self.warnings), "norms": list(self._norms),
-            "warned_of_rate": self._warned_of_rate,
+            "updates": self.updates, "skipped": self.skipped, "skipped_last": self.skipped_last, "weights": self.weights,
+            "warnings": list(self.warnings), "norms": list(self._norms), "warned": sorted(self._warned),
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned in an earlier process."""
-        self.skipped, self._warned_of_rate = state["skipped"], state["warned_of_rate"]
+        self.updates, self.skipped, self.skipped_last = state["updates"], state["skipped"], state["skipped_last"]
+        self.weights, self._warned = state["weights"], set(state["warned"])
         self.warnings[:] = state["warnings"]
         self._norms.extend(state["norms"])
+
+    def warn(self, message: str) -> None:
+        """Log a warning and keep it for the manifest."""
+        self._react("warn", message)
 
     def _react(self, reaction: str, message: str) -> None:
         self.warnings += react(reaction, message)
@@ -174,8 +212,6 @@ def _fraction_rounded_away(model: Any, learning_rate: float) -> float:
     A step below half of the distance to the next number, ``|w| * eps / 2``, rounds away. The first 4,096 weights of
     each trained tensor are checked.
     """
-    import torch
-
     n_unmoved = n = 0
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.is_floating_point():
@@ -184,3 +220,144 @@ def _fraction_rounded_away(model: Any, learning_rate: float) -> float:
             n_unmoved += int((moved == sample).sum())
             n += int(torch.numel(sample))
     return n_unmoved / max(n, 1)
+
+
+@torch.no_grad()
+def sample_output(model: Any, row: Mapping[str, Any]) -> torch.Tensor:
+    """Return the logsumexp of the model's logits at each of the first tokens of a training row: [tokens], float32.
+
+    It is empty for a sharded model before training begins, whose weights this process does not hold.
+    """
+    parameters = list(model.parameters())
+    if any(parameter.is_meta or not parameter.numel() for parameter in parameters):
+        return torch.empty(0)
+    ids, positions = (
+        torch.tensor([row[key][:_ROW]], device=parameters[0].device) for key in ("input_ids", "position_ids")
+    )
+    was_training = model.training
+    model.eval()
+    logits: torch.Tensor = getattr(model, "_orig_mod", model)(
+        input_ids=ids, position_ids=positions, use_cache=False
+    ).logits
+    model.train(was_training)
+    return logits[0].float().logsumexp(-1).cpu()
+
+
+def weight_sums(model: Any) -> dict[str, int]:
+    """Return name -> sum of the bytes of each weight that trains, eight at a time, modulo 2^64: this process's part."""
+    return {
+        name.removeprefix("module.").replace("_orig_mod.", ""): _sum_of_bytes(getattr(weight, "ds_tensor", weight))
+        for name, weight in model.named_parameters() if weight.requires_grad
+    }  # fmt: skip
+
+
+def _sum_of_bytes(weight: torch.Tensor) -> int:
+    values = weight.detach()
+    values = (values.to_local() if hasattr(values, "to_local") else values).flatten()
+    values = values.clone() if values.storage_offset() * values.element_size() % 8 else values
+    data = values.view(torch.uint8)
+    n = len(data) // 8 * 8
+    return int(data[:n].view(torch.int64).sum()) + int(data[n:].sum())
+
+
+def agree_on_fault(trainer: Any, fault: str) -> None:
+    """Raise `TrainingError` in all processes if one of them has a fault; each calls this."""
+    faults = [fault]
+    if trainer.accelerator.num_processes > 1:
+        from accelerate.utils import gather_object
+
+        faults = gather_object(faults)
+    first = next(filter(None, faults), "")
+    if first:
+        raise TrainingError(first)
+
+
+def check_weights(trainer: Any) -> None:
+    """Raise `TrainingError` in all processes if a weight of the model in training is not finite."""
+    name = models.not_finite(models.saved_tensors(trainer.model))
+    step = trainer.state.global_step
+    agree_on_fault(trainer, name and f"step {step}: {name} is no longer finite (NaN or an infinity). {UNSTABLE}")
+
+
+def check_trained(trainer: Any) -> None:
+    """Raise `TrainingError` in all processes unless training changed the model, and its loss and output are finite.
+
+    The weights are checked as they are saved.
+    """
+    agree_on_fault(trainer, update_fault(trainer) or _result_fault(trainer))
+    output, before = sample_output(trainer.model_wrapped, trainer.train_dataset[0]), trainer.guard.output
+    fault = ""
+    if not bool(output.isfinite().all()):
+        name = models.not_finite(models.saved_tensors(trainer.model)) or "the output on the first row of the corpus"
+        fault = f"{name} is not finite after training. {UNSTABLE}"
+    elif (
+        output.numel()
+        and torch.equal(output, before)
+        and not any("trainable_tokens" in n for n in trainer.guard.weights)
+    ):
+        fault = f"the model's output on the first row of the corpus is what it was before training. {_small(trainer)}"
+    agree_on_fault(trainer, fault)
+
+
+def _small(trainer: Any) -> str:
+    return (
+        f"trainer.learning_rate: {trainer.args.learning_rate:.2g} over {trainer.state.global_step} steps of its schedule is 0, "
+        f"or too small for {_dtype(trainer.model)} (each change rounds away). Set a higher rate, or model.dtype: float32."
+    )
+
+
+def update_fault(trainer: Any) -> str:
+    """Return why no update counts; "" if one was made, and the last was not skipped."""
+    guard, n_steps = trainer.guard, trainer.state.global_step
+    if not n_steps:
+        return (
+            "the run has no step, so nothing was trained. Check trainer.max_steps, num_train_epochs and "
+            "gradient_accumulation_steps against the rows of the corpus."
+        )
+    if guard.skipped == n_steps:
+        return f"all {n_steps} updates were skipped, since their gradients were not finite. {UNSTABLE}"
+    if not guard.updates:
+        return (
+            f"the gradient was 0 in all {n_steps} updates, so nothing was learned. Check that rows of the corpus have tokens "
+            "to learn, and what of the model trains."
+        )
+    most = 0 if trainer.accelerator.scaler is None else 1  # a scaler tries a higher scale now and then
+    if guard.skipped_last > most:
+        return (
+            f"the last {guard.skipped_last} of {n_steps} updates were skipped, since their gradients were not finite. "
+            f"{UNSTABLE}"
+        )
+    return ""
+
+
+def _result_fault(trainer: Any) -> str:
+    guard, args = trainer.guard, trainer.args
+    if not trainer.losses.is_finite(trainer._tr_loss):
+        return f"the loss is not finite at the end of the run. {UNSTABLE}"
+    sums = weight_sums(trainer.model)
+    counted = [name for name in sums if not any(part in name for part in _FREE)] or list(sums)
+    unchanged = [name for name in counted if sums[name] == guard.weights.get(name)]
+    if unchanged == counted:
+        return f"no weight differs from its start after {guard.updates} updates. {_small(trainer)}"
+    if unchanged:
+        guard.warn(
+            f"{len(unchanged)} of {len(counted)} trained tensors never changed: "
+            f"{', '.join(summarize_names(unchanged)[:3])}. They may get no gradient."
+        )
+    state = getattr(trainer.optimizer, "state", {})
+    names = {id(weight): name for name, weight in trainer.model.named_parameters()}
+    name = models.not_finite(
+        (f"{key} of {names.get(id(weight), 'a weight')}", value)
+        for weight, values in state.items() for key, value in values.items() if isinstance(value, torch.Tensor)
+    )  # fmt: skip
+    if name:
+        return f"the optimizer's {name} is not finite, so it no longer moves that weight. {UNSTABLE}"
+    metric = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
+    evaluated = any(metric in row and row["step"] > 0 for row in trainer.state.log_history)
+    best = trainer.state.best_metric
+    if args.load_best_model_at_end and evaluated and (best is None or not math.isfinite(best)):
+        return (
+            f"no evaluation has a finite {metric}, so no checkpoint is the best (trainer.load_best_model_at_end). Check the "
+            "validation corpus and the probes, or remove the line."
+        )
+    return ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kinject import models
 from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.disk import read_bytes
-from kinject.errors import KinjectError
+from kinject.errors import KinjectError, RecipeError
 from kinject.recipe import TokenizerSection, TrainRecipe
 
 if TYPE_CHECKING:
@@ -25,7 +25,37 @@ def load_training_tokenizer(recipe: TrainRecipe, rows: Iterable[CorpusRow] | Non
     if isinstance(section.tokenizer, TokenizerSection):
         texts = (text for row in (rows or CorpusFile(Path(corpus.path))) for text in _texts(row))
         return models.train_tokenizer(texts, section.tokenizer.vocab_size)
-    return models.load_tokenizer(section.tokenizer or section.path or "", revision=section.revision)
+    tokenizer = models.load_tokenizer(section.tokenizer or section.path or "", revision=section.revision)
+    set_special_tokens(recipe, tokenizer)
+    return tokenizer
+
+
+def set_special_tokens(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Give `tokenizer` the recipe's eos_token and pad_token. Raises `RecipeError` for a token that it lacks."""
+    faults = []
+    for key in ("eos_token", "pad_token"):
+        token = recipe.trainer.get(key)
+        if token is not None and token not in tokenizer.get_vocab():
+            special = ", ".join(tokenizer.all_special_tokens)
+            faults.append(
+                recipe.fault(f"trainer.{key}", f"{token!r:.80} is no token of this tokenizer. It has {special}.")
+            )
+        elif token is not None:
+            setattr(tokenizer, key, token)
+    if faults:
+        raise RecipeError(faults)
+
+
+def check_special_tokens(recipe: TrainRecipe) -> None:
+    """Raise `RecipeError` if a local tokenizer lacks a token that the trainer section names, or is yet to be trained."""
+    named = [key for key in ("eos_token", "pad_token") if recipe.trainer.get(key) is not None]
+    path = recipe.model.tokenizer if recipe.model.new is not None else recipe.model.path
+    if named and isinstance(path, TokenizerSection):
+        raise recipe.error(
+            f"trainer.{named[0]}", "a tokenizer that is trained on the corpus has its own. Remove the line."
+        )
+    if named and isinstance(path, str) and Path(path).is_dir():
+        set_special_tokens(recipe, models.load_tokenizer(path))
 
 
 def _texts(row: CorpusRow) -> list[str]:

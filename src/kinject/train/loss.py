@@ -1,6 +1,6 @@
-"""The training loss: the plain mean over tokens, smoothed labels, hard-example mining, or weighted rows.
+"""The training loss: the plain mean over tokens, smoothed labels, hard-example mining, or weighted rows; its mean.
 
-Each is a sum over one batch of one device, divided by a number that is known before the batch is read, so that
+Each loss is a sum over one batch of one device, divided by a number that is known before the batch is read, so that
 accumulation and several devices change nothing: `total` is that sum, `count` the batch's part of that number.
 """
 
@@ -71,6 +71,53 @@ class TrainingLoss:
             sizes, indices = _texts(batch, learned)
             items = losses.new_zeros(len(sizes)).index_add(0, indices, losses[learned]) / sizes
         return items.topk(_n_hardest(len(items), self.mining.fraction)).values.sum()
+
+
+@dataclass
+class MeanLoss:
+    """The mean loss of the updates that were made; one that was skipped does not count, so its NaN spoils no other.
+
+    Trainer sums the losses since the last log (`since_log`, a scalar tensor) and divides by the steps. Here are the updates
+    among these (`made`, `skipped`), the `total` and number `n` of those before, and the mean that was logged `last`.
+    """
+
+    total: float = 0.0
+    n: int = 0
+    made: int = 0
+    skipped: int = 0
+    last: float = math.nan
+
+    def begin_update(self, since_log: torch.Tensor) -> None:
+        """Keep the sum before an update."""
+        self._before = since_log.clone()
+
+    def end_update(self, since_log: torch.Tensor, *, made: bool) -> None:
+        """Count an update; the loss of one that was skipped is taken out of the sum."""
+        if not made:
+            since_log.copy_(self._before)
+        self.made, self.skipped = self.made + made, self.skipped + (not made)
+
+    def log(self, mean_of_steps: float, since_log: torch.Tensor) -> float:
+        """Return the mean loss since the last log, NaN without an update; begin the next sum."""
+        loss = mean_of_steps * (self.made + self.skipped) / self.made if self.made and self.skipped else mean_of_steps
+        if self.made:
+            self.last = loss
+        if self.made and math.isfinite(loss):
+            self.total, self.n = self.total + loss * self.made, self.n + self.made
+        since_log.zero_()  # Trainer subtracts it from itself, which leaves NaN for ever
+        made, self.made, self.skipped = self.made, 0, 0
+        return loss if made else math.nan
+
+    def mean(self, since_log: torch.Tensor) -> float:
+        """Return the mean loss of all updates, those before a resume included; NaN without one."""
+        pending = float(since_log) if self.made else 0.0
+        n = self.n + self.made
+        return (self.total + pending) / n if n else math.nan
+
+    def is_finite(self, since_log: torch.Tensor) -> bool:
+        """Return whether the mean and the newest losses are finite."""
+        newest = float(since_log) if self.made else self.last
+        return math.isfinite(self.mean(since_log)) and math.isfinite(newest)
 
 
 def _n_hardest(n: int, fraction: float) -> int:

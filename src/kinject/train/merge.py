@@ -12,6 +12,7 @@ from typing import Any
 
 from kinject.disk import verified_hashes, write_manifest, write_sha256sums
 from kinject.errors import InputError
+from kinject.models import check_finite_in, not_finite_in
 
 
 def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[float, Path]:
@@ -19,7 +20,7 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
 
     Both are folders with safetensors; `tuned` may be a peft adapter, which is folded into its base first. One shard is
     in memory at a time; the sum is made in float32 and kept in the tuned model's dtype. Raises `InputError` for a folder
-    without weights, or when the two do not hold the same tensors.
+    without weights, when the two do not hold the same tensors, or if a value of theirs or of the result is not finite.
     """
     invalid = [alpha for alpha in alphas if not 0 <= alpha <= 1]
     if invalid:
@@ -30,12 +31,21 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
             verified_hashes(folder)
         tuned_dir = _full_weights(Path(tuned), Path(scratch))
         _check_same_tensors(Path(base), tuned_dir)
+        for folder in (Path(base), tuned_dir):
+            check_finite_in(folder)
         for alpha in alphas:
             final = out / f"alpha-{alpha:g}"
             part = out / f".alpha-{alpha:g}.part"
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             _write(Path(base), tuned_dir, alpha, part)
+            found = not_finite_in(part).rpartition(": ")[2]
+            if found:
+                shutil.rmtree(part)
+                raise InputError(
+                    f"{tuned}: {found} averaged with {base} at alpha {alpha:g} is out of its dtype's range. Save TUNED in the "
+                    "dtype of BASE, or in float32."
+                )
             counts = {"finished": True, "alpha": alpha}
             write_manifest(
                 part / "merge.json", stage="merge", inputs={"base": base, "tuned": tuned}, recipe={}, counts=counts

@@ -53,11 +53,10 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
     Raises `RecipeError` before any model loads, `InputError` for a bad corpus or model, `TrainingError` if text would be
     lost, if the folder holds another run, or if the loss is no longer finite; `DiskError` for the disk's faults.
     """
-    from kinject.train.config import make_lora_config, make_sft_config
-    from kinject.train.setup import make_trainer
+    from kinject.train.guards import check_trained
+    from kinject.train.setup import check_training, make_trainer
 
-    make_sft_config(recipe)  # its faults, before the folder changes
-    make_lora_config(recipe)
+    check_training(recipe)  # its faults, before the folder changes
     inputs = hash_inputs(recipe)
     with lock_dir(recipe.run_dir) if is_first_process() else contextlib.nullcontext():
         finished = _check_folder(recipe, inputs, resume=resume, overwrite=overwrite)
@@ -82,6 +81,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
             finally:
                 _close_screen(trainer)
             seconds = running_time() - started
+            check_trained(trainer)
             model_dir = _save_model(trainer, recipe)
         counts = {
             "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch,
@@ -223,7 +223,13 @@ def _close_screen(trainer: KnowledgeTrainer) -> None:
 
 
 def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
-    """Write model and tokenizer to model/, whole or not at all; with `adapter.merge`, the adapter folded in."""
+    """Write model and tokenizer to model/, whole or not at all; with `adapter.merge`, the adapter folded in.
+
+    Raises `TrainingError` in all processes, and leaves no folder, if a weight that was written is not finite.
+    """
+    from kinject.models import not_finite_in
+    from kinject.train.guards import UNSTABLE, agree_on_fault
+
     part, final = recipe.run_dir / ".model.part", recipe.run_dir / "model"
     if is_first_process():
         shutil.rmtree(part, ignore_errors=True)
@@ -235,6 +241,11 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
     else:
         trainer.save_model(str(part))
     trainer.accelerator.wait_for_everyone()
+    found = not_finite_in(part) if is_first_process() else ""
+    if found:
+        shutil.rmtree(part)
+    name = found.rpartition(": ")[2]
+    agree_on_fault(trainer, found and f"{recipe.run_dir}: {name} is not finite after training. {UNSTABLE}")
     if is_first_process():
         write_sha256sums(part)
         if final.exists():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.corpus.packing import TrainingRow
 from kinject.corpus.tokenize import IGNORED
+from kinject.errors import InputError
 from kinject.recipe import TrainRecipe
 from kinject.train.callbacks import Histograms, PatienceStopping, ProbeStopping, RunLog, Screen, Timing
 from kinject.train.config import make_lora_config, make_sft_config
@@ -22,15 +23,16 @@ from kinject.train.data import (
     open_corpora,
     tokenize_and_pack,
 )
-from kinject.train.guards import Guard, check_start
-from kinject.train.load import load_training_model, load_training_tokenizer
-from kinject.train.loss import TrainingLoss
+from kinject.train.guards import Guard, check_start, sample_output
+from kinject.train.load import check_special_tokens, load_training_model, load_training_tokenizer
+from kinject.train.loss import MeanLoss, TrainingLoss
 from kinject.train.optimizers import SharpnessAware
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import RestoreState
 from kinject.train.schedules import WarmUp
 from kinject.train.trainable import (
+    check_model,
     check_trainable,
     freeze,
     freeze_base_steps,
@@ -42,6 +44,14 @@ from kinject.train.trainer import KnowledgeTrainer, check_isolation
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from trl import SFTConfig
+
+
+def check_training(recipe: TrainRecipe) -> None:
+    """Raise `RecipeError` for the faults of the sections that training reads, before a corpus or weights are read."""
+    make_sft_config(recipe)
+    make_lora_config(recipe)
+    check_special_tokens(recipe)
+    check_model(recipe)
 
 
 def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -> KnowledgeTrainer:
@@ -62,6 +72,13 @@ def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     trainer.probes = probes
     trainer.training_data = tokenized.train
     names = check_trainable(trainer.model, recipe)
+    trainer.guard.output = sample_output(trainer.model, trainer.train_dataset[0])
+    if not trainer.guard.output.isfinite().all():
+        raise InputError(
+            f"{recipe.model.path or recipe.where('model.new')}: the model's output on the first row of the corpus is not "
+            "finite, so it cannot be trained. Check the numbers of its configuration (rms_norm_eps, rope_theta, "
+            "initializer_range, scaling factors)."
+        )
     notes += [
         *tokenized.notes,
         *check_start(recipe.guards, tokenizer, trainer.model, len(tokenized.train.rows), config),
@@ -117,7 +134,7 @@ def _assemble(
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Timing(recipe.run_dir / "timing.jsonl", lambda: int(trainer.learned_tokens)))
     trainer.add_callback(RestoreState(trainer))
-    trainer.guard = guard
+    trainer.guard, trainer.losses = guard, MeanLoss()
     configure_trainer(trainer, recipe, reinitialized)
     trainer.args.eval_strategy = eval_strategy  # Trainer refuses to evaluate without a dataset; probes need none
     if recipe.corpus is not None and recipe.corpus.separate_paraphrases and data.rows.rounds[-1] > 0:
@@ -193,7 +210,7 @@ def _most_positions(recipe: TrainRecipe, model: PreTrainedModel, data: TrainingD
     limit: int | None = getattr(model.config, "max_position_embeddings", None)
     longest = data.rows.longest_text()
     if limit is not None and longest > limit:
-        fault = f"rows reach {longest} tokens, but the model has {limit} positions. Set at most {limit}."
+        fault = f"rows reach {longest} tokens, but the model has {limit} positions (max_position_embeddings). Set less."
         raise recipe.error("trainer.max_length", fault)
     return limit
 

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from kinject.disk import Row, parse_row, write_json, write_text
-from kinject.errors import KinjectError
+from kinject.errors import KinjectError, TrainingError
 from kinject.process import peak_memory, resident_memory
 from kinject.recipe import TrainRecipe, read_recipe
 from kinject.signals import exit_code, running_time, terminable
@@ -156,6 +156,7 @@ def main(arguments: Sequence[str]) -> int:
     """Take the steps of the recipe at `arguments[0]` and write `RESULT`; return the exit code."""
     import torch
 
+    from kinject.train.guards import update_fault
     from kinject.train.setup import make_trainer
 
     device, refused = "cpu", False
@@ -168,6 +169,8 @@ def main(arguments: Sequence[str]) -> int:
             trainer.train_dataset = LongestRows(trainer.train_dataset, n_rows)
             trainer.rounds = ()
         trainer.train()
+        if not trainer.guard.updates:  # then the optimizer has no state, and its memory is not measured
+            raise TrainingError(update_fault(trainer))
     except torch.OutOfMemoryError:
         device, refused = "cuda", True
     except KinjectError as error:

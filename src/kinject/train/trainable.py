@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from kinject.errors import TrainingError
+from kinject.errors import RecipeError, TrainingError
 from kinject.recipe import TrainRecipe
+from kinject.recipe.check import suggestion
+from kinject.train.config import Faults, lora_config, refusals
 
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
@@ -48,6 +52,162 @@ def check_trainable(model: Any, recipe: TrainRecipe) -> list[str]:
     if not trained:
         raise TrainingError("no parameter trains. Check model.freeze and the adapter section.")
     return trained
+
+
+def check_model(recipe: TrainRecipe) -> None:
+    """Raise `RecipeError` for what model.new and adapter ask of a model that cannot be, before any weight is read.
+
+    The model is built without weights, from model.new or the config.json of a local folder; a new one of few parameters
+    is also built whole and reads a few tokens. A model on the hub is not fetched for this.
+    """
+    from transformers import AutoConfig
+
+    section, faults = recipe.model, Faults()
+    if section.new is not None:
+        faults += _new_model_faults(section.new)
+        build_config = functools.partial(_new_config, section.new)
+    elif section.path is not None and (Path(section.path) / "config.json").is_file():
+        build_config = functools.partial(AutoConfig.from_pretrained, section.path, trust_remote_code=False)
+    else:
+        return
+    wants_router = recipe.trainer.get("router_aux_loss_coef") is not None
+    if (recipe.adapter is not None or wants_router) and not faults:
+        try:
+            config = build_config()
+            empty_model(config)
+        except Exception:  # noqa: BLE001 (loading the folder reports what is wrong with it)
+            return
+        if wants_router and not hasattr(config.get_text_config(), "router_aux_loss_coef"):
+            fault = f"is for mixtures of experts, and {config.model_type} is none. Remove the line."
+            faults.append(("trainer.router_aux_loss_coef", fault))
+        faults += adapter_faults(recipe, config) if recipe.adapter is not None else []
+    if faults:
+        raise RecipeError([recipe.fault(key, fault) for key, fault in faults])
+
+
+def empty_model(config: Any) -> Any:
+    """Return the model of a transformers config on the meta device, without weights."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, attn_implementation="eager", trust_remote_code=False)
+
+
+def _run_empty(model: Any) -> None:
+    """Run a model on the meta device forwards and backwards, as far as that device can: only shapes are computed."""
+    try:
+        model(input_ids=torch.zeros(1, 4, dtype=torch.long, device="meta"), use_cache=False).logits.sum().backward()
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error):  # what that device cannot compute is no fault
+            raise
+
+
+def _new_config(fields: Mapping[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    options = {key: value for key, value in fields.items() if key != "model_type"}
+    return CONFIG_MAPPING[fields["model_type"]](**{"vocab_size": 300, **options})
+
+
+def _new_model_faults(new: Mapping[str, Any]) -> Faults:
+    from transformers import AutoModelForCausalLM
+
+    def shape(fields: Mapping[str, Any]) -> int:
+        model = empty_model(_new_config({"model_type": new["model_type"], **fields}))
+        _run_empty(model)
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    def values(fields: Mapping[str, Any]) -> None:
+        if shape({**sizes, **fields}) != n_parameters:
+            raise ValueError(same_size)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(
+                _new_config({"model_type": new["model_type"], **sizes, **fields})
+            ).train()
+            logits = model(input_ids=torch.arange(4)[None], use_cache=False).logits
+        if not bool(logits.isfinite().all()):
+            raise ValueError(same_size)
+
+    same_size = "the new model's first output is not finite."
+    fields = {key: value for key, value in new.items() if key != "model_type"}
+    faults = refusals(shape, fields, "model.new", new["model_type"])
+    if faults:
+        return faults
+    n_parameters = shape(fields)
+    sizes = {key: value for key, value in fields.items() if isinstance(value, int) and value > 1}
+    others = {key: value for key, value in fields.items() if key not in sizes}
+    return refusals(values, others, "model.new", new["model_type"]) if n_parameters <= _FEW_PARAMETERS else []
+
+
+def adapter_faults(recipe: TrainRecipe, config: Any) -> Faults:
+    """Return the faults of the adapter section on the model of a transformers `config`, tried without weights."""
+    from peft import get_peft_model, inject_adapter_in_model
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    adapter = recipe.adapter or {}
+    faults = _name_faults(adapter, empty_model(config))
+    if faults:
+        return faults
+
+    def adapt(fields: Mapping[str, Any]) -> None:
+        drawn = {**fields, "init_lora_weights": True} if isinstance(fields.get("init_lora_weights"), str) else fields
+        model = get_peft_model(empty_model(config), lora_config(drawn))
+        if isinstance(model.get_output_embeddings(), BaseTunerLayer):
+            raise ValueError("the trainer computes the loss from lm_head's own weight; it can be in modules_to_save.")
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError("no parameter trains.")
+        _check_adapter([name for name, parameter in model.named_parameters() if parameter.requires_grad], fields)
+        if fields.keys() - _COMMON:
+            _run_empty(model)
+
+    def initialise(fields: Mapping[str, Any]) -> None:
+        rank = min(int(fields.get("r", 8)), 64)
+        made = {key: fields[key] for key in ("init_lora_weights", "loftq_config", "use_dora") if key in fields}
+        layer = torch.nn.Sequential(torch.nn.Linear(2 * rank, 2 * rank))
+        inject_adapter_in_model(lora_config({**made, "r": rank, "target_modules": ["0"]}), layer)
+
+    tried = [adapt, *([initialise] if isinstance(adapter.get("init_lora_weights"), str) else [])]
+    return [fault for build in tried for fault in refusals(build, adapter, "adapter", "peft")]
+
+
+_FEW_PARAMETERS = 20_000_000
+_COMMON = frozenset({
+    "r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "bias", "use_rslora", "use_dora", "merge",
+    "init_lora_weights", "task_type", "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern",
+})  # fmt: skip
+"""Keys of an adapter that need no forward pass to be tried."""
+
+
+def _name_faults(adapter: Mapping[str, Any], model: Any) -> Faults:
+    """Return the faults of the names of modules and patterns in an adapter section."""
+    names = [name for name, _ in model.named_modules() if name]
+    ends = sorted(
+        {name.rpartition(".")[2] for name, module in model.named_modules() if list(module.parameters(recurse=False))}
+    )
+    faults: Faults = []
+    for key in ("target_modules", "modules_to_save", "exclude_modules"):
+        wanted = adapter.get(key)
+        if isinstance(wanted, str) and not (key == "target_modules" and wanted.lower() == "all-linear"):
+            try:
+                found = any(re.fullmatch(wanted, name) for name in names)
+            except re.error as error:
+                faults.append((f"adapter.{key}", f"{wanted!r:.80} is no pattern (a regular expression): {error}."))
+                continue
+            if not found:
+                fault = (
+                    f"{wanted!r:.80} matches no module.{suggestion(wanted, ends)} A text is a pattern for whole names."
+                )
+                faults.append((f"adapter.{key}", fault))
+        elif not isinstance(wanted, str):
+            for name in wanted or ():
+                if not any(other == name or other.endswith(f".{name}") for other in names):
+                    faults.append(
+                        (f"adapter.{key}", f"{name!r:.80} is no module of this model.{suggestion(name, ends)}")
+                    )
+    if adapter.get("target_modules") in ((), []) and not adapter.get("target_parameters"):
+        faults.append(("adapter.target_modules", f"is empty; give at least one.{suggestion('', ends)}"))
+    return faults
 
 
 def _check_adapter(trained: Sequence[str], adapter: Any) -> None:

@@ -18,12 +18,12 @@ from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.train.checkpoints import mark_complete, remove_incomplete
 from kinject.train.data import TrainingData
-from kinject.train.guards import Guard
-from kinject.train.loss import TrainingLoss
+from kinject.train.guards import Guard, check_weights
+from kinject.train.loss import MeanLoss, TrainingLoss
 from kinject.train.optimizers import SharpnessAware, leave_warmup_to_schedule, set_embedding_bits, split_by_layer
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
-from kinject.train.resume_state import mean_loss, save_state
+from kinject.train.resume_state import save_state
 from kinject.train.schedules import schedule_of
 from kinject.train.trainable import FreezeWarmup
 
@@ -52,6 +52,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     notes: Sequence[str] = ()
     """Lines for the log about the model, the data and the techniques."""
     guard: Guard
+    losses: MeanLoss
     rounds: Sequence[int] = ()
     probes: Probes | None = None
     control: Any
@@ -69,8 +70,12 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save a checkpoint, mark it complete, and only then delete older ones (Trainer deletes first)."""
+        """Save a checkpoint, mark it complete, and only then delete older ones (Trainer deletes first).
+
+        Raises `TrainingError` instead if a weight is not finite: nothing could resume from it.
+        """
         self._use_final_weights()
+        check_weights(self)
         save_state(self)
         checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
@@ -93,9 +98,11 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             super().create_model_card(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log; at the end with the mean loss of all updates (Trainer's is the mean over this process)."""
+        """Log; losses are means over the updates that were made, at the end over all (Trainer: over this process)."""
+        if "loss" in logs:
+            logs["loss"] = self.losses.log(logs["loss"], self._tr_loss)
         if "train_loss" in logs:
-            logs["train_loss"] = mean_loss(self)
+            logs["train_loss"] = self.losses.mean(self._tr_loss)
         super().log(logs, start_time)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -192,12 +199,16 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         if grad_norm is None:
             self._change_gradient(model)
         norm = super()._get_grad_norm(model, grad_norm)
+        step = self.state.global_step
         if norm is None or self.is_deepspeed_enabled:
-            return norm
-        if self.accelerator.scaler is not None:
-            self.guard.check_scaler(float(norm), float(self.accelerator.scaler.get_scale()), self.state.global_step)
-        elif not self.guard.may_update(float(norm), self.state.global_step):
-            model.zero_grad(set_to_none=True)
+            made = self.guard.count(1.0 if norm is None else float(norm))
+        elif self.accelerator.scaler is not None:
+            made = self.guard.check_scaler(float(norm), float(self.accelerator.scaler.get_scale()), step)
+        else:
+            made = self.guard.may_update(float(norm), step)
+            if not made:
+                model.zero_grad(set_to_none=True)
+        self.losses.end_update(self._tr_loss, made=made)
         return norm
 
     def evaluate(
@@ -221,6 +232,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Return the batches of one update and the divisor of its loss; count the learned tokens."""
+        self.losses.begin_update(self._tr_loss)
         batches, divisor = super().get_batch_samples(*args, **kwargs)
         n_learned = divisor if self.training_loss.plain else None
         if n_learned is None:  # transformers does not count for models whose forward takes no further arguments

@@ -94,7 +94,8 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
         write_text(folder / "lr.csv", _csv(result))
         with atomic_file(folder / "lr.png", "wb") as file:
             file.write(draw(result))
-        write_checked_json(folder / "lr.json", {"id": identity, "ramp": asdict(ramp), "result": asdict(result)})
+        stored_result = {**asdict(result), "losses": [loss if math.isfinite(loss) else None for loss in result.losses]}
+        write_checked_json(folder / "lr.json", {"id": identity, "ramp": asdict(ramp), "result": stored_result})
     return result, folder
 
 
@@ -110,6 +111,7 @@ def _read_stored(path: Path, identity: str) -> RangeTest | None:
         fields: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in stored["result"].items()
         }
+        fields["losses"] = tuple(math.nan if loss is None else loss for loss in fields["losses"])
         return RangeTest(**fields)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: damaged ({error}). {fix}") from error
@@ -117,8 +119,8 @@ def _read_stored(path: Path, identity: str) -> RangeTest | None:
 
 def check_ramp(ramp: Ramp) -> None:
     """Raise `InputError` for a number out of range, with what is allowed."""
-    if not 0 < ramp.low < ramp.high:
-        raise InputError(f"--low {ramp.low:g} --high {ramp.high:g}: expected 0 < low < high.")
+    if not 0 < ramp.low < ramp.high < math.inf:
+        raise InputError(f"--low {ramp.low:g} --high {ramp.high:g}: expected 0 < low < high, both finite.")
     for option, value, least in (
         ("steps", ramp.steps, 20),
         ("diverged", ramp.diverged, 1.01),
@@ -143,7 +145,7 @@ def ramp_recipe(recipe: TrainRecipe, ramp: Ramp, folder: Path) -> TrainRecipe:
     """Return `recipe` with the ramp as its schedule, its own batch and optimizer, and no evaluation or checkpoint."""
     schedule = {
         "learning_rate": ramp.low, "lr_scheduler_type": "exponential_decay",
-        "lr_scheduler_kwargs": {"gamma": ramp.factor}, "warmup_steps": 0, "logging_nan_inf_filter": False,
+        "lr_scheduler_kwargs": {"gamma": ramp.factor}, "warmup_steps": 0,
     }  # fmt: skip
     return short_recipe(recipe, folder, ramp.steps, schedule, {"skipped_updates": 0})
 
@@ -151,7 +153,8 @@ def ramp_recipe(recipe: TrainRecipe, ramp: Ramp, folder: Path) -> TrainRecipe:
 def range_test(trainer: KnowledgeTrainer, ramp: Ramp) -> tuple[list[float], list[float], str]:
     """Return the rates, the loss of each update before it was made, and how the test ended.
 
-    The schedule of `trainer` is the ramp. Its model and the random number generators are restored exactly.
+    The schedule of `trainer` is the ramp. Its model and the random number generators are restored exactly. Raises
+    `TrainingError` if no update was made.
     """
     recorder = _make_recorder(ramp)
     trainer.add_callback(recorder)
@@ -160,6 +163,8 @@ def range_test(trainer: KnowledgeTrainer, ramp: Ramp) -> tuple[list[float], list
         try:
             trainer.train()
         except TrainingError as error:  # the guard: a gradient that is not finite
+            if not recorder.losses:
+                raise
             ended = f"stopped: {error}"
     if recorder.diverged:
         ended = f"stopped at {recorder.rates[-1]:.2g}: the loss rose to {ramp.diverged:g} times its lowest value"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -125,10 +126,17 @@ FAULTS: dict[str, Fault] = {
         unmade=True,
     ),
     "answer to making lost": Fault("make", says(None), "again", "no connection"),
+    "answer to making with a part of a key": Fault(
+        "make",
+        lambda good, seen: (good[0], {**good[1], "id": os.environ["OPENAI_API_KEY"][2:16]}, good[2]),
+        "again",
+        "cannot be read",
+    ),
     "answer to making unreadable": Fault("make", says(PAGE), "again", "cannot be read"),
     "look fails": Fault("look", says(ERROR), "again", "answered 500.*submitted batches continue"),
     "look resets": Fault("look", says(None), "again", "no connection"),
     "look answered with a page": Fault("look", says(PAGE), "again", "cannot be read"),
+    "look that never ends": Fault("look", batch(status="finalizing"), "again", "has not ended in"),
     "look without a status": Fault("look", _without_status, "again", "cannot be read"),
     "key revoked meanwhile": Fault("look", says((401, {}, {})), "stop", "the key is refused"),
     "batch failed": Fault(
@@ -236,6 +244,8 @@ def test_a_fault_of_a_batch_that_stays_ends_in_one_clear_line(
     monkeypatch.setattr("kinject.augment.requests.batch.MAX_SILENCE", 0.0)
     monkeypatch.setattr("kinject.augment.requests.sender.N_TRIES", 2)
     monkeypatch.setattr("kinject.augment.requests.sender.N_FAILURES_IN_A_ROW", 1)
+    if name == "look that never ends":
+        monkeypatch.setattr("kinject.augment.requests.batch.LONGEST_BATCH", 0.1)
     server, _ = spoiled(FAULTS[name], stays=True)
     recipe = few(server.url, generator__batch=True)
     given = ["augment.generator.batch=true", "augment.styles={paraphrase: 1}"]

@@ -112,6 +112,11 @@ def flood(talk: Talk) -> bool:
     return talk.until_left(b"10000\r\n" + b" " * 0x10000 + b"\r\n", 0)
 
 
+def endless_headers(talk: Talk) -> bool:
+    talk.raw(b"HTTP/1.1 200 OK\r\n")
+    return talk.until_left(b"x-more: and more\r\n" * 100, 0)
+
+
 def bomb(talk: Talk) -> bool:
     return talk.say(200, gzip.compress(b" " * 3_000_000), content_encoding="gzip")
 
@@ -173,9 +178,22 @@ FAULTS: dict[str, Fault] = {
     "429 inside a 200": Fault(
         whole(b'{"error": {"code": 429, "message": "as ordered"}}'), "overload", r"answered 429 \(as ordered\)"
     ),
+    "429 inside a 200, as a word": Fault(
+        whole(b'{"error": {"code": "rate_limit_exceeded", "message": "as ordered"}}'), "overload",
+        r"answered 429 \(as ordered\)",
+    ),
+    "429 inside a choice": Fault(
+        whole(b'{"choices": [{"error": {"code": 429, "message": "as ordered"}, "finish_reason": "error"}]}'),
+        "overload", "answered 429",
+    ),
+    "error inside a 200": Fault(
+        whole(b'{"choices": [], "error": {"message": "as ordered"}}'), "malformed",
+        r"answered 200 with an error \(as ordered\)",
+    ),
     "reset before the answer": Fault(Talk.reset, "connection", "no connection"),
     "reset in the body": Fault(cut_by_reset, "connection", "broke during the answer", lost=True),
     "body shorter than announced": Fault(cut, "connection", "broke during the answer", lost=True),
+    "headers that never end": Fault(endless_headers, "connection", "no connection"),
     "headers that never come": Fault(never, "timeout", "no whole answer within 0.5 s", lost=True, settings=SHORT),
     "body that drips": Fault(drip, "timeout", "no whole answer within 0.5 s", lost=True, settings=SHORT),
     "body that never ends": Fault(flood, "malformed", "longer than 1,000,000 bytes", lost=True),

@@ -242,7 +242,10 @@ def test_no_deadline_or_rate_reads_the_wall_clock() -> None:
     ("headers", "seconds"),
     [
         ({}, None), ({"retry-after": "3"}, 3.0), ({"retry-after-ms": "1500"}, 1.5), ({"retry-after": "-1"}, None),
-        ({"retry-after": "nan"}, None), ({"retry-after": "1e999"}, None), ({"retry-after": "soon"}, None),
+        ({"retry-after": "nan"}, None), ({"retry-after": "1_0"}, None), ({"retry-after": "\u0665"}, None),
+        ({"retry-after": "0.5"}, 0.5),
+        ({"retry-after-ms": "soon", "retry-after": "2"}, 2.0), ({"retry-after": "+5"}, None), ({"retry-after": "5, 7"}, None),
+        ({"retry-after": "1e999"}, None), ({"retry-after": "soon"}, None),
         ({"retry-after": "Wed, 21 Oct 2015 07:29:00 GMT", "date": "Wed, 21 Oct 2015 07:28:00 GMT"}, 60.0),
         ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, None),
         ({"retry-after": "Fri, 99 Foo 99999 99:99:99 GMT"}, None), ({"retry-after": "9" * 5000}, None),
@@ -355,3 +358,32 @@ def test_a_request_without_end_of_its_own_has_the_time_of_the_recipe(
     with pytest.raises(Transient, match=r"no whole answer within 0\.1 s") as caught:
         asyncio.run(ask())
     assert (caught.value.kind, caught.value.lost) == ("timeout", Usage())
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_list_of_models_without_end_is_not_read_to_its_end(
+    few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_bytes = 0
+
+    def flood(talk: Talk) -> None:
+        nonlocal n_bytes
+        talk.close_connection = True
+        talk.raw(b"HTTP/1.1 200 OK\r\n\r\n")
+        while n_bytes < 50_000_000:
+            talk.raw(b" " * 100_000)
+            n_bytes += 100_000
+
+    monkeypatch.setattr(Talk, "do_GET", flood)
+    with pytest.raises(EndpointError, match=r"answered 404 \(gone\)\. Check base_url and model"):
+        augment(few(hostile(lambda talk, number: talk.say(404, b'{"error": {"message": "gone"}}')).url))
+    assert 0 < n_bytes < 20_000_000
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_takes_neither_documents_nor_key_to_another_host(few: Few, hostile: Start, status: int) -> None:
+    other = hostile(lambda talk, number: None)
+    away = {"location": other.url + "/chat/completions"}
+    with pytest.raises(EndpointError, match="redirects requests to"):
+        augment(few(hostile(lambda talk, number: talk.say(status, b"", **away)).url))
+    assert other.seen == []

@@ -18,6 +18,7 @@ from kinject.augment.requests.generator import Stopped, Transient
 from kinject.disk import open_database, row_checksum, write_rows
 from kinject.errors import DiskError, EndpointError
 from kinject.recipe import GeneratorSection
+from kinject.secrets import without_secrets
 from kinject.signals import running_time
 from kinject.types import Completion, Message
 
@@ -32,6 +33,9 @@ FIRST_POLL, LONGEST_POLL = 2.0, 60.0
 """Seconds between two polls of a batch: doubled each time, up to the second."""
 MAX_SILENCE = 600.0
 """Seconds without an answer about files and batches before the run stops. Batches continue meanwhile."""
+LONGEST_BATCH = 48 * 3600.0
+"""Seconds that a run waits for a batch. Providers end one after 24 hours; a later run goes on waiting."""
+_LONGEST_NAME = 200
 _ENDED = ("completed", "failed", "expired", "cancelled", "unknown")
 
 Result = TypeVar("Result")
@@ -193,8 +197,12 @@ class BatchEndpoint:
         if name is None:  # it was never made: its requests go into another batch
             self._log.end(submitted.submission)
             raise Transient(f"{self._endpoint.url}: a batch was never made.", kind="server error")
-        pause = FIRST_POLL
+        pause, since = FIRST_POLL, running_time()
         while (batch := await self._call(lambda client: retrieve_batch(client, name)))["status"] not in _ENDED:
+            if running_time() - since > LONGEST_BATCH:
+                hours = f"{LONGEST_BATCH / 3600:.0f} hours"
+                message = f"{self._endpoint.url}: the batch {name} has not ended in {hours}. It continues there."
+                raise EndpointError(message, fatal=True)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_POLL)
         answers: dict[str, Completion | Exception] = {}
@@ -266,7 +274,7 @@ class BatchEndpoint:
 async def upload(client: openai.AsyncOpenAI, content: bytes) -> str:
     """Upload a file of requests and return its name."""
     raw = await client.files.with_raw_response.create(file=("requests.jsonl", content), purpose="batch")
-    return str(_object(raw)["id"])
+    return _name(_object(raw))
 
 
 async def make_batch(client: openai.AsyncOpenAI, submission: str, file: str) -> str:
@@ -275,7 +283,7 @@ async def make_batch(client: openai.AsyncOpenAI, submission: str, file: str) -> 
         input_file_id=file, endpoint="/v1/chat/completions", completion_window="24h",
         metadata={"submission": submission},
     )  # fmt: skip
-    return str(_object(raw)["id"])
+    return _name(_object(raw))
 
 
 async def find_batch(client: openai.AsyncOpenAI, submission: str) -> str | None:
@@ -284,7 +292,7 @@ async def find_batch(client: openai.AsyncOpenAI, submission: str) -> str | None:
     seen: set[str] = set()
     while True:
         page = _object(await client.batches.with_raw_response.list(limit=100, **after))
-        names = [str(batch["id"]) for batch in page["data"]]
+        names = [_name(batch) for batch in page["data"]]
         for name, batch in zip(names, page["data"], strict=True):
             metadata = batch.get("metadata")
             if isinstance(metadata, dict) and metadata.get("submission") == submission:
@@ -320,6 +328,14 @@ def _object(raw: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("it is no JSON object")
     return value
+
+
+def _name(made: Mapping[str, Any]) -> str:
+    """Return the endpoint's name for a file or a batch, which is stored. Raises `ValueError` if it holds a part of a key."""
+    name = str(made["id"])
+    if len(name) > _LONGEST_NAME or without_secrets(name) is not name:
+        raise ValueError("its id is no name")
+    return name
 
 
 def errors_of(batch: Mapping[str, Any]) -> str:

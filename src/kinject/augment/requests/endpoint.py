@@ -158,6 +158,8 @@ class Endpoint:
             answer = error.response
             reply = Reply(answer.status_code, answer.headers, answer.content)
             raise await self._status_error(reply, model=False) from error
+        except NoReply as error:
+            raise self._connection_error(error) from error
         except openai.APIConnectionError as error:
             raise self._connection_error(NoReply.from_exception(error)) from error
         except TimeoutError as error:
@@ -204,7 +206,7 @@ class Endpoint:
             return EndpointError(f"{self.url}: {fatal}", fatal=True)
         message, pause = f"{self.url}: answered {status} ({reason}).", retry_after(reply.headers)
         if status in _OVERLOADED:
-            wait = f" It asks to wait {pause:,.0f} s." if pause else ""
+            wait = f" It asks to wait {min(pause, 1e9):,.0f} s." if pause else ""
             return Transient(f"{message}{wait}", kind="overload", retry_after=pause)
         if status == _GATEWAY:
             return Transient(message, kind="connection", retry_after=pause)
@@ -239,7 +241,7 @@ class Endpoint:
             async with asyncio.timeout(self._section.timeout):
                 raw = await self._client.models.with_raw_response.list()
             offered = [self.shown(model["id"]) for model in json.loads(raw.http_response.content)["data"]]
-        except (openai.OpenAIError, ValueError, KeyError, TypeError, RecursionError, TimeoutError):
+        except (NoReply, openai.OpenAIError, ValueError, KeyError, TypeError, RecursionError, TimeoutError):
             hint = "" if urlsplit(self.url).path.rstrip("/").endswith("/v1") else " Most base_urls end in /v1."
             return f"answered 404 ({reason}). Check base_url and model.{hint}"
         model = self._section.model or ""
@@ -304,25 +306,37 @@ def parse_completion(
     try:
         value = json.loads(body)
         used = _usage(value.get("usage"))
-        choices = value["choices"]
+        choices = value.get("choices") if value.get("error") else value["choices"]
+        first = choices[0] if choices else {}
+        message, reason = first.get("message") or {}, first.get("finish_reason")
+        text = _text(message.get("content"))
+        if not text and (value.get("error") or first.get("error")):
+            raise _ErrorBody("error")
         if not choices:
             return Completion("", "no choices", used)
-        message, reason = choices[0].get("message") or {}, choices[0].get("finish_reason")
-        text = _text(message.get("content"))
         if not text and message.get("refusal"):
             reason = "content_filter"
         if isinstance(value.get("model"), str):
             on_model(value["model"])
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        is_error = isinstance(value, dict) and "error" in value
+        is_error = isinstance(value, dict) and (bool(value.get("error")) or isinstance(error, _ErrorBody))
         begun = body.lstrip()[:1] == b"{" and not is_error  # a proxy's page costs nothing
         raise Transient(
-            _malformed_message(url, body, error, shown), kind="malformed", lost=used if begun else None
-        ) from error
+            _error_message(url, body, shown) if is_error else _malformed_message(url, body, error, shown),
+            kind="malformed", lost=used if begun else None,
+        ) from error  # fmt: skip
     most = max_tokens * _CHARACTERS_OF_A_TOKEN
     if len(text) > most:
         text, reason = text[:most], "length"
     return Completion(_utf8(text), _finish_reason(reason), used)
+
+
+class _ErrorBody(ValueError):
+    """A body with status 200 holds an error instead of an answer."""
+
+
+def _error_message(url: str, body: bytes, shown: Callable[[str], str]) -> str:
+    return f"{url}: answered 200 with an error ({shown(error_of(body)[0])})."
 
 
 def _malformed_message(url: str, body: bytes, error: Exception, shown: Callable[[str], str]) -> str:
@@ -391,14 +405,39 @@ def error_of(body: bytes) -> tuple[str, str]:
         return body[:10_000].decode("utf-8", "replace") or "no body", ""
 
 
+_STATUS_FIELDS = ("code", "status", "status_code", "http_status", "type")
+_STATUS_WORDS = (
+    (re.compile(r"rate.?limit|too.?many|exhausted|throttl", re.IGNORECASE), 429),
+    (re.compile(r"overload|unavailable", re.IGNORECASE), 503),
+    (re.compile(r"insufficient.?quota", re.IGNORECASE), 402),
+    (re.compile(r"invalid.?api.?key|authentication", re.IGNORECASE), 401),
+)
+
+
 def status_inside(body: bytes) -> int | None:
-    """Return the status inside an error body (gateways answer 200 with a 429 inside), None without one."""
+    """Return the status inside an error body (gateways answer 200 with a 429 inside), None without one.
+
+    It is a number from 400 to 599, or a word such as rate_limit_exceeded, in the body, its error or its first choice.
+    """
     try:
         value = json.loads(body)
-        code = int(value["error"]["code"])
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        choices = value.get("choices")
+        places = [value.get("error"), choices[0].get("error") if choices else None, value]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return None
-    return code if 400 <= code <= 599 else None
+    for place in places:
+        found = [place] if isinstance(place, str) else []
+        if isinstance(place, dict):
+            found = [place[name] for name in _STATUS_FIELDS if isinstance(place.get(name), str | int)]
+        for one in map(str, found):
+            number = int(one) if re.fullmatch("[45][0-9][0-9]", one) else None
+            number = number or next((status for words, status in _STATUS_WORDS if words.search(one[:1000])), None)
+            if number is not None:
+                return number
+    return None
+
+
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?\Z")
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -406,14 +445,16 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
     A date counts from the reply's own Date, so that this machine's clock does not matter.
     """
-    in_ms, value = headers.get("retry-after-ms"), headers.get("retry-after", "")
-    try:
-        seconds = float(value) if in_ms is None else float(in_ms) / 1000
-    except ValueError:
+    for name, factor in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        value = headers.get(name, "").strip()
+        if _NUMBER.match(value):
+            seconds = float(value) * factor
+            break
+    else:
         try:
             sent = headers.get("date")
             seconds = _seconds(value) - (_seconds(sent) if sent else time())
-        except (ValueError, TypeError, OverflowError, OSError):
+        except (ValueError, TypeError, IndexError, OverflowError, OSError):
             return None
     return seconds if math.isfinite(seconds) and seconds >= 0 else None
 

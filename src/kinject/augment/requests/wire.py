@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 64 * 2**20
 """Longest body that is read, decompressed. A longer one is dropped and its connection closed."""
+MOST_FILE_BYTES = 2**30
+"""The same for the results of a batch."""
 _CONNECT = 10.0
 """Maximum seconds until a connection is open."""
 _SPARE = 8
@@ -75,6 +77,7 @@ def open_client(timeout: float, concurrency: int, *, local: bool) -> tuple[httpx
         "timeout": httpx2.Timeout(timeout, connect=min(timeout, _CONNECT)),
         "trust_env": not local,
         "follow_redirects": False,
+        "event_hooks": {"response": [_read_bounded]},  # every call of the client, not just the posts
     }
     try:
         return openai.DefaultAioHttpClient(**settings), True
@@ -91,16 +94,11 @@ def client_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[str, st
 
     async def post(body: bytes) -> Reply:
         request = httpx2.Request("POST", pattern.url, headers=raw, content=body, extensions=dict(pattern.extensions))
-        begun = False
         try:
-            response = await client.send(request, stream=True)
-            begun = True
-            try:
-                return Reply(response.status_code, response.headers, await _whole(response.aiter_bytes()))
-            finally:
-                await response.aclose()
+            response = await client.send(request)
         except httpx2.HTTPError as error:
-            raise NoReply.from_exception(error, begun=begun) from error
+            raise NoReply.from_exception(error) from error
+        return Reply(response.status_code, response.headers, response.content)
 
     return post
 
@@ -126,21 +124,34 @@ async def aiohttp_poster(client: httpx2.AsyncClient, url: str, headers: Mapping[
             try:
                 async with session.post(url, data=body, allow_redirects=False) as response:
                     begun = True
-                    return Reply(response.status, response.headers, await _whole(response.content.iter_any()))
+                    return Reply(
+                        response.status, response.headers, await _whole(response.content.iter_any(), MOST_BYTES)
+                    )
             except (aiohttp.ClientError, OSError) as error:
                 raise NoReply.from_exception(error, begun=begun) from error
 
         yield post
 
 
-async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
-    """Return the whole body. Raises `NoReply` (too long) beyond `MOST_BYTES`."""
+async def _read_bounded(response: httpx2.Response) -> None:
+    """Read a response of the client before the client does, which would read it without a limit. Raises `NoReply`."""
+    import httpx2
+
+    most = MOST_FILE_BYTES if response.request.url.path.endswith("/content") else MOST_BYTES
+    try:
+        response._content = await _whole(response.aiter_bytes(), most)
+    except httpx2.HTTPError as error:
+        raise NoReply.from_exception(error, begun=True) from error
+
+
+async def _whole(chunks: AsyncIterator[bytes], most: int) -> bytes:
+    """Return the whole body. Raises `NoReply` (too long) beyond `most` bytes."""
     parts: list[bytes] = []
     n_bytes = 0
     async for chunk in chunks:
         n_bytes += len(chunk)
-        if n_bytes > MOST_BYTES:
-            raise NoReply(f"it is longer than {MOST_BYTES:,} bytes", "too long", begun=True)
+        if n_bytes > most:
+            raise NoReply(f"it is longer than {most:,} bytes", "too long", begun=True)
         parts.append(chunk)
     return b"".join(parts)
 
