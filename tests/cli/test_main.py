@@ -118,7 +118,7 @@ def test_a_document_that_the_sandbox_cannot_read_says_what_to_use(
 def test_an_unreadable_model_folder_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "model").mkdir()
     lines = _fails(capsys, _eval(here, here / "model", QUESTION))
-    assert "no *.safetensors in this folder" in lines[-1]
+    assert "no config.json in this folder, so it is no model" in lines[-1]
 
 
 @pytest.fixture

@@ -195,6 +195,7 @@ def test_a_data_set_on_the_hub_is_streamed_by_its_name(tmp_path: Path, monkeypat
 
         return datasets.IterableDataset.from_generator(rows)
 
+    monkeypatch.setattr("kinject.hub.unreachable_reason", str)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.chdir(tmp_path)
     (document,) = read_documents(Path("org/name"))

@@ -500,7 +500,7 @@ def test_a_tokenizer_of_another_model_is_refused(tiny_model: Path) -> None:
     tokenizer["model"]["vocab"]["Arden"] = 100_000
     (tiny_model / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
     message = refusal(lambda path: load_model(str(path), device="cpu"), tiny_model)
-    assert "token ids up to 100,000, the model's embedding has 320 rows" in message
+    assert "token ids up to 100,000 ('Arden'), the model's embedding has 320 rows" in message
 
 
 def test_parquet_with_a_damaged_column_does_not_end_the_process(tmp_path: Path) -> None:

@@ -276,9 +276,10 @@ def test_flattened_batches_hold_the_same_documents() -> None:
 
 def test_an_unreadable_model_is_one_line(make_recipe: MakeRecipe, tiny_tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="no usable tokenizer"):
+    with pytest.raises(InputError, match=r"no config\.json in this folder, so it is no model"):
         train(make_recipe(model={"path": str(tmp_path / "empty")}))
     tiny_tokenizer.save_pretrained(tmp_path / "empty")
+    (tmp_path / "empty" / "config.json").write_text("{}")
     with pytest.raises(InputError, match=r"no \*\.safetensors in this folder"):
         train(make_recipe(model={"path": str(tmp_path / "empty")}))
 

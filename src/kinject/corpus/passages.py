@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from kinject.disk import content_id, path_exists
+from kinject.disk import check_regular, content_id, path_exists
 from kinject.errors import InputError
+from kinject.hub import find_source
 from kinject.types import Document, Passage
 
 TokenSpans = Callable[[str], Sequence[tuple[int, int]]]
@@ -133,10 +134,13 @@ def token_spans(tokenizer: str | None) -> TokenSpans:
         return word_spans
     from tokenizers import Tokenizer
 
-    path = Path(tokenizer)
+    source = find_source(tokenizer, "tokenizer")
+    path = Path(source)
     file = path / "tokenizer.json" if path.is_dir() else path
+    if path_exists(file):
+        check_regular(file)
     try:
-        loaded = Tokenizer.from_file(str(file)) if path_exists(path) else Tokenizer.from_pretrained(tokenizer)
+        loaded = Tokenizer.from_file(str(file)) if path_exists(path) else Tokenizer.from_pretrained(source)
         loaded.no_truncation()
         loaded.no_padding()
         loaded.encode("a b", add_special_tokens=False)  # a broken file may fail only here

@@ -16,6 +16,7 @@ from kinject.corpus.passages import split_passages, word_spans
 from kinject.disk import content_id, open_to_read, parse_json, read_bytes, read_jsonl
 from kinject.errors import DiskError, InputError
 from kinject.eval.scoring.answers import hash_model
+from kinject.hub import find_source
 from kinject.recipe.sections import RetrievalSection
 from kinject.results import Recall
 from kinject.types import Passage, Question
@@ -255,9 +256,10 @@ def _load_embedder(embedder: str) -> Any:
         raise InputError(
             f"eval.retrieval.kind: dense retrieval needs {error.name}. Install it: pip install 'kinject[rag]'."
         ) from error
-    _refuse_code(Path(embedder))
+    source = find_source(embedder, "embedder")
+    _refuse_code(Path(source))
     try:
-        return SentenceTransformer(embedder, trust_remote_code=False, model_kwargs={"use_safetensors": True})
+        return SentenceTransformer(source, trust_remote_code=False, model_kwargs={"use_safetensors": True})
     except (OSError, ValueError) as error:
         first_line = str(error).splitlines()[0] if str(error) else repr(error)
         raise InputError(f"eval.retrieval.embedder: {embedder!r} cannot be loaded: {first_line}") from error

@@ -43,7 +43,7 @@ from kinject.eval.scoring.answers import (
 )
 from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests
 from kinject.eval.scoring.scorer import Scorer
-from kinject.models import LoadedModel, load_model
+from kinject.models import LoadedModel, check_model, load_model
 from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EvalSection
 from kinject.results import Perplexity, Report, to_json
@@ -117,6 +117,8 @@ def evaluate(recipe: EvalRecipe) -> Report:
     `accelerate launch` the processes divide the questions, and the first one writes. Raises `RecipeError`,
     `InputError` or `DiskError` if an input cannot be used.
     """
+    for path in recipe.eval.models.values():
+        check_model(path)
     plan = read_plan(recipe)
     section = recipe.eval
     inputs = {str(path): check_output(path, _INPUT_FIX) for path in plan.inputs if path.is_file()}

@@ -5,12 +5,21 @@ Importing this package imports no torch; its functions do.
 
 from typing import Any
 
+from kinject.models.folder import (
+    base_of_adapter,
+    check_files,
+    check_model,
+    first_line,
+    model_files,
+    model_hash,
+    weight_files,
+)
 from kinject.models.hardware import choose_attention, choose_device, has_fast_bf16, varlen_unavailable_reason
 from kinject.models.load import (
     LoadedModel,
-    base_of_adapter,
     check_config,
     check_finite_in,
+    load_config,
     load_model,
     load_tokenizer,
     new_model,
@@ -21,9 +30,10 @@ from kinject.models.load import (
 )
 
 __all__ = [
-    "LoadedModel", "base_of_adapter", "check_config", "check_finite_in", "choose_attention", "choose_device", "has_fast_bf16",
-    "load_model", "load_tokenizer", "new_model", "not_finite", "not_finite_in", "saved_tensors", "train_tokenizer",
-    "try_varlen", "varlen_unavailable_reason",
+    "LoadedModel", "base_of_adapter", "check_config", "check_files", "check_finite_in", "check_model",
+    "choose_attention", "choose_device", "first_line", "has_fast_bf16", "load_config", "load_model", "load_tokenizer",
+    "model_files", "model_hash", "new_model", "not_finite", "not_finite_in", "saved_tensors", "train_tokenizer",
+    "try_varlen", "varlen_unavailable_reason", "weight_files",
 ]  # fmt: skip
 
 

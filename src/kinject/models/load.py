@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
-from kinject.disk import parse_json, read_bytes
 from kinject.errors import InputError
+from kinject.hub import find_source
+from kinject.models.folder import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    GENERATION_CONFIG,
+    Header,
+    base_of_adapter,
+    check_files,
+    check_model,
+    first_line,
+    pickle_fix,
+    read_header,
+    read_headers,
+    read_object,
+)
 from kinject.models.hardware import choose_attention, choose_device, choose_dtype
 from kinject.recipe.check import suggestion
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
-_ADAPTER_CONFIG = "adapter_config.json"
 _MAX_LAYERS = 2_000
 
 
@@ -40,15 +53,55 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
     """Load a tokenizer from a folder or the hub. Raises `InputError` when that fails."""
     from transformers import AutoTokenizer
 
-    with _raising_input_error(path, "tokenizer"):
+    source = find_source(path, "tokenizer", revision)
+    where = path
+    if Path(source).exists():
+        check_files(Path(source))
+        where = next((str(file) for file in (Path(source) / "tokenizer.json",) if file.exists()), path)
+    with _raising_input_error(where, "tokenizer"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            path, revision=revision, trust_remote_code=False
+            source, revision=revision, trust_remote_code=False
         )
         # A damaged file may load and then fail, or return no tokens, on the first text.
         ids = tokenizer("a b", add_special_tokens=False)["input_ids"]
     if not ids:
-        raise InputError(f"{path}: no usable tokenizer (it makes no tokens of 'a b'). {_fix(path, 'tokenizer')}")
+        raise InputError(f"{where}: no usable tokenizer (it makes no tokens of 'a b'). {_fix(where, 'tokenizer')}")
+    _check_template(path, tokenizer)
     return tokenizer
+
+
+def _check_template(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise `InputError` if a chat template is no Jinja."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    templates = tokenizer.chat_template
+    for template in templates.values() if isinstance(templates, dict) else [templates]:
+        if template is None:
+            continue
+        try:
+            _compile_jinja_template(template)
+        except Exception as error:  # jinja2's own errors, and any other for a template that is no text
+            raise InputError(
+                f"{path}: chat_template (chat_template.jinja or tokenizer_config.json): not a Jinja template "
+                f"({first_line(error)}). Repair it, or take it out."
+            ) from error
+
+
+def load_config(path: str, revision: str | None = None) -> PretrainedConfig:
+    """Return the config of the model in a folder (config.json is enough) or on the hub; for an adapter, that of its base.
+
+    Raises `InputError` if there is none.
+    """
+    from transformers import AutoConfig
+
+    source = find_source(path, "model", revision)
+    if Path(source).exists():
+        check_files(Path(source))
+    adapter = Path(source) / ADAPTER_CONFIG
+    if adapter.exists():
+        return load_config(base_of_adapter(adapter))
+    with _raising_input_error(source, "model"):
+        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
 
 
 def load_model(
@@ -70,7 +123,8 @@ def load_model(
     device = choose_device(device)
     torch_dtype = choose_dtype(dtype, device)
     implementation = choose_attention(attention, device)
-    folder = Path(path)
+    source = find_source(path, "model", revision)
+    check_model(source)
     options: dict[str, Any] = {"dtype": torch_dtype, "revision": revision}
     if implementation == "varlen":
         from kinject.models.varlen import register
@@ -80,11 +134,12 @@ def load_model(
         options["attn_implementation"] = implementation
     if quantization != "none":
         options["quantization_config"] = _quantization_config(quantization, torch_dtype)
-    model = _load_adapter(folder, options) if (folder / _ADAPTER_CONFIG).exists() else _load_full_model(path, options)
+    is_adapter = (Path(source) / ADAPTER_CONFIG).exists()
+    model = _load_adapter(Path(source), options) if is_adapter else _load_full_model(source, options)
     if quantization == "none":
         model = model.to(device)
     model.eval()
-    _check_finite(folder, model, quantized=quantization != "none")
+    _check_finite(Path(source), model, quantized=quantization != "none")
     implementation = str(model.config._attn_implementation)
     dtype_name = str(torch_dtype).removeprefix("torch.")
     note = f"{path}: {_parameter_count(model)} parameters, {dtype_name}, {implementation} attention, on {device}"
@@ -94,17 +149,6 @@ def load_model(
     return LoadedModel(model, tokenizer, torch_dtype, implementation, device, (note,))
 
 
-def base_of_adapter(adapter: Path) -> str:
-    """Return the base model that an adapter_config.json names. Raises `InputError` when it names none."""
-    try:
-        base = parse_json(read_bytes(adapter))["base_model_name_or_path"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{adapter}: names no base model ({first_line(error)}). Train the adapter again.") from error
-    if not isinstance(base, str) or not base or "\0" in base or Path(base).resolve() == adapter.parent.resolve():
-        raise InputError(f"{adapter}: names {base!r:.80} as its base model. Train the adapter again.")
-    return base
-
-
 def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -112,29 +156,58 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
     disable_progress_bar()  # its bars count shards in memory; one line of our own describes the loaded model
 
     folder = Path(path)
-    if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        raise InputError(f"{path}: no *.safetensors in this folder. {_pickle_fix(folder) or _fix(path, 'model')}")
+    header = read_headers(folder) if folder.is_dir() else None
     with _raising_input_error(path, "model"):
-        _check_layers(folder)
         model, info = AutoModelForCausalLM.from_pretrained(
-            path, **options, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
+            path, **options, use_safetensors=True, trust_remote_code=False, output_loading_info=True,
+            return_dict=True, output_hidden_states=False, output_attentions=False,
+        )  # fmt: skip
     missing = sorted({*info["missing_keys"], *(str(key) for key in info.get("mismatched_keys", ()))})
     if missing:
         raise InputError(f"{path}: weights missing for {', '.join(missing[:3])}. {_fix(path, 'model')}")
+    if header is not None and getattr(model.config, "quantization_config", None) is None:
+        extra = _unread_weights(model, info["unexpected_keys"], header)
+        if extra:
+            raise InputError(
+                f"{path}: the files hold {', '.join(extra[:3])}, which {CONFIG} leaves out of the model. {_fix(path, 'model')}"
+            )
     return model
 
 
-def _load_adapter(folder: Path, options: dict[str, Any]) -> PreTrainedModel:
-    from peft import PeftModel
+def _unread_weights(model: PreTrainedModel, unexpected: Iterable[str], header: Header) -> list[str]:
+    """Return the tensors that belong inside a module of `model` but were not read: layers that its config leaves out.
 
-    base = base_of_adapter(folder / _ADAPTER_CONFIG)
-    if not (folder / "adapter_model.safetensors").is_file():  # peft would load adapter_model.bin, a pickle, instead
-        fix = _pickle_fix(folder) or _fix(str(folder), "adapter")
+    Other towers of a larger model lie beside its modules. Masks and frequencies of older checkpoints are computed now.
+    """
+    modules = {name for name, _ in model.named_modules()} - {"", model.base_model_prefix}
+    unread = []
+    for name in sorted(unexpected):
+        parts = name.split(".")
+        is_inside = any(".".join(parts[:end]) in modules for end in range(1, len(parts)))
+        is_computed = parts[-1] in ("inv_freq", "masked_bias") or len(header.get(name, ("", []))[1]) > 3
+        if is_inside and not is_computed:
+            unread.append(name)
+    return unread
+
+
+def _load_adapter(folder: Path, options: dict[str, Any]) -> PreTrainedModel:
+    from peft import PeftModel, get_peft_model_state_dict
+
+    base = base_of_adapter(folder / ADAPTER_CONFIG)
+    weights = folder / "adapter_model.safetensors"
+    if not weights.is_file():  # peft would load adapter_model.bin, a pickle, instead
+        fix = pickle_fix(folder) or _fix(str(folder), "adapter")
         raise InputError(f"{folder}: no adapter_model.safetensors in this folder. {fix}")
-    model = _load_full_model(base, {**options, "revision": None})
-    with _raising_input_error(str(folder), "adapter"):
+    stored = read_header(weights).keys()
+    model = _load_full_model(find_source(base, "model"), {**options, "revision": None})
+    with _raising_input_error(str(folder), "adapter"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of missing weights, which the next lines refuse
         tuned: PreTrainedModel = PeftModel.from_pretrained(model, str(folder))
+        needed = get_peft_model_state_dict(tuned, save_embedding_layers=False).keys()
+    lacking = sorted(needed - stored) or sorted(name for name in stored - needed if "lora_" in name)
+    if lacking:
+        raise InputError(f"{weights}: {lacking[0]} is not both here and in {base} as {ADAPTER_CONFIG} adapts it. "
+                         f"{_fix(str(folder), 'adapter')}")  # fmt: skip
     return tuned
 
 
@@ -197,7 +270,7 @@ def saved_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _check_finite(folder: Path, model: PreTrainedModel, *, quantized: bool) -> None:
     """Raise `InputError` if a weight is not finite. Quantized weights hide it, so their files are read instead."""
-    adapter = folder / _ADAPTER_CONFIG
+    adapter = folder / ADAPTER_CONFIG
     folders = [folder, *([Path(base_of_adapter(adapter))] if adapter.is_file() else [])]
     name = not_finite(saved_tensors(model))
     for weights in folders if name or quantized else ():
@@ -218,31 +291,15 @@ def _quantization_config(kind: str, dtype: torch.dtype) -> Any:
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
 
 
-def _check_layers(folder: Path) -> None:
-    """Raise `ValueError` when config.json declares more layers than there are weights: all of them would be allocated."""
-    from safetensors import safe_open
-
-    config = folder / "config.json"
-    if not config.is_file():
-        return
-    n_layers = json.loads(read_bytes(config)).get("num_hidden_layers")
-    n_weights = 0
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="numpy") as weights:
-            n_weights += len(weights.keys())
-    if isinstance(n_layers, int) and n_layers > n_weights:
-        raise ValueError(f"config.json declares {n_layers:.3g} layers, the files hold {n_weights} weights")
-
-
 def _check_vocabulary(path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise `InputError` when an ordinary token has no row in the embedding: reading it would end the run."""
-    added = tokenizer.get_added_vocab()
-    highest = max((number for token, number in tokenizer.get_vocab().items() if token not in added), default=0)
+    """Raise `InputError` when a token has no row in the embedding: reading it would end the run."""
     n_rows = int(model.get_input_embeddings().weight.shape[0])
+    token, highest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", 0))
     if highest >= n_rows:
         raise InputError(
-            f"{path}: the tokenizer has token ids up to {highest:,}, the model's embedding has {n_rows:,} rows. They "
-            "belong to different models; make the folder again."
+            f"{path}: the tokenizer has token ids up to {highest:,} ({token[:40]!r}), the model's embedding has {n_rows:,} "
+            "rows. They belong to different models, or tokens were added to one alone (resize_token_embeddings): make the "
+            "folder again."
         )
 
 
@@ -262,43 +319,69 @@ def _raising_input_error(path: str, kind: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # damaged files make transformers, tokenizers and safetensors raise any exception
-        raise InputError(f"{path}: no usable {kind} ({_reason(error)}). {_fix(path, kind)}") from error
+        reason = _reason(error, Path(path)) if kind == "model" else first_line(error)
+        raise InputError(f"{path}: no usable {kind} ({reason}). {_fix(path, kind)}") from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # a failed assertion of tokenizers, which is written in Rust
             raise
         raise InputError(f"{path}: no usable {kind} ({first_line(error)}). {_fix(path, kind)}") from error
 
 
-def _reason(error: Exception) -> str:
-    """Return why a library could not load a folder; names kinject's rule if the folder needs its own code or pickles."""
+def _reason(error: Exception, folder: Path) -> str:
+    """Return why a library could not load a model; names kinject's rule if it needs its own code or pickles."""
     if "trust_remote_code" in str(error):
         return "it comes with Python code of its own (auto_map), and kinject runs no code that comes with a model"
     if isinstance(error, UnpicklingError):
         return "some of its weights are pickles, which can run code as they load; kinject reads safetensors only"
-    return first_line(error)
+    if not (folder / CONFIG).exists():
+        return first_line(error)
+    return _fault_of_config(folder) or first_line(error)
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message without its full stop, its class if the message is empty."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200].rstrip(".")
+def _fault_of_config(folder: Path) -> str:
+    """Return the key of config.json without which a model can be built, or the weight of another shape; "" for neither."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    values = read_object(folder / CONFIG)
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        return f"{CONFIG}: model_type: found {model_type!r:.60}, unknown to this version of transformers"
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return f"{CONFIG}: model_type: found {model_type!r}, which is no causal language model"
+
+    def build(values: Mapping[str, Any]) -> PreTrainedModel | Exception:
+        try:
+            with torch.device("meta"):
+                config = CONFIG_MAPPING[model_type].from_dict(dict(values))
+                built: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+                return built
+        except Exception as error:  # noqa: BLE001 - any value may make it raise anything
+            return error
+
+    whole = build(values)
+    if isinstance(whole, Exception):
+        for key, value in values.items():
+            if not isinstance(build({name: item for name, item in values.items() if name != key}), Exception):
+                return f"{CONFIG}: {key}: found {value!r:.80}: {first_line(whole)}"
+        return f"{CONFIG}: {first_line(whole)}"
+    shapes = {name: list(tensor.shape) for name, tensor in whole.state_dict().items()}
+    for name, (_, shape) in read_headers(folder).items():
+        if shapes.get(name, shape) != shape:
+            return f"{name} has shape {shape}, {CONFIG} makes it {shapes[name]}"
+    if (folder / GENERATION_CONFIG).exists():
+        try:
+            GenerationConfig.from_dict(read_object(folder / GENERATION_CONFIG))
+        except Exception as error:  # noqa: BLE001 - as above
+            return f"{GENERATION_CONFIG}: {first_line(error)}"
+    return ""
 
 
 def _fix(path: str, kind: str) -> str:
-    if Path(path).is_dir():
+    if Path(path).exists():
         return f"It must be a folder that save_pretrained wrote; make the {kind} again."
     return f"Give a folder, or the name of a {kind} on the hub that this machine can reach."
-
-
-def _pickle_fix(folder: Path) -> str:
-    """Return how to replace pickled weights in `folder`, or "" if there are none."""
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt"))
-    if not pickles:
-        return ""
-    return (
-        f"It has {pickles[0]}, a pickle, which can run code as it loads: kinject reads safetensors only. Ask its author "
-        "for safetensors, or convert it on a machine where nothing is at stake."
-    )
 
 
 def check_config(config: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from kinject.disk import path_exists
 from kinject.errors import InputError
-from kinject.models.load import base_of_adapter, first_line
+from kinject.models import first_line, load_config
 from kinject.recipe import is_model
 
 if TYPE_CHECKING:
@@ -53,39 +53,21 @@ class StepConfig:
 
 
 def read_config(path: str, revision: str | None) -> PretrainedConfig:
-    """Return the config of the model in a folder (config.json is enough) or on the hub.
+    """Return the config of the model in a folder (config.json is enough) or on the hub, as `load_config` does.
 
-    For a folder with a peft adapter it is that of its base. Raises `InputError` if there is none or the hub does not answer.
+    Raises `InputError` if there is none or the hub does not answer.
     """
-    from transformers import AutoConfig
-
-    adapter = Path(path) / "adapter_config.json"
-    if adapter.is_file():
-        return read_config(base_of_adapter(adapter), None)
     if not is_model(path):
         raise InputError(f"{path}: there is no model yet. Run the recipe that makes it first, or check the path.")
     try:
-        with _quiet_hub():
-            return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        if Path(path).is_dir():
-            raise InputError(f"{path}: no usable config.json in this folder ({first_line(error)}).") from error
+        return load_config(path, revision)
+    except InputError as error:
+        if path_exists(Path(path)):
+            raise
         raise InputError(
-            f"{path}: its config is neither here nor available from the hub ({first_line(error)}). With a network, log in if "
-            "the model is gated (HF_TOKEN); without one, give a folder that holds its config.json: model.path=FOLDER"
+            f"{error} If the model is gated, log in (HF_TOKEN); a folder that holds its config.json is enough: "
+            "model.path=FOLDER"
         ) from error
-
-
-class _quiet_hub:
-    """Keeps huggingface_hub from logging every retry."""
-
-    def __enter__(self) -> None:
-        self.log = logging.getLogger("huggingface_hub")
-        self.level = self.log.level
-        self.log.setLevel(logging.CRITICAL)
-
-    def __exit__(self, *_: object) -> None:
-        self.log.setLevel(self.level)
 
 
 def new_config(values: Mapping[str, Any], vocab_size: int) -> PretrainedConfig:

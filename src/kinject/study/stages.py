@@ -31,6 +31,7 @@ from kinject.disk import (
     write_manifest,
 )
 from kinject.errors import InputError, KinjectError
+from kinject.models import model_hash
 from kinject.process import peak_memory, reset_peak_memory
 from kinject.recipe import StudyRecipe, TrainRecipe, read_recipe, read_values
 from kinject.recipe.study_section import ResourcesSection
@@ -247,7 +248,10 @@ def input_hashes(value: object, cache_dir: Path) -> dict[str, str]:
 
 @cache
 def _hash(path: Path) -> str:
-    return folder_hash(path) if path.is_dir() else file_hash(path)
+    if not path.is_dir():
+        return file_hash(path)
+    is_model = any((path / name).exists() for name in ("config.json", "adapter_config.json", "tokenizer.json"))
+    return model_hash(path) if is_model else folder_hash(path)
 
 
 def _possible_paths(value: object) -> Iterator[str]:

@@ -114,9 +114,7 @@ def _precision_notes(recipe: TrainRecipe) -> list[str]:
     """Return a warning if fp16 is chosen and the weights were saved in bfloat16, whose range fp16 lacks."""
     if not recipe.trainer.get("fp16"):
         return []
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(recipe.model.path, revision=recipe.model.revision, trust_remote_code=False)
+    config = models.load_config(recipe.model.path or "", recipe.model.revision)
     if str(config.dtype) != "torch.bfloat16":
         return []
     return [

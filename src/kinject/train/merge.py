@@ -12,7 +12,7 @@ from typing import Any
 
 from kinject.disk import verified_hashes, write_manifest, write_sha256sums
 from kinject.errors import InputError
-from kinject.models import check_finite_in, not_finite_in
+from kinject.models import check_finite_in, check_model, not_finite_in, weight_files
 
 
 def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[float, Path]:
@@ -28,6 +28,11 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
     done: dict[float, Path] = {}
     with TemporaryDirectory(prefix="kinject-merge-") as scratch:
         for folder in (Path(base), Path(tuned)):
+            if not folder.is_dir():
+                raise InputError(
+                    f"{folder}: no *.safetensors: no such folder. Give folders that save_pretrained wrote."
+                )
+            check_model(folder)
             verified_hashes(folder)
         tuned_dir = _full_weights(Path(tuned), Path(scratch))
         _check_same_tensors(Path(base), tuned_dir)
@@ -73,18 +78,12 @@ def _full_weights(tuned: Path, scratch: Path) -> Path:
 @contextmanager
 def _tensors(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield tensor name -> the open file that holds it."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    shards = sorted(folder.glob("*.safetensors"))
-    if not shards:
-        raise InputError(f"{folder}: no *.safetensors in this folder. Give folders that save_pretrained wrote.")
     with ExitStack() as stack:
         files: dict[str, Any] = {}
-        for shard in shards:
-            try:
-                file = stack.enter_context(safe_open(str(shard), framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise InputError(f"{shard}: cannot be read ({error}). Make the model again.") from error
+        for shard in weight_files(folder):
+            file = stack.enter_context(safe_open(str(shard), framework="pt"))
             files.update(dict.fromkeys(file.keys(), file))
         yield files
 

@@ -18,16 +18,15 @@ from kinject.disk import (
     check_sha256sums,
     content_id,
     file_hash,
-    folder_hash,
     lock_dir,
     read_manifest,
-    verified_hashes,
     write_checked_json,
     write_manifest,
     write_sha256sums,
     write_text,
 )
 from kinject.errors import TrainingError
+from kinject.models import check_files, check_model, model_hash
 from kinject.process import is_first_process
 from kinject.recipe import TrainRecipe
 from kinject.signals import running_time
@@ -139,7 +138,10 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer)):
         if isinstance(path, str):
             folder = Path(path)
-            digest = folder_hash(folder, known=verified_hashes(folder)) if folder.is_dir() else ""
+            check = check_model if name == "model" else check_files
+            if folder.exists():
+                check(folder)
+            digest = model_hash(folder) if folder.exists() else ""
             inputs[name] = digest or f"hub:{path}@{model.revision or 'main'}"
     sections = {key: recipe.raw.get(key) for key in _SECTIONS}
     sections |= {key: recipe.raw[key] for key in _OPTIONAL_SECTIONS if key in recipe.raw}

@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 from transformers.optimization import get_scheduler, get_wsd_schedule
 
 from kinject.errors import TrainingError
+from kinject.models import load_config
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, TORCH_SCHEDULES
 
 if TYPE_CHECKING:
@@ -202,5 +203,5 @@ def _width(recipe: TrainRecipe) -> int:
         fields = dict(section.new)
         config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     else:
-        config = AutoConfig.from_pretrained(section.path, revision=section.revision, trust_remote_code=False)
+        config = load_config(section.path or "", section.revision)
     return int(config.get_text_config().hidden_size)

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from kinject.disk import folder_hash
 from kinject.errors import EndpointError, InputError
+from kinject.models import model_hash
 from kinject.recipe import GeneratorSection
 from kinject.types import Completion, Message, Usage
 
@@ -27,7 +27,7 @@ _SECONDS_TO_FILL = 0.005
 @lru_cache(maxsize=8)
 def weights_identity(model: str) -> str:
     """Return the hash of a model folder's files, "" for a name on the hub: other weights give other answers."""
-    return folder_hash(Path(model)) if Path(model).is_dir() else ""
+    return model_hash(Path(model)) if Path(model).is_dir() else ""
 
 
 class LocalModel:

@@ -11,6 +11,7 @@ from typing import Any
 from kinject.corpus.documents.pages import Located
 from kinject.disk import LONGEST_LINE, Row, content_id, open_to_read, read_jsonl, read_lines
 from kinject.errors import InputError
+from kinject.hub import check_data_set
 from kinject.types import Document
 
 HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<config>[\w.-]*))?(?::(?P<split>\w+))?")
@@ -215,6 +216,7 @@ def read_hub(name: str) -> Iterator[Located]:
     parts = _name_parts(name)
     config, split = parts["config"] or None, parts["split"] or "train"
     number = 0
+    check_data_set(name)
     try:
         rows: Any = datasets.load_dataset(parts["name"], config, split=split, streaming=True)
         for number, row in enumerate(rows, start=1):
@@ -233,6 +235,7 @@ def hub_revision(name: str) -> str:
     """Return the commit of a data set on the hub. Raises `InputError` when the hub cannot be reached."""
     from huggingface_hub import HfApi
 
+    check_data_set(name)
     try:
         return str(HfApi().dataset_info(_name_parts(name)["name"]).sha)
     except Exception as error:  # as above

@@ -19,17 +19,15 @@ from kinject.disk import (
     Journal,
     Row,
     delete_file,
-    folder_hash,
     manifest_beside,
     read_checked_json,
     read_journal,
-    verified_hashes,
     write_checked_json,
 )
 from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded
-from kinject.models import base_of_adapter
+from kinject.models import base_of_adapter, model_hash
 from kinject.process import is_launched, world_size
 from kinject.types import Answer
 
@@ -55,10 +53,7 @@ def hash_model(path: str, revision: str | None) -> str:
     folder = Path(path)
     if not folder.is_dir():
         return hashlib.sha256(f"{path}@{revision}".encode()).hexdigest()
-    known = verified_hashes(folder)
-    parts = [
-        folder_hash(folder, pattern, known) for pattern in ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
-    ]
+    parts = [model_hash(folder)]
     adapter = folder / "adapter_config.json"
     if adapter.exists():
         parts.append(hash_model(base_of_adapter(adapter), revision))

@@ -1,0 +1,89 @@
+"""Names on the Hugging Face hub: reached, found in the local cache, or refused within two seconds.
+
+The libraries try an unreachable hub six times for each file, most of a minute in all. So it is asked for a connection
+first. `HF_HUB_ETAG_TIMEOUT` (seconds) gives a slow one more time; once connected, the libraries' own limits hold.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from kinject.errors import InputError
+
+_SECONDS = 1.5
+_CACHED = ("config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "modules.json")
+"""A model or tokenizer has one of these."""
+
+
+def find_source(name: str, kind: str, revision: str | None = None) -> str:
+    """Return `name` if it is a path that exists or the hub can be reached, else its folder in the local cache.
+
+    Raises `InputError` if `kind` (model, tokenizer) is in none of the three.
+    """
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    if name and os.path.exists(name):
+        return name
+    try:
+        validate_repo_id(name)
+    except ValueError as error:
+        raise InputError(
+            f"{name[:300]!r}: no such folder, and no name of a {kind} on the hub (OWNER/NAME). Check the path."
+        ) from error
+    reason = unreachable_reason()
+    if not reason:
+        return name
+    folder = _cached_folder(name, revision)
+    if folder is None:
+        raise InputError(
+            f"{name}: no {kind} of this name: no such folder, not in the local cache of the hub, and {reason}. Check the "
+            f"name, give a folder, or download it where there is a network: hf download {name}"
+        )
+    return folder
+
+
+def check_data_set(name: str) -> None:
+    """Raise `InputError` if the hub, from which the data set `name` is streamed, cannot be reached."""
+    reason = unreachable_reason()
+    if reason:
+        raise InputError(f"{name}: no such file or folder, and {reason}. Check the path, or give documents in a file.")
+
+
+def unreachable_reason() -> str:
+    """Return why the hub, or the proxy before it, accepts no connection; "" if it does."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "the hub is switched off (HF_HUB_OFFLINE)"
+    endpoint = urlsplit(constants.ENDPOINT)
+    host = endpoint.hostname or ""
+    proxy = None if proxy_bypass(host) else getproxies().get(endpoint.scheme) or getproxies().get("all")
+    target = urlsplit(proxy if not proxy or "//" in proxy else f"//{proxy}") if proxy else endpoint
+    seconds = float(constants.HF_HUB_ETAG_TIMEOUT) if os.environ.get("HF_HUB_ETAG_TIMEOUT") else _SECONDS
+    faults = ["no answer"]
+
+    def connect() -> None:
+        try:
+            port = target.port or (80 if target.scheme == "http" else 443)
+            socket.create_connection((target.hostname or "", port), timeout=seconds).close()
+            faults.clear()
+        except (OSError, ValueError, OverflowError) as error:
+            faults[:] = [getattr(error, "strerror", None) or str(error) or "no answer"]
+
+    thread = threading.Thread(target=connect, daemon=True)  # looking up a name has no limit of its own
+    thread.start()
+    thread.join(seconds)
+    via = f" through the proxy {target.hostname}" if proxy else ""
+    return f"the hub ({host}) cannot be reached{via} ({faults[0]})" if faults else ""
+
+
+def _cached_folder(name: str, revision: str | None) -> str | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = (try_to_load_from_cache(name, file, revision=revision) for file in _CACHED)
+    return next((str(Path(path).parent) for path in found if isinstance(path, str)), None)

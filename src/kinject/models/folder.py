@@ -1,0 +1,251 @@
+"""The files of a model folder, checked before a library reads them: their kinds, config.json, the weights' headers.
+
+Everything here reads a few kilobytes, needs no torch and allocates nothing of the model's size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kinject.disk import check_regular, file_hash, parse_json, path_exists, read_bytes, verified_hashes
+from kinject.errors import InputError
+
+ADAPTER_CONFIG = "adapter_config.json"
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_OBJECTS = (
+    CONFIG, GENERATION_CONFIG, ADAPTER_CONFIG, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+)  # fmt: skip
+"""Files that hold one JSON object, read by every library that loads the folder."""
+_OTHERS = (
+    "adapter_model.safetensors", "tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
+    "chat_template.json", "tekken.json", "processor_config.json", "preprocessor_config.json",
+)  # fmt: skip
+_SUFFIXES = (".model", ".tiktoken")
+"""Of tokenizers, under any name."""
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_SIZES = frozenset((
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
+    "max_position_embeddings", "head_dim", "n_layer", "n_head", "n_embd", "n_positions", "n_ctx", "d_model", "num_layers",
+    "num_heads",
+))  # fmt: skip
+_ABOVE_ZERO = frozenset(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta", "factor",
+                         "original_max_position_embeddings", "rotary_emb_base"))  # fmt: skip
+_FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+_DTYPES = ("auto", "float64", "float32", "float16", "bfloat16", "float", "half", "double")
+_FIX = "It must be a folder that save_pretrained wrote; make the model again."
+Header = dict[str, tuple[str, list[int]]]
+"""Name of a tensor -> (its dtype as safetensors writes it, its shape)."""
+
+
+def check_model(path: str | Path) -> None:
+    """Raise `InputError` or `DiskError` unless the folder `path` can hold a model, or an adapter and its base.
+
+    Checked are the kinds of its files, the JSON ones, sizes and dtype in config.json, and the headers of the weights. A
+    name on the hub is not checked.
+    """
+    folder = Path(path)
+    if not path_exists(folder):
+        return
+    check_files(folder)
+    if (folder / ADAPTER_CONFIG).exists():
+        check_model(base_of_adapter(folder / ADAPTER_CONFIG))
+    elif not (folder / CONFIG).exists():
+        raise InputError(f"{folder}: no {CONFIG} in this folder, so it is no model. {_FIX}")
+    else:
+        read_headers(folder)
+
+
+def check_files(folder: Path) -> None:
+    """Raise `InputError` or `DiskError` if a file of a model or tokenizer in `folder` is no file, or no good JSON."""
+    if not folder.is_dir():
+        check_regular(folder)
+        raise InputError(f"{folder}: a file, but a model is a folder. Give the folder that holds {CONFIG}.")
+    for name in _named_files(folder):
+        check_regular(folder / name)
+        if name in _OBJECTS:
+            value = read_object(folder / name)
+            if name == CONFIG:
+                _check_config(folder / name, value)
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the files that a model consists of: configuration, tokenizer, and the weights by their index, sorted."""
+    names = set(_named_files(folder))
+    if _INDEX in names and _WEIGHTS not in names:
+        names |= {path.name for path in weight_files(folder)}
+    elif not names & {_WEIGHTS, "adapter_model.safetensors"}:
+        names |= {path.name for path in folder.glob("*.safetensors")}
+    return [folder / name for name in sorted(names)]
+
+
+def model_hash(folder: Path) -> str:
+    """Return the SHA-256 of the names and bytes of `model_files`. Raises `InputError` if its SHA256SUMS disagrees."""
+    known = verified_hashes(folder)
+    digest = hashlib.sha256()
+    for path in model_files(folder):
+        digest.update(f"{path.name}\0{known.get(path.name) or file_hash(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _named_files(folder: Path) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        names = (*_OBJECTS, *_OTHERS, _WEIGHTS, _INDEX)
+        yield from sorted(entry.name for entry in entries if entry.name in names or entry.name.endswith(_SUFFIXES))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of the weights, as transformers chooses them: one file, else those that the index names.
+
+    Raises `InputError` if there are none, or the index is damaged or names a file that is missing or elsewhere.
+    """
+    if (folder / _WEIGHTS).exists():
+        return [folder / _WEIGHTS]
+    index = folder / _INDEX
+    if not index.exists():
+        raise InputError(f"{folder}: no *.safetensors in this folder ({_WEIGHTS}). {pickle_fix(folder) or _FIX}")
+    names = read_object(index).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise InputError(f"{index}: weight_map: expected an object of tensors and the files that hold them. {_FIX}")
+    for tensor, name in names.items():
+        if name != os.path.basename(name) or not name.endswith(".safetensors"):
+            raise InputError(
+                f"{index}: {tensor}: names {name!r:.80}, which is no safetensors file in this folder. {_FIX}"
+            )
+        if not (folder / name).exists():
+            raise InputError(f"{index}: names {name}, which is missing. Copy the whole folder again.")
+    return [folder / name for name in sorted(set(names.values()))]
+
+
+def read_headers(folder: Path) -> Header:
+    """Return the header of every tensor of the weights in `folder`.
+
+    Raises `InputError` if a file is damaged, the index names a tensor that its file lacks, config.json declares more
+    layers than there are tensors (all of them would be allocated), or dtypes and quantization do not fit.
+    """
+    found: Header = {}
+    for path in weight_files(folder):
+        header = read_header(path)
+        twice = found.keys() & header.keys()
+        if twice:
+            raise InputError(f"{path}: {min(twice)} is in another file of the weights as well. {_FIX}")
+        found |= header
+    if (folder / _INDEX).exists() and not (folder / _WEIGHTS).exists():
+        lacking = read_object(folder / _INDEX)["weight_map"].keys() - found.keys()
+        if lacking:
+            raise InputError(f"{folder / _INDEX}: names {min(lacking)}, which its file lacks. {_FIX}")
+    if (folder / CONFIG).exists():
+        _check_against(folder / CONFIG, read_object(folder / CONFIG), found)
+    return found
+
+
+def read_header(path: Path) -> Header:
+    """Return the header of each tensor in a safetensors file. Raises `InputError` if it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    check_regular(path)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            return {name: (str(part.get_dtype()), list(part.get_shape())) for name, part in slices.items()}
+    except (SafetensorError, OSError, ValueError, MemoryError) as error:
+        raise InputError(f"{path}: damaged, or no safetensors file ({first_line(error)}). {_FIX}") from error
+
+
+def _check_against(path: Path, config: Mapping[str, Any], header: Header) -> None:
+    """Raise `InputError` if config.json at `path` declares what the weights with `header` cannot be."""
+    n_layers = config.get("num_hidden_layers")
+    if isinstance(n_layers, int) and n_layers > len(header):
+        raise InputError(
+            f"{path}: num_hidden_layers: declares {n_layers:.3g} layers, the files hold {len(header)} weights. {_FIX}"
+        )
+    stored = {dtype for dtype, _ in header.values()}
+    if config.get("quantization_config") is not None:
+        if stored <= _FLOATS:
+            raise InputError(
+                f"{path}: quantization_config: declares quantised weights, but the files hold plain {', '.join(sorted(stored))}. "
+                "Take the key out; model.quantization of a recipe quantises a plain model."
+            )
+        return
+    for name, (dtype, _) in header.items():
+        if name.endswith(".weight") and dtype not in _FLOATS:
+            raise InputError(
+                f"{path.parent}: {name} is stored as {dtype}, but {path.name} has no quantization_config. Expected "
+                f"{', '.join(sorted(_FLOATS))}. {_FIX}"
+            )
+
+
+def _check_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Raise `InputError` at the key of config.json whose value no model can have."""
+    for key in ("dtype", "torch_dtype"):
+        value = config.get(key)
+        if value is not None and (not isinstance(value, str) or value.removeprefix("torch.") not in _DTYPES):
+            raise InputError(f"{path}: {key}: found {value!r:.60}, allowed: {', '.join(_DTYPES[1:5])}. {_FIX}")
+    n_rows = config.get("vocab_size")
+    for where, name, value in _values(config, ""):
+        if isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and not where.endswith("]"))):
+            raise InputError(f"{path}: {where}: found {value}, a finite number is needed. {_FIX}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if (name in _SIZES and value < 1) or (name in _ABOVE_ZERO and value <= 0):
+            raise InputError(f"{path}: {where}: found {value!r:.60}, a number above 0 is needed. {_FIX}")
+        if ("dropout" in name or name.endswith("_pdrop")) and not 0 <= value <= 1:
+            raise InputError(f"{path}: {where}: found {value!r:.60}, allowed: 0 to 1. {_FIX}")
+        if name in ("bos_token_id", "eos_token_id", "pad_token_id") and isinstance(n_rows, int) and 0 < n_rows <= value:
+            raise InputError(f"{path}: {where}: found {value!r:.60}, but vocab_size is {n_rows}. {_FIX}")
+
+
+def _values(value: Any, where: str, name: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yield (dotted key, the key nearest to it, value) of every plain value in `value`."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _values(item, f"{where}.{key}" if where else key, key)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _values(item, f"{where}[{index}]", name)
+    else:
+        yield where, name, value
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a model folder. Raises `InputError` if it holds none."""
+    try:
+        value = parse_json(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON ({first_line(error)}). {_FIX}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: found {type(value).__name__}, an object is needed. {_FIX}")
+    return value
+
+
+def base_of_adapter(adapter: Path) -> str:
+    """Return the base model that an adapter_config.json names. Raises `InputError` when it names none."""
+    try:
+        base = read_object(adapter)["base_model_name_or_path"]
+    except KeyError as error:
+        raise InputError(f"{adapter}: names no base model ({first_line(error)}). Train the adapter again.") from error
+    if not isinstance(base, str) or not base or "\0" in base or Path(base).resolve() == adapter.parent.resolve():
+        raise InputError(f"{adapter}: names {base!r:.80} as its base model. Train the adapter again.")
+    return base
+
+
+def pickle_fix(folder: Path) -> str:
+    """Return how to replace pickled weights in `folder`, or "" if there are none."""
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
+    if not pickles:
+        return ""
+    return (
+        f"It has {pickles[0]}, a pickle, which can run code as it loads: kinject reads safetensors only. Ask its author "
+        "for safetensors, or convert it on a machine where nothing is at stake."
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's message in one line without its full stop, its class if the message is empty."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text[:200].rstrip(".")

@@ -1,0 +1,126 @@
+"""Names on the hub: an unreachable hub is noticed at once, the local cache works without it, and a slow one has time."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from kinject import hub
+from kinject.corpus.documents import read_documents
+from kinject.corpus.passages import token_spans
+from kinject.errors import InputError
+from kinject.models import load_config, load_model, load_tokenizer
+
+_COMMIT = "a" * 40
+
+
+@pytest.fixture(autouse=True)
+def no_proxy_and_an_empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in (
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "HF_HUB_ETAG_TIMEOUT",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+
+def refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point the hub at a port of this machine where nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+
+
+def in_cache(model: Path, cache: Path) -> None:
+    """Put a copy of the folder `model` into the cache, as the hub's client does, as org/tiny."""
+    folder = cache / "models--org--tiny"
+    shutil.copytree(model, folder / "snapshots" / _COMMIT)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(_COMMIT)
+
+
+def test_an_unreachable_name_fails_in_two_seconds_in_one_line_wherever_it_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import datasets  # noqa: F401 (its import is not what is timed)
+
+    refused(monkeypatch)
+    readers = (load_model, load_tokenizer, load_config, token_spans, lambda name: list(read_documents(Path(name))))
+    for read in readers:
+        began = time.monotonic()
+        with pytest.raises(InputError) as caught:
+            read("nobody/nothing")
+        assert time.monotonic() - began < 2
+        message = str(caught.value)
+        assert message.startswith("nobody/nothing: ")
+        assert "the hub (127.0.0.1) cannot be reached (Connection refused)" in message
+        assert "\n" not in message
+
+
+def test_a_hub_that_does_not_answer_is_given_up_unless_more_time_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_: object, **__: object) -> contextlib.nullcontext[None]:
+        time.sleep(0.5)
+        return Closed()
+
+    class Closed(contextlib.nullcontext[None]):
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(hub, "_SECONDS", 0.1)
+    monkeypatch.setattr(socket, "create_connection", slow)
+    began = time.monotonic()
+    assert hub.unreachable_reason() == "the hub (huggingface.co) cannot be reached (no answer)"
+    assert time.monotonic() - began < 0.4
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "5")
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 5)
+    assert hub.unreachable_reason() == ""
+
+
+def test_a_cached_model_is_loaded_without_the_hub(
+    monkeypatch: pytest.MonkeyPatch, tiny_model: Path, tmp_path: Path
+) -> None:
+    import torch
+
+    refused(monkeypatch)
+    in_cache(tiny_model, tmp_path / "cache")
+    for offline in (False, True):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        loaded, local = load_model("org/tiny"), load_model(str(tiny_model))
+        ids = torch.arange(40)[None]
+        assert torch.equal(loaded.model(ids).logits, local.model(ids).logits)
+        assert token_spans("org/tiny")("Arden was born.") == token_spans(str(tiny_model))("Arden was born.")
+        with pytest.raises(
+            InputError, match="org/other: no model of this name: no such folder, not in the local cache"
+        ):
+            load_model("org/other")
+        with pytest.raises(InputError, match="not in the local cache"):
+            load_model("org/tiny", revision="v2")
+
+
+def test_a_hub_or_a_proxy_that_listens_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        assert hub.unreachable_reason() == ""
+        assert hub.find_source("any/name", "model") == "any/name"
+        monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+        assert "cannot be reached" in hub.unreachable_reason()
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+        assert hub.unreachable_reason() == ""
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./gone", "a/b/c", "~/x", "", "a" * 5000, "nul\0l", "no such"])
+def test_a_path_that_is_gone_is_no_name_on_the_hub(name: str) -> None:
+    with pytest.raises(InputError):
+        hub.find_source(name, "model")
