@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import traceback
 import types
@@ -316,31 +317,28 @@ def judge(drawn: Draw, folder: Path) -> Outcome:
     code, text = _run("check", str(path))
     if code not in (0, 2):
         return Outcome("check: traceback", text)
+    refused = code == 2
     verbs = ["train", "plan"] if drawn.key.verb == "train" else [drawn.key.verb]
-    refused_by_check = code == 2
+    if not refused and _is_costly(drawn):
+        verbs.remove("train")
+    elif not refused and zlib.crc32(drawn.text.encode()) % 4 and len(verbs) > 1:
+        verbs.remove("plan")  # it shares the check, and takes as long as training
+    result = Outcome("refused" if refused else "done")
     for verb in verbs:
-        if verb != "plan" and not refused_by_check and _is_costly(drawn):
-            continue
-        if verb == "plan" and not refused_by_check and zlib.crc32(drawn.text.encode()) % 4:
-            continue  # it shares the check, and takes as long as training
         options = {"plan": ["--no-calibration"], "study": ["--dry-run"]}.get(verb, [])
         verb_code, verb_text = _run(verb, str(path), *options)
         outcome = _compare(drawn, verb, (code, text), (verb_code, verb_text), path)
         if outcome.fault:
             return outcome
-        if verb == "train":
-            trained = outcome
-            if verb_code == 0:
-                fault = model_fault(folder, drawn)
-                if fault:
-                    return Outcome("train: wrong result", fault)
-    return (
-        Outcome("refused") if refused_by_check else trained if "train" in verbs and not _is_costly(drawn) else outcome
-    )
+        if verb != "plan":
+            result = outcome
+        if verb == "train" and verb_code == 0 and (fault := model_fault(folder, drawn)):
+            return Outcome("train: wrong result", fault)
+    return result
 
 
 def _is_costly(drawn: Draw) -> bool:
-    return drawn.key.path[-1] in COSTLY and drawn.text not in ("0", "1", "2", "null")
+    return drawn.key.verb == "train" and drawn.key.path[-1] in COSTLY and drawn.text not in ("0", "1", "2", "null")
 
 
 def _compare(drawn: Draw, verb: str, checked: tuple[int, str], ran: tuple[int, str], path: Path) -> Outcome:
@@ -349,7 +347,11 @@ def _compare(drawn: Draw, verb: str, checked: tuple[int, str], ran: tuple[int, s
     if code not in ((0, 1, 2) if verb in ("plan", "augment", "questions") else (0, 2)):
         return Outcome(f"{verb}: traceback", text)
     if code == 2:
-        if drawn.key.path[-1] not in text and not _is_yaml_fault(text):
+        names = (
+            drawn.key.path[-3:] if verb == "study" else drawn.key.path[-1:]
+        )  # a study's recipes have keys of their own
+        of_input = re.match(rf"kinject {verb}: [\w.]+\.jsonl:\d+: ", text)  # the file that the key makes it read
+        if not any(name in text for name in names) and not _is_yaml_fault(text) and not of_input:
             return Outcome(f"{verb}: no key", text)
         if len(text) > 6000:
             return Outcome(f"{verb}: long message", text[:6000])
@@ -361,7 +363,7 @@ def _compare(drawn: Draw, verb: str, checked: tuple[int, str], ran: tuple[int, s
     if code == 2 and any(line.removeprefix(f"kinject {verb}: ").startswith(f"{path}:") for line in text.splitlines()):
         if "nothing is there" in text:
             return Outcome("input missing")
-        if "rows reach" in text:  # only the corpus shows that
+        if "rows reach" in text or "simulates none" in text:  # only the corpus shows that; only plan is at fault
             return Outcome("refused late")
         return Outcome(f"{verb}: refuses what check takes", text)
     return Outcome("done" if code != 2 else "refused late")

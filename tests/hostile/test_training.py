@@ -41,7 +41,7 @@ TRAINER: dict[str, tuple[Any, ...]] = {
     "lr_scheduler_type": ("constant", "linear", "cosine", "constant_with_warmup", "inverse_sqrt", "noam", "polynomial"),
     "optim": ("adamw_torch", "sgd", "adafactor", "adagrad", "rmsprop", "adamw_8bit", "lion_8bit"),
     "label_smoothing_factor": (0.0, 0.5, 1.0, -1.0), "bf16": (True, False), "save_strategy": ("no", "steps"),
-    "per_device_train_batch_size": (0, -1, 1, 4, 1000), "max_length": (1, 2, 64, 10**9), "packing": (True, False),
+    "per_device_train_batch_size": (1, 4, 1000), "max_length": (1, 2, 64, 10**9), "packing": (True, False),
 }  # fmt: skip
 SECTIONS: dict[str, tuple[Any, ...]] = {
     "adapter": (None, {"r": 2, "target_modules": ["q_proj"]}, {"r": 2, "lora_alpha": 0, "target_modules": ["q_proj"]},

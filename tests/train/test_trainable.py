@@ -164,17 +164,18 @@ def test_what_the_libraries_would_refuse_is_one_line_before_a_model_loads(
         ({"hidden_size": "x"}, "model.new.hidden_size: llama refuses it: "),
         ({"num_attention_heads": 7}, "model.new.num_attention_heads: llama refuses it: "),
         (
-            {"rms_norm_eps": -1.0},
-            "model.new.rms_norm_eps: llama refuses it: the new model's first output is not finite",
+            {"rope_parameters": {"rope_theta": 1.0, "rope_type": "nope"}},
+            "model.new.rope_parameters: llama refuses it: ",
         ),
+        ({"num_key_value_heads": 3}, "model.new.num_key_value_heads: llama refuses it: "),
+        ({"rms_norm_eps": -1.0}, "model.new.rms_norm_eps: found -1.0, allowed: 1e-30 to 1."),
         ({"hidden_act": "nope"}, "model.new.hidden_act: llama refuses it: "),
-        ({"initializer_range": -1.0}, "model.new.initializer_range: llama refuses it: "),
+        ({"initializer_range": 0.0}, "model.new.initializer_range: found 0.0, allowed: more than 0, at most 10."),
     ],
 )
 def test_a_new_model_that_cannot_be_is_refused_by_the_key(
     changes: dict[str, Any], fault: str, make_recipe: MakeRecipe, tiny_config: dict[str, object], tiny_model: Path
 ) -> None:
-    recipe = make_recipe(model={"new": {**tiny_config, **changes}, "tokenizer": str(tiny_model)})
     with pytest.raises(RecipeError) as caught:
-        check_training(recipe)
+        check_training(make_recipe(model={"new": {**tiny_config, **changes}, "tokenizer": str(tiny_model)}))
     assert fault in str(caught.value)

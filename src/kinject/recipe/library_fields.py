@@ -317,6 +317,20 @@ def _check_combination(name: str, arguments: Mapping[str, Any], trainer: Mapping
         checker.report((*section, "lr_end"), f"found {end:g}, allowed: less than learning_rate ({rate:g}).")
 
 
+_NEW_RANGES: Mapping[str, Mapping[str, Any]] = {
+    "eps": {"min": 1e-30, "max": 1}, "epsilon": {"min": 1e-30, "max": 1}, "dropout": _UNIT, "pdrop": _UNIT,
+    "initializer_range": {"above": 0, "max": 10},
+}  # fmt: skip
+"""End of the name of a model's config field -> its bounds. Building the model shows whether its sizes fit each other."""
+
+
+def check_new_model(new: Mapping[str, Any], checker: Checker) -> None:
+    """Report every number of `model.new` that is out of bounds."""
+    for name, value in new.items():
+        bounds = next((bounds for end, bounds in _NEW_RANGES.items() if name.endswith(end)), {})
+        checker.is_in_bounds(value, bounds, ("model", "new", name))
+
+
 ADAPTER_REFUSED = {
     **dict.fromkeys(("eva_config", "corda_config", "lora_ga_config"), "needs a pass over data before training. Remove the line."),
     **dict.fromkeys(

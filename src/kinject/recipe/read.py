@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 from kinject.disk import path_exists
 from kinject.errors import Fault, RecipeError
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
-from kinject.recipe.library_fields import REFUSED, check_adapter, check_trainer
+from kinject.recipe.library_fields import REFUSED, check_adapter, check_new_model, check_trainer
 from kinject.recipe.sections import (
     AugmentSection,
     BenchSection,
@@ -36,7 +36,7 @@ Verb = Literal["augment", "questions", "train", "eval", "study", "bench", "plan"
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {"train": ("probes",), "bench": ("probes",)}
 """Sections that a verb uses if they are present."""
 
-_NOT_NULL = {"model", "corpus", "augment", "questions", "eval", "study"}
+NOT_NULL = frozenset({"model", "corpus", "augment", "questions", "eval", "study"})
 """Sections that some verb cannot do without: nothing there is a mistake, whatever verb reads the recipe."""
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$|^[A-Za-z0-9][\w-]*$")
@@ -217,9 +217,11 @@ def read_recipe(
         else:  # the section is not used, but written into the manifest
             for name in raw["trainer"].keys() & set(TRAINER_SECRETS):
                 report(("trainer", name), REFUSED[name])
+    if sections.get("model") is not None and sections["model"].new is not None:
+        check_new_model(sections["model"].new, checker)
     if isinstance(raw.get("adapter"), Mapping) and verb in (None, "train", "plan"):
         check_adapter(raw["adapter"], checker)
-    for section in _NOT_NULL & raw.keys():
+    for section in NOT_NULL & raw.keys():
         if raw[section] is None:
             report((section,), "found nothing; give it a value or remove the line.")
     for section in required:

@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from kinject.disk import read_bytes, write_text
 from kinject.recipe.check import is_required
 from kinject.recipe.library_fields import ADAPTER_REFUSED, MERGE, RANGES, REFUSED, RENAMED, field_hint, schedule_names
-from kinject.recipe.read import Sections
+from kinject.recipe.read import NOT_NULL, Sections
 from kinject.recipe.sections import GENERATOR_REQUIRES, MAX_SAMPLES
 
 Schema = dict[str, Any]
@@ -43,6 +43,9 @@ def recipe_schema(styles: Mapping[str, str]) -> Schema:
     """
     definitions: dict[str, Schema] = {}
     root = _section(Sections, definitions)
+    for name in NOT_NULL:
+        section = root["properties"][name]
+        section["anyOf"] = [option for option in section["anyOf"] if option != {"type": "null"}]
     root["properties"]["trainer"] |= _trainer()
     root["properties"]["adapter"] |= _adapter()
     _add_styles(definitions["AugmentSection"]["properties"]["styles"], styles)

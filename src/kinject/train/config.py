@@ -183,6 +183,9 @@ def _missing_faults(config: SFTConfig) -> Faults:
     if config.fsdp and not is_launched():
         fault = "shards the model over processes, and no launcher started this one. Use accelerate launch: docs/distributed.md."
         faults.append(("trainer.fsdp", fault))
+    if config.activation_offloading and config.use_cpu:
+        fault = "moves activations from an accelerator to memory, and this run is on the CPU. Remove the line."
+        faults.append(("trainer.activation_offloading", fault))
     if config.torch_compile:
         import torch
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kinject.errors import RecipeError, TrainingError
+from kinject.process import machine_memory
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.train.config import Faults, lora_config, refusals
@@ -90,7 +91,7 @@ def empty_model(config: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, attn_implementation="eager", trust_remote_code=False)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def _run_empty(model: Any) -> None:
@@ -114,30 +115,30 @@ def _new_model_faults(new: Mapping[str, Any]) -> Faults:
 
     def shape(fields: Mapping[str, Any]) -> int:
         model = empty_model(_new_config({"model_type": new["model_type"], **fields}))
+        model.config.validate()  # as saving does
+        model.generation_config.validate(strict=True)
+        n = int(sum(parameter.numel() for parameter in model.parameters()))
+        if n * 4 > machine_memory():
+            raise ValueError(f"{n:.3g} parameters are more than the memory of this machine holds.")
         _run_empty(model)
-        return sum(parameter.numel() for parameter in model.parameters())
+        return n
 
     def values(fields: Mapping[str, Any]) -> None:
-        if shape({**sizes, **fields}) != n_parameters:
-            raise ValueError(same_size)
+        if shape(fields) > _FEW_PARAMETERS:
+            raise ValueError(not_finite)
         with torch.random.fork_rng([]):
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(
-                _new_config({"model_type": new["model_type"], **sizes, **fields})
-            ).train()
-            logits = model(input_ids=torch.arange(4)[None], use_cache=False).logits
+            model = AutoModelForCausalLM.from_config(_new_config({"model_type": new["model_type"], **fields}))
+            logits = model.train()(input_ids=torch.arange(4)[None], use_cache=False).logits
         if not bool(logits.isfinite().all()):
-            raise ValueError(same_size)
+            raise ValueError(not_finite)
 
-    same_size = "the new model's first output is not finite."
+    not_finite = "the new model's first output is not finite."
     fields = {key: value for key, value in new.items() if key != "model_type"}
     faults = refusals(shape, fields, "model.new", new["model_type"])
-    if faults:
+    if faults or shape(fields) > _FEW_PARAMETERS:
         return faults
-    n_parameters = shape(fields)
-    sizes = {key: value for key, value in fields.items() if isinstance(value, int) and value > 1}
-    others = {key: value for key, value in fields.items() if key not in sizes}
-    return refusals(values, others, "model.new", new["model_type"]) if n_parameters <= _FEW_PARAMETERS else []
+    return refusals(values, fields, "model.new", new["model_type"])
 
 
 def adapter_faults(recipe: TrainRecipe, config: Any) -> Faults:

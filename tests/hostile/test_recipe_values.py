@@ -1,0 +1,43 @@
+"""One adversary for every value of a recipe: done with a changed, finite model, or refused with the key, by check as by train.
+
+The whole draw takes half an hour: ``KINJECT_DRAWS=5000 pytest tests/hostile/test_recipe_values.py`` (KINJECT_SEED: another).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from recipe_values import all_keys, bases, draw, judge_all, write_inputs
+
+N_DRAWS = int(os.environ.get("KINJECT_DRAWS", "20"))
+SEED = int(os.environ.get("KINJECT_SEED", "14"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, trained_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the inputs; reports of training runs, which have tests of their own, are not drawn."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kinject.report.write_training_report", lambda *_: None)
+    write_inputs(tmp_path, trained_tokenizer)
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_any_value_of_any_key_is_trained_with_or_refused_by_name(folder: Path) -> None:
+    random, keys = Random(SEED), all_keys()
+    counts, faults = judge_all((draw(keys, random) for _ in range(N_DRAWS)), folder)
+    assert not faults, "\n\n".join([str(dict(counts)), *faults[:20]])
+    if N_DRAWS >= 20:
+        assert {"refused", "done"} <= counts.keys(), counts
+
+
+def test_every_key_of_every_verb_is_drawn() -> None:
+    names = {key.name for key in all_keys()}
+    assert {"seed", "trainer.learning_rate", "adapter.target_modules", "model.new.hidden_size", "eval.retrieval.k",
+            "augment.judge.timeout", "study.claims.learns.margin", "techniques.row_weights.half_life",
+            "corpus.mix.extra.fraction", "model.tokenizer.vocab_size"} <= names  # fmt: skip
+    assert {key.base for key in all_keys()} <= bases().keys()
