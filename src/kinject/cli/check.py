@@ -10,8 +10,8 @@ from typing import Any
 from kinject.terminal import show
 
 _DETAIL = """\
-Check whole recipes: unknown keys, wrong types and values out of range, each with its line. Inputs
-are not checked.
+Check whole recipes: unknown keys, wrong types, values out of range, and what the libraries refuse
+on this machine, each with its line. Inputs are not checked, except the names in a local model.
 Exit code 0: all are valid; 2: some are not.
 
 examples:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from kinject.errors import KinjectError, RecipeError
 from kinject.models import choose_device, has_fast_bf16, load_tokenizer
@@ -135,7 +136,14 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
         (check_training if devices.here else check_model)(recipe)
     notes = [*recipe.notes, *_uncounted(recipe)]
     step = step_config(recipe, devices)
-    memory = simulate(step)
+    try:
+        memory = simulate(step)
+    except DataDependentOutputException as error:
+        keys = ", ".join(recipe.adapter or ("model.new" if recipe.model.new else "model.path",))
+        fault = (
+            f"the step of this model depends on its numbers, and kinject plan simulates none ({keys}). Try find-batch."
+        )
+        raise recipe.error("adapter" if recipe.adapter else "model", fault) from error
     length = _count_length(recipe, devices.count, notes)
     fits = devices.fits(memory.peak)
     changes, suffice = ([], True) if fits else cheapest_changes(step, devices)
