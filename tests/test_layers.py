@@ -19,7 +19,6 @@ LAYER = {
     "tune": 5, "doctor": 5, "study": 5, "api": 5, "cli": 6,
 }  # fmt: skip
 SIDEWAYS = {
-    ("results", "errors"),
     ("errors", "secrets"),  # no error and nothing printed holds a part of a key
     ("terminal", "secrets"),
     ("signals", "errors"),

@@ -1,20 +1,17 @@
 """Results of an evaluation and of a study: accuracy of each arm, paired differences, and what a study adds to them.
 
 An evaluation is a study with one seed, so both are a `Report`. Reports are written to report.json; pages and figures show
-these numbers and compute none. The annotations are checked by pydantic when a report is read (`from_json`).
+these numbers and compute none. The annotations are checked by pydantic when a report is read.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator
-
-from kinject.errors import InputError
 
 Kind = Literal["evaluation", "study"]
 Role = Literal["learning", "retention", "baseline"]
@@ -130,9 +127,10 @@ class ArmResult:
 
     `by_seed` holds the accuracies in the order of the seeds and `accuracy` their mean; `low` and `high` bound it at 95%
     (`interval` says how). An arm without training has one seed. `k` > 0: with K retrieved passages before each question.
-    `n` counts every question; `n_unscored` of them had no finite log-probs and count as wrong. `chance` is the mean of
-    1 / number of choices. `score` names the score compared between choices (`kinject.eval.scores`); `mass` is the mean
-    probability on the letters, for lettered formats. `to_base` compares with the base without context.
+    `n` counts every question. `n_unscored` of them have no score (`UnscoredResult`) and are left out of every other number.
+    `chance` is the mean of 1 / number of choices. `score` names the score compared between choices
+    (`kinject.eval.scores`); `mass` is the mean probability on the letters, for lettered formats. `to_base` compares with
+    the base without context.
     """
 
     model: str
@@ -167,6 +165,32 @@ class ArmResult:
     """With one seed only."""
     n_unscored: Count = 0
     mass: float | None = None
+
+    @property
+    def prompt_format(self) -> PromptFormat:
+        """How the questions were asked."""
+        return PromptFormat(self.format, self.shots, self.score)
+
+
+@dataclass(frozen=True, slots=True)
+class UnscoredResult:
+    """An arm of which no question of a set has a score, so that it has no numbers: `accuracy` is always None.
+
+    A question has no score if a log-prob is not finite (the model diverged or overflows), or if all are equal (it prefers
+    no choice). `n` counts the questions; `seed` is a study's, None in an evaluation.
+    """
+
+    model: str
+    arm: str
+    question_set: str
+    role: Role
+    format: str
+    shots: Count
+    k: Count
+    n: Count
+    score: str = "sum"
+    seed: int | None = None
+    accuracy: None = None
 
     @property
     def prompt_format(self) -> PromptFormat:
@@ -355,14 +379,17 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """How well `arm` predicts the texts of `name`: exp of the mean loss of a token, and bits per byte."""
+    """How well `arm` predicts the texts of `name`: exp of the mean loss of a token, and bits per byte.
+
+    Both are None if they are not finite.
+    """
 
     arm: str
     name: str
     n_texts: Count
     n_tokens: Count
-    per_token: float
-    bits_per_byte: float
+    per_token: float | None
+    bits_per_byte: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +416,7 @@ class Report:
     models: tuple[str, ...]
     arms: tuple[ArmInfo, ...]
     results: tuple[ArmResult, ...]
+    unscored: tuple[UnscoredResult, ...] = ()
     seeds: tuple[int, ...] = (0,)
     description: str = ""
     sweeps: tuple[Sweep, ...] = ()
@@ -414,77 +442,3 @@ def to_json(report: Report) -> dict[str, Any]:
     """Return `report` as JSON values. Halves of surrogate pairs, which UTF-8 cannot hold, become U+FFFD."""
     text = json.dumps(asdict(report), ensure_ascii=False, allow_nan=False)
     return dict(json.loads(re.sub("[\ud800-\udfff]", "\ufffd", text)))
-
-
-def from_json(value: Mapping[str, Any], source: str) -> Report:
-    """Return the report that `value` (JSON values) describes. Unknown keys are ignored.
-
-    Raises `InputError` naming `source` and the first field that is wrong.
-    """
-    from pydantic import TypeAdapter, ValidationError
-
-    try:
-        report = TypeAdapter(Report).validate_json(json.dumps(value), strict=True)
-        _check_results(report)
-    except ValidationError as error:
-        found = error.errors()[0]
-        raise InputError(f"{source}: damaged report: {_path(found['loc'])}: {_problem(dict(found))}.") from None
-    except _ResultError as error:
-        raise InputError(f"{source}: damaged report: {error}.") from None
-    return report
-
-
-class _ResultError(Exception):
-    """Numbers of a report that contradict each other."""
-
-
-def _check_results(report: Report) -> None:
-    """Raise `_ResultError` where the numbers of a result contradict each other, or an arm is there twice."""
-    seen: set[tuple[object, ...]] = set()
-    for index, result in enumerate(report.results):
-        place = f"results[{index}]"
-        n_correct, n_seeds = result.n_correct, len(result.by_seed)
-        if result.n < 1 or not n_seeds:
-            raise _ResultError(f"{place}.n: found {result.n} questions, {n_seeds} seeds; at least 1 of each is needed")
-        if n_correct is not None and n_correct + result.n_unscored > result.n:
-            raise _ResultError(f"{place}.n: found {result.n} with {n_correct} correct and {result.n_unscored} unscored")
-        if n_correct is not None and abs(result.accuracy - n_correct / result.n) > _TOLERANCE:
-            raise _ResultError(f"{place}.accuracy: found {result.accuracy}, which disagrees with n_correct / n")
-        bounded = result.low - _TOLERANCE <= result.accuracy <= result.high + _TOLERANCE
-        if result.interval == "Wilson" and not bounded:
-            raise _ResultError(f"{place}.accuracy: found {result.accuracy}, outside {result.low} to {result.high}")
-        key = (result.model, result.arm, result.question_set, *result.prompt_format, result.k, result.subject)
-        if key in seen:
-            raise _ResultError(f"{place}: the arm {result.arm!r:.60} on {result.question_set!r:.60} is there twice")
-        seen.add(key)
-    for index, recall in enumerate(report.recalls):
-        if not 0 < recall.n >= recall.n_found:
-            raise _ResultError(f"recalls[{index}].n_found: found {recall.n_found} of {recall.n}")
-
-
-_NEEDED = {
-    "string_type": "a string", "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
-    "bool_type": "true or false", "finite_number": "a finite number",
-}  # fmt: skip
-_CONTAINERS = {"tuple_type": "a list", "dict_type": "an object", "dataclass_type": "an object"}
-
-
-def _path(parts: tuple[int | str, ...]) -> str:
-    """Return ``results[0].to_base.low``; "report" for the whole."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in parts)
-    return text.removeprefix(".") or "report"
-
-
-def _problem(error: dict[str, Any]) -> str:
-    kind, found = error["type"], error.get("input")
-    if kind == "missing":
-        return "missing"
-    if kind in _CONTAINERS:
-        return f"found {type(found).__name__}, {_CONTAINERS[kind]} is needed"
-    if kind in _NEEDED:
-        return f"found {found!r:.60}, {_NEEDED[kind]} is needed"
-    if kind == "literal_error":
-        return f"found {found!r:.60}, allowed are {error['ctx']['expected']}"
-    if kind == "value_error":
-        return f"found {found!r:.60}, {error['ctx']['error']}"
-    return f"found {found!r:.60}: {error['msg']}"

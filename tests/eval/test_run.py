@@ -23,6 +23,7 @@ from kinject.eval.run import show_progress
 from kinject.eval.scoring.answers import AnswerStore, read_answers
 from kinject.models import load_model
 from kinject.recipe import read_recipe
+from kinject.report import render_summary, write_report
 from kinject.results import Report
 from kinject.types import Answer
 
@@ -232,13 +233,42 @@ def test_a_limit_asks_the_first_questions_only(run, tmp_path):
     assert {a.question_id for a in read_answers(tmp_path / "run" / "answers.jsonl")} == {"q0", "q1"}
 
 
-def test_a_broken_model_leaves_questions_unscored_wrong_and_told(run, tiny_model):
-    loaded = load_model(str(tiny_model))
-    loaded.model.model.norm.weight.data[0] = float("nan")
-    loaded.model.save_pretrained(tiny_model)
-    report = run()
-    assert (report.results[0].n_unscored, report.results[0].n_correct) == (4, 0)
-    assert any("4 of 4 questions could not be scored" in note for note in report.notes)
+@pytest.fixture
+def diverge(monkeypatch):
+    """A function that makes every model from now on one whose log-probs are NaN, or all equal."""
+
+    def break_models(weight):
+        def load(path):
+            loaded = load_model(path)
+            loaded.model.model.norm.weight.data[:] = weight
+            return loaded
+
+        monkeypatch.setattr("kinject.eval.run.load_model", load)
+
+    return break_models
+
+
+@pytest.mark.parametrize("weight", [float("nan"), 0.0])
+def test_a_model_that_scores_nothing_has_no_number_anywhere(run, diverge, tmp_path, weight, write_rows):
+    diverge(weight)
+    held_out = write_rows("held.jsonl", [{"text": "Bryn was born in Farrow."}])
+    report = run(formats=["letters", "rotations"], perplexity_corpus=str(held_out))
+    assert report.results == ()
+    assert [(item.arm, item.n, item.accuracy) for item in report.unscored] == [("base", 4, None)] * 2
+    stored = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert [item["accuracy"] for item in stored["unscored"]] == [None, None]
+    write_report(tmp_path / "run", report)
+    page = (tmp_path / "run" / "report.md").read_text()
+    for text in (render_summary(report), page):
+        assert "base on new (letters, 0 shots): diverged. None of 4 questions has a score" in text
+        assert "0.000" not in text.split("perplexity")[0]
+        assert "0.0%" not in text
+    (results,) = (tmp_path / "run" / "harness" / "base").glob("results_*.json")
+    assert {task["acc,none"] for task in json.loads(results.read_text())["results"].values()} == {None}
+    if weight != 0.0:
+        assert (report.perplexities[0].per_token, report.perplexities[0].bits_per_byte) == (None, None)
+        assert "not finite" in page
+    assert (tmp_path / "run" / "flips.jsonl").read_text() == ""
 
 
 def test_prompts_cut_to_the_window_are_counted_and_told(run, tmp_path, write_rows):

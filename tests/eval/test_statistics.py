@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import math
 import tracemalloc
 
 import numpy as np
 import pytest
 from scipy.stats import bootstrap, sem, t
 
+from kinject.eval.results import paired_contrast, summarize_arm
 from kinject.eval.statistics import (
     bootstrap_interval,
     chance,
@@ -16,6 +18,7 @@ from kinject.eval.statistics import (
     smallest_difference,
     wilson,
 )
+from kinject.types import Answer
 
 
 @pytest.mark.parametrize(
@@ -139,3 +142,20 @@ def test_seeds_have_students_interval():
     assert (mean, spread, low, high) == pytest.approx((0.12, 0.02, *expected))
     assert seed_interval([0.1]) is None
     assert seed_interval([0.1, 0.3])[0] == pytest.approx(0.2)
+
+
+def answered(question: str, *log_probs: float, gold: int = 0, arm: str = "base") -> Answer:
+    return Answer(question, "set", arm, "texts", 0, 0, (), gold, log_probs, (1, 1), (1, 1), n_chars=(1, 1))
+
+
+def test_questions_without_a_score_are_left_out_of_every_number_and_of_pairs() -> None:
+    base = [answered("a", -1, -2), answered("b", -2, -1), answered("c", math.nan, -1), answered("d", -1, -1)]
+    tuned = [answered("a", -2, -1), answered("b", -1, -2), answered("c", -1, -2), answered("d", -1, -math.inf)]
+    result = summarize_arm(base, None, model="base", arm="base")
+    assert (result.n, result.n_unscored, result.n_correct, result.accuracy) == (4, 2, 1, 0.5)
+    assert (result.low, result.high) == wilson(1, 2)
+    contrast = paired_contrast(tuned, base)
+    assert contrast is not None
+    assert (contrast.delta, contrast.wrong_to_right, contrast.right_to_wrong) == (0.0, 1, 1)
+    assert contrast.p == mcnemar(1, 1)
+    assert paired_contrast(tuned[2:], base[2:]) is None

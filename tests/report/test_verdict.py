@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from scipy.stats import binomtest
@@ -12,7 +13,7 @@ from kinject.eval.statistics import counts_interval, newcombe_interval
 from kinject.report.formatting import format_name, format_p, format_points, join_words
 from kinject.report.verdict import AnsweredQuestion, Finding, render_verdict
 from kinject.report.view import View
-from kinject.results import ArmResult
+from kinject.results import ArmResult, UnscoredResult
 
 
 def one(answered: AnsweredQuestion, arm: str, question_set: str = "new") -> Finding:
@@ -72,7 +73,16 @@ def test_base_is_told_from_chance_by_its_wilson_interval() -> None:
 
 def test_unscored_questions_are_owned_up_to() -> None:
     learned, _, _ = verdict_on(make_result("base", first(50, 200), None, n_unscored=12))
-    assert "12 of them could not be scored and count as wrong" in learned.findings[0].text
+    assert "12 of its questions have no score and are left out" in learned.findings[0].text
+
+
+def test_an_arm_without_a_score_diverged_and_is_not_said_to_forget() -> None:
+    lost = UnscoredResult("base", "ft", "known", "retention", "texts", 0, 0, 200)
+    report = make_evaluation((make_result("base", first(190, 200), None, question_set="known", role="retention"),))
+    _, forgot, _ = render_verdict(View(replace(report, unscored=(lost,))))
+    assert forgot.lead == "On known, ft diverged: no question has a score."
+    _, alone, _ = render_verdict(View(replace(report, results=(), unscored=(lost,))))
+    assert alone.lead == "On known, ft diverged: no question has a score."
 
 
 def test_retention_says_what_loss_remains_possible() -> None:

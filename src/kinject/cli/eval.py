@@ -18,6 +18,8 @@ context. In the recipe's run_dir:
   flips.jsonl      every answer that differs from the base's, with its text and context
   manifest.json    inputs, settings and versions
 
+Exit code 0: every question has a score; 1: some or all have none (the output names them).
+
 examples:
   kinject eval
   kinject eval recipes/eval.yaml eval.limit=50 run_dir=runs/eval-quick
@@ -59,4 +61,4 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     show(render_summary(report))
     show(f"report: {recipe.run_dir / 'report.html'}")
-    return 1 if any(result.n_unscored for result in report.results) else 0
+    return 1 if report.unscored or any(result.n_unscored for result in report.results) else 0

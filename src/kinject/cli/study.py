@@ -58,4 +58,4 @@ def _run(arguments: argparse.Namespace) -> int:
     result, page, was_there = run_study(recipe, executor_factory(arguments.executor, arguments.jobs))
     show(render_summary(result))
     show(f"report: {page}" + ("   (everything was done already)" if was_there else ""))
-    return 1 if result.failures else 0
+    return 1 if result.failures or result.unscored or any(one.n_unscored for one in result.results) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +11,12 @@ from kinject.disk import check_folder
 from kinject.errors import InputError
 from kinject.eval.harness_files import read_samples
 from kinject.eval.prompts import PMI_BASELINE
-from kinject.eval.results import correct_family, is_correct, paired_contrast, summarize_arm
+from kinject.eval.results import correct_family, is_correct, is_scored, paired_contrast, summarize_arm
 from kinject.eval.scores import Score, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import format_p, seed_interval
 from kinject.results import ArmResult, Contrast
-from kinject.terminal import aligned
+from kinject.terminal import aligned, show
 from kinject.types import Answer
 
 _Way = tuple[str, str, int, int]
@@ -39,6 +40,7 @@ class Pair:
     result: ArmResult
     contrast: Contrast
     n_left_out: int
+    n_unscored: int = 0
 
 
 def read_run(path: Path, score: Score = "sum") -> Run:
@@ -84,6 +86,7 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
     """
     base, others = runs[0], runs[1:] or runs
     pairs: list[Pair] = []
+    unscored: list[str] = []
     for run in others:
         for way, arms in run.ways.items():
             there = base.ways.get(way) or base.ways.get((*way[:3], 0)) or _by_questions(base, way, arms)
@@ -95,7 +98,19 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
                 if alone and there is arms and base_arm == arm:
                     continue
                 names = (f"{run.name}: {arm}", f"{base.name}: {base_arm}") if not alone else (arm, base_arm)
-                pairs.append(_pair(names, answers, there[base_arm]))
+                pair = _pair(names, answers, there[base_arm])
+                if pair is None:
+                    unscored.append(
+                        f"{names[0]} and {names[1]} on {way[0]} ({way[1]}): no question has a score in both"
+                    )
+                else:
+                    pairs.append(pair)
+    if unscored and not pairs:
+        raise InputError(
+            f"nothing to compare: {'; '.join(unscored)}. Did a model diverge? See the log-probs in the runs."
+        )
+    for line in unscored:
+        show(f"not compared: {line}", file=sys.stderr)
     if not pairs:
         asked = "; ".join(sorted({f"{name}: {way[0]}, {way[1]}" for name, way in _all_ways(runs)}))
         raise InputError(f"nothing to compare: no question set and format in common. Found {asked}.")
@@ -119,6 +134,9 @@ def render_comparison(pairs: Sequence[Pair], *, seeds: bool = False) -> str:
     blocks.append(_LEGEND.format(n=len(pairs)))
     if n_left_out:
         blocks.append(f"note: up to {n_left_out} questions are in one run only and were left out")
+    n_unscored = max(pair.n_unscored for pair in pairs)
+    if n_unscored:
+        blocks.append(f"note: up to {n_unscored} questions have no score in one of two runs and were left out")
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -188,17 +206,22 @@ def _seed_block(own: Sequence[Pair]) -> str:
     return f"over seeds (Student's t)\n{aligned(rows, frozenset(range(2, 8)))}" if len(rows) > 1 else ""
 
 
-def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answer]) -> Pair:
-    ids = {answer.question_id for answer in answers} & {answer.question_id for answer in base}
-    if not ids:
+def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answer]) -> Pair | None:
+    """Return the comparison on the questions of both that have a score in both; None if there is none."""
+    shared = {answer.question_id for answer in answers} & {answer.question_id for answer in base}
+    if not shared:
         raise InputError(f"{names[0]} and {names[1]} answer no question in common on {answers[0].question_set}.")
+    unscored = {answer.question_id for answer in (*answers, *base) if not is_scored(answer)}
+    ids = shared - unscored
     after = [answer for answer in answers if answer.question_id in ids]
     before = [answer for answer in base if answer.question_id in ids]
+    contrast = paired_contrast(after, before) if ids else None
+    if contrast is None:
+        return None
     result = summarize_arm(after, None, model=before[0].arm, arm=after[0].arm)
-    contrast = paired_contrast(after, before)
-    n_left_out = max(len(answers), len(base)) - len(ids)
+    n_left_out = max(len(answers), len(base)) - len(shared)
     accuracy = sum(map(is_correct, before)) / len(before)
-    return Pair(*names, accuracy, replace(result, to_base=contrast), contrast, n_left_out)
+    return Pair(*names, accuracy, replace(result, to_base=contrast), contrast, n_left_out, len(shared & unscored))
 
 
 def _without(ways: dict[_Way, dict[str, list[Answer]]], way: _Way, arm: str) -> list[Answer]:

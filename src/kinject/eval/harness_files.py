@@ -6,18 +6,18 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kinject.disk import Row, content_id, file_name, read_jsonl, write_json, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import Prompt
-from kinject.eval.results import is_correct
-from kinject.eval.scores import scores_of
+from kinject.eval.results import is_correct, is_scored
+from kinject.eval.scores import Score, scores_of
 from kinject.types import Answer, Question
 
-_METRICS = {"acc": "sum", "acc_norm": "chars", "acc_bytes": "bytes"}
+_METRICS: Mapping[str, Score] = {"acc": "sum", "acc_norm": "chars", "acc_bytes": "bytes"}
 _NAME = re.compile(r"^samples_(?P<task>.+?)_\d{4}-\d{2}-\d{2}T[\d.-]+\.jsonl$")
 
 
@@ -125,23 +125,22 @@ def write_harness_files(folder: Path, samples: Mapping[str, Sequence[Sample]], a
     return [path, *paths]
 
 
-def _scored(answer: Answer) -> dict[str, float]:
-    from dataclasses import replace
-
-    return {
-        name: float(is_correct(replace(answer, log_probs=scores_of(answer, score))))  # type: ignore[arg-type]
-        for name, score in _METRICS.items()
-    }
+def _scored(answer: Answer) -> dict[str, float | None]:
+    """Return each metric of an answer, None without a score."""
+    scores = {name: replace(answer, log_probs=scores_of(answer, score)) for name, score in _METRICS.items()}
+    return {name: float(is_correct(scored)) if is_scored(scored) else None for name, scored in scores.items()}
 
 
 def _result(task: str, samples: Sequence[Sample]) -> dict[str, Any]:
     values = [_scored(sample.answer) for sample in samples]
     result: dict[str, Any] = {"alias": task, "sample_len": len(samples)}
     for name in _METRICS:
-        mean = math.fsum(value[name] for value in values) / len(values)
+        scored = [number for value in values if (number := value[name]) is not None]
+        mean = math.fsum(scored) / len(scored) if scored else None
         result[f"{name},none"] = mean
         # the harness's standard error: the sample standard deviation over the root of n
-        result[f"{name}_stderr,none"] = math.sqrt(mean * (1 - mean) / (len(values) - 1)) if len(values) > 1 else "N/A"
+        several = mean is not None and len(scored) > 1
+        result[f"{name}_stderr,none"] = math.sqrt(mean * (1 - mean) / (len(scored) - 1)) if several else "N/A"  # type: ignore[operator]
     return result
 
 

@@ -28,7 +28,7 @@ from kinject.eval.statistics import (
     wilson,
 )
 from kinject.recipe.sections import EvalSection
-from kinject.results import ArmInfo, ArmResult, Contrast, Perplexity, Recall, Report, Subject
+from kinject.results import ArmInfo, ArmResult, Contrast, Perplexity, Recall, Report, Subject, UnscoredResult
 from kinject.types import Answer, Passage, Question
 
 Answers = dict[tuple[str, EvalArm], list[Answer]]
@@ -39,12 +39,13 @@ _LOW_MASS = 0.5
 
 
 def is_scored(answer: Answer) -> bool:
-    """Return whether every choice has a finite log-prob."""
-    return all(math.isfinite(value) for value in answer.log_probs)
+    """Return whether every choice has a finite log-prob, and they are not all equal: then no choice is preferred."""
+    values = answer.log_probs
+    return all(map(math.isfinite, values)) and (len(values) < 2 or min(values) < max(values))
 
 
 def is_correct(answer: Answer) -> bool:
-    """Return whether the gold choice has the highest summed log-prob (the first of equals); unscored counts as wrong."""
+    """Return whether the gold choice has the highest summed log-prob (the first of equals); False without a score."""
     return is_scored(answer) and max(range(len(answer.log_probs)), key=answer.log_probs.__getitem__) == answer.gold
 
 
@@ -59,9 +60,11 @@ def summarize_arm(
 ) -> ArmResult:
     """Return the result of one arm on one question set; `base` are the base arm's answers, None for the base itself.
 
-    Answers hold the numbers to compare in `log_probs` (`kinject.eval.scores.rescored`); `score` names them.
+    Answers hold the numbers to compare in `log_probs` (`kinject.eval.scores.rescored`); `score` names them. At least one
+    must have a score (`is_scored`); those that have none are counted, and left out of every other number.
     """
-    merged = rescored(answers, "sum")
+    every = rescored(answers, "sum")
+    merged = list(filter(is_scored, every))
     first = merged[0]
     n_correct = sum(map(is_correct, merged))
     low, high = wilson(n_correct, len(merged))
@@ -69,18 +72,23 @@ def summarize_arm(
     accuracy = n_correct / len(merged)
     return ArmResult(
         model=model, arm=arm, question_set=first.question_set, role=role,  # type: ignore[arg-type]
-        format=first.format, shots=first.shots, k=first.k, n=len(merged),
+        format=first.format, shots=first.shots, k=first.k, n=len(every),
         chance=chance([len(answer.log_probs) for answer in merged]), by_seed=(accuracy,), accuracy=accuracy, low=low,
         high=high, interval="Wilson", to_base=None if base is None else paired_contrast(answers, base), subjects=subjects,
         macro=_macro(merged, subjects), score=score, n_correct=n_correct,
-        n_unscored=sum(not is_scored(answer) for answer in merged), mass=letter_mass(answers),
+        n_unscored=len(every) - len(merged), mass=letter_mass(answers),
     )  # fmt: skip
 
 
-def paired_contrast(answers: Sequence[Answer], base: Sequence[Answer]) -> Contrast:
-    """Return the difference of `answers` to `base`, paired by question; both hold the same questions."""
-    before = {answer.question_id: is_correct(answer) for answer in rescored(base, "sum")}
-    after = rescored(answers, "sum")
+def paired_contrast(answers: Sequence[Answer], base: Sequence[Answer]) -> Contrast | None:
+    """Return the difference of `answers` to `base`, paired by question; both hold the same questions.
+
+    A question without a score on either side is left out; None if no question has a score on both.
+    """
+    before = {answer.question_id: is_correct(answer) for answer in rescored(base, "sum") if is_scored(answer)}
+    after = [answer for answer in rescored(answers, "sum") if is_scored(answer) and answer.question_id in before]
+    if not after:
+        return None
     changes = [is_correct(answer) - before[answer.question_id] for answer in after]
     wrong_to_right, right_to_wrong = changes.count(1), changes.count(-1)
     # in the order of ids, so that the resampled interval does not depend on the order in which answers came
@@ -145,6 +153,7 @@ def make_report(
         models=(base,),
         arms=tuple(ArmInfo(name, base, path, trained=name != base) for name, path in section.models.items()),
         results=_summarize(plan, section, answers),
+        unscored=tuple(_unscored(plan, section, answers)),
         perplexities=tuple(perplexities),
         recalls=tuple(_recalls(plan, section)),
         logs=tuple((base, name, 0, os.path.relpath(log, run_dir)) for log, name in logs.items() if log.is_file()),
@@ -173,8 +182,27 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
             if not question_set.chooses_k_for
             for arm in question_set.arms
             for score in _scores_for(arm, section)
+            if any(map(is_scored, _scored(question_set, arm, score, answers)))
         ]
     )
+
+
+def _unscored(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[UnscoredResult]:
+    """Yield the arms and scores of which no question has a score, of validation splits too."""
+    for question_set in plan.sets:
+        for arm in question_set.arms:
+            for score in _scores_for(arm, section):
+                merged = _scored(question_set, arm, score, answers)
+                if not any(map(is_scored, merged)):
+                    yield UnscoredResult(
+                        next(iter(section.models)), arm.model, question_set.name, question_set.role, arm.format, arm.shots,
+                        arm.k, len(merged), score,
+                    )  # fmt: skip
+
+
+def _scored(question_set: QuestionSet, arm: EvalArm, score: Score, answers: Answers) -> list[Answer]:
+    without = answers[question_set.name, EvalArm(arm.model, PMI_BASELINE, 0, 0)] if score == "pmi" else ()
+    return rescored(answers[question_set.name, arm], score, without)
 
 
 def _result(question_set: QuestionSet, arm: EvalArm, score: Score, section: EvalSection, answers: Answers) -> ArmResult:
@@ -182,8 +210,7 @@ def _result(question_set: QuestionSet, arm: EvalArm, score: Score, section: Eval
     ks = tuple(dict.fromkeys(section.retrieval.k)) if section.retrieval else ()
 
     def scored(of: EvalArm) -> list[Answer]:
-        without = answers[question_set.name, EvalArm(of.model, PMI_BASELINE, 0, 0)] if score == "pmi" else ()
-        return rescored(answers[question_set.name, of], score, without)
+        return _scored(question_set, of, score, answers)
 
     result = summarize_arm(
         scored(arm), None if arm == base else scored(base), model=base.model, arm=arm.model, role=question_set.role,
@@ -197,11 +224,13 @@ def _result(question_set: QuestionSet, arm: EvalArm, score: Score, section: Eval
     return replace(result, mass=mass, to_rag=to_rag, chosen_k=arm.k > 0 and len(ks) == 1)
 
 
-def _unpaired_contrast(answers: Sequence[Answer], rag: Sequence[Answer]) -> Contrast:
+def _unpaired_contrast(answers: Sequence[Answer], rag: Sequence[Answer]) -> Contrast | None:
     """Return the difference to the base with retrieval, bounded as if the questions differed (Newcombe 1998)."""
     paired = paired_contrast(answers, rag)
-    n_correct = [sum(map(is_correct, rescored(each, "sum"))) for each in (answers, rag)]
-    low, high = newcombe_interval((n_correct[0], len(answers)), (n_correct[1], len(rag)))
+    if paired is None:
+        return None
+    scored = [list(filter(is_scored, rescored(each, "sum"))) for each in (answers, rag)]
+    low, high = newcombe_interval(*((sum(map(is_correct, each)), len(each)) for each in scored))
     return replace(paired, low=low, high=high, p=None, smallest=None, test="Newcombe interval", from_counts=None)
 
 
@@ -224,8 +253,9 @@ def mass_notes(answers: Answers) -> Iterator[str]:
             yield (
                 f"{where}: the letters hold only {mass:.1%} of the probability; the format may have failed, not the knowledge"
             )
-        if arm.format in ROTATED:
-            priors = zip(ascii_uppercase, letter_priors(asked), strict=False)
+        found = letter_priors(asked) if arm.format in ROTATED else []
+        if found:
+            priors = zip(ascii_uppercase, found, strict=False)
             fractions = ", ".join(f"{letter} {fraction:.0%}" for letter, fraction in priors)
             yield f"{where}: whatever option they name, the letters get {fractions}; this bias is removed"
 
@@ -244,8 +274,10 @@ def chosen_k_notes(plan: Plan, section: EvalSection, answers: Answers) -> Iterat
             continue
         split = chosen_by.get(question_set.name)
         for arm in dict.fromkeys(replace(arm, k=0) for arm in question_set.arms if arm.k):
-            test = {k: _accuracy(answers[question_set.name, replace(arm, k=k)]) for k in ks}
-            best = max(ks, key=lambda k: (test[k], -k))
+            test = _accuracies(question_set, arm, ks, answers)
+            if not test:
+                continue
+            best = max(test, key=lambda k: (test[k], -k))
             where = f"{arm.model} on {question_set.name} ({arm.format}, {arm.shots} shots)"
             if split is None:
                 if len(ks) > 2:
@@ -254,26 +286,30 @@ def chosen_k_notes(plan: Plan, section: EvalSection, answers: Answers) -> Iterat
                         "flatters it; name validation questions to choose K"
                     )
                 continue
-            validation = {k: _accuracy(answers[split.name, replace(arm, k=k)]) for k in ks}
-            chosen = max(ks, key=lambda k: (validation[k], -k))
+            validation = _accuracies(split, arm, ks, answers)
+            if not validation:
+                continue
+            chosen = max(validation, key=lambda k: (validation[k], -k))
             note = f"{where}: K = {chosen} chosen on {len(split.questions)} validation questions ({validation[chosen]:.3f}): "
-            note += f"{test[chosen]:.3f} on test"
+            note += f"{test[chosen]:.3f} on test" if chosen in test else "no score on test"
             if best != chosen:
                 note += f"; best on test, and flattered by it: K = {best} with {test[best]:.3f}"
             yield note
 
 
-def _accuracy(answers: Sequence[Answer]) -> float:
-    merged = rescored(answers, "sum")
-    return sum(map(is_correct, merged)) / len(merged)
+def _accuracies(question_set: QuestionSet, arm: EvalArm, ks: Sequence[int], answers: Answers) -> dict[int, float]:
+    """Return the accuracy of `arm` with each K of which questions have a score."""
+    merged = {k: rescored(answers[question_set.name, replace(arm, k=k)], "sum") for k in ks}
+    scored = {k: list(filter(is_scored, of_k)) for k, of_k in merged.items()}
+    return {k: sum(map(is_correct, of_k)) / len(of_k) for k, of_k in scored.items() if of_k}
 
 
 def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[Row]:
     """Yield a row for each question that an arm answers correctly and base does not, or the other way round.
 
     Base is the first model without context, asked in the same way; choices are compared by their summed log-probs, rotations
-    taken together. `gold`, `chosen` and `base_chosen` are indices of `choices` (None: could not be scored); `passages` are
-    the retrieved ones, the best first, before anything was cut to fit (`truncated` tokens).
+    taken together; questions without a score on either side are left out. `gold`, `chosen` and `base_chosen` are indices of
+    `choices`; `passages` are the retrieved ones, the best first, before anything was cut to fit (`truncated` tokens).
     """
     for question_set in plan.sets:
         if question_set.chooses_k_for:
@@ -290,7 +326,7 @@ def _flips_of(question_set: QuestionSet, arm: EvalArm, base: EvalArm, answers: A
     contexts = question_set.contexts or ((),) * len(question_set.questions)
     for question, context in zip(question_set.questions, contexts, strict=True):
         was, now = before[question.id], after[question.id]
-        if is_correct(was) != is_correct(now):
+        if is_scored(was) and is_scored(now) and is_correct(was) != is_correct(now):
             about = {"question_set": question_set.name, "role": question_set.role, "base_arm": base.name}
             yield about | _flip_row(arm, question, context[: arm.k], was, now)
 
@@ -309,5 +345,5 @@ def _flip_row(
     }  # fmt: skip
 
 
-def _chosen(answer: Answer) -> int | None:
-    return answer.log_probs.index(max(answer.log_probs)) if is_scored(answer) else None
+def _chosen(answer: Answer) -> int:
+    return answer.log_probs.index(max(answer.log_probs))

@@ -52,6 +52,7 @@ from kinject.terminal import Progress, show
 from kinject.types import Answer
 
 _LONGEST_WINDOW = 2048
+_LARGEST_LOSS = 700.0  # a float holds no larger exponential
 
 _INPUT_FIX = (
     "Run the command that wrote it again (stored answers are kept). If you changed it yourself, give it another name."
@@ -275,8 +276,10 @@ def measure_perplexity(scoring: ResumableScoring, model: LoadedScorer, path: Pat
         raise InputError(f"{path}: holds no texts.")
     total = _score_windows(scoring, model, windows, path.stem)
     n_tokens = sum(len(item.continuations[0]) for _, item in windows)
-    per_token = math.exp(-total / n_tokens)
-    return Perplexity(model.name, path.stem, n_texts, n_tokens, per_token, -total / n_bytes / math.log(2))
+    loss, bits = -total / n_tokens, -total / n_bytes / math.log(2)
+    per_token = math.exp(loss) if loss < _LARGEST_LOSS else math.inf
+    finite = math.isfinite(per_token)
+    return Perplexity(model.name, path.stem, n_texts, n_tokens, per_token if finite else None, bits if finite else None)
 
 
 def _windows_of(text: str, model: LoadedScorer) -> Iterator[tuple[str, Encoded]]:
@@ -348,8 +351,13 @@ def _note_faults(run: _Run, question_set: QuestionSet, prompts: Sequence[Pending
         n_unscored = sum(not is_scored(answer) for answer in answers)
         if n_unscored:
             run.notes.append(
-                f"{where}: {n_unscored} of {len(answers)} questions could not be scored (log-probs that are not finite); "
-                "they count as wrong"
+                f"{where}: {n_unscored} of {len(answers)} prompts have no score (log-probs that are not finite, or all equal); "
+                "they are left out of every number"
+            )
+        n_tied = sum(is_scored(a) and a.log_probs.count(max(a.log_probs)) > 1 for a in answers)
+        if n_tied:
+            run.notes.append(
+                f"{where}: in {n_tied} of {len(answers)} prompts several choices share the highest log-prob; the first counts"
             )
 
 
@@ -384,7 +392,7 @@ def _render_tokens(tokenizer: Any, prompt: PendingPrompt, log_probs: tuple[float
     context = max(encoded.contexts, key=len)
     cut = f", {encoded.truncated} cut to fit" if encoded.truncated else ""
     lines = [f"  {len(context)} tokens{cut}: {separated(context.tolist())}"]
-    best = log_probs.index(max(log_probs))
+    best = log_probs.index(max(log_probs)) if all(map(math.isfinite, log_probs)) else -1
     texts = scored_texts(question, prompt.arm.format)
     for index, (ids, value) in enumerate(zip(encoded.continuations, log_probs, strict=True)):
         marks = ("*" if index == question.answer else " ") + (">" if index == best else " ")

@@ -84,7 +84,7 @@ def _merge(rotations: Sequence[Answer]) -> Answer:
 
 
 def letter_priors(answers: Sequence[Answer]) -> list[float]:
-    """Return the fraction of the probability that each letter gets regardless of its option, from all rotations.
+    """Return the fraction of the probability that each letter gets regardless of its option, from all rotations; or [].
 
     The geometric mean over options and rotations, normalised. Questions with another than the most common number of
     options do not count.
@@ -97,7 +97,9 @@ def letter_priors(answers: Sequence[Answer]) -> list[float]:
             total = _log_sum(answer.log_probs)
             sums = [a + value - total for a, value in zip(sums, answer.log_probs, strict=True)]
             n_used += 1
-    means = [value / max(1, n_used) for value in sums]
+    if not n_used:
+        return []
+    means = [value / n_used for value in sums]
     whole = _log_sum(means)
     return [math.exp(value - whole) for value in means]
 

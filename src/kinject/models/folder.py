@@ -113,6 +113,10 @@ def weight_files(folder: Path) -> list[Path]:
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise InputError(f"{index}: weight_map: expected an object of tensors and the files that hold them. {_FIX}")
     for tensor, name in names.items():
+        if name.endswith(_PICKLES):
+            raise InputError(
+                f"{index}: some of its weights are pickles ({name[:80]}), which can run code as they load. {_FIX}"
+            )
         if name != os.path.basename(name) or not name.endswith(".safetensors"):
             raise InputError(
                 f"{index}: {tensor}: names {name!r:.80}, which is no safetensors file in this folder. {_FIX}"

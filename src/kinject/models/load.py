@@ -319,7 +319,7 @@ def _raising_input_error(path: str, kind: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # damaged files make transformers, tokenizers and safetensors raise any exception
-        reason = _reason(error, Path(path)) if kind == "model" else first_line(error)
+        reason = _reason(error, Path(path))
         raise InputError(f"{path}: no usable {kind} ({reason}). {_fix(path, kind)}") from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # a failed assertion of tokenizers, which is written in Rust

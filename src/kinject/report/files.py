@@ -5,6 +5,7 @@ The report and the training logs that it names decide every byte.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,7 +24,7 @@ from kinject.report.sections import Beside, figure_label, make_sections
 from kinject.report.training import TrainingLog, loss_figure, read_training_log
 from kinject.report.verdict import render_verdict
 from kinject.report.view import View, slug
-from kinject.results import Report, from_json
+from kinject.results import Report
 
 _FIGURES: dict[str, Callable[..., Any]] = {
     "accuracy": arms.accuracy_by_arm, "gains": arms.relative_gains, "k": sweeps.accuracy_by_k,
@@ -35,6 +36,7 @@ _FIGURES: dict[str, Callable[..., Any]] = {
 _WIDE = 3  # columns of panels
 _FOOTER_VERSIONS = ("kinject", "torch", "transformers", "trl", "python")
 _FIX = "Run kinject eval or kinject study again."
+_TOLERANCE = 1e-6
 
 
 def read_report(path: Path) -> Report:
@@ -46,9 +48,88 @@ def read_report(path: Path) -> Report:
     value = read_checked_json(path, _FIX)
     check_version(value.get("format_version", 1), f"{path}: format_version")
     try:
-        return from_json(value, str(path))
+        return _from_json(value, str(path))
     except InputError as error:
         raise InputError(f"{error} {_FIX}") from None
+
+
+def _from_json(value: Mapping[str, Any], source: str) -> Report:
+    """Return the report that `value` (JSON values) describes. Unknown keys are ignored.
+
+    Raises `InputError` naming `source` and the first field that is wrong.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        report = TypeAdapter(Report).validate_json(json.dumps(value), strict=True)
+        _check_results(report)
+    except ValidationError as error:
+        found = error.errors()[0]
+        raise InputError(f"{source}: damaged report: {_path(found['loc'])}: {_problem(dict(found))}.") from None
+    except _ResultError as error:
+        raise InputError(f"{source}: damaged report: {error}.") from None
+    return report
+
+
+class _ResultError(Exception):
+    """Numbers of a report that contradict each other."""
+
+
+def _check_results(report: Report) -> None:
+    """Raise `_ResultError` where the numbers of a result contradict each other, or an arm is there twice."""
+    seen: set[tuple[object, ...]] = set()
+    for index, result in enumerate(report.results):
+        place = f"results[{index}]"
+        n_correct, n_seeds = result.n_correct, len(result.by_seed)
+        if result.n < 1 or not n_seeds:
+            raise _ResultError(f"{place}.n: found {result.n} questions, {n_seeds} seeds; at least 1 of each is needed")
+        if n_correct is not None and n_correct + result.n_unscored > result.n:
+            raise _ResultError(f"{place}.n: found {result.n} with {n_correct} correct and {result.n_unscored} unscored")
+        n_scored = result.n - result.n_unscored
+        if n_scored < 1:
+            raise _ResultError(f"{place}.n_unscored: found {result.n_unscored} of {result.n}: nothing has a score")
+        if n_correct is not None and abs(result.accuracy - n_correct / n_scored) > _TOLERANCE:
+            raise _ResultError(
+                f"{place}.accuracy: found {result.accuracy}, which disagrees with n_correct / scored questions"
+            )
+        bounded = result.low - _TOLERANCE <= result.accuracy <= result.high + _TOLERANCE
+        if result.interval == "Wilson" and not bounded:
+            raise _ResultError(f"{place}.accuracy: found {result.accuracy}, outside {result.low} to {result.high}")
+        key = (result.model, result.arm, result.question_set, *result.prompt_format, result.k, result.subject)
+        if key in seen:
+            raise _ResultError(f"{place}: the arm {result.arm!r:.60} on {result.question_set!r:.60} is there twice")
+        seen.add(key)
+    for index, recall in enumerate(report.recalls):
+        if not 0 < recall.n >= recall.n_found:
+            raise _ResultError(f"recalls[{index}].n_found: found {recall.n_found} of {recall.n}")
+
+
+_NEEDED = {
+    "string_type": "a string", "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
+    "bool_type": "true or false", "finite_number": "a finite number",
+}  # fmt: skip
+_CONTAINERS = {"tuple_type": "a list", "dict_type": "an object", "dataclass_type": "an object"}
+
+
+def _path(parts: tuple[int | str, ...]) -> str:
+    """Return ``results[0].to_base.low``; "report" for the whole."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in parts)
+    return text.removeprefix(".") or "report"
+
+
+def _problem(error: dict[str, Any]) -> str:
+    kind, found = error["type"], error.get("input")
+    if kind == "missing":
+        return "missing"
+    if kind in _CONTAINERS:
+        return f"found {type(found).__name__}, {_CONTAINERS[kind]} is needed"
+    if kind in _NEEDED:
+        return f"found {found!r:.60}, {_NEEDED[kind]} is needed"
+    if kind == "literal_error":
+        return f"found {found!r:.60}, allowed are {error['ctx']['expected']}"
+    if kind == "value_error":
+        return f"found {found!r:.60}, {error['ctx']['error']}"
+    return f"found {found!r:.60}: {error['msg']}"
 
 
 def write_report(run_dir: Path, report: Report) -> Path:
@@ -58,7 +139,7 @@ def write_report(run_dir: Path, report: Report) -> Path:
     answers from flips.jsonl. Figures of an earlier report that this one does not have are removed. Raises `InputError`
     when an evaluation has no results, or a log or flips.jsonl is damaged; `DiskError` on I/O.
     """
-    if report.kind == "evaluation" and not report.results:
+    if report.kind == "evaluation" and not report.results and not report.unscored:
         raise InputError(f"{run_dir}: the report has no results. Evaluate at least one model on one question set.")
     manifest = read_manifest(run_dir / "manifest.json") if report.kind == "evaluation" else None
     report = _with_manifests(run_dir, report, manifest)

@@ -41,6 +41,11 @@ def format_percent(fraction: float) -> str:
     return f"{100 * fraction:.1f}%"
 
 
+def format_finite(value: float | None, digits: int) -> str:
+    """Return a number with so many decimals, ``not finite`` for None."""
+    return "not finite" if value is None else f"{value:.{digits}f}"
+
+
 def format_points(difference: float) -> str:
     """Return a difference of fractions in percentage points, signed: 0.012 gives ``+1.2``, none gives ``0.0``."""
     text = f"{100 * difference:+.1f}".replace("-", "−")

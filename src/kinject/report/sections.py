@@ -44,7 +44,7 @@ from kinject.report.tables import (
 )
 from kinject.report.training import TrainingLog
 from kinject.report.verdict import render_limitations
-from kinject.report.view import View
+from kinject.report.view import View, unscored_text
 
 _MOST_UNFOLDED = 8  # training runs
 _CAPTIONS = {
@@ -124,7 +124,7 @@ _ABOUT = (
     "from base, corrected p (where there is none, p) below 0.05.",
     "“gain”: the change over base’s accuracy. “became right” counts questions that base had wrong (with several seeds, by the "
     "majority answer). “detectable”: the least change, in points, that as many questions show with 80% power.",
-    "Chance: the mean of one over the number of choices. Questions that could not be scored count as wrong.",
+    "Chance: the mean of one over the number of choices. Questions without a score are left out.",
 )
 _RERUN = {
     "study": "A finished stage is found again by its content, so that a second run does only what is missing. A change of the "
@@ -153,8 +153,9 @@ def make_sections(view: View, beside: Beside) -> tuple[Section, ...]:
     report, drawn = view.report, beside.drawn
     changed = (FlipsBlock(beside.flips),) if beside.flips is not None else ()
     commands = tuple(format_name(command) for command in report.commands)
+    unscored = (Bullets(tuple(map(unscored_text, report.unscored))),) if report.unscored else ()
     numbers: tuple[Block, ...] = (
-        *numbers_tables(view), *subjects_tables(view), *recall_tables(view), *perplexity_tables(view),
+        *unscored, *numbers_tables(view), *subjects_tables(view), *recall_tables(view), *perplexity_tables(view),
         Bullets((*_method_sentences(view), *_ABOUT), small=True),
     )  # fmt: skip
     sections = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kinject.eval.statistics import format_p
+from kinject.report.formatting import format_finite
+from kinject.report.view import unscored_text
 from kinject.results import ArmResult, Perplexity, Recall, Report
 from kinject.terminal import aligned
 
@@ -22,13 +24,18 @@ def render_summary(report: Report) -> str:
     if report.kind == "evaluation":
         names = dict.fromkeys(result.question_set for result in report.results)
         blocks = [
-            *(_set_table(name, report.results) for name in names), _changes(report), *_subject_tables(report.results),
+            *(_set_table(name, report.results) for name in names), _unscored(report), _changes(report),
+            *_subject_tables(report.results),
             _recalls(report.recalls), _perplexities(report.perplexities),
             "\n".join(f"note: {note}" for note in report.notes),
         ]  # fmt: skip
     else:
-        blocks = [_arm_table(report), _choices(report), _claims(report), _failures(report)]
+        blocks = [_arm_table(report), _unscored(report), _choices(report), _claims(report), _failures(report)]
     return "\n\n".join(block for block in blocks if block)
+
+
+def _unscored(report: Report) -> str:
+    return "\n".join(f"no score: {unscored_text(item)}" for item in report.unscored)
 
 
 def _arm(result: ArmResult) -> str:
@@ -89,9 +96,10 @@ def _subject_tables(results: Sequence[ArmResult]) -> Iterator[str]:
         of_set = [result for result in with_subjects if (result.question_set, result.prompt_format) == (name, form)]
         head = ("subject", "n", *(f"{_arm(result)}, K {result.k}" if result.k else result.arm for result in of_set))
         rows = [head]
-        for index, subject in enumerate(of_set[0].subjects):
-            parts = (result.subjects[index] for result in of_set)
-            cells = (_bounded((part.accuracy, part.low, part.high)) for part in parts)
+        by_arm = [{part.name: part for part in result.subjects} for result in of_set]
+        for subject in {name: part for parts in reversed(by_arm) for name, part in parts.items()}.values():
+            parts = (parts.get(subject.name) for parts in by_arm)
+            cells = ("" if part is None else _bounded((part.accuracy, part.low, part.high)) for part in parts)
             rows.append((subject.name or "(none)", str(subject.n), *cells))
         means = ("" if result.macro is None else _bounded(result.macro) for result in of_set)
         rows.append(("mean of subjects", str(of_set[0].n), *means))
@@ -123,11 +131,12 @@ def _perplexities(items: Sequence[Perplexity]) -> str:
         return ""
     rows: list[tuple[str, ...]] = [("model", "texts", "tokens", "perplexity", "to base", "bits per byte")]
     for item in items:
-        change = "" if item is items[0] else f"{item.per_token / items[0].per_token - 1:+.1%}"
+        known = item.per_token is not None and items[0].per_token is not None and item is not items[0]
+        change = f"{item.per_token / items[0].per_token - 1:+.1%}" if known else ""  # type: ignore[operator]
         if item.n_tokens != items[0].n_tokens:  # another tokenizer: only bits per byte can be compared
             change = "other tokens"
         counts = (str(item.n_texts), str(item.n_tokens))
-        rows.append((item.arm, *counts, f"{item.per_token:.3f}", change, f"{item.bits_per_byte:.4f}"))
+        rows.append((item.arm, *counts, format_finite(item.per_token, 3), change, format_finite(item.bits_per_byte, 4)))
     return f"held-out perplexity on {items[0].name}\n{aligned(rows, frozenset(range(1, 6)))}"
 
 
@@ -155,7 +164,8 @@ def _marked(result: ArmResult | None) -> str:
     mark = " "
     if result.to_base is not None and result.to_base.is_significant:
         mark = "+" if result.to_base.delta > 0 else "-"
-    return f"{result.accuracy:.3f} ({result.low:.2f} to {result.high:.2f}){mark}"
+    unscored = f", {result.n_unscored} unscored" if result.n_unscored else ""
+    return f"{result.accuracy:.3f} ({result.low:.2f} to {result.high:.2f}{unscored}){mark}"
 
 
 def _choices(report: Report) -> str:

@@ -13,6 +13,7 @@ from kinject.report.formatting import (
     ROLES,
     bare_p,
     format_count,
+    format_finite,
     format_name,
     format_percent,
     format_points,
@@ -33,7 +34,8 @@ def accuracy_cell(result: ArmResult | None) -> Cell:
     if result is None:
         return Cell("")
     tone = tone_of(result)
-    return Cell(f"{100 * result.accuracy:.1f}{_MARKS[tone]}", tone, _bounds(result))
+    unscored = f"; {result.n_unscored:,} unscored" if result.n_unscored else ""
+    return Cell(f"{100 * result.accuracy:.1f}{_MARKS[tone]}", tone, f"{_bounds(result)}{unscored}")
 
 
 def paper_tables(view: View) -> list[TableBlock]:
@@ -155,20 +157,21 @@ def numbers_tables(view: View) -> list[TableBlock]:
                 if results:
                     role, chance = results[0].role, format_percent(results[0].chance)
                     title = f"{view.set_label(name, form, model)}: {ROLES[role]}"
-                    lines = tuple(_numbers_line(result) for result in results)
+                    lines = tuple(_numbers_line(result, view.base(model)) for result in results)
                     questions = format_count(max(r.n for r in results), "question")
                     subtitle = f"{format_prompt(form)} · {questions}, chance {chance}"
                     tables.append(without_empty_columns(TableBlock(title, subtitle, _NUMBERS, lines, role=role)))
     return tables
 
 
-def _numbers_line(result: ArmResult) -> Line:
+def _numbers_line(result: ArmResult, base: str) -> Line:
     seeds = ", ".join(f"{100 * value:.1f}" for value in result.by_seed) if len(result.by_seed) > 1 else ""
     accuracy = format_percent(result.accuracy) + (f" ({result.n_unscored:,} unscored)" if result.n_unscored else "")
     start = (Cell(arm_label(result)), Cell(accuracy, "", _bounds(result)), Cell(seeds), Cell(f"{result.n:,}"))
     contrast = result.to_base
     if contrast is None:
-        return Line((*start, Cell("base"), *(Cell("") for _ in _NUMBERS[len(start) + 1 :])))
+        name = "base" if result.arm == base and not result.k else "base has no score"
+        return Line((*start, Cell(name), *(Cell("") for _ in _NUMBERS[len(start) + 1 :])))
     tone, bounds = tone_of(result), ""
     if contrast.low is not None and contrast.high is not None:
         bounds = f"{format_points(contrast.low)} to {format_points(contrast.high)}"
@@ -212,11 +215,11 @@ def subjects_tables(view: View) -> list[TableBlock]:
 
 
 def _subjects_table(title: str, results: Sequence[ArmResult]) -> TableBlock:
-    subjects = list(dict.fromkeys((subject.name, subject.n) for result in results for subject in result.subjects))
+    subjects = {subject.name: subject.n for result in reversed(results) for subject in result.subjects}
     by_arm = [{subject.name: _subject_cell(subject) for subject in result.subjects} for result in results]
     lines = [
         line(format_name(name) or "(none)", f"{n:,}", *(cells.get(name, "") for cells in by_arm))
-        for name, n in subjects
+        for name, n in subjects.items()
     ]
     if any(result.macro for result in results):
         means = (Cell("") if r.macro is None else _bounded(*r.macro) for r in results)
@@ -256,10 +259,14 @@ def perplexity_tables(view: View) -> list[TableBlock]:
         items = [item for item in view.report.perplexities if item.name == name]
         lines = []
         for item in items:
-            change = "base" if item is items[0] else f"{100 * (item.per_token / items[0].per_token - 1):+.1f}%"
+            change = "base" if item is items[0] else ""
+            if item is not items[0] and item.per_token is not None and items[0].per_token is not None:
+                change = f"{100 * (item.per_token / items[0].per_token - 1):+.1f}%"
             change = change if item.n_tokens == items[0].n_tokens else "other tokens"
-            counts = (f"{item.n_texts:,}", f"{item.n_tokens:,}", f"{item.per_token:.3f}")
-            lines.append(line(format_name(item.arm), *counts, change.replace("-", "−"), f"{item.bits_per_byte:.4f}"))
+            counts = (f"{item.n_texts:,}", f"{item.n_tokens:,}", format_finite(item.per_token, 3))
+            lines.append(
+                line(format_name(item.arm), *counts, change.replace("-", "−"), format_finite(item.bits_per_byte, 4))
+            )
         columns = ("model", "texts", "tokens", "perplexity", "to base", "bits per byte")
         tables.append(TableBlock("Perplexity of held-out texts", format_name(name), columns, tuple(lines)))
     return tables

@@ -19,7 +19,7 @@ from kinject.report.formatting import (
     format_relative,
     join_words,
 )
-from kinject.report.view import View, arm_label
+from kinject.report.view import View, arm_label, unscored_text
 from kinject.results import ArmResult, Contrast, Failure
 
 _MOST_NAMED = 4  # arms in one lead; more are counted
@@ -85,11 +85,21 @@ def render_verdict(view: View) -> tuple[AnsweredQuestion, ...]:
     retention = [_Judge(view, model, name) for model in view.report.models for name in view.sets("retention", model)]
     cannot = f"This {view.report.kind} cannot say: {{}}."
     return (
-        _answer("Did it learn?", cannot.format(_NO_LEARNING), [judge.learning() for judge in learning]),
-        _answer("What did it forget?", cannot.format(_NO_RETENTION), [judge.retention() for judge in retention]),
+        _answer("Did it learn?", cannot.format(_NO_LEARNING),
+                [*(judge.learning() for judge in learning), *_without_score(view, "learning")]),
+        _answer("What did it forget?", cannot.format(_NO_RETENTION),
+                [*(judge.retention() for judge in retention), *_without_score(view, "retention")]),
         _answer("Would retrieval have done better, or do both help?", cannot.format(_NO_RETRIEVAL),
                 [judge.retrieval() for judge in learning]),
     )  # fmt: skip
+
+
+def _without_score(view: View, role: str) -> Iterator[tuple[str, list[Finding]]]:
+    """Yield a lead for each set of `role` of which no arm has a score: nothing else speaks of it."""
+    for name in dict.fromkeys(item.question_set for item in view.report.unscored if item.role == role):
+        if name not in view.sets(role):
+            arms = dict.fromkeys(format_name(u.arm) for u in view.report.unscored if u.question_set == name)
+            yield f"On {format_name(name)}, {join_words(list(arms))} diverged: no question has a score.", []
 
 
 def _answer(question: str, otherwise: str, parts: Sequence[tuple[str, list[Finding]]]) -> AnsweredQuestion:
@@ -129,13 +139,18 @@ class _Judge:
         self.context = view.retrieval(model, question_set)
         trained = [result for result in view.shown(model, question_set) if view.arms[model, result.arm].trained]
         self.plain = [result for result in trained if not result.k]
+        self.diverged = list(dict.fromkeys(
+            format_name(item.arm) for item in view.report.unscored
+            if (item.model, item.question_set, item.format, item.shots, item.score) == (model, question_set, *self.format)
+            and not item.k
+        ))  # fmt: skip
         self.both = [result for result in trained if self.context is not None and _with_context(result, self.context)]
 
     def learning(self) -> tuple[str, list[Finding]]:
         """Return the lead and the findings on learning."""
         findings = [self._learned(result, contrast) for result, contrast in _compared(self.plain)]
         at_chance, above = "nothing shows that it knew these facts", "some of this it could answer already"
-        return self._lead(findings), [*self._start(at_chance, above), *findings]
+        return self._lead(findings, self.diverged), [*self._start(at_chance, above), *findings]
 
     def retention(self) -> tuple[str, list[Finding]]:
         """Return the lead and the findings on forgetting."""
@@ -144,7 +159,7 @@ class _Judge:
             for result, contrast in _compared(self.plain)
         ]
         start = self._start("a loss could not show here", "there is something to lose")
-        return self._lead(findings), [*start, *findings]
+        return self._lead(findings, self.diverged), [*start, *findings]
 
     def retrieval(self) -> tuple[str, list[Finding]]:
         """Return the lead and the findings on retrieval against training."""
@@ -192,7 +207,7 @@ class _Judge:
             f"{_interval(base)}), {meaning}"
         )
         if base.n_unscored:
-            text += f" {base.n_unscored:,} of them could not be scored and count as wrong."
+            text += f" {_unscored(base)}"
         return [self._finding(base, tag, tone, 0.0, text)]
 
     def _finding(self, result: ArmResult, tag: str, tone: str, change: float, text: str) -> Finding:
@@ -226,7 +241,7 @@ class _Judge:
         return (
             f"from {format_percent(result.accuracy - contrast.delta)} to {format_percent(result.accuracy)} (95% interval "
             f"{_interval(result)}{seeds}): {_difference(contrast)}{relative}. {gained}, {contrast.right_to_wrong:,} wrong"
-            f"{_unseen(contrast)}.{possible}{self._other_formats(result)}"
+            f"{_unseen(contrast)}.{possible}{' ' + _unscored(result) if result.n_unscored else ''}{self._other_formats(result)}"
         )
 
     def _other_formats(self, result: ArmResult) -> str:
@@ -245,7 +260,7 @@ class _Judge:
         significant = f"significant in {sum(c.is_significant for c in contrasts)} of {len(contrasts)}"
         return f" In the other {formats}: {' to '.join(spread)} points, {significant}."
 
-    def _lead(self, findings: Sequence[Finding]) -> str:
+    def _lead(self, findings: Sequence[Finding], diverged: Sequence[str] = ()) -> str:
         """Return ``On new, ft-par (+61.8 points) learned; no learning is shown for ft-reg (+1.0 points).``"""
         parts = []
         for tag in dict.fromkeys(finding.tag for finding in findings):
@@ -255,6 +270,8 @@ class _Judge:
                 low, high = min(finding.change for finding in same), max(finding.change for finding in same)
                 arms = f"{len(same)} arms ({format_points(low)} to {format_points(high)} points)"
             parts.append(_LEADS[tag].replace("{arms}", arms))
+        if diverged:
+            parts.append(f"{join_words(diverged)} diverged: no question has a score")
         return f"On {self.label}, {'; '.join(parts)}." if parts else ""
 
 
@@ -292,6 +309,10 @@ def _difference(contrast: Contrast) -> str:
         corrected = "" if contrast.p_holm is None else " after Holm"
         parts.append(f"{_TESTS[contrast.test]} {format_p(contrast.deciding_p)}{corrected}")
     return f"{format_points(contrast.delta)} points ({'; '.join(parts)})"
+
+
+def _unscored(result: ArmResult) -> str:
+    return f"{result.n_unscored:,} of its questions have no score and are left out."
 
 
 def _unseen(contrast: Contrast) -> str:
@@ -382,6 +403,7 @@ def _coverage(view: View) -> Iterator[str]:
 def _missing(view: View) -> Iterator[str]:
     if view.report.failures:
         yield f"Failed: {_listed([failed_run(view, failure) for failure in view.report.failures])}."
+    yield from (f"{unscored_text(item)}." for item in view.report.unscored[:_MOST_LISTED])
 
 
 def failed_run(view: View, failure: Failure) -> str:

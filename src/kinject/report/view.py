@@ -6,7 +6,17 @@ import re
 from collections.abc import Iterable
 
 from kinject.report.formatting import format_name, format_prompt
-from kinject.results import ArmInfo, ArmResult, ExposureBin, PromptFormat, Report, Scaling, Sweep, SweepPoint
+from kinject.results import (
+    ArmInfo,
+    ArmResult,
+    ExposureBin,
+    PromptFormat,
+    Report,
+    Scaling,
+    Sweep,
+    SweepPoint,
+    UnscoredResult,
+)
 
 
 class View:
@@ -122,6 +132,15 @@ class View:
         if len(self.formats(question_set)) > 1:
             parts.append(format_prompt(form))
         return ", ".join(parts)
+
+
+def unscored_text(item: UnscoredResult) -> str:
+    """Return the sentence on an arm of which no question has a score."""
+    arm = format_name(item.arm) + (f"+rag, K = {item.k}" if item.k else "")
+    seed = "" if item.seed is None else f", seed {item.seed}"
+    prompt = format_prompt(PromptFormat(item.format, item.shots, item.score))
+    where = f"{arm}{seed} on {format_name(item.question_set)} ({prompt})"
+    return f"{where}: diverged. None of {item.n:,} questions has a score: their log-probs are not finite, or all equal"
 
 
 def arm_label(result: ArmResult, longest: int | None = None) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
-from kinject.disk import read_checked_json, read_manifest
+from kinject.disk import read_checked_json
 from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.statistics import chance, holm, relative_gain, smallest_difference
@@ -35,6 +33,7 @@ from kinject.study.arms import BASE, RAG, Arm, StudyArms, value_label
 from kinject.study.executors import LOG
 from kinject.study.inference import (
     CorrectnessMatrix,
+    aligned,
     bits_matrix,
     fit_line,
     interval,
@@ -101,6 +100,7 @@ class _Summary:
     def result(self, arm: Arm, setting: AskSetting, subject: str = "") -> ArmResult:
         answers = self.records.answers(arm.model, arm.name, setting)
         columns = [i for i, answer in enumerate(answers) if not subject or answer.subject == subject]
+        n_asked = self.records.n_asked(arm.model, arm.name, setting, subject)
 
         def matrix(name: str, k: int) -> CorrectnessMatrix | None:
             other = setting._replace(k=k)
@@ -118,7 +118,8 @@ class _Summary:
         return ArmResult(
             model=arm.model, arm=arm.name, question_set=setting.question_set,
             role="baseline" if setting.format in WITHOUT_QUESTION else kind, format=setting.format, shots=setting.shots,
-            k=setting.k, n=len(columns), chance=chance([len(answers[i].log_probs) for i in columns]),
+            k=setting.k, n=n_asked, n_unscored=n_asked - len(columns),
+            chance=chance([len(answers[i].log_probs) for i in columns]),
             by_seed=tuple(float(value) for value in own.correct.mean(1)), accuracy=own.mean(), low=low, high=high,
             interval="bootstrap over documents and seeds", to_base=make_contrast(own, base, BASE) if base else None,
             chosen_k=chosen, to_rag=make_contrast(own, rag, f"{BASE}{RAG}") if rag else None,
@@ -127,8 +128,14 @@ class _Summary:
         )  # fmt: skip
 
 
-def make_contrast(matrix: CorrectnessMatrix, other: CorrectnessMatrix, name: str) -> Contrast:
-    """Return the difference of two matrices on the same questions; `p_holm` is p until a family is known."""
+def make_contrast(matrix: CorrectnessMatrix, other: CorrectnessMatrix, name: str) -> Contrast | None:
+    """Return the difference of two matrices on the questions of both; `p_holm` is p until a family is known.
+
+    None if they share no question.
+    """
+    matrix, other = aligned(matrix, other)
+    if not matrix.question_ids:
+        return None
     gained, lost = majority_changes(matrix, other)
     low, high = interval(matrix, other)
     p = sign_flip_p(matrix, other)
@@ -253,7 +260,10 @@ def _difference(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
     one, other = evidence.matrix(arm, claim.question_set), evidence.matrix(baseline, claim.question_set)
     missing = [label for label, matrix in ((arm, one), (baseline, other)) if matrix is None]
     if one is None or other is None:
-        return _untested(name, claim, f"no answers of {' and '.join(missing)} on {claim.question_set}")
+        return _untested(name, claim, f"no scored answers of {' and '.join(missing)} on {claim.question_set}")
+    one, other = aligned(one, other)
+    if not one.question_ids:
+        return _untested(name, claim, f"no question of {claim.question_set} has a score from both {arm} and {baseline}")
     delta = one.mean() - other.mean()
     low, high = interval(one, other)
     finding = (
@@ -271,7 +281,12 @@ def _trend(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
         return _untested(
             name, claim, f"{len(there)} of {len(points)} points of {claim.sweep} were answered; three are needed"
         )
-    matrices = [matrix for _, matrix in there]
+    matrices = aligned(*(matrix for _, matrix in there))
+    if not matrices[0].question_ids:
+        return _untested(
+            name, claim, f"no question of {claim.question_set} has a score at every point of {claim.sweep}"
+        )
+    there = [(label, matrix) for (label, _), matrix in zip(there, matrices, strict=True)]
     delta = matrices[-1].mean() - matrices[0].mean()
     rising = trend_p(matrices if claim.direction == "higher" else matrices[::-1])
     finding = (
@@ -293,7 +308,7 @@ def _against_chance(name: str, claim: ClaimSection, evidence: Evidence, *, near:
     arm = claim.arm or ""
     matrix = evidence.matrix(arm, claim.question_set)
     if matrix is None:
-        return _untested(name, claim, f"no answers of {arm} on {claim.question_set}")
+        return _untested(name, claim, f"no scored answers of {arm} on {claim.question_set}")
     guess = evidence.chance(arm, claim.question_set)
     low, high = interval(matrix)
     finding = (
@@ -408,8 +423,8 @@ def make_costs(runs: Sequence[ArmRun], status: StageStatus) -> list[Cost]:
     ]  # fmt: skip
 
 
-def make_failures(runs: Sequence[ArmRun], status: StageStatus) -> list[Failure]:
-    """Return the arms and seeds that are missing, each with the stage that failed."""
+def make_failures(runs: Sequence[ArmRun], status: StageStatus, records: Records) -> list[Failure]:
+    """Return the arms and seeds that are missing, each with the stage that failed, and those that diverged."""
     found = []
     for run in runs:
         failure = status.first_failure(run.all_stages)
@@ -417,6 +432,9 @@ def make_failures(runs: Sequence[ArmRun], status: StageStatus) -> list[Failure]:
             stage, why = failure
             arm = run.arm
             found.append(Failure(arm.name, arm.model, run.seed, stage.kind, why, str(stage.folder / LOG)))
+        elif run.evaluations and run.seed not in records.seeds(run.arm.model, run.arm.name):
+            why, log = "diverged: no question has a score", str(run.evaluations[-1].folder / LOG)
+            found.append(Failure(run.arm.name, run.arm.model, run.seed, "eval", why, log))
     return found
 
 
@@ -463,7 +481,7 @@ def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin
             continue
         read: dict[str, float] = read_checked_json(train.folder / "exposures.json", "Delete its folder to train again.")
         for setting in _headline_settings(records, arm, {}):
-            answers = records.by_run[arm.model, arm.name, run.seed][setting]
+            answers = records.answers(arm.model, arm.name, setting)
             row = records.seeds(arm.model, arm.name).index(run.seed)
             correct = records.matrix(arm.model, arm.name, setting).correct[row]
             for i, answer in enumerate(answers):
@@ -475,24 +493,3 @@ def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin
         ExposureBin(model, arm, name, 2.0 ** (power - 1) if power else 0.0, 2.0**power, len(own), sum(own) / len(own))
         for (model, arm, name, power), own in sorted(grouped.items())
     ]
-
-
-def training_log_paths(runs: Sequence[ArmRun], run_dir: Path) -> list[tuple[str, str, int, str]]:
-    """Return (model, arm, seed, log.jsonl as seen from `run_dir`) of each finished training run."""
-    found = []
-    for run in runs:
-        train = run.train
-        if train is not None and (train.folder / "log.jsonl").is_file():
-            path = os.path.relpath(train.folder / "log.jsonl", run_dir)
-            found.append((run.arm.model, run.arm.name, run.seed, path))
-    return found
-
-
-def versions_of(runs: Sequence[ArmRun]) -> dict[str, str]:
-    """Return the versions that the last finished evaluation was made with."""
-    for run in reversed(runs):
-        for stage in run.evaluations:
-            manifest = read_manifest(Path(stage.folder) / "manifest.json")
-            if manifest is not None:
-                return dict(manifest["versions"])
-    return {}

@@ -53,6 +53,16 @@ class CorrectnessMatrix:
         return sums, np.bincount(member, minlength=len(names)).astype(np.float64), names
 
 
+def aligned(*matrices: CorrectnessMatrix) -> list[CorrectnessMatrix]:
+    """Return `matrices` on the questions of all of them: one without a score in one of them is no pair."""
+    shared = set(matrices[0].question_ids).intersection(*(matrix.question_ids for matrix in matrices[1:]))
+    return [
+        matrix if len(matrix.question_ids) == len(shared)
+        else matrix.part([i for i, name in enumerate(matrix.question_ids) if name in shared])
+        for matrix in matrices
+    ]  # fmt: skip
+
+
 def interval(matrix: CorrectnessMatrix, other: CorrectnessMatrix | None = None) -> tuple[float, float]:
     """Return the 95% percentile bootstrap interval of the accuracy, or of the difference to `other` on its questions.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kinject.errors import InputError
 from kinject.eval.prompts import FROM_TASK, LETTERED, PMI_BASELINE, WITHOUT_QUESTION
-from kinject.eval.results import is_correct
+from kinject.eval.results import is_correct, is_scored
 from kinject.eval.scores import Score, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.results import Subject
@@ -32,6 +32,8 @@ class Records:
 
     score: Score
     by_run: dict[tuple[str, str, int], dict[AskSetting, list[Answer]]] = field(default_factory=dict)
+    unscored: list[tuple[str, str, int, AskSetting, int]] = field(default_factory=list)
+    """(model, arm, seed, setting, number of questions) where no question has a score: the model diverged."""
     _matrices: dict[tuple[str, str, AskSetting, str], CorrectnessMatrix] = field(default_factory=dict)
 
     def read(self, model: str, arm: str, seed: int, folder: Path) -> None:
@@ -41,33 +43,51 @@ class Records:
             if answer.format != PERPLEXITY_FORMAT:
                 setting = AskSetting(answer.question_set, answer.format, answer.shots, answer.k)
                 settings.setdefault(setting, []).append(answer)
-        of_run = self.by_run.setdefault((model, arm, seed), {})
+        of_run: dict[AskSetting, list[Answer]] = {}
         self._matrices.clear()
         for setting, answers in settings.items():
             without = settings.get(AskSetting(setting.question_set, PMI_BASELINE, 0, 0), ())
             score = "sum" if setting.format in LETTERED | WITHOUT_QUESTION | FROM_TASK else self.score
             if score == "pmi" and not without:
                 raise InputError(f"{folder}: pmi needs the format {PMI_BASELINE}. Add it to eval.formats.")
-            of_run[setting] = sorted(rescored(answers, score, without), key=lambda answer: answer.question_id)
+            merged = sorted(rescored(answers, score, without), key=lambda answer: answer.question_id)
+            if any(map(is_scored, merged)):
+                of_run[setting] = merged
+            else:
+                self.unscored.append((model, arm, seed, setting, len(merged)))
+        if of_run:
+            self.by_run[model, arm, seed] = of_run
 
     def seeds(self, model: str, arm: str) -> list[int]:
         """Return the seeds with answers."""
         return [seed for of, name, seed in self.by_run if (of, name) == (model, arm)]
 
     def settings(self, model: str, arm: str) -> list[AskSetting]:
-        """Return the settings in which every seed of the arm was evaluated."""
+        """Return the settings in which every seed of the arm was evaluated and some question has a score from each."""
         seeds = self.seeds(model, arm)
         return [
             setting for setting in (self.by_run[model, arm, seeds[0]] if seeds else ())
             if all(setting in self.by_run[model, arm, seed] for seed in seeds)
+            and self.matrix(model, arm, setting).question_ids
         ]  # fmt: skip
 
     def answers(self, model: str, arm: str, setting: AskSetting) -> list[Answer]:
-        """Return the first seed's answers."""
+        """Return the first seed's answers to the questions of the matrix, those that every seed has a score for."""
+        scored = set(self.matrix(model, arm, setting).question_ids)
+        return [answer for answer in self._first(model, arm, setting) if answer.question_id in scored]
+
+    def n_asked(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> int:
+        """Return the number of questions asked, with a score or without; with `subject`, of that one."""
+        return sum(not subject or answer.subject == subject for answer in self._first(model, arm, setting))
+
+    def _first(self, model: str, arm: str, setting: AskSetting) -> list[Answer]:
         return self.by_run[model, arm, self.seeds(model, arm)[0]][setting]
 
     def matrix(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> CorrectnessMatrix:
-        """Return the correct answers of the arm over all its seeds; with `subject`, on one subject's questions."""
+        """Return the correct answers of the arm over all its seeds; with `subject`, on one subject's questions.
+
+        Questions that a seed has no score for are left out.
+        """
         key = (model, arm, setting, subject)
         if key not in self._matrices and not subject:
             self._matrices[key] = self._make_matrix(model, arm, setting)
@@ -83,16 +103,18 @@ class Records:
         seeds = self.seeds(model, arm)
         first = self.by_run[model, arm, seeds[0]][setting]
         ids = tuple(answer.question_id for answer in first)
-        rows = []
+        rows: list[list[Answer]] = []
         for seed in seeds:
             answers = self.by_run[model, arm, seed][setting]
             if tuple(answer.question_id for answer in answers) != ids:
                 raise InputError(
                     f"{arm}, seed {seed}: {setting.question_set}: other questions than seed {seeds[0]}. Run the study again."
                 )
-            rows.append([float(is_correct(answer)) for answer in answers])
-        documents = tuple(answer.document_id or f"\0{answer.question_id}" for answer in first)
-        return CorrectnessMatrix(np.array(rows), ids, documents)
+            rows.append(answers)
+        kept = [i for i in range(len(first)) if all(is_scored(answers[i]) for answers in rows)]
+        documents = tuple(first[i].document_id or f"\0{first[i].question_id}" for i in kept)
+        correct = np.array([[float(is_correct(answers[i])) for i in kept] for answers in rows])
+        return CorrectnessMatrix(correct, tuple(ids[i] for i in kept), documents)
 
 
 def subjects_of(answers: Sequence[Answer], matrix: CorrectnessMatrix) -> tuple[Subject, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from kinject.errors import InputError
 from kinject.recipe import StudyRecipe, is_model, read_recipe
 from kinject.recipe.study_section import StudySection
 from kinject.report import read_report, write_report
-from kinject.results import ArmResult, Choice, Claim, Report, Sweep, to_json
+from kinject.results import ArmResult, Choice, Claim, Report, Sweep, UnscoredResult, to_json
 from kinject.signals import running_time
 from kinject.study.analysis import (
     Evidence,
@@ -40,8 +41,6 @@ from kinject.study.analysis import (
     make_sweeps,
     question_results,
     summarize_arms,
-    training_log_paths,
-    versions_of,
 )
 from kinject.study.arms import Arm, expand_arms
 from kinject.study.check import check_inputs, check_shared_recipes
@@ -151,7 +150,13 @@ def _tune(study: Study) -> None:
             done = [run for run in runs if study.status.all_done(run.all_stages)]
             if done:
                 accuracies = [_accuracy(study, done, question_set, 0) for question_set in item.sets()]
-                candidates.append((value, *_pool(accuracies)))
+                scored = [accuracy for accuracy in accuracies if accuracy is not None]
+                if len(scored) == len(accuracies):
+                    candidates.append((value, *_pool(scored)))
+                else:
+                    study.diverged.append(
+                        f"{item.key} {value} of {item.arm} ({model}) diverged: it was not a candidate"
+                    )
         if candidates:
             best = max(candidates, key=lambda candidate: candidate[1])[0]
             at_edge = len(grid) > 1 and best in (grid[0][0], grid[-1][0])
@@ -162,7 +167,9 @@ def _tune(study: Study) -> None:
             failure = study.status.first_failure(
                 [stage for _, runs in grid for run in runs for stage in run.all_stages]
             )
-            first = f"{failure[0].label}: {failure[1]} (its log: {failure[0].folder / LOG})" if failure else "none ran"
+            first = (
+                f"{failure[0].label}: {failure[1]} (its log: {failure[0].folder / LOG})" if failure else "it diverged"
+            )
             raise InputError(f"study.tune.{name}: every value failed for {model}; the first: {first}")
     if study.tuned:
         study.expanded = expand_arms(study.recipe, study.tuned)
@@ -197,7 +204,11 @@ def _choose_k(study: Study) -> None:
 def _choose_k_of_set(study: Study, arm: Arm, item: SplitQuestions) -> None:
     runs = [run for run in study.runs if run.arm == arm and study.status.all_done(run.all_stages)]
     if runs:
-        candidates = [(k, *_accuracy(study, runs, item.name, k)) for k in study.ks]
+        accuracies = {k: _accuracy(study, runs, item.name, k) for k in study.ks}
+        candidates = [(k, *accuracy) for k, accuracy in accuracies.items() if accuracy is not None]
+        if not candidates:
+            study.diverged.append(f"no K was chosen for {arm.name} on {item.name}: no validation question has a score")
+            return
         best = max(candidates, key=lambda candidate: candidate[1])[0]
         at_edge = best in (study.ks[0], study.ks[-1])
         study.choices.append(Choice(arm.model, "k", arm.name, item.name, tuple(candidates), best, at_edge))
@@ -210,13 +221,19 @@ def _add_validation(study: Study, run: ArmRun) -> ArmRun:
     return replace(run, evaluations=(study.planner.eval_stage(run, "validation", questions),))
 
 
-def _accuracy(study: Study, runs: Sequence[ArmRun], question_set: str, k: int) -> tuple[float, int]:
-    """Return the mean validation accuracy of `runs` (the seeds of one arm) and the number of questions."""
+def _accuracy(study: Study, runs: Sequence[ArmRun], question_set: str, k: int) -> tuple[float, int] | None:
+    """Return the mean validation accuracy of `runs` (the seeds of one arm) and the number of questions with a score.
+
+    None if there is none, or a seed has none.
+    """
     records = Records(study.evaluation.scores[0])
     for run in runs:
         records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[0].folder)
     arm = runs[0].arm
-    matrix = records.matrix(arm.model, arm.name, AskSetting(question_set, *study.prompt_format, k))
+    setting = AskSetting(question_set, *study.prompt_format, k)
+    if len(records.seeds(arm.model, arm.name)) < len(runs) or setting not in records.settings(arm.model, arm.name):
+        return None
+    matrix = records.matrix(arm.model, arm.name, setting)
     return round(matrix.mean(), 6), len(matrix.question_ids)
 
 
@@ -256,11 +273,38 @@ def analyse(study: Study, seconds: float) -> Report:
         choices=tuple(_add_best_on_test(choice, results, study.prompt_format) for choice in study.choices),
         claims=tuple(_claims(study, records, sweeps)), costs=tuple(make_costs(study.runs, study.status)),
         questions=tuple(question_results(records, arms, questions, study.chosen_k)) if arms else (),
-        exposures=tuple(make_exposures(records, study.runs)), failures=tuple(make_failures(study.runs, study.status)),
-        logs=tuple(training_log_paths(study.runs, recipe.run_dir)), notes=tuple(_notes(study)),
-        scaling=scaling, commands=(f"kinject study {recipe.path}",), versions=versions_of(study.runs),
+        exposures=tuple(make_exposures(records, study.runs)), failures=tuple(make_failures(study.runs, study.status, records)),
+        unscored=tuple(
+            UnscoredResult(
+                model, arm, setting.question_set, "retention" if roles[setting.question_set] == "retention" else "learning",
+                setting.format, setting.shots, setting.k, n, records.score, seed,
+            ) for model, arm, seed, setting, n in records.unscored
+        ),
+        logs=tuple(_training_log_paths(study.runs, recipe.run_dir)), notes=tuple(_notes(study)),
+        scaling=scaling, commands=(f"kinject study {recipe.path}",), versions=_versions_of(study.runs),
         seconds=round(seconds, 1),
     )  # fmt: skip
+
+
+def _training_log_paths(runs: Sequence[ArmRun], run_dir: Path) -> list[tuple[str, str, int, str]]:
+    """Return (model, arm, seed, log.jsonl as seen from `run_dir`) of each finished training run."""
+    found = []
+    for run in runs:
+        train = run.train
+        if train is not None and (train.folder / "log.jsonl").is_file():
+            path = os.path.relpath(train.folder / "log.jsonl", run_dir)
+            found.append((run.arm.model, run.arm.name, run.seed, path))
+    return found
+
+
+def _versions_of(runs: Sequence[ArmRun]) -> dict[str, str]:
+    """Return the versions that the last finished evaluation was made with."""
+    for run in reversed(runs):
+        for stage in run.evaluations:
+            manifest = read_manifest(Path(stage.folder) / "manifest.json")
+            if manifest is not None:
+                return dict(manifest["versions"])
+    return {}
 
 
 def _read_records(study: Study) -> Records:
@@ -331,6 +375,7 @@ def _notes(study: Study) -> list[str]:
         f"{name}: the questions on {fraction:.0%} of the documents were used for choices and are not reported"
         for name, fraction in (section.validation or {}).items()
     ]
+    notes += study.diverged
     if len(study.ks) > 1 and all(item.validation is None for item in study.question_sets):
         notes.append("several K were evaluated without validation questions: no K is chosen, each is shown")
     if len(section.models) > 1 and section.claims:

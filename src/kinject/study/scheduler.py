@@ -106,6 +106,7 @@ class Study:
     tuned: dict[tuple[str, str], Any] = field(default_factory=dict)
     chosen_k: dict[tuple[str, str, str], int] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
+    diverged: list[str] = field(default_factory=list)
     runs: list[ArmRun] = field(default_factory=list)
     planner: Planner = field(init=False)
     _executor: Executor | None = None

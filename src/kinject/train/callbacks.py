@@ -237,5 +237,5 @@ def no_improvement(history: Sequence[Mapping[str, Any]], metric: tuple[str, bool
 
 
 def _by_step(history: Sequence[Mapping[str, Any]], key: str) -> dict[int, float]:
-    """Return step -> the last value logged for it."""
-    return {row["step"]: row[key] for row in history if key in row}
+    """Return step -> the last value logged for it; values that are not finite are none."""
+    return {row["step"]: row[key] for row in history if row.get(key) is not None and math.isfinite(row[key])}

@@ -64,8 +64,8 @@ class Probes:
         """Return the accuracy of each set as ``NAME_accuracy``, and their mean as ``accuracy``.
 
         `model` (as the trainer wraps it, so that sharded weights are gathered) is left in evaluation mode. Each process
-        scores every question. A question with an option that cannot be scored counts as wrong; a set without a scored question
-        has the accuracy NaN.
+        scores every question. A question without a score (log-probs that are not finite, or all equal) is left out; of a set
+        without any the accuracy is NaN, which is never logged.
         """
         model.eval()
         accuracies: dict[str, float] = {}
@@ -74,10 +74,10 @@ class Probes:
             n_correct = n_scored = 0
             for size, answer in zip(probe.n_options, probe.answers, strict=True):
                 options = [next(sums) for _ in range(size)]
-                is_scored = all(map(math.isfinite, options))
+                is_scored = all(map(math.isfinite, options)) and min(options) < max(options)
                 n_scored += is_scored
                 n_correct += is_scored and options.index(max(options)) == answer
-            accuracies[f"{probe.name}_accuracy"] = n_correct / len(probe.answers) if n_scored else math.nan
+            accuracies[f"{probe.name}_accuracy"] = n_correct / n_scored if n_scored else math.nan
         return {**accuracies, "accuracy": math.fsum(accuracies.values()) / len(accuracies)}
 
 

@@ -96,7 +96,7 @@ def accuracy_by_arm(view: View, *, columns: int = 3) -> Figure | None:
             panel.set_xlim(0, 1)
             panel.set_xticks(*TICKS)
             panel.axvline(shown.results[0].chance, **CHANCE, label="chance")
-            base = next((result for result in shown.results if result.to_base is None), None)
+            base = view.result(shown.model, view.base(shown.model), shown.question_set, 0, shown.format)
             if base is not None:
                 panel.axvline(base.accuracy, color=MUTED, linewidth=0.8, label="base")
             for result in shown.results:
