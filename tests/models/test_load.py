@@ -193,3 +193,21 @@ def test_what_is_not_finite_is_found_in_every_dtype_and_place() -> None:
             assert not_finite([("a", whole), ("b", values.to(dtype)), ("c", values.to(dtype))]) == "b"
     opposite = torch.tensor([float("inf"), float("-inf")])
     assert not_finite([("empty", torch.empty(0)), ("numbers", torch.arange(5)), ("both", opposite)]) == "both"
+
+
+def test_an_added_token_without_a_row_is_refused_only_in_a_text_or_with_a_role(tiny_model: Path) -> None:
+    """Gemma 3 1B has such a token, for images: its texts do not hold it."""
+    tokenizer = load_tokenizer(str(tiny_model))
+    n_rows = len(tokenizer)
+    tokenizer.add_tokens(["<image_soft_token>"])
+    tokenizer.save_pretrained(tiny_model)
+    loaded = load_model(str(tiny_model))
+    assert any("'<image_soft_token>'" in note for note in loaded.notes)
+    plain = loaded.tokenizer("Arden was born.", return_tensors="pt").input_ids
+    assert loaded.model(plain).logits.isfinite().all()
+    with pytest.raises(InputError, match=rf"'<image_soft_token>'.* \(id {n_rows}\) without a row .* \({n_rows} rows\)"):
+        loaded.model(loaded.tokenizer("Arden <image_soft_token>", return_tensors="pt").input_ids)
+    tokenizer.add_special_tokens({"eos_token": "<image_soft_token>"})
+    tokenizer.save_pretrained(tiny_model)
+    with pytest.raises(InputError, match="token ids up to"):
+        load_model(str(tiny_model))

@@ -145,8 +145,8 @@ def load_model(
     note = f"{path}: {_parameter_count(model)} parameters, {dtype_name}, {implementation} attention, on {device}"
     if tokenizer is None:
         tokenizer = load_tokenizer(path, revision=revision)
-    _check_vocabulary(path, model, tokenizer)
-    return LoadedModel(model, tokenizer, torch_dtype, implementation, device, (note,))
+    notes = (note, *_check_vocabulary(path, model, tokenizer))
+    return LoadedModel(model, tokenizer, torch_dtype, implementation, device, notes)
 
 
 def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
@@ -291,16 +291,39 @@ def _quantization_config(kind: str, dtype: torch.dtype) -> Any:
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
 
 
-def _check_vocabulary(path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise `InputError` when a token has no row in the embedding: reading it would end the run."""
-    n_rows = int(model.get_input_embeddings().weight.shape[0])
-    token, highest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", 0))
-    if highest >= n_rows:
+def _check_vocabulary(path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Raise `InputError` when a token has no row in the embedding: reading it would end the run.
+
+    Added tokens without a role may lack one, as in Gemma 3 1B, whose tokenizer has a token for images: then a note is
+    returned, and the embedding refuses a text that holds one.
+    """
+    embedding = model.get_input_embeddings()
+    n_rows = int(embedding.weight.shape[0])
+    missing = {number: token for token, number in tokenizer.get_vocab().items() if number >= n_rows}
+    roles = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    refused = {n: token for n, token in missing.items() if n in roles or n not in tokenizer.added_tokens_decoder}
+    if refused:
+        highest = max(refused)
         raise InputError(
-            f"{path}: the tokenizer has token ids up to {highest:,} ({token[:40]!r}), the model's embedding has {n_rows:,} "
-            "rows. They belong to different models, or tokens were added to one alone (resize_token_embeddings): make the "
-            "folder again."
+            f"{path}: the tokenizer has token ids up to {highest:,} ({refused[highest][:40]!r}), the model's embedding has "
+            f"{n_rows:,} rows. They belong to different models, or tokens were added to one alone (resize_token_embeddings): "
+            "make the folder again."
         )
+    if not missing:
+        return ()
+
+    def refuse(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        number = int(inputs[0].max()) if inputs and inputs[0].numel() else 0
+        if number >= n_rows:
+            raise InputError(
+                f"{path}: a text holds {missing.get(number, '')[:40]!r}, an added token (id {number:,}) without a row in the "
+                f"model's embedding ({n_rows:,} rows). Take it out of the text, or resize the embedding."
+            )
+
+    embedding.register_forward_pre_hook(refuse)
+    names = ", ".join(repr(missing[number][:40]) for number in sorted(missing)[:3])
+    more = f" and {len(missing) - 3:,} more" if len(missing) > 3 else ""
+    return (f"{path}: added tokens without a row in the embedding, refused in texts: {names}{more}",)
 
 
 def _parameter_count(model: PreTrainedModel) -> str:
