@@ -302,9 +302,11 @@ def _evaluation_faults(recipe: TrainRecipe) -> Faults:
     has_loss = recipe.corpus is not None and recipe.corpus.validation_corpus is not None
     evaluates = trainer.get("eval_strategy", "no") != "no"
     faults: Faults = []
-    if evaluates and not has_loss and probes is None:
+    for key in ("eval_strategy", "eval_on_start"):
+        if not (evaluates if key == "eval_strategy" else trainer.get(key)) or has_loss or probes is not None:
+            continue
         fault = "nothing to evaluate on. Set corpus.validation_corpus (JSONL), or add a probes section with questions."
-        faults.append(("trainer.eval_strategy", fault))
+        faults.append((f"trainer.{key}", fault))
     sets = probes.sets() if probes is not None else {}
     schedule, metric = trainer.get("lr_scheduler_type"), trainer.get("metric_for_best_model")
     if schedule in ADAPTIVE_SCHEDULES and not evaluates:

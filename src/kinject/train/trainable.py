@@ -72,12 +72,13 @@ def check_model(recipe: TrainRecipe) -> None:
     else:
         return
     wants_router = recipe.trainer.get("router_aux_loss_coef") is not None
-    if (recipe.adapter is not None or wants_router) and not faults:
+    if (recipe.adapter is not None or wants_router or section.freeze) and not faults:
         try:
             config = build_config()
-            empty_model(config)
+            empty = empty_model(config)
         except Exception:  # noqa: BLE001 (loading the folder reports what is wrong with it)
             return
+        freeze(empty, recipe)
         if wants_router and not hasattr(config.get_text_config(), "router_aux_loss_coef"):
             fault = f"is for mixtures of experts, and {config.model_type} is none. Remove the line."
             faults.append(("trainer.router_aux_loss_coef", fault))
