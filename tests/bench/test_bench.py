@@ -149,6 +149,16 @@ def test_accuracies_keep_their_interval_between_0_and_1() -> None:
     assert row.gain == {"town": Estimate(0.0, 0.0, 0.0)}
 
 
+def test_a_set_that_one_run_could_not_score_has_no_accuracy() -> None:
+    scored = Measurement("bf16", 0, 1.0, 1.0, 100, 50, 2.0, {"town": 0.5, "job": 0.5})
+    unscored = dataclasses.replace(scored, round=1, accuracy={"job": 0.25})
+    vanilla = [dataclasses.replace(scored, strategy="vanilla", round=number) for number in (0, 1)]
+    row = summarize(StrategyResult("bf16", "bf16", "", {}), [scored, unscored], vanilla)
+    assert list(row.accuracy or {}) == list(row.gain or {}) == ["job"]
+    bench = BenchResult("r.yaml", "cpu", (row,), ("town", "job"), 2, 6, (), 0)
+    assert "unscored" in render_bench(bench)
+
+
 def test_a_round_is_compared_with_the_geometric_mean_of_its_two_vanilla_runs() -> None:
     def measured(number: int, seconds: float, peak: int) -> Measurement:
         return Measurement("", number, seconds, seconds, peak, 50, 2.0, {"town": 0.5})

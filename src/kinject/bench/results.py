@@ -182,7 +182,8 @@ def summarize(row: StrategyResult, runs: Sequence[Measurement], vanilla: Sequenc
     bases = [references[run.round] for run in runs]
     seconds, base_seconds = [run.seconds for run in runs], [base.seconds for base in bases]
     peaks, base_peaks = [run.peak_bytes for run in runs], [base.peak_bytes for base in bases]
-    sets, ones = list(runs[0].accuracy), [1.0] * len(runs)
+    sets = [name for name in runs[0].accuracy if all(name in run.accuracy for run in [*runs, *bases])]  # scored in each
+    ones = [1.0] * len(runs)
     return replace(
         row, n_rounds=len(runs),
         time=ratio_estimate(seconds, ones), time_ratio=ratio_estimate(seconds, base_seconds),
@@ -236,11 +237,13 @@ def _table_cells(bench: BenchResult) -> list[tuple[str, ...]]:
         if row.time is None or row.time_ratio is None or row.peak is None or row.peak_ratio is None or row.loss is None:
             lines.append((row.label, *["–"] * (len(head) - 1)))
             continue
+        accuracy = row.accuracy or {}
         lines.append((
             row.label, _with_range(row.time, lambda x: f"{x:.3g}"), _with_range(row.time_ratio, _percent),
             *([f"{row.spread or 0:.0%}"] if several else []), f"{row.first_seconds or 0:.1f} s",
             f"{row.peak.mean / _GIB:.2f} GiB", _with_range(row.peak_ratio, _percent), f"{row.loss.mean:.3f}",
-            *(_with_range((row.accuracy or {})[name], lambda x: f"{x:.3f}") for name in bench.question_sets),
+            *(_with_range(accuracy[name], lambda x: f"{x:.3f}") if name in accuracy else "unscored"
+              for name in bench.question_sets),
         ))  # fmt: skip
     return lines
 

@@ -225,7 +225,8 @@ def _make_table(run: _State, chosen: Sequence[Strategy], options: BenchOptions) 
         rows.append(summarize(row, [item for item in run.measured if item.strategy == strategy.name], vanilla))
     return BenchResult(
         recipe=str(run.recipe.path), device=run.machine, rows=tuple(sort_rows(rows)),
-        question_sets=tuple(run.measured[0].accuracy), repeats=options.repeats, steps=run.steps,
+        question_sets=tuple(dict.fromkeys(name for item in run.measured for name in item.accuracy)),
+        repeats=options.repeats, steps=run.steps,
         notes=tuple(_notes(run, options)), n_failed=len(run.failures),
     )  # fmt: skip
 
