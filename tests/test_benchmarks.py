@@ -72,7 +72,12 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
     def _run(name: str, *arguments: str | Path) -> str:
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-        runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
+        code: object = 0
+        try:
+            runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code
+        assert not code
         return capsys.readouterr().out
 
     return _run

@@ -103,7 +103,7 @@ def test_the_rate_leaves_out_what_was_done_before(monkeypatch: pytest.MonkeyPatc
     progress = Progress("training", 100, "steps", done=40)
     progress.advance(10)
     started = progress._start
-    monkeypatch.setattr("time.monotonic", lambda: started + 5.0)
+    monkeypatch.setattr("kinject.terminal.running_time", lambda: started + 5.0)
     assert progress.rate == pytest.approx(2.0)
 
 

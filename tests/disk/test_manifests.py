@@ -13,6 +13,7 @@ import pytest
 from damage import said
 
 from kinject.disk import file_hash, read_manifest
+from kinject.disk import manifest as manifest_module
 from kinject.disk.manifest import check_output, manifest_beside, write_manifest
 
 
@@ -59,6 +60,7 @@ def test_a_manifest_says_what_made_its_output(tmp_path: Path, monkeypatch: pytes
         return "1.2"
 
     monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(manifest_module, "_versions", manifest_module._versions.__wrapped__)
     monkeypatch.setattr(sys, "argv", ["/bin/kinject", "augment", "x.yaml"])
     recipe = {"run_dir": "x"}
     write_manifest(tmp_path / "manifest.json", stage="augment", inputs={"a": "1"}, recipe=recipe, counts={"n": 2})

@@ -54,7 +54,7 @@ def test_names_of_models_and_questions_do_not_lead_out_of_the_folder_of_an_evalu
     tmp_path: Path, tiny_model: Path, write_rows: Callable[..., Path]
 ) -> None:
     rows = [{"id": name or "x", "question": "Where?", "choices": ["a", "b"], "answer": 0, "subject": name, "document_id": name}
-            for name in HOSTILE if name != "\ud800"]  # fmt: skip
+            for name in HOSTILE if name != "\ud800" and "\0" not in name]  # fmt: skip
     questions = write_rows("questions.jsonl", rows)
     names = [
         name for name in HOSTILE if name != "\ud800" and "\0" not in name and len(name) < 1000

@@ -24,16 +24,15 @@ def _counting_parses(*paths: Path) -> Iterator[Counter[str]]:
     """Count how often each line of `paths` goes through the JSON parser."""
     lines = {line for path in paths for line in path.read_text("utf-8").splitlines()}
     counts: Counter[str] = Counter(dict.fromkeys(lines, 0))
-    loads = json.loads
+    decode = json.JSONDecoder.decode
 
-    def count(text: Any, *arguments: Any, **options: Any) -> Any:
-        line = (text if isinstance(text, str) else text.decode("utf-8", "replace")).strip()
-        if line in lines:
-            counts[line] += 1
-        return loads(text, *arguments, **options)
+    def count(self: json.JSONDecoder, text: str, *arguments: Any) -> Any:
+        if text.strip() in lines:
+            counts[text.strip()] += 1
+        return decode(self, text, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json, "loads", count)
+        patch.setattr(json.JSONDecoder, "decode", count)
         yield counts
 
 

@@ -301,5 +301,6 @@ def test_report_to_and_push_to_hub_reach_their_integrations(
     pushed: list[str] = []
     monkeypatch.setattr(KnowledgeTrainer, "init_hf_repo", lambda self, *a, **k: pushed.append("repository"))
     monkeypatch.setattr(KnowledgeTrainer, "push_to_hub", lambda self, *a, **k: pushed.append("model"))
+    monkeypatch.setenv("HF_TOKEN", "hf_none")
     run_trainer(push_to_hub=True, max_steps=1)
     assert pushed[0] == "repository"

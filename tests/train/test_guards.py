@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from kinject.errors import InputError, RecipeError, TrainingError
 from kinject.models import load_model
@@ -102,9 +102,6 @@ def test_a_run_goes_on_after_a_skipped_update_and_stops_past_the_limit(
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"trainer": {"max_steps": 1, "learning_rate": 1e39, "lr_scheduler_type": "constant"}}, "weight is not finite"),
-        ({"trainer": {"learning_rate": 1e38, "lr_scheduler_type": "constant"}}, r"norm is nan for the 4\. time"),
-        ({"trainer": {"learning_rate": 0.0}}, "no weight differs from its start after 6 updates"),
         ({"trainer": {"learning_rate": 1e-30}}, "is what it was before training"),  # weights at 0 move by any rate
         ({"trainer": {"max_steps": 1, "warmup_steps": 5}}, "no weight differs from its start"),
         (
@@ -298,12 +295,12 @@ def test_updates_that_an_fp16_scaler_leaves_out_are_counted_and_stop_where_no_sc
 def test_a_base_whose_output_is_not_finite_is_refused_before_the_first_step(
     make_recipe: MakeRecipe, tiny_model: Path
 ) -> None:
-    config = json.loads((tiny_model / "config.json").read_text())
-    for change in ({"rms_norm_eps": float("nan")}, {"rope_parameters": {"rope_type": "default", "rope_theta": 0.0}}):
-        (tiny_model / "config.json").write_text(json.dumps({**config, **change}))
-        with pytest.raises(InputError, match=r"tiny-model: the model's output on the first row .* not finite"):
-            train(make_recipe(), overwrite=True)
-        assert not (make_recipe().run_dir / "log.jsonl").exists()
+    weights = load_file(tiny_model / "model.safetensors")
+    weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], 3e38)  # finite, and its product is not
+    save_file(weights, tiny_model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"tiny-model: the model's output on the first row .* not finite"):
+        train(make_recipe(), overwrite=True)
+    assert not (make_recipe().run_dir / "log.jsonl").exists()
 
 
 def test_a_filter_of_losses_that_are_not_finite_is_refused(make_recipe: MakeRecipe) -> None:

@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from kinject.corpus.packing import PackingConfig
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import Tokenization
-from kinject.disk import folder_hash, read_jsonl
+from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
+from kinject.models import model_hash
 from kinject.recipe import Recipe, read_recipe
 from kinject.train import train
 from kinject.train.data import CorpusPacker, Part
@@ -135,7 +136,7 @@ def test_the_two_phase_recipes_chain_in_either_order(
                      "trainer.max_steps=3"]  # fmt: skip
         result = train(read_recipe(RECIPES / f"{phase}.yaml", overrides, "train"))
         manifest = json.loads((Path(result.run_dir) / "manifest.json").read_text())
-        assert manifest["inputs"]["model"] == folder_hash(Path(start))
+        assert manifest["inputs"]["model"] == model_hash(Path(start))
         before, after = (load_file(Path(at) / "model.safetensors") for at in (start, result.model_dir))
         assert any(not torch.equal(before[name], after[name]) for name in before)
         start = result.model_dir

@@ -224,7 +224,8 @@ def no_improvement(history: Sequence[Mapping[str, Any]], metric: tuple[str, bool
     recipe's.
     """
     name = f"eval_{metric[0].removeprefix('eval_')}"
-    values = [value for step, value in _by_step(history, name).items() if step > 0]
+    by_step = {row["step"]: math.nan if row[name] is None else row[name] for row in history if name in row}
+    values = [value for step, value in by_step.items() if step > 0]
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         never = f"{name} has not been finite in {len(values)} evaluations ({key}); the run stops."
