@@ -211,6 +211,7 @@ def test_tables_hold_every_result(written: Path) -> None:
         assert f"option texts, 0 shots · {result.n} questions, chance 25.0%" in text
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_answers_that_changed_stand_there_with_text_and_context(tmp_path: Path) -> None:
     rows = [flip("par", question_set="new", question_id=f"q{i}", question=f"Who is {i}?") for i in range(8)]
     rows[0]["passages"] = [{"id": "p", "document_id": "d", "text": "Bryn is zero.\nHe is. " + "x" * 3000}]
@@ -233,12 +234,14 @@ def test_answers_that_changed_stand_there_with_text_and_context(tmp_path: Path) 
     assert "context: Bryn is zero. / He is." in text
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_without_flips_the_page_is_silent_and_with_none_it_says_so(tmp_path: Path) -> None:
     assert "Answers that changed" not in write_report(tmp_path, make_report()).read_text("utf-8")
     write_flips(tmp_path)
     assert "nothing became right, nothing wrong" in write_report(tmp_path, make_report()).read_text("utf-8")
 
 
+@pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize(
     "change", [{"change": "sideways"}, {"choices": 3}, {"passages_": 1, "k": []}, {"truncated": "x"}]
 )
@@ -248,6 +251,7 @@ def test_damaged_flips_are_refused_by_the_line(tmp_path: Path, change: dict[str,
         write_report(tmp_path, make_report())
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_subjects_recall_and_perplexity_have_tables(tmp_path: Path) -> None:
     parts = (Subject("north", 30, 0.5, 15, 0.33, 0.67), Subject("south", 20, 0.25, 5, 0.11, 0.47))
     base = make_result("base", first(20, 50), None, subjects=parts, macro=(0.375, 0.25, 0.5))
@@ -275,6 +279,7 @@ def test_subjects_recall_and_perplexity_have_tables(tmp_path: Path) -> None:
         assert line in text
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_the_corrected_p_decides(tmp_path: Path) -> None:
     base, right = first(20, 100), first(30, 100)
     tuned = make_result("tuned", right, base)
@@ -291,6 +296,7 @@ def test_the_corrected_p_decides(tmp_path: Path) -> None:
     assert "McNemar p = 0.30 after Holm" in page
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_without_a_training_log_the_page_says_so_and_keeps_no_old_figure(tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_report(run, make_report(logs=log_entries(write_logs(tmp_path / "train"))))
@@ -300,6 +306,7 @@ def test_without_a_training_log_the_page_says_so_and_keeps_no_old_figure(tmp_pat
     assert not (run / "figures" / "loss.png").exists()
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_log_without_losses_is_named_as_such(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", [{"step": 1, "eval_loss": 1.0}])
     write_report(tmp_path, make_report(logs=log_entries({"reg": log})))
@@ -316,6 +323,7 @@ def test_an_empty_report_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path, make_evaluation((), "empty"))
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_commands_come_from_the_manifests_once_each(tmp_path: Path) -> None:
     logs = write_logs(tmp_path / "train")
     for name in logs:
@@ -340,6 +348,7 @@ def test_a_report_survives_the_way_through_json(tmp_path: Path) -> None:
     assert read_report(tmp_path / "report.json") == report
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_report_is_redrawn_from_its_folder_alone(tmp_path: Path) -> None:
     run, logs = tmp_path / "run", write_logs(tmp_path / "train")
     run.mkdir()

@@ -291,6 +291,7 @@ def test_figures_take_the_colours_of_the_page(written: Path) -> None:
         assert html.count(f"{name}: #") == 2, name  # light and dark
 
 
+@pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -321,6 +322,7 @@ def test_what_a_study_lacks_is_said(tmp_path: Path, changes: dict[str, Any], sen
 _PAGES: dict[str, str] = {}
 
 
+@pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize(
     ("kept", "sentence"),
     [
@@ -340,6 +342,7 @@ def test_a_study_without_retention_learning_retrieval_or_arms_has_a_page(
     assert sentence in text
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_points_without_a_result_are_named(tmp_path: Path) -> None:
     points = (SweepPoint(1e-4, "0.0001", 1e-4, "ft-par"), SweepPoint(1e-2, "0.01", 1e-2, "failed"))
     curve = Sweep("lr", "trainer.learning_rate", "sandbox", "", True, True, points)
@@ -348,6 +351,7 @@ def test_points_without_a_result_are_named(tmp_path: Path) -> None:
     assert (tmp_path / "figures" / "sweep-lr-2.svg").is_file()
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_figures_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
     curve = Sweep("lr", "k", "sandbox", "", True, False, (SweepPoint(1, "1", 1.0, "ft-par"),))
     write_report(tmp_path, make_small(sweeps=(curve,)))
@@ -357,6 +361,7 @@ def test_figures_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
     assert names == {"accuracy", "gains", "flips", "mine"}
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_kinject_report_draws_a_study_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_checked_json(tmp_path / "report.json", to_json(make_small()))
     write_report(tmp_path, make_small())

@@ -11,6 +11,10 @@ import time
 from typing import Any
 
 from country import write_study
+from in_process import InProcess
+
+from kinject.recipe import read_recipe
+from kinject.study.run import run_study
 
 
 def without_times(value: Any) -> Any:
@@ -30,10 +34,8 @@ def test_a_study_killed_while_it_trains_ends_as_an_undisturbed_one(tmp_path, tin
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    reports = []
-    for rerun in (killed, [*words, f"run_dir={tmp_path / 'b'}"]):
-        subprocess.run(rerun, check=True, capture_output=True)
-        folder = tmp_path / ("study" if rerun is killed else "b")
-        text = (folder / "report.json").read_text("utf-8").replace("../two/", "../stages/")
-        reports.append(without_times(json.loads(text)))
+    subprocess.run(killed, check=True, capture_output=True)
+    run_study(read_recipe(path, [f"run_dir={tmp_path / 'b'}"], "study"), InProcess)
+    texts = [(tmp_path / name / "report.json").read_text("utf-8") for name in ("study", "b")]
+    reports = [without_times(json.loads(text.replace("../two/", "../stages/"))) for text in texts]
     assert reports[0] == reports[1]
