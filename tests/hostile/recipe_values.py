@@ -411,7 +411,7 @@ def _reset_libraries() -> None:
 
 def model_fault(folder: Path, drawn: Draw) -> str:
     """Return what is wrong with the model of a run that ended as done: not there, not finite, or the base itself."""
-    from safetensors.numpy import load_file
+    from safetensors.torch import load_file
 
     model = folder / "run" / "model"
     if drawn.key.path == ("run_dir",):
@@ -421,8 +421,8 @@ def model_fault(folder: Path, drawn: Draw) -> str:
     )
     if file is None:
         return "no weights"
-    weights = load_file(file)
-    if any(not np.isfinite(value.astype(np.float32)).all() for value in weights.values()):
+    weights = {name: value.float().numpy() for name, value in load_file(file).items()}
+    if any(not np.isfinite(value).all() for value in weights.values()):
         return "weights that are not finite"
     if file.name.startswith("adapter"):
         moved = any(np.any(value) for name, value in weights.items() if "lora_B" in name or "lora_" not in name)
@@ -430,7 +430,9 @@ def model_fault(folder: Path, drawn: Draw) -> str:
     if drawn.key.base == "new" or drawn.key.path[:2] == ("model", "new"):
         return ""
     base = load_file(folder / "tiny" / "model.safetensors")
-    if any(name not in weights or not np.array_equal(weights[name], value) for name, value in base.items()):
+    if any(
+        name not in weights or not np.array_equal(weights[name], value.float().numpy()) for name, value in base.items()
+    ):
         return ""
     return "the base's own weights"
 
@@ -444,4 +446,5 @@ def judge_all(draws: Iterable[Draw], folder: Path) -> tuple[Counter[str], list[s
         counts[outcome.what] += 1
         if outcome.fault:
             faults.append(f"{outcome.what}: {drawn.key.name} ({drawn.key.base}) = {drawn.text:.200}\n{outcome.fault}")
+            print(f"after {counts.total()}: {faults[-1]}", flush=True)
     return counts, faults
