@@ -350,8 +350,11 @@ def _compare(drawn: Draw, verb: str, checked: tuple[int, str], ran: tuple[int, s
         names = (
             drawn.key.path[-3:] if verb == "study" else drawn.key.path[-1:]
         )  # a study's recipes have keys of their own
-        of_input = re.match(rf"kinject {verb}: [\w.]+\.jsonl:\d+: ", text)  # the file that the key makes it read
-        if not any(name in text for name in names) and not _is_yaml_fault(text) and not of_input:
+        of_input = re.search(
+            rf"^(?:kinject {verb}: )?[\w.]+\.jsonl:\d+: ", text, re.MULTILINE
+        )  # a file that the key reads
+        of_parent = f" {'.'.join(drawn.key.path[:-1])}: " in text or "no model of this name" in text
+        if not any(name in text for name in names) and not _is_yaml_fault(text) and not of_input and not of_parent:
             return Outcome(f"{verb}: no key", text)
         if len(text) > 6000:
             return Outcome(f"{verb}: long message", text[:6000])

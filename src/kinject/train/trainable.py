@@ -72,13 +72,15 @@ def check_model(recipe: TrainRecipe) -> None:
     else:
         return
     wants_router = recipe.trainer.get("router_aux_loss_coef") is not None
-    if (recipe.adapter is not None or wants_router or section.freeze) and not faults:
+    wants_layers = recipe.techniques.reinitialize_last_layers > 0
+    if (recipe.adapter is not None or wants_router or wants_layers or section.freeze) and not faults:
         try:
             config = build_config()
             empty = empty_model(config)
         except Exception:  # noqa: BLE001 (loading the folder reports what is wrong with it)
             return
         freeze(empty, recipe)
+        _check_last_layers(recipe, config)
         if wants_router and not hasattr(config.get_text_config(), "router_aux_loss_coef"):
             fault = f"is for mixtures of experts, and {config.model_type} is none. Remove the line."
             faults.append(("trainer.router_aux_loss_coef", fault))
@@ -233,9 +235,7 @@ def reinitialize_last_layers(model: Any, recipe: TrainRecipe) -> list[str]:
     """
     wanted = recipe.techniques.reinitialize_last_layers
     n_layers = model.config.get_text_config().num_hidden_layers
-    if wanted > n_layers:
-        fault = f"found {wanted}, but the model has {n_layers} layers. Set at most {n_layers}."
-        raise recipe.error("techniques.reinitialize_last_layers", fault)
+    _check_last_layers(recipe, model.config)
     if not wanted:
         return []
     names = [name for name, _ in model.named_parameters() if _at_least(name, n_layers - wanted)]
@@ -248,6 +248,13 @@ def reinitialize_last_layers(model: Any, recipe: TrainRecipe) -> list[str]:
             if _at_least(f"{name}.", n_layers - wanted) and not _at_least(f"{name.rpartition('.')[0]}.", 0):
                 module.apply(model._init_weights)
     return names
+
+
+def _check_last_layers(recipe: TrainRecipe, config: Any) -> None:
+    wanted, n_layers = recipe.techniques.reinitialize_last_layers, config.get_text_config().num_hidden_layers
+    if wanted > n_layers:
+        fault = f"found {wanted}, but the model has {n_layers} layers. Set at most {n_layers}."
+        raise recipe.error("techniques.reinitialize_last_layers", fault)
 
 
 def _at_least(name: str, first: int) -> bool:
