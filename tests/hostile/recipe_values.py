@@ -353,7 +353,12 @@ def _compare(drawn: Draw, verb: str, checked: tuple[int, str], ran: tuple[int, s
         of_input = re.search(
             rf"^(?:kinject {verb}: )?[\w.]+\.jsonl:\d+: ", text, re.MULTILINE
         )  # a file that the key reads
-        of_parent = f" {'.'.join(drawn.key.path[:-1])}: " in text or "no model of this name" in text
+        section = re.escape(
+            drawn.key.path[0]
+        )  # the value may not go with another key of its section, which is then named
+        of_parent = re.search(rf"\.yaml:\d+: {section}\b", text) or re.search(
+            r"no (?:model|tokenizer) of this name", text
+        )
         if not any(name in text for name in names) and not _is_yaml_fault(text) and not of_input and not of_parent:
             return Outcome(f"{verb}: no key", text)
         if len(text) > 6000:

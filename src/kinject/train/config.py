@@ -330,6 +330,9 @@ def _evaluation_faults(recipe: TrainRecipe) -> Faults:
     if trainer.get("load_best_model_at_end") and metric is None and not has_loss and sets:
         fault = f"missing. Without corpus.validation_corpus there is no loss to choose by. Allowed: {', '.join(known)}."
         faults.append(("trainer.metric_for_best_model", fault))
+    if trainer.get("save_strategy") == "best" and not (evaluates and metric):
+        fault = "best saves after evaluations: set trainer.eval_strategy, and trainer.metric_for_best_model by which."
+        faults.append(("trainer.save_strategy", fault))
     return faults
 
 

@@ -123,12 +123,15 @@ def _assemble(
     first_row = Dataset.from_list([dataset[0]])  # SFTTrainer needs a Dataset, which would copy every row
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        trainer = KnowledgeTrainer(
-            model=model, args=config, processing_class=tokenizer, peft_config=adapter, train_dataset=first_row,
-            eval_dataset=first_row if validation is not None else None,
-            data_collator=Collator(pad, flatten, config.pad_to_multiple_of, recipe.guards.masked_batch),
-            callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, WarmUp(), screen, *stopping],
-        )  # fmt: skip
+        try:
+            trainer = KnowledgeTrainer(
+                model=model, args=config, processing_class=tokenizer, peft_config=adapter, train_dataset=first_row,
+                eval_dataset=first_row if validation is not None else None,
+                data_collator=Collator(pad, flatten, config.pad_to_multiple_of, recipe.guards.masked_batch),
+                callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, WarmUp(), screen, *stopping],
+            )  # fmt: skip
+        except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks together
+            raise recipe.error("trainer", f"SFTTrainer refuses it: {' '.join(str(error).split())[:300]}") from error
     trainer.train_dataset = dataset
     trainer.eval_dataset = RowDataset(validation.rows) if validation is not None else None
     trainer.remove_callback(PrinterCallback)
