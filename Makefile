@@ -42,7 +42,7 @@ docs: .venv/dev
 
 test: .venv/dev
 	$(MAKE) check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 soak: .venv/dev
 	$(BIN)/python -m pytest -m soak tests/soak
