@@ -122,7 +122,21 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class ArmResult:
+class _AskedArm:
+    """One arm asked the `n` questions of one set in one prompt format."""
+
+    model: str
+    arm: str
+    question_set: str
+    role: Role
+    format: str
+    shots: Count
+    k: Count
+    n: Count
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult(_AskedArm):
     """One arm on one question set in one prompt format, over all seeds.
 
     `by_seed` holds the accuracies in the order of the seeds and `accuracy` their mean; `low` and `high` bound it at 95%
@@ -133,14 +147,6 @@ class ArmResult:
     the base without context.
     """
 
-    model: str
-    arm: str
-    question_set: str
-    role: Role
-    format: str
-    shots: Count
-    k: Count
-    n: Count
     chance: Fraction
     by_seed: tuple[Fraction, ...]
     accuracy: Fraction
@@ -173,21 +179,13 @@ class ArmResult:
 
 
 @dataclass(frozen=True, slots=True)
-class UnscoredResult:
+class UnscoredResult(_AskedArm):
     """An arm of which no question of a set has a score, so that it has no numbers: `accuracy` is always None.
 
     A question has no score if a log-prob is not finite (the model diverged or overflows), or if all are equal (it prefers
     no choice). `n` counts the questions; `seed` is a study's, None in an evaluation.
     """
 
-    model: str
-    arm: str
-    question_set: str
-    role: Role
-    format: str
-    shots: Count
-    k: Count
-    n: Count
     score: str = "sum"
     seed: int | None = None
     accuracy: None = None
