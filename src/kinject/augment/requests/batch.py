@@ -34,7 +34,7 @@ FIRST_POLL, LONGEST_POLL = 2.0, 60.0
 MAX_SILENCE = 600.0
 """Seconds without an answer about files and batches before the run stops. Batches continue meanwhile."""
 LONGEST_BATCH = 48 * 3600.0
-"""Seconds that a run waits for a batch. Providers end one after 24 hours; a later run goes on waiting."""
+"""Seconds that a run waits for a batch. Providers end one after 24 hours; a later run waits again."""
 _LONGEST_NAME = 200
 _ENDED = ("completed", "failed", "expired", "cancelled", "unknown")
 
