@@ -22,6 +22,7 @@ def folder(tmp_path: Path, trained_tokenizer: Any, monkeypatch: pytest.MonkeyPat
     """A working directory with the inputs; reports of training runs, which have tests of their own, are not drawn."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("kinject.report.write_training_report", lambda *_: None)
+    monkeypatch.setattr("kinject.augment.requests.limits.PERIOD", 0.01)  # one request a minute is waited for as told
     write_inputs(tmp_path, trained_tokenizer)
     return tmp_path
 
