@@ -295,7 +295,7 @@ def updates_per_epoch(recipe: TrainRecipe, n_rows: int, n_devices: int) -> int:
     rows_per_batch = trainer_field(recipe, "per_device_train_batch_size") * n_devices
     drop_last = trainer_field(recipe, "dataloader_drop_last")
     n_batches = n_rows // rows_per_batch if drop_last else -(-n_rows // rows_per_batch)
-    return max(-(-n_batches // int(trainer_field(recipe, "gradient_accumulation_steps"))), 1)
+    return int(max(-(-n_batches // trainer_field(recipe, "gradient_accumulation_steps")), 1))
 
 
 def _calibrate(

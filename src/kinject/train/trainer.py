@@ -61,6 +61,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     control: Any
     lr_scheduler: Any
     _total_train_tokens: Any
+    router_aux_loss_coef: float
     steps_per_epoch: int = 1
     learned_tokens: Any = 0
     """Tokens in the loss so far in this process (a number, or a tensor on a device)."""
