@@ -370,9 +370,11 @@ def _compare(drawn: Draw, verb: str, checked: tuple[int, str], ran: tuple[int, s
         other = bool(lines) and "nothing is there" not in text
         return Outcome(f"{verb}: other words", f"{lines[0]}\n--- {verb}\n{text}") if other else Outcome("refused")
     if code == 2 and any(line.removeprefix(f"kinject {verb}: ").startswith(f"{path}:") for line in text.splitlines()):
-        if "nothing is there" in text:
+        if "nothing is there" in text or "expected a file" in text:
             return Outcome("input missing")
-        if "rows reach" in text or "simulates none" in text:  # only the corpus shows that; only plan is at fault
+        if any(
+            words in text for words in ("rows reach", "simulates none", "but row ")
+        ):  # only the corpus shows that, or only plan is at fault
             return Outcome("refused late")
         return Outcome(f"{verb}: refuses what check takes", text)
     return Outcome("done" if code != 2 else "refused late")
