@@ -41,6 +41,8 @@ NOT_NULL = frozenset({"model", "corpus", "augment", "questions", "eval", "study"
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$|^[A-Za-z0-9][\w-]*$")
 
+_LONGEST_NAME = 255
+"""Bytes of a file's or folder's name; names on the hub are shorter."""
 _HUB_DATA = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]*){0,2}$")
 
 
@@ -203,6 +205,9 @@ def read_recipe(
         faults.append(Fault(_where(file, frozenset(overridden), key), ".".join(map(str, key)), what))
 
     def check_input(key: KeyPath, kind: str, value: str) -> None:
+        if any(len(part.encode("utf-8", "surrogatepass")) > _LONGEST_NAME for part in Path(value).parts):
+            report(key, f"found {len(value):,} characters. No file and no name on the hub is that long.")
+            return
         if key[0] not in checked:
             return
         if not _is_input(value, kind):
