@@ -293,6 +293,7 @@ def run_values(recipe: TrainRecipe, strategy: Strategy, setting: Setting, steps:
     values = {key: value for key, value in recipe.raw.items() if key not in (*_OTHER_SECTIONS, "run_dir")}
     values["trainer"] = {key: list(item) if isinstance(item, tuple) else item for key, item in recipe.trainer.items()}
     values["seed"] = seed
+    values["corpus"] = {key: item for key, item in values["corpus"].items() if key != "validation_fraction"}
     fields = short_fields(steps)
     probes = _probe_values(recipe)
     if probes is not None:

@@ -111,8 +111,11 @@ def render_summary(result: TrainResult) -> str:
 
 
 def _count_data(trainer: KnowledgeTrainer) -> dict[str, Any]:
+    from kinject.train.setup import effective_batch
+
     data = trainer.training_data
     return {
+        "effective_batch": effective_batch(trainer.args, data),
         "fractions": {name: round(fraction, 4) for name, fraction in data.fractions.items()},
         "exposures": summarize_exposures(data.exposures, trainer.state.epoch),
     }
