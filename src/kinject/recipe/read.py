@@ -205,18 +205,9 @@ def read_recipe(
         faults.append(Fault(_where(file, frozenset(overridden), key), ".".join(map(str, key)), what))
 
     def check_input(key: KeyPath, kind: str, value: str) -> None:
-        if any(len(part.encode("utf-8", "surrogatepass")) > _LONGEST_NAME for part in Path(value).parts):
-            report(key, f"found {len(value):,} characters. No file and no name on the hub is that long.")
-            return
-        if key[0] not in checked:
-            return
-        if not _is_input(value, kind):
-            report(key, f"found {value!r}, but nothing is there.{_hint_at_path(value)}")
-        elif kind == "file":
-            try:
-                check_regular(Path(value))
-            except DiskError as error:
-                report(key, str(error))
+        fault = _input_fault(value, kind, must_exist=key[0] in checked)
+        if fault:
+            report(key, fault)
 
     for key, what in _find_secrets(raw):
         report(key, what)
@@ -298,6 +289,20 @@ def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]
     mapping[parts[-1]] = value
     overridden.add(parts)
     return None
+
+
+def _input_fault(value: str, kind: str, *, must_exist: bool) -> str:
+    """Return what is wrong with an input's path, "" for nothing."""
+    if any(len(part.encode("utf-8", "surrogatepass")) > _LONGEST_NAME for part in Path(value).parts):
+        return f"found {len(value):,} characters. No file and no name on the hub is that long."
+    if must_exist and not _is_input(value, kind):
+        return f"found {value!r}, but nothing is there.{_hint_at_path(value)}"
+    if must_exist and kind == "file":
+        try:
+            check_regular(Path(value))
+        except DiskError as error:
+            return str(error)
+    return ""
 
 
 def _is_input(value: str, kind: str) -> bool:
