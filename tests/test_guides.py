@@ -22,7 +22,7 @@ from kinject.recipe.read import Verb
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "techniques.md").read_text("utf-8")
-ROWS_OF_GUIDE = {1: 25, 2: 93, 3: 20, 4: 59, 5: 55}
+ROWS_OF_GUIDE = {1: 25, 2: 93, 3: 21, 4: 61, 5: 56}
 """Guide: number of its rows. A row that is dropped from the page is missed here."""
 NOT_BUILT = ("**not built**: ", "**reading**: ", "**in part**: ")
 GENERATOR = {"kind": "sandbox"}

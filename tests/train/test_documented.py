@@ -19,6 +19,7 @@ from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
 from kinject.recipe.library_fields import REFUSED, RENAMED
 from kinject.train import train
+from kinject.train.config import make_sft_config
 from kinject.train.trainer import KnowledgeTrainer
 
 MakeRecipe = Callable[..., Recipe]
@@ -223,7 +224,8 @@ def test_logging_saving_and_evaluating_happen_when_asked(run_trainer: RunTrainer
     held_out = {"corpus": {"path": str(corpus), "validation_corpus": str(corpus)}}
     trainer = run_trainer(held_out, logging_strategy="steps", logging_steps=3, save_strategy="steps", save_steps=2,
                           evaluation_strategy="steps", eval_steps=2, load_best_model_at_end=True, learning_rate=0.3,
-                          max_grad_norm=0.0, run_name="named", packing=False)  # fmt: skip
+                          max_grad_norm=0.0, run_name="named", packing=False, per_device_eval_batch_size=16)  # fmt: skip
+    assert len(trainer.get_eval_dataloader()) == 3  # 40 rows
     assert len(_logged(trainer, "loss")) == 2
     losses = _logged(trainer, "eval_loss")
     assert len(losses) == 3
@@ -303,6 +305,15 @@ def test_bf16_runs_the_arithmetic_in_bf16_and_keeps_weights_in_float32(
     seen.clear()
     run_trainer(bf16=False, max_steps=1)
     assert seen == {torch.float32}
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_bf16_is_on_by_itself_only_if_the_hardware_multiplies_it(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    monkeypatch.setattr("kinject.train.config.has_fast_bf16", lambda device: fast)
+    assert make_sft_config(make_recipe(trainer={"bf16": None})).bf16 is fast
+    assert make_sft_config(make_recipe(trainer={"bf16": not fast})).bf16 is not fast
 
 
 def test_torch_compile_wraps_the_model(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
