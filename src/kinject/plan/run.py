@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
+from kinject.disk import is_file, is_folder
 from kinject.errors import KinjectError, RecipeError
 from kinject.models import choose_device, has_fast_bf16, load_tokenizer
 from kinject.plan.devices import Change, Devices, Parallelism, cheapest_changes, choose_parallelism, find_devices
@@ -245,7 +246,7 @@ def _mixed(recipe: TrainRecipe, devices: Devices) -> torch.dtype | None:
 def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunLength | None:
     """Return the length of the run; None, with a note, if corpus or tokenizer are missing."""
     paths = [recipe.corpus.path, *(part.path for part in recipe.corpus.parts().values())]
-    missing = [path for path in paths if not Path(path).is_file()]
+    missing = [path for path in paths if not is_file(path)]
     if missing:
         notes.append(f"steps, tokens and exposures are not counted: {', '.join(missing)} does not exist yet.")
         return None
@@ -312,7 +313,7 @@ def _calibrate(
         reason = "the step does not fit"
     elif length is None:
         reason = "the corpus cannot be read"
-    elif path is not None and Path(path).is_dir() and not any(Path(path).glob("*.safetensors")):
+    elif path is not None and is_folder(path) and not any(Path(path).glob("*.safetensors")):
         reason = f"{path} holds no weights"
     if reason:
         notes.append(f"time is not estimated: {reason}.")

@@ -237,7 +237,7 @@ class QuestionsSection:
     n_questions: int = option(2, help="Questions kept of each passage, the most specific ones.", min=1, max=100)
     n_proposed: int = option(4, help="Questions written at once; those not kept are stored apart.", min=1, max=100)
     closed_book: int = option(
-        2, help="Times that each is asked without the passage; if always correct, it is refused.", min=0
+        2, help="Times that each is asked without the passage; if always correct, it is refused.", min=0, max=100
     )
     validation: float = option(
         0.2, help="Fraction of the documents whose questions are for validation.", min=0.0, max=1.0
@@ -393,3 +393,6 @@ class BenchSection:
         metadata={"help": "name: changes to vanilla, as section.key: value (adapter: the whole section)."},
     )
     built_in: bool = option(True, help="Measure the strategies of bench too; vanilla is always measured.")
+    whole_runs: bool = option(
+        False, help="Each run takes the recipe's own epochs, evaluations and best checkpoint, instead of a few steps."
+    )
