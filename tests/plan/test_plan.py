@@ -65,10 +65,10 @@ def _step(kind: str = "llama", **more: Any) -> StepConfig:
     return StepConfig(**values)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_what_a_step_keeps_for_its_backward_pass_is_what_autograd_saves(kind: str) -> None:
-    """Independent count: real tensors, torch's own saved-tensor hooks, each storage once."""
-    step = _step(kind)
+@pytest.mark.parametrize(("kind", "mixed"), [("llama", None), ("gpt2", None), ("llama", torch.bfloat16)])
+def test_what_a_step_keeps_for_its_backward_pass_is_what_autograd_saves(kind: str, mixed: torch.dtype | None) -> None:
+    """Independent count: real tensors, torch's own saved-tensor hooks, each storage once; autocast's copies of weights too."""
+    step = _step(kind, mixed=mixed)
     model: Any = transformers.AutoModelForCausalLM.from_config(step.model, attn_implementation="sdpa").train()
     weights = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     saved: dict[int, torch.UntypedStorage] = {}
@@ -80,7 +80,9 @@ def test_what_a_step_keeps_for_its_backward_pass_is_what_autograd_saves(kind: st
 
     ids = torch.randint(0, 500, (step.batch, step.block))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        with torch.autocast("cpu", mixed, enabled=mixed is not None):
+            logits = model(input_ids=ids, use_cache=False).logits
+        logits = logits[:, :-1].float()
         F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
     by_hand = sum(storage.nbytes() for storage in saved.values())
     memory = simulate(step)

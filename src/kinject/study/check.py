@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from kinject.disk import is_file
 from kinject.errors import Fault, RecipeError
 from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.check import KeyPath, suggestion
@@ -109,7 +110,7 @@ def _arm_faults(recipe: StudyRecipe) -> Iterator[Fault]:
             yield from _unknown(recipe, (*key_path, "models", index), model, section.models)
         if arm.corpus in ("augmented", "random") and section.augment is None:
             yield recipe.fault(key_path, f"corpus {arm.corpus} needs study.augment, the recipe that writes it.")
-        elif arm.corpus not in ("augmented", "random") and not Path(arm.corpus).is_file():
+        elif arm.corpus not in ("augmented", "random") and not is_file(arm.corpus):
             yield recipe.fault((*key_path, "corpus"), f"found {arm.corpus!r}: neither augmented, random, nor a file.")
 
 
