@@ -121,6 +121,7 @@ def test_every_test_of_a_row_is_collected_and_needs_a_gpu_only_where_that_is_sai
         assert found is not None, test
         marks = " ".join(ast.unparse(mark) for mark in found.decorator_list)
         assert ("cuda" in marks and "skipif" in marks) == (f"{test} (GPU)" in owner.proof), test
+        assert ("mark.soak" in marks) == (f"{test} (soak)" in owner.proof), test
 
 
 @pytest.mark.parametrize("guide", ROWS_OF_GUIDE)
