@@ -35,6 +35,7 @@ def test_accelerates_own_parser_reads_the_configuration(path: Path) -> None:
         assert config.deepspeed_config["zero_stage"] == int(path.stem[-1])
 
 
+@pytest.mark.usefixtures("forked")
 def test_two_processes_learn_as_one_with_the_same_global_batch(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     shared = {"max_steps": 5, "use_cpu": True}
     one = train(make_recipe(run_dir=str(tmp_path / "one"), trainer={**shared, "per_device_train_batch_size": 4}))
