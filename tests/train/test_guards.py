@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+import random
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,15 +191,112 @@ def test_sums_of_weights_see_one_changed_bit_in_any_dtype_and_length() -> None:
 def test_a_norm_ten_times_its_running_median_is_a_warning_or_a_stop() -> None:
     guard = Guard(GuardsSection())
     for step, norm in enumerate([1.0, 1.2, 0.8, 1.1, 0.9, 1.0, 1.0, 1.0, 9.9]):
-        assert guard.may_update(norm, step)
+        guard.check_progress(1.0, norm, step)
     assert guard.warnings == []
-    assert guard.may_update(10.1, 9)
+    guard.check_progress(1.0, 10.1, 9)
     assert "step 10: the gradient norm is 10.1, over 10 times its running median 1" in guard.warnings[0]
     stopping = Guard(GuardsSection(norm_spike="stop"))
     for step in range(10):
-        stopping.may_update(1.0, step)
+        stopping.check_progress(1.0, 1.0, step)
     with pytest.raises(TrainingError, match="running median"):
-        stopping.may_update(11.0, 10)
+        stopping.check_progress(1.0, 11.0, 10)
+
+
+def _warnings(losses: Sequence[float], norms: Sequence[float] | None = None, **reactions: Any) -> list[str]:
+    guard = Guard(GuardsSection(**reactions))
+    guard._n_weights = 10**6
+    for step, loss in enumerate(losses):
+        guard.count(norms[step] if norms else 1.0)
+        guard.check_progress(loss, norms[step] if norms else 1.0, step)
+    return guard.warnings
+
+
+@pytest.mark.parametrize(
+    ("losses", "step"),
+    [
+        ([1.18, *[28.5 + index % 3 for index in range(30)]], 17),  # at once, as with a rate of 0.2
+        ([1.18 + 0.34 * index for index in range(80)], 28),  # slowly: a line
+        ([*[2 + 5 * 0.9**index for index in range(60)], *[7.1 + 0.1 * (index % 2) for index in range(20)]], 76),
+        ([1.18, 1.5, 4, 9, 3, *[8, 7, 9, 6] * 5], 19),  # by leaps, until they are no larger than noise
+    ],
+)
+def test_a_loss_that_diverges_is_one_warning_that_names_the_settings(losses: list[float], step: int) -> None:
+    (warning,) = _warnings(losses)
+    assert f"step {step}: the loss diverges" in warning
+    with pytest.raises(TrainingError, match=f"step {step}: the loss diverges"):
+        _warnings(losses, divergence="stop")
+    assert _warnings(losses, divergence="ignore") == []
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [1.18, *[2.1 - index / 100 for index in range(80)]],  # a warm-up's peak, not twice as high
+        [1.18, *[9.0] * 15, 1.0, *[0.9] * 40],  # over within 16 updates
+        [12.0 * 0.97**index for index in range(200)],
+        [*[0.02] * 50, *[0.9] * 50],  # memorised rows, then new ones
+        [1.5 + 0.6 * math.sin(index / 4) for index in range(200)],  # restarts
+        [random.Random(index).expovariate(0.5) for index in range(20_000)],  # single short rows
+        [*[3.0] * 20, math.nan, *[3.0] * 20],
+    ],
+)
+def test_a_loss_that_is_high_for_a_while_or_by_noise_is_no_divergence(losses: list[float]) -> None:
+    assert _warnings(losses, divergence="stop") == []
+
+
+def test_a_gradient_that_vanishes_is_one_warning_and_a_small_one_is_none() -> None:
+    """A million weights: their gradients' root mean square is 1e-8 where the norm is 1e-5."""
+    (warning,) = _warnings([5.0] * 40, [1.0] * 20 + [9e-6] * 20)
+    assert "step 28: the gradient vanishes: in 8 updates its norm was at most 9e-06, for 1,000,000 weights" in warning
+    assert _warnings([0.01] * 40, [1.0] * 20 + [1.1e-5] * 20) == []
+    assert _warnings([0.01] * 40, [1.0] * 20 + [math.nan] * 20) == []  # DeepSpeed does not return one
+    with pytest.raises(TrainingError, match="the gradient vanishes"):
+        _warnings([5.0] * 8, [0.0] * 8, vanishing_gradient="stop")
+
+
+def test_a_run_that_diverges_warns_and_stops_if_asked_also_after_a_resume(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loss is multiplied from the fourth update on. The warning of a resumed run is that of an uninterrupted one."""
+    honest = KnowledgeTrainer.compute_loss
+    monkeypatch.setattr(
+        KnowledgeTrainer, "compute_loss",
+        lambda self, *a, **k: honest(self, *a, **k) * (4.0 if self.state.global_step > 2 else 1.0),
+    )  # fmt: skip
+    trainer = {"max_steps": 20, "learning_rate": 1e-4, "max_grad_norm": 0.5, "warmup_steps": 2, "save_strategy": "steps",
+               "save_steps": 10}  # fmt: skip
+    stopping = make_recipe(trainer=trainer, guards={"divergence": "stop"})
+    _unfinished(
+        stopping, r"step 19: the loss diverges: in 16 updates it was at least 2\d\.\d, after a lowest of 5\.\d+"
+    )
+    assert (stopping.run_dir / "checkpoint-10").is_dir()
+    whole = train(make_recipe(trainer=trainer), overwrite=True)
+    (warning,) = [note for note in whole.notes if "the loss diverges" in note]
+    assert (
+        "Lower trainer.learning_rate (now 0.0001), raise trainer.warmup_steps (now 2), or clip more: trainer.max_grad_norm "
+        "(now 0.5). guards.divergence: stop ends such a run here." in warning
+    )
+    (make_recipe().run_dir / "manifest.json").unlink()
+    shutil.rmtree(make_recipe().run_dir / "checkpoint-20")
+    assert warning in train(make_recipe(trainer=trainer), resume=True).notes
+
+
+def test_a_skipped_update_leaves_the_schedule_where_it_is(
+    make_recipe: MakeRecipe, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _poison(monkeypatch, {1, 2})
+    linear = [1.0, 5 / 6, 5 / 6, 5 / 6, 4 / 6, 3 / 6]
+    plateau = {
+        "lr_scheduler_type": "reduce_lr_on_plateau",
+        "warmup_steps": 3,
+        "eval_strategy": "steps",
+        "eval_steps": 6,
+    }
+    validation = {"corpus": {"path": str(corpus), "validation_corpus": str(corpus)}}
+    for sections, trainer, rates in (({}, {}, linear), (validation, plateau, [0, 1 / 3, 1 / 3, 1 / 3, 2 / 3, 1.0])):
+        result = train(make_recipe(**sections, trainer={"learning_rate": 1e-3, **trainer}), overwrite=True)
+        rows = [json.loads(line) for line in (Path(result.run_dir) / "log.jsonl").read_text().splitlines()]
+        assert [row["learning_rate"] for row in rows if "loss" in row] == pytest.approx([1e-3 * rate for rate in rates])
 
 
 def test_a_batch_of_masked_labels_stops_warns_or_passes(caplog: pytest.LogCaptureFixture) -> None:
