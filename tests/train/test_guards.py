@@ -24,6 +24,8 @@ from kinject.train.guards import Guard, weight_sums
 from kinject.train.trainer import KnowledgeTrainer
 
 MakeRecipe = Callable[..., Recipe]
+CpuScaler = Callable[..., list[Any]]
+QUIET = {"unread_corpus": "ignore"}
 MASKED = [{"input_ids": [1, 2], "labels": [-100, -100], "position_ids": [0, 1]}]
 
 
@@ -217,7 +219,7 @@ def _warnings(losses: Sequence[float], norms: Sequence[float] | None = None, **r
         ([1.18, *[28.5 + index % 3 for index in range(30)]], 17),  # at once, as with a rate of 0.2
         ([1.18 + 0.34 * index for index in range(80)], 28),  # slowly: a line
         ([*[2 + 5 * 0.9**index for index in range(60)], *[7.1 + 0.1 * (index % 2) for index in range(20)]], 76),
-        ([1.18, 1.5, 4, 9, 3, *[8, 7, 9, 6] * 5], 19),  # by leaps, until they are no larger than noise
+        ([1.18, 1.5, 4, 9, 3, *[8, 7, 9, 6] * 5], 21),  # by leaps, until they are no larger than noise
     ],
 )
 def test_a_loss_that_diverges_is_one_warning_that_names_the_settings(losses: list[float], step: int) -> None:
@@ -362,34 +364,43 @@ def test_a_corpus_longer_than_the_steps_is_said_with_the_number_that_reads_it_on
 
 
 def test_updates_that_an_fp16_scaler_leaves_out_are_counted_and_stop_where_no_scale_helps(
-    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+    make_recipe: MakeRecipe, cpu_scaler: CpuScaler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Scaler:  # accelerate has no fp16 on the CPU
-        scale = 4.0
+    """By torch's own scaler: it skips by itself, and may do so more often than guards.skipped_updates (3) allows."""
+    scalers = cpu_scaler(init_scale=2.0**35)
+    result = train(make_recipe(trainer={"fp16": True, "max_steps": 30, "max_grad_norm": 0.0}))
+    counts = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]
+    skipped = counts["skipped_updates"]
+    assert 3 < skipped < 28
+    assert scalers[0].get_scale() == 2.0 ** (35 - skipped)
+    assert any(
+        f"fp16 overflow at loss scale {2.0**35:g}; the update is left out" in text for text in counts["warnings"]
+    )
+    rows = [json.loads(line) for line in (Path(result.run_dir) / "log.jsonl").read_text().splitlines()]
+    rates = [row["learning_rate"] for row in rows if "loss" in row]
+    assert rates == pytest.approx([1e-3] * (skipped + 1) + [1e-3 * (1 - n / 30) for n in range(1, 30 - skipped)])
+    cpu_scaler(init_scale=4.0)
+    _poison(monkeypatch, set(range(9)))
+    message = r"step 4: the gradient norm is nan even with the loss scaled by 0\.5; 4 updates were left out"
+    _unfinished(make_recipe(trainer={"fp16": True}), message)
 
-        def get_scale(self) -> float:
-            return self.scale
 
-    kept: list[KnowledgeTrainer] = []
-    start = KnowledgeTrainer.train
-    monkeypatch.setattr(KnowledgeTrainer, "train", lambda self, **k: kept.append(self) or start(self, **k))
-    train(make_recipe(trainer={"max_steps": 1}))
-    trainer, scaler = kept[0], Scaler()
-    model = trainer.model
-    monkeypatch.setattr(trainer.accelerator, "scaler", scaler)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    trainer._get_grad_norm(model)
-    assert trainer.guard.skipped == 0
-    next(model.parameters()).grad.fill_(float("inf"))
-    for _ in range(5):  # more than guards.skipped_updates: the scaler is looking for its scale
-        trainer._get_grad_norm(model)
-    assert trainer.guard.skipped == 5
-    assert "fp16 overflow at loss scale 4; the update is left out" in trainer.guard.warnings[-1]
-    assert next(model.parameters()).grad is not None  # leaving it out is the scaler's own work
-    scaler.scale = 0.5
-    with pytest.raises(TrainingError, match=r"even with the loss scaled by 0\.5; 6 updates were left out"):
-        trainer._get_grad_norm(model)
+def test_fp16_on_a_model_saved_in_bfloat16_is_a_warning_in_the_manifest(
+    make_recipe: MakeRecipe, cpu_scaler: CpuScaler, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cpu_scaler(init_scale=2.0**10)
+    config = json.loads((tiny_model / "config.json").read_text())
+    for dtype, warned in (("bfloat16", True), ("float16", False), ("float32", False)):
+        caplog.clear()
+        (tiny_model / "config.json").write_text(json.dumps({**config, "dtype": dtype}))
+        result = train(make_recipe(trainer={"fp16": True, "max_steps": 1}, guards=QUIET), overwrite=True)
+        warnings = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]["warnings"]
+        message = (
+            f"trainer.fp16: {tiny_model} was saved in bfloat16; activations beyond 65,504 overflow. Use bf16: true"
+        )
+        assert [text.startswith(message) for text in warnings] == [True] * warned
+        assert (message in caplog.text) == warned
+        assert any("parameters in fp16" in note for note in result.notes)
 
 
 def test_a_base_whose_output_is_not_finite_is_refused_before_the_first_step(

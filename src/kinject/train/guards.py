@@ -88,6 +88,13 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         )
         self._highest_rate = max((row.get("learning_rate", 0.0) for row in state.log_history), default=0.0)
 
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        """Set accelerate's mark of a skipped update, by which Trainer leaves the schedule where it is.
+
+        accelerate sets it for a scaler alone, and not with a fused optimizer, which skips within its own step.
+        """
+        optimizer._is_overflow = self.skipped_last > 0
+
     def count(self, norm: float) -> bool:
         """Count an update by the norm of its gradient; return whether that is finite."""
         is_finite = math.isfinite(norm)
