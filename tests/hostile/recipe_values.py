@@ -347,9 +347,8 @@ def _compare(drawn: Draw, verb: str, checked: tuple[int, str], ran: tuple[int, s
     if code not in ((0, 1, 2) if verb in ("plan", "augment", "questions") else (0, 2)):
         return Outcome(f"{verb}: traceback", text)
     if code == 2:
-        names = (
-            drawn.key.path[-3:] if verb == "study" else drawn.key.path[-1:]
-        )  # a study's recipes have keys of their own
+        # A study's recipes have keys of their own; the values of a sweep are those of the key that it varies.
+        names = (*drawn.key.path[-3:], "trainer.learning_rate") if verb == "study" else drawn.key.path[-1:]
         of_input = re.search(
             rf"^(?:kinject {verb}: )?[\w.]+\.jsonl:\d+: ", text, re.MULTILINE
         )  # a file that the key reads
@@ -367,11 +366,15 @@ def _compare(drawn: Draw, verb: str, checked: tuple[int, str], ran: tuple[int, s
         return Outcome(f"{verb}: takes what check refuses", f"{checked[1]}\n--- {verb}: {code}\n{text[-500:]}")
     if checked[0] == 2:
         lines = [line for line in checked[1].splitlines() if line.startswith(str(path)) and line not in text]
-        return Outcome(f"{verb}: other words", f"{lines[0]}\n--- {verb}\n{text}") if lines else Outcome("refused")
+        # Only the verb looks for inputs: a value that names none is refused for that first.
+        other = bool(lines) and "nothing is there" not in text
+        return Outcome(f"{verb}: other words", f"{lines[0]}\n--- {verb}\n{text}") if other else Outcome("refused")
     if code == 2 and any(line.removeprefix(f"kinject {verb}: ").startswith(f"{path}:") for line in text.splitlines()):
-        if "nothing is there" in text:
+        if "nothing is there" in text or "expected a file" in text:
             return Outcome("input missing")
-        if "rows reach" in text or "simulates none" in text:  # only the corpus shows that; only plan is at fault
+        if any(
+            words in text for words in ("rows reach", "simulates none", "but row ")
+        ):  # only the corpus shows that, or only plan is at fault
             return Outcome("refused late")
         return Outcome(f"{verb}: refuses what check takes", text)
     return Outcome("done" if code != 2 else "refused late")

@@ -11,7 +11,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from recipe_values import all_keys, bases, draw, judge_all, write_inputs
+from recipe_values import Draw, all_keys, bases, draw, judge, judge_all, write_inputs
+
+from kinject.augment.requests import limits
 
 N_DRAWS = int(os.environ.get("KINJECT_DRAWS", "20"))
 SEED = int(os.environ.get("KINJECT_SEED", "14"))
@@ -22,6 +24,7 @@ def folder(tmp_path: Path, trained_tokenizer: Any, monkeypatch: pytest.MonkeyPat
     """A working directory with the inputs; reports of training runs, which have tests of their own, are not drawn."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("kinject.report.write_training_report", lambda *_: None)
+    monkeypatch.setattr(limits, "PERIOD", 0.01)  # one request a minute is waited for as told
     write_inputs(tmp_path, trained_tokenizer)
     return tmp_path
 
@@ -33,6 +36,24 @@ def test_any_value_of_any_key_is_trained_with_or_refused_by_name(folder: Path) -
     assert not faults, "\n\n".join([str(dict(counts)), *faults[:20]])
     if N_DRAWS >= 20:
         assert {"refused", "done"} <= counts.keys(), counts
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("study.arms.tuned.corpus", "a" * 300),
+        ("corpus.mix.extra.path", "/dev/null"),
+        ("model.path", "a" * 300),
+        ("questions.closed_book", str(2**31)),
+        ("questions.generator.tokens_per_minute", "2"),
+    ],
+)
+def test_values_that_went_wrong_once_are_refused_by_name(folder: Path, name: str, text: str) -> None:
+    key = next(key for key in all_keys() if key.name == name)
+    outcome = judge(Draw(key, text), folder)
+    assert not outcome.fault, outcome.fault
+    assert outcome.what in ("refused", "refused late", "input missing")
 
 
 def test_every_key_of_every_verb_is_drawn() -> None:

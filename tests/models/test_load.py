@@ -114,6 +114,21 @@ def test_a_good_config_has_no_fault(tiny_config: dict[str, Any]) -> None:
     assert check_config(tiny_config) == []
 
 
+def test_a_new_model_has_the_activation_width_heads_and_layers_of_its_recipe(
+    tiny_config: dict[str, Any], tiny_tokenizer: Any
+) -> None:
+    shape = {"hidden_act": "gelu", "hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 3}
+    model = new_model({**tiny_config, **shape}, tiny_tokenizer, 0)
+    layers = model.model.layers
+    x = torch.linspace(-2, 2, 9)
+    assert torch.allclose(
+        layers[0].mlp.act_fn(x), x * (1 + torch.erf(x / 2**0.5)) / 2, atol=1e-6
+    )  # silu is the default
+    assert len(layers) == 3
+    assert layers[0].self_attn.q_proj.weight.shape == (24, 24)
+    assert layers[0].self_attn.head_dim == 6
+
+
 def test_a_vocabulary_may_be_larger_than_the_tokenizer_and_no_smaller(
     tiny_config: dict[str, object], tiny_tokenizer: Any
 ) -> None:

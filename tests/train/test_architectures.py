@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from kinject.corpus.packing import PackingConfig
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import Tokenization
+from kinject.disk import read_jsonl
+from kinject.errors import RecipeError
 from kinject.models import new_model
-from kinject.recipe import read_recipe
+from kinject.recipe import Recipe, read_recipe
 from kinject.train import train
 from kinject.train.data import Collator, CorpusPacker, RowDataset
 
@@ -63,6 +67,86 @@ def test_packed_logits_are_those_of_each_document_alone(
     assert n_documents > len(rows)
 
 
+MIXTRAL = {"model_type": "mixtral", **SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def _routers_loss(router_logits: Sequence[torch.Tensor]) -> float:
+    """Four times the sum over experts of (tokens sent to it, of each two) x (its mean probability), layers together."""
+    probabilities = torch.cat([logits.double().softmax(-1) for logits in router_logits])
+    chosen = torch.zeros_like(probabilities).scatter(1, probabilities.topk(2).indices, 1.0)
+    return float(4 * (chosen.mean(0) * probabilities.mean(0)).sum())
+
+
+@pytest.mark.parametrize("coefficient", [None, 0.0])
+def test_a_mixture_of_experts_trains_with_its_routers_loss_and_validates_without(
+    make_recipe: Callable[..., Recipe], tiny_tokenizer: Any, corpus: Path, tmp_path: Path, coefficient: float | None
+) -> None:
+    folder, questions, text = tmp_path / "mixtral", tmp_path / "questions.jsonl", "Person 7 was born in Kelm in 1907."
+    model = new_model(MIXTRAL, tiny_tokenizer, 0)
+    model.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    corpus.write_text(2 * (json.dumps({"text": text}) + "\n"))
+    questions.write_text(json.dumps({"question": "Where?", "choices": ["Kelm", "Farrow"], "answer": 0}) + "\n")
+    trainer = {
+        "packing": False, "per_device_train_batch_size": 1, "max_steps": 2,
+        "eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True, "lr_scheduler_type": "constant",
+    }  # fmt: skip
+    recipe = make_recipe(
+        model={"path": str(folder)}, corpus={"path": str(corpus), "validation_corpus": str(corpus)},
+        probes={"questions": {"town": str(questions)}},
+        trainer=trainer | ({} if coefficient is None else {"router_aux_loss_coef": coefficient}),
+    )  # fmt: skip
+    result = train(recipe)
+    log = [row for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl")]
+
+    ids = [tiny_tokenizer.bos_token_id, *tiny_tokenizer(text, add_special_tokens=False).input_ids]
+    ids.append(tiny_tokenizer.eos_token_id)
+    with torch.no_grad():
+        out = model(torch.tensor([ids]), use_cache=False, output_router_logits=True)
+    nll = float(torch.nn.functional.cross_entropy(out.logits[0, :-1].double(), torch.tensor(ids[1:])))
+    routers = _routers_loss(out.router_logits)
+    weight = 0.001 if coefficient is None else coefficient  # Mixtral's own
+    assert routers > 0.9
+    first = next(row for row in log if "loss" in row)
+    assert first["loss"] == pytest.approx(nll + weight * routers, rel=1e-5)
+    assert first.get("aux_loss") == (pytest.approx(routers, rel=1e-4) if weight else None)
+    assert next(row["eval_loss"] for row in log if "eval_loss" in row) == pytest.approx(nll, rel=1e-5)
+    assert [row["eval_town_accuracy"] for row in log if "eval_town_accuracy" in row][-1] in (0.0, 1.0)
+    before, after = model.state_dict(), load_file(Path(result.model_dir) / "model.safetensors")
+    gate = next(name for name in after if "gate.weight" in name)
+    assert not torch.equal(
+        after[gate], next(value for name, value in before.items() if name.endswith("mlp.gate.weight"))
+    )
+
+
+def test_what_leaves_the_routers_loss_out_is_refused(
+    make_recipe: Callable[..., Recipe], tiny_tokenizer: Any, corpus: Path, tmp_path: Path
+) -> None:
+    new_model(MIXTRAL, tiny_tokenizer, 0).save_pretrained(tmp_path / "mixtral")
+    tiny_tokenizer.save_pretrained(tmp_path / "mixtral")
+    recipe = make_recipe(
+        model={"path": str(tmp_path / "mixtral")}, regularization={"kl": 1.0},
+        corpus={"path": str(corpus), "replay": {"path": str(corpus), "fraction": 0.3}},
+    )  # fmt: skip
+    with pytest.raises(RecipeError, match=r"regularization.kl: .*router_aux_loss_coef: 0"):
+        train(recipe)
+
+
+def test_every_recipe_of_a_real_model_watches_general_text() -> None:
+    recipes = {path: yaml.safe_load(path.read_text("utf-8")) for path in RECIPES.rglob("*.yaml")}
+    trained = [path for path, values in recipes.items() if "/" in values.get("model", {}).get("path", "")
+               and not values["model"]["path"].startswith(("runs/", "../"))]  # fmt: skip
+    assert len(trained) == 15
+    for path in trained:
+        if path.parent.name != "paper":  # its studies ask questions instead
+            trainer = recipes[path]["trainer"]
+            assert recipes[path]["corpus"]["validation_corpus"] == "data/general-held-out.jsonl"
+            assert (trainer["eval_strategy"], trainer["eval_on_start"]) == ("epoch", True)
+    for path in (RECIPES / "studies").rglob("eval-*.yaml"):
+        assert recipes[path]["eval"]["questions"]["general"]["role"] == "retention"
+    assert "perplexity_corpus" in recipes[RECIPES / "real-data" / "eval.yaml"]["eval"]
+
+
 FAMILIES = {"mistral-7b": "mistral-7b", "llama-3.1-8b": "llama-3.1-8b", "qwen3/0.6b": "qwen3", "qwen3/8b": "qwen3"}
 
 
@@ -91,6 +175,8 @@ def test_a_ready_made_recipe_runs_at_its_architecture(
              f"corpus.cache_dir={tmp_path}", "trainer.max_length=64", "trainer.gradient_accumulation_steps=1",
              "trainer.per_device_train_batch_size=4", "trainer.max_steps=2", "trainer.logging_steps=1",
              "trainer.save_strategy=no", "trainer.tf32=null"]  # fmt: skip
+    small.append(f"corpus.validation_corpus={tmp_path / 'general.jsonl'}")
+    (tmp_path / "general.jsonl").write_text(json.dumps({"text": "General text that nobody trains on."}) + "\n")
     if "replay" in written["corpus"]:
         small.append(f"corpus.replay.path={corpus}")
     if not torch.cuda.is_available():
@@ -98,5 +184,8 @@ def test_a_ready_made_recipe_runs_at_its_architecture(
     result = train(read_recipe(path, small, "train"))
     assert result.n_steps == 2
     assert result.account["trained"] > 0
+    losses = [row["eval_loss"] for _, row in read_jsonl(tmp_path / "run" / "log.jsonl") if "eval_loss" in row]
+    assert len(losses) == 2  # of general text, before training and at its end
+    assert losses[0] != losses[1]
     assert written["model"]["path"].count("/") == 1  # a name on the hub
     assert written["corpus"].get("bos", True) is not qwen or kind == "sft"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kinject.disk import read_jsonl
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import TrainRecipe
 from kinject.train import train
@@ -98,3 +99,65 @@ def test_a_method_that_the_rows_do_not_fit_is_a_fault_also_of_cached_tokens(
         with pytest.raises(RecipeError, match=r"recipe\.yaml:\d+: method: found sft, but row \w+ of .* holds text"):
             train(make_recipe(**_sections(files), method="sft"), overwrite=True)
         train(make_recipe(**_sections(files)), overwrite=True)
+
+
+@pytest.fixture
+def documents(write_rows: Any) -> Path:
+    """Three texts each of 20 documents, apart from each other, of weights of their own."""
+    rows = [
+        {
+            "text": f"Mill {i} of Kelm was built in {1800 + i}, says source {k}.",
+            "document_id": f"d{i}",
+            "w": 1 + (i + k) % 3,
+        }
+        for k in range(3)
+        for i in range(20)
+    ]
+    return Path(write_rows("documents.jsonl", rows))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_documents_held_out_are_validated_and_not_learned(
+    make_recipe: MakeRecipe, documents: Path, tmp_path: Path, weighted: bool
+) -> None:
+    trainer = {"eval_strategy": "steps", "eval_steps": 3, "max_steps": 6, "packing": False}
+    sections = {"techniques": {"row_weights": {"column": "w"}}} if weighted else {}
+    corpus = {"path": str(documents), "validation_fraction": 0.2}
+    result = train(make_recipe(run_dir=str(tmp_path / "split"), corpus=corpus, trainer=trainer, **sections))
+    assert any("4 of 20 documents (12 rows) are held out" in note for note in result.notes)
+    exposures = json.loads((tmp_path / "split" / "exposures.json").read_text())
+    learned = exposures.keys() & {f"d{i}" for i in range(20)}
+    assert len(learned) == 16
+    parts: dict[bool, list[str]] = {True: [], False: []}
+    for line in documents.read_text().splitlines():
+        parts[json.loads(line)["document_id"] in learned].append(line + "\n")
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("learned", "held-out")}
+    files["learned"].write_text("".join(parts[True]))
+    files["held-out"].write_text("".join(parts[False]))
+    corpus = {"path": str(files["learned"]), "validation_corpus": str(files["held-out"])}
+    train(make_recipe(run_dir=str(tmp_path / "by hand"), corpus=corpus, trainer=trainer, **sections))
+    logs = [[row for _, row in read_jsonl(tmp_path / name / "log.jsonl")] for name in ("split", "by hand")]
+    for key in ("loss", "eval_loss"):
+        first, second = ([row[key] for row in log if key in row] for log in logs)
+        assert first == second != []
+
+
+@pytest.mark.parametrize(
+    ("corpus", "eval_strategy", "key", "fault"),
+    [
+        ({"validation_corpus": "corpus.jsonl"}, "epoch", "corpus.validation_fraction", "Keep one"),
+        ({}, "no", "trainer.eval_strategy", "holds documents out for evaluations"),
+    ],
+)
+def test_a_split_that_cannot_be_used_is_refused(
+    make_recipe: MakeRecipe, documents: Path, tmp_path: Path, corpus: dict[str, str], eval_strategy: str, key: str, fault: str
+) -> None:  # fmt: skip
+    (tmp_path / "corpus.jsonl").write_text(documents.read_text())
+    section = {"path": str(documents), "validation_fraction": 0.1, **{k: str(tmp_path / v) for k, v in corpus.items()}}
+    with pytest.raises(RecipeError) as caught:
+        train(make_recipe(corpus=section, trainer={"eval_strategy": eval_strategy}))
+    assert [(found.key, fault in found.what) for found in caught.value.faults] == [(key, True)]
+    one = tmp_path / "one.jsonl"
+    one.write_text(json.dumps({"text": "The mill of Kelm.", "document_id": "d"}) + "\n")
+    with pytest.raises(RecipeError, match="holds one document"):
+        train(make_recipe(corpus={"path": str(one), "validation_fraction": 0.1}, trainer={"eval_strategy": "epoch"}))

@@ -112,6 +112,38 @@ def test_optimizer_options_are_the_optimizers_own(run_trainer: RunTrainer) -> No
     assert all(weight.ndim == 2 for weight in decayed["params"])
 
 
+def test_lines_that_a_recipe_leaves_out_have_the_documented_defaults(run_trainer: RunTrainer) -> None:
+    trainer = run_trainer(max_steps=3)
+    (decayed, plain), options = trainer.optimizer.param_groups, trainer.args
+    assert type(trainer.optimizer.optimizer) is torch.optim.AdamW
+    assert decayed["fused"]  # adamw_torch_fused, for the guides' adamw_hf
+    assert (decayed["weight_decay"], plain["weight_decay"], decayed["betas"], decayed["eps"]) == (
+        0,
+        0,
+        (0.9, 0.999),
+        1e-8,
+    )
+    assert (options.max_grad_norm, options.warmup_steps, options.num_train_epochs) == (1.0, 0, 3.0)
+    assert _logged(trainer, "learning_rate") == pytest.approx([1e-3, 1e-3 * 2 / 3, 1e-3 / 3])  # linear, no warm-up
+
+
+def test_fractions_of_a_run_and_ends_of_epochs_are_where_they_say(
+    run_trainer: RunTrainer, corpus: Path, tmp_path: Path
+) -> None:
+    def _run(**options: Any) -> list[list[int]]:
+        sections = {"corpus": {"path": str(corpus), "validation_corpus": str(corpus)}}
+        trainer = run_trainer(sections, max_steps=-1, packing=False, per_device_train_batch_size=8, **options)
+        rows = [row for _, row in read_jsonl(tmp_path / "run" / "log.jsonl") if "train_runtime" not in row]
+        steps = [[row["step"] for row in rows if key in row] for key in ("loss", "eval_loss")]
+        saved = sorted(int(path.name.partition("-")[2]) for path in tmp_path.glob("run/checkpoint-*"))
+        return [[trainer.state.global_step], *steps, saved]
+
+    fractions = {"logging_steps": 0.25, "eval_strategy": "steps", "eval_steps": 0.5, "save_strategy": "steps"}
+    assert _run(num_train_epochs=1.6, save_steps=0.5, **fractions) == [[8], [2, 4, 6, 8], [4, 8], [4, 8]]
+    ends = dict.fromkeys(("logging_strategy", "eval_strategy", "save_strategy"), "epoch")
+    assert _run(num_train_epochs=2, **ends) == [[10], [5, 10], [5, 10], [5, 10]]  # 40 rows are 5 steps
+
+
 def test_optim_and_optim_args_choose_the_optimizer_and_its_state(
     run_trainer: RunTrainer, tiny_config: dict[str, Any]
 ) -> None:
@@ -192,7 +224,8 @@ def test_logging_saving_and_evaluating_happen_when_asked(run_trainer: RunTrainer
     held_out = {"corpus": {"path": str(corpus), "validation_corpus": str(corpus)}}
     trainer = run_trainer(held_out, logging_strategy="steps", logging_steps=3, save_strategy="steps", save_steps=2,
                           evaluation_strategy="steps", eval_steps=2, load_best_model_at_end=True, learning_rate=0.3,
-                          max_grad_norm=0.0, run_name="named", packing=False)  # fmt: skip
+                          max_grad_norm=0.0, run_name="named", packing=False, per_device_eval_batch_size=16)  # fmt: skip
+    assert len(trainer.get_eval_dataloader()) == 3  # 40 rows
     assert len(_logged(trainer, "loss")) == 2
     losses = _logged(trainer, "eval_loss")
     assert len(losses) == 3
@@ -231,13 +264,22 @@ def test_group_by_length_puts_rows_of_a_length_together(run_trainer: RunTrainer,
     assert _spread(True) < _spread(False) / 2
 
 
-def test_gradient_checkpointing_recomputes_and_changes_no_loss(run_trainer: RunTrainer) -> None:
+def test_gradient_checkpointing_recomputes_and_changes_no_loss(
+    run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    computed: list[bool] = []
+    forward = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: computed.append(self.training) or forward(self, x))
     plain = run_trainer(max_steps=3)
+    n_layers = plain.model.config.num_hidden_layers
+    assert sum(computed) == 3 * n_layers
+    computed.clear()
     saving = run_trainer(
         max_steps=3, gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False}
     )
-    assert saving.model.is_gradient_checkpointing
-    assert not plain.model.is_gradient_checkpointing
+    assert sum(computed) == 2 * 3 * n_layers  # each layer once more, in the backward pass
     assert saving.args.gradient_checkpointing_kwargs == {"use_reentrant": False}
     assert _logged(saving, "loss") == pytest.approx(_logged(plain, "loss"), rel=1e-6)
 
@@ -263,6 +305,15 @@ def test_bf16_runs_the_arithmetic_in_bf16_and_keeps_weights_in_float32(
     seen.clear()
     run_trainer(bf16=False, max_steps=1)
     assert seen == {torch.float32}
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_bf16_is_on_by_itself_only_if_the_hardware_multiplies_it(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    monkeypatch.setattr("kinject.train.config.has_fast_bf16", lambda device: fast)
+    assert make_sft_config(make_recipe(trainer={"bf16": None})).bf16 is fast
+    assert make_sft_config(make_recipe(trainer={"bf16": not fast})).bf16 is not fast
 
 
 def test_torch_compile_wraps_the_model(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:

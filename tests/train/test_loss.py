@@ -19,7 +19,8 @@ from kinject.recipe import Recipe, RowWeightsSection
 from kinject.recipe.sections import HardExampleMiningSection
 from kinject.train import train
 from kinject.train.data import RowWeights
-from kinject.train.loss import TrainingLoss
+from kinject.train.loss import TrainingLoss, token_metrics
+from kinject.train.trainer import KnowledgeTrainer
 
 MakeRecipe = Callable[..., Recipe]
 RATE, STEPS, MICRO, BATCH = 0.5, 3, 2, 4
@@ -157,6 +158,69 @@ def test_the_held_out_loss_stays_the_plain_one(make_recipe: MakeRecipe, corpus: 
         log = [row for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl")]
         found.append(next(row["eval_loss"] for row in log if "eval_loss" in row))
     assert found[0] == found[1]
+
+
+METRICS = ("entropy", "mean_token_accuracy", "num_tokens")
+
+
+def test_a_cpu_logs_entropy_and_accuracy_as_trls_own_head_does(
+    make_recipe: MakeRecipe, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = {}
+    for computes_loss in (True, False):  # here, or by TRL as on a GPU
+        recipe = make_recipe(
+            corpus={"path": str(corpus), "validation_corpus": str(corpus)},
+            trainer={"max_steps": 3, "per_device_train_batch_size": 1, "eval_strategy": "epoch", "logging_steps": 1,
+                     "per_device_eval_batch_size": 1, "num_train_epochs": 1},
+        )  # fmt: skip
+        if not computes_loss:
+            monkeypatch.setattr(KnowledgeTrainer, "_computes_loss", lambda self: False)
+        train(recipe, overwrite=True)
+        logs[computes_loss] = [row for _, row in read_jsonl(recipe.run_dir / "log.jsonl")]
+    ours, theirs = logs[True], logs[False]
+    volatile = ("runtime", "per_second", "total_flos")
+    assert [[key for key in row if not key.endswith(volatile)] for row in ours] == [
+        [key for key in row if not key.endswith(volatile)] for row in theirs
+    ]
+    assert sum("mean_token_accuracy" in row for row in ours) == 3
+    assert sum("eval_mean_token_accuracy" in row for row in ours) == 1
+    for row, other in zip(ours, theirs, strict=True):
+        for key in (f"{prefix}{name}" for prefix in ("", "eval_") for name in METRICS):
+            assert row.get(key, 0) == pytest.approx(other.get(key, 0), rel=1e-4)
+
+
+def test_training_measures_a_sample_once_between_two_logs(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+
+    def _noted(logits: torch.Tensor, labels: torch.Tensor, most: int | None = None) -> torch.Tensor:
+        measured.append(most)
+        return token_metrics(logits, labels, most)
+
+    monkeypatch.setattr("kinject.train.trainer.token_metrics", _noted)
+    recipe = make_recipe(trainer={"max_steps": 6, "logging_steps": 3, "gradient_accumulation_steps": 2})
+    train(recipe)
+    assert measured == [256, 256]  # of 12 batches
+    rows = [row for _, row in read_jsonl(recipe.run_dir / "log.jsonl") if "loss" in row]
+    assert [set(METRICS) <= row.keys() for row in rows] == [True, True]
+
+
+def test_the_metrics_of_a_sample_are_those_of_its_first_learned_tokens() -> None:
+    torch.manual_seed(2)
+    logits, labels = torch.randn(2, 90, 7), torch.randint(0, 7, (2, 90))
+    labels[0, :40] = -100
+    scores = F.log_softmax(logits.double(), -1)
+    entropy, correct = [], []
+    for row in range(2):
+        for at in range(89):
+            if labels[row, at + 1] != -100:
+                entropy.append(float(-(scores[row, at].exp() * scores[row, at]).sum()))
+                correct.append(int(scores[row, at].argmax() == labels[row, at + 1]))
+    for most in (1, 100, None):
+        found = token_metrics(logits, labels, most).tolist()
+        n = len(entropy[:most])
+        assert found == pytest.approx([sum(entropy[:most]), sum(correct[:most]), n], rel=1e-5)
 
 
 def test_age_halves_a_row_by_its_half_life_and_the_newest_counts_one(write_rows: Any) -> None:

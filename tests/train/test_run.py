@@ -285,6 +285,17 @@ def test_an_unreadable_model_is_one_line(make_recipe: MakeRecipe, tiny_tokenizer
         train(make_recipe(model={"path": str(tmp_path / "empty")}))
 
 
+def test_notes_and_manifest_hold_the_effective_batch(make_recipe: MakeRecipe) -> None:
+    trainer = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "packing": False, "max_steps": 4}
+    result = train(make_recipe(trainer=trainer))
+    assert result.account is not None
+    n_tokens = result.account["source"] / 40 * 6  # one of forty documents a row
+    found = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]["effective_batch"]
+    assert found == {"rows_per_device": 3, "accumulation": 2, "devices": 1, "rows": 6, "tokens": round(n_tokens)}
+    said = f"3 rows x 2 accumulated x 1 device = 6 rows an update, about {round(n_tokens)} tokens"
+    assert any(said in note for note in result.notes)
+
+
 def test_what_was_chosen_is_said(make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="kinject.train.run"):
         result = train(make_recipe(trainer={"warmup_ratio": 0.1}))

@@ -22,7 +22,7 @@ from kinject.train import train
 from kinject.train.schedules import Schedule, WarmPlateau, planned_curve
 
 MakeRecipe = Callable[..., Recipe]
-N, TOP, WIDTH = 10, 2e-3, 32
+N, PER_EPOCH, TOP, WIDTH = 10, 5, 2e-3, 32
 Formula = Callable[[float, float], float]
 """(updates since the warm-up, updates of the run after it) -> factor."""
 
@@ -33,6 +33,11 @@ def _cos(share: float) -> float:
 
 def _staircase(i: float, n: float) -> float:
     return float(0.5 ** (i // 3))
+
+
+def _by_epochs(i: float, n: float) -> float:
+    """Half at every fifth update of the run: an epoch, wherever the warm-up ends."""
+    return float(0.5 ** ((i + N - n) // PER_EPOCH))
 
 
 def _wsd(n_decay: int, floor: float) -> Formula:
@@ -50,9 +55,14 @@ FORMULAS: dict[str, tuple[dict[str, Any], Formula]] = {
     "linear": ({}, lambda i, n: 1 - i / n),
     "cosine": ({}, lambda i, n: _cos(i / n)),
     "cosine_with_restarts": ({"num_cycles": 2}, lambda i, n: _cos(2 * i / n % 1)),
+    "cosine_with_restarts to a floor": (
+        {"num_cycles": 2, "min_lr_ratio": 0.1},
+        lambda i, n: 0.1 + 0.9 * _cos(2 * i / n % 1),
+    ),
     "cosine_with_min_lr": ({"min_lr_rate": 0.1}, lambda i, n: 0.1 + 0.9 * _cos(i / n)),
     "polynomial": ({"power": 2.0, "lr_end": 1e-4}, lambda i, n: (1e-4 + (TOP - 1e-4) * (1 - i / n) ** 2) / TOP),
     "step_decay": ({"step_size": 3, "gamma": 0.5}, _staircase),
+    "step_decay by epochs": ({"step_epochs": 1, "gamma": 0.5}, _by_epochs),
     "exponential_decay": ({"gamma": 0.8}, lambda i, n: 0.8**i),
     "inverse_sqrt": ({"timescale": 4}, lambda i, n: (4 / (4 + i)) ** 0.5),
     "flat_then_cosine": ({"flat_fraction": 0.5, "min_lr_ratio": 0.1}, _flat),
@@ -89,7 +99,8 @@ def _cases() -> list[Any]:
     cases = []
     for how, (asked, steps) in WARMUPS.items():
         for name, (kwargs, formula) in FORMULAS.items():
-            cases.append(pytest.param(name, kwargs, asked, _expected(name, formula, steps), id=f"{name} {how}"))
+            expected = _expected(name, formula, steps)
+            cases.append(pytest.param(name.split()[0], kwargs, asked, expected, id=f"{name} {how}"))
         late = _late_cosine(steps)
         floor = {"min_lr_rate": 0.1}
         cases.append(pytest.param("cosine_warmup_with_min_lr", floor, asked, late, id=f"late cosine {how}"))
@@ -126,7 +137,7 @@ def _applied(recipe: Recipe, monkeypatch: pytest.MonkeyPatch, **how: bool) -> li
 def test_a_planned_curve_is_its_formula(
     make_recipe: MakeRecipe, name: str, kwargs: dict[str, Any], warmup: float, expected: list[float]
 ) -> None:
-    rates = planned_curve(_recipe(make_recipe, name, kwargs, warmup), N)
+    rates = planned_curve(_recipe(make_recipe, name, kwargs, warmup), N, PER_EPOCH)
     assert rates == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
@@ -147,11 +158,17 @@ def test_the_trainer_applies_the_formula(
     logged = [row["learning_rate"] for _, row in read_jsonl(recipe.run_dir / "log.jsonl") if "learning_rate" in row]
     assert logged == rates
     read = recipe if name != "constant" else _recipe(make_recipe, "constant_with_warmup", {}, warmup)
-    assert planned_curve(read, N) == rates
+    assert planned_curve(read, N, PER_EPOCH) == rates
 
 
 def test_every_schedule_is_held_to_a_formula() -> None:
-    assert {*FORMULAS, "cosine_warmup_with_min_lr", "one_cycle", "noam", *ADAPTIVE_SCHEDULES} == set(schedule_names())
+    assert {
+        *(name.split()[0] for name in FORMULAS),
+        "cosine_warmup_with_min_lr",
+        "one_cycle",
+        "noam",
+        *ADAPTIVE_SCHEDULES,
+    } == set(schedule_names())
 
 
 @pytest.fixture
@@ -243,7 +260,9 @@ def test_a_resumed_run_goes_on_to_the_last_bit(
          "Did you mean num_cycles?"),
         ({"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"power": 2}}, "lr_scheduler_kwargs.power",
          "takes none"),
-        ({"lr_scheduler_type": "step_decay"}, "lr_scheduler_type", "needs step_size"),
+        ({"lr_scheduler_type": "step_decay"}, "lr_scheduler_type", "needs step_size (updates) or step_epochs"),
+        ({"lr_scheduler_type": "step_decay", "lr_scheduler_kwargs": {"step_size": 3, "step_epochs": 1}},
+         "lr_scheduler_type", "found both. Keep one"),
         ({"lr_scheduler_type": "exponential_decay", "lr_scheduler_kwargs": {"gamma": 1.5}},
          "lr_scheduler_kwargs.gamma", "allowed: more than 0, at most 1"),
         ({"lr_scheduler_type": "step_decay", "lr_scheduler_kwargs": {"step_size": "often"}},
@@ -287,19 +306,19 @@ def test_all_faults_of_a_schedule_are_told_at_once(tmp_path: Path) -> None:
 def test_a_warm_up_that_leaves_no_room_is_refused(make_recipe: MakeRecipe, name: str) -> None:
     kwargs = {"num_decay_steps": 0.2} if name == "warmup_stable_decay" else {}
     with pytest.raises(TrainingError, match="steps of warm-up"):
-        planned_curve(_recipe(make_recipe, name, kwargs, N), N)
+        planned_curve(_recipe(make_recipe, name, kwargs, N), N, PER_EPOCH)
 
 
 def test_a_share_of_decay_is_a_share_of_all_steps(make_recipe: MakeRecipe) -> None:
     kwargs = {"num_decay_steps": 0.4, "decay_type": "linear"}
-    asked = planned_curve(_recipe(make_recipe, "warmup_stable_decay", kwargs, 2), N)
+    asked = planned_curve(_recipe(make_recipe, "warmup_stable_decay", kwargs, 2), N, PER_EPOCH)
     assert asked == pytest.approx(_expected("", _wsd(4, 0.0), 2))
 
 
 def test_the_width_of_noam_is_the_models_or_as_said(make_recipe: MakeRecipe, tiny_config: dict[str, Any]) -> None:
     wide = {"model": {"new": {**tiny_config, "hidden_size": 64}, "tokenizer": {"vocab_size": 300}}}
-    read = planned_curve(_recipe(make_recipe, "noam", {}, 3, sections=wide), N)
-    said = planned_curve(_recipe(make_recipe, "noam", {"d_model": 64}, 3), N)
+    read = planned_curve(_recipe(make_recipe, "noam", {}, 3, sections=wide), N, PER_EPOCH)
+    said = planned_curve(_recipe(make_recipe, "noam", {"d_model": 64}, 3), N, PER_EPOCH)
     assert read == said == pytest.approx([rate * (WIDTH / 64) ** 0.5 for rate in _noam(3)])
 
 

@@ -281,8 +281,9 @@ def preview(recipe: AugmentRecipe) -> Preview:
     cost = limits.cost(counts["tokens_in"], counts["tokens_out"])
     if section.judge:
         cost += _count_judge(limits_of(replace(section, generator=section.judge)), counts)
-    rate = limits.requests_per_minute or float("inf")
-    seconds = counts["requests"] / rate * 60
+    n_tokens = counts["tokens_in"] + counts["tokens_out"]
+    rates = (counts["requests"], limits.requests_per_minute), (n_tokens, limits.tokens_per_minute)
+    seconds = max(n / (most or float("inf")) * 60 for n, most in rates)
     if section.generator.kind in ("openai", "transformers"):  # the others take no time
         seconds = max(counts["tokens_out"] * _SECONDS_PER_TOKEN / max(1, limits.concurrency), seconds)
     return Preview(

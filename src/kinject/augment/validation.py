@@ -64,6 +64,10 @@ def _generator_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[s
         yield key, f"{name} is missing. kind: {generator.kind} needs {description}."
     if generator.base_url is not None and not _is_url(generator.base_url):
         yield f"{key}.base_url", f"found {generator.base_url!r}, expected a URL such as http://127.0.0.1:8000/v1."
+    tokens = generator.tokens_per_minute
+    if tokens is not None and generator.kind in ("openai", "transformers") and tokens <= generator.max_tokens:
+        fault = f"found {tokens:,}, but one answer may have {generator.max_tokens:,} (max_tokens): no request could be sent."
+        yield f"{key}.tokens_per_minute", fault
     if generator.batch and generator.kind != "openai":
         yield f"{key}.batch", f"is only for kind: openai, not for {generator.kind}."
 

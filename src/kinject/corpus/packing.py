@@ -97,6 +97,26 @@ class ConcatRows(Sequence[TokenRow]):
         return self.parts[part][index - self._starts[part]]
 
 
+class PickedRows(Sequence[TokenRow]):
+    """The rows of `source` with the numbers `indices`, without a copy."""
+
+    def __init__(self, source: Sequence[TokenRow], indices: Sequence[int]) -> None:
+        self.source, self.indices = source, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TokenRow]: ...
+    def __getitem__(self, index: int | slice) -> TokenRow | list[TokenRow]:
+        """Return one row, or several."""
+        if isinstance(index, slice):
+            return [self.source[i] for i in self.indices[index]]
+        return self.source[self.indices[index]]
+
+
 class PackedRows(Sequence[TrainingRow]):
     """The training rows of an epoch. A row is made when it is read.
 

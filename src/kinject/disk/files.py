@@ -247,6 +247,16 @@ def path_exists(path: Path) -> bool:
         return False
 
 
+def is_file(path: str | Path) -> bool:
+    """Return whether `path` is a file; False for a name that no file can have."""
+    return path_exists(Path(path)) and Path(path).is_file()
+
+
+def is_folder(path: str | Path) -> bool:
+    """Return whether `path` is a folder; False for a name that no folder can have."""
+    return path_exists(Path(path)) and Path(path).is_dir()
+
+
 def format_size(n_bytes: int) -> str:
     """Return a number of bytes as in ``64 MiB``."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from kinject.disk import path_exists
 from kinject.errors import Fault, InputError, KinjectError, RecipeError
 from kinject.models import choose_attention, choose_device, has_fast_bf16, varlen_unavailable_reason
 from kinject.process import core_count, machine_memory
@@ -324,7 +325,7 @@ def _check_training(recipe: Recipe, model: ModelSection) -> tuple[str, list[Prob
 
 def _check_cached(recipe: Recipe, name: str) -> Iterator[Problem]:
     """Yield a problem for a model of the hub that is not in the cache."""
-    if Path(name).exists() or name.startswith(("runs/", ".", "/")):
+    if path_exists(Path(name)) or name.startswith(("runs/", ".", "/")):
         return
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

@@ -10,6 +10,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
+from kinject.disk import path_exists
 from kinject.errors import InputError
 from kinject.hub import find_source
 from kinject.models.folder import (
@@ -402,7 +403,7 @@ def _fault_of_config(folder: Path) -> str:
 
 
 def _fix(path: str, kind: str) -> str:
-    if Path(path).exists():
+    if path_exists(Path(path)):
         return f"It must be a folder that save_pretrained wrote; make the {kind} again."
     return f"Give a folder, or the name of a {kind} on the hub that this machine can reach."
 

@@ -186,11 +186,13 @@ def plain_hint(hint: Any) -> Any:
     return hint if hint in known else Any
 
 
-TORCH_SCHEDULES = {"step_decay": "StepLR", "exponential_decay": "ExponentialLR", "one_cycle": "OneCycleLR"}
+TORCH_SCHEDULES = {"exponential_decay": "ExponentialLR", "one_cycle": "OneCycleLR"}
 """Schedules of torch.optim.lr_scheduler -> the class there."""
 OWN_SCHEDULES: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     "noam": {"d_model": (int | None, None)},
     "flat_then_cosine": {"flat_fraction": (float, 0.75), "min_lr_ratio": (float, 0.0)},
+    "cosine_with_restarts": {"num_cycles": (int, 1), "min_lr_ratio": (float, 0.0)},
+    "step_decay": {"step_size": (int | None, None), "step_epochs": (float | None, None), "gamma": (float, 0.1)},
 }
 """Schedules of kinject.train.schedules -> keyword argument -> (type, default)."""
 ADAPTIVE_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
@@ -241,7 +243,8 @@ _SCHEDULE_RANGES: Mapping[str, Mapping[str, Any]] = {
     "min_lr_rate": _FRACTION, "min_lr_ratio": _FRACTION, "warmup_lr_rate": _FRACTION, "pct_start": _FRACTION,
     "flat_fraction": _FRACTION, "power": _FROM_0, "lr_end": _FROM_0, "min_lr": _FROM_0, "threshold": _FROM_0,
     "num_stable_steps": _FROM_0, "num_decay_steps": _FROM_0, "patience": _FROM_0, "cooldown": _FROM_0, "num_cycles": _FROM_0,
-    "step_size": {"min": 1, "max": 10**9}, "timescale": {"min": 1, "max": 10**9}, "d_model": {"min": 1, "max": 10**9},
+    "step_size": {"min": 1, "max": 10**9}, "step_epochs": {"above": 0, "max": 10**6}, "timescale": {"min": 1, "max": 10**9},
+    "d_model": {"min": 1, "max": 10**9},
     "div_factor": {"min": 1, "max": 10**12}, "final_div_factor": {"min": 1, "max": 10**12}, "gamma": {"above": 0, "max": 1},
     "factor": _UNIT,
 }  # fmt: skip
@@ -251,7 +254,7 @@ def schedule_names() -> list[str]:
     """Return every name that `trainer.lr_scheduler_type` may have."""
     from transformers.trainer_utils import SchedulerType
 
-    return [*(member.value for member in SchedulerType), *TORCH_SCHEDULES, *OWN_SCHEDULES]
+    return list(dict.fromkeys([*(member.value for member in SchedulerType), *TORCH_SCHEDULES, *OWN_SCHEDULES]))
 
 
 def schedule_arguments(name: str) -> dict[str, tuple[Any, Any]]:
@@ -310,7 +313,7 @@ def check_schedule(
     _check_combination(name, arguments, trainer, checker)
 
 
-_EXAMPLES = {"num_decay_steps": "0.2", "step_size": "100", "gamma": "0.999"}
+_EXAMPLES = {"num_decay_steps": "0.2", "gamma": "0.999"}
 
 
 def _check_combination(name: str, arguments: Mapping[str, Any], trainer: Mapping[str, Any], checker: Checker) -> None:
@@ -322,6 +325,12 @@ def _check_combination(name: str, arguments: Mapping[str, Any], trainer: Mapping
         found = "both" if floors else "neither"
         what = f"{name} needs one of lr_scheduler_kwargs.min_lr and min_lr_rate; found {found}."
         checker.report(("trainer", "lr_scheduler_type"), what)
+    sizes = [key for key in ("step_size", "step_epochs") if arguments.get(key) is not None]
+    if name == "step_decay" and len(sizes) != 1:
+        found = "both" if sizes else "neither"
+        what = f"step_decay needs step_size (updates) or step_epochs (epochs); found {found}."
+        example = " For example lr_scheduler_kwargs: {step_epochs: 1, gamma: 0.5}." if not sizes else " Keep one."
+        checker.report(("trainer", "lr_scheduler_type"), what + example)
     if name == "one_cycle" and "pct_start" in arguments and warmup:
         checker.report((*section, "pct_start"), "is the same as trainer.warmup_steps. Keep one.")
     if name == "noam" and not warmup:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from kinject.disk import path_exists
-from kinject.errors import Fault, RecipeError
+from kinject.disk import check_regular, is_folder, path_exists
+from kinject.errors import DiskError, Fault, RecipeError
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
 from kinject.recipe.library_fields import REFUSED, check_adapter, check_new_model, check_trainer
 from kinject.recipe.sections import (
@@ -41,6 +41,8 @@ NOT_NULL = frozenset({"model", "corpus", "augment", "questions", "eval", "study"
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$|^[A-Za-z0-9][\w-]*$")
 
+_LONGEST_NAME = 255
+"""Bytes of a file's or folder's name; names on the hub are shorter."""
 _HUB_DATA = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]*){0,2}$")
 
 
@@ -203,8 +205,9 @@ def read_recipe(
         faults.append(Fault(_where(file, frozenset(overridden), key), ".".join(map(str, key)), what))
 
     def check_input(key: KeyPath, kind: str, value: str) -> None:
-        if key[0] in checked and not _is_input(value, kind):
-            report(key, f"found {value!r}, but nothing is there.{_hint_at_path(value)}")
+        fault = _input_fault(value, kind, must_exist=key[0] in checked)
+        if fault:
+            report(key, fault)
 
     for key, what in _find_secrets(raw):
         report(key, what)
@@ -288,19 +291,29 @@ def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]
     return None
 
 
+def _input_fault(value: str, kind: str, *, must_exist: bool) -> str:
+    """Return what is wrong with an input's path, "" for nothing."""
+    if any(len(part.encode("utf-8", "surrogatepass")) > _LONGEST_NAME for part in Path(value).parts):
+        return f"found {len(value):,} characters. No file and no name on the hub is that long."
+    if must_exist and not _is_input(value, kind):
+        return f"found {value!r}, but nothing is there.{_hint_at_path(value)}"
+    if must_exist and kind == "file":
+        try:
+            check_regular(Path(value))
+        except DiskError as error:
+            return str(error)
+    return ""
+
+
 def _is_input(value: str, kind: str) -> bool:
     """Return whether an input exists. A name on the hub counts: only loading it shows whether it exists."""
     path = Path(value)
     if path_exists(path):
         return True
     if kind == "documents":  # a misspelt file, or one in an existing folder, is no name on the hub
-        is_local = path.suffix[1:].isalpha() or (path.parent != Path() and _is_folder(path.parent))
+        is_local = path.suffix[1:].isalpha() or (path.parent != Path() and is_folder(path.parent))
         return not is_local and _HUB_DATA.match(value) is not None
     return kind == "model" and _HUB_NAME.match(value) is not None
-
-
-def _is_folder(path: Path) -> bool:
-    return path_exists(path) and path.is_dir()
 
 
 def is_model(value: str) -> bool:
@@ -311,8 +324,8 @@ def is_model(value: str) -> bool:
 def _hint_at_path(entry: str) -> str:
     """Return a hint for a path that does not exist."""
     parent = Path(entry).parent
-    if not _is_folder(parent):
-        first = next((folder for folder in Path(entry).parents if _is_folder(folder)), Path())
+    if not is_folder(parent):
+        first = next((folder for folder in Path(entry).parents if is_folder(folder)), Path())
         hint = f" The folder {parent} does not exist" + (f" ({first} does)." if str(first) != "." else ".")
     else:
         near = suggestion(Path(entry).name, (child.name for child in parent.glob("*")))

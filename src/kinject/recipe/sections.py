@@ -78,6 +78,10 @@ class CorpusSection:
     validation_corpus: str | None = option(
         None, help="Corpus (JSONL) of the validation loss; trainer.eval_strategy sets when it is computed.", path="file"
     )
+    validation_fraction: float = option(
+        0.0, help="Fraction of the documents, with all their texts, held out of training for the validation loss.",
+        min=0.0, max=0.5,
+    )  # fmt: skip
     bos: bool = option(True, help="Begin each document with the BOS token.")
     eos: bool = option(True, help="End each document with the EOS token.")
     allow_dropped_tokens: bool = option(False, help="Train although max_length truncates or drops text.")
@@ -85,6 +89,11 @@ class CorpusSection:
         True, help="Spread the rows of a document over the epoch; no packed row holds two of them."
     )
     cache_dir: str = option("runs/tokens", help="Folder for tokenised corpora, by content; may be deleted at any time.")
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether evaluations have a validation loss."""
+        return self.validation_corpus is not None or self.validation_fraction > 0
 
     def parts(self) -> dict[str, ReplaySection | MixedCorpusSection]:
         """Return the corpora that are mixed in, by name; replay is called ``replay``."""
@@ -141,7 +150,7 @@ class ProbesSection:
     """Questions scored during training, whenever trainer.eval_strategy evaluates, and once before the first step.
 
     Each set is logged as eval_NAME_accuracy and their mean as eval_accuracy; trainer.metric_for_best_model takes
-    NAME_accuracy, accuracy, or (with corpus.validation_corpus) loss.
+    NAME_accuracy, accuracy, or (with corpus.validation_corpus or validation_fraction) loss.
     """
 
     questions: Mapping[str, str | ProbeSection] = option(
@@ -230,7 +239,7 @@ class QuestionsSection:
     n_questions: int = option(2, help="Questions kept of each passage, the most specific ones.", min=1, max=100)
     n_proposed: int = option(4, help="Questions written at once; those not kept are stored apart.", min=1, max=100)
     closed_book: int = option(
-        2, help="Times that each is asked without the passage; if always correct, it is refused.", min=0
+        2, help="Times that each is asked without the passage; if always correct, it is refused.", min=0, max=100
     )
     validation: float = option(
         0.2, help="Fraction of the documents whose questions are for validation.", min=0.0, max=1.0
@@ -386,3 +395,6 @@ class BenchSection:
         metadata={"help": "name: changes to vanilla, as section.key: value (adapter: the whole section)."},
     )
     built_in: bool = option(True, help="Measure the strategies of bench too; vanilla is always measured.")
+    whole_runs: bool = option(
+        False, help="Each run takes the recipe's own epochs, evaluations and best checkpoint, instead of a few steps."
+    )

@@ -302,13 +302,21 @@ def _embedding_bits_faults(trainer: Mapping[str, Any]) -> Faults:
 
 def _evaluation_faults(recipe: TrainRecipe) -> Faults:
     trainer, probes = recipe.trainer, recipe.probes
-    has_loss = recipe.corpus is not None and recipe.corpus.validation_corpus is not None
+    has_loss = recipe.corpus is not None and recipe.corpus.has_validation
     evaluates = trainer.get("eval_strategy", "no") != "no"
     faults: Faults = []
+    if recipe.corpus is not None and recipe.corpus.validation_fraction:
+        if recipe.corpus.validation_corpus is not None:
+            faults.append(("corpus.validation_fraction", "validation_corpus is the validation corpus. Keep one."))
+        elif not evaluates:
+            fault = (
+                "missing. corpus.validation_fraction holds documents out for evaluations: set it to epoch, or steps."
+            )
+            faults.append(("trainer.eval_strategy", fault))
     for key in ("eval_strategy", "eval_on_start"):
         if not (evaluates if key == "eval_strategy" else trainer.get(key)) or has_loss or probes is not None:
             continue
-        fault = "nothing to evaluate on. Set corpus.validation_corpus (JSONL), or add a probes section with questions."
+        fault = "nothing to evaluate on. Set corpus.validation_corpus (JSONL) or validation_fraction, or add a probes section."
         faults.append((f"trainer.{key}", fault))
     sets = probes.sets() if probes is not None else {}
     schedule, metric = trainer.get("lr_scheduler_type"), trainer.get("metric_for_best_model")
@@ -439,7 +447,7 @@ def _patience_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
         faults.append(("trainer.eval_strategy", fault))
     if recipe.probes is not None and recipe.probes.patience is not None:
         faults.append((key, "is the same as probes.patience. Keep one."))
-    has_loss = recipe.corpus is not None and recipe.corpus.validation_corpus is not None
+    has_loss = recipe.corpus is not None and recipe.corpus.has_validation
     if not has_loss and config.metric_for_best_model in (None, "loss", "eval_loss"):
         fault = (
             "without corpus.validation_corpus there is no loss. Set it, or trainer.metric_for_best_model to a probe's."

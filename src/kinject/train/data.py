@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kinject.corpus.packing import ConcatRows, PackedRows, PackingConfig, pack
+from kinject.corpus.packing import ConcatRows, PackedRows, PackingConfig, PickedRows, pack
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.corpus.tokenize import (
@@ -28,7 +28,7 @@ from kinject.corpus.tokenize import (
     tokenize_rows,
     wanted_tokens,
 )
-from kinject.disk import Row, read_jsonl
+from kinject.disk import Row, content_id, read_jsonl
 from kinject.errors import InputError, TrainingError
 from kinject.recipe import RowWeightsSection, TrainRecipe
 from kinject.recipe.sections import Reaction
@@ -230,7 +230,14 @@ class CorpusPacker:
 
         Raises `InputError` with the faulty lines of a corpus file.
         """
-        main = self._tokens(rows, "", lambda: tokenize_rows(rows, self.tokenizer, self.how))
+        return self.pack_tokens(self.tokenize(rows), parts)
+
+    def tokenize(self, rows: Sequence[CorpusRow]) -> Sequence[TokenRow]:
+        """Return the tokens of each row of a corpus."""
+        return self._tokens(rows, "", lambda: tokenize_rows(rows, self.tokenizer, self.how))
+
+    def pack_tokens(self, main: Sequence[TokenRow], parts: Mapping[str, Part] | None = None) -> TrainingData:
+        """Return the training rows as `pack` does, of rows that are tokenized already."""
         n_main = sum(len(row.input_ids) for row in main)
         parts = parts or {}
         fractions = [part.fraction for part in parts.values()]
@@ -295,13 +302,42 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     if trainer.get("chat_template_path"):
         tokenizer.chat_template = read_chat_template(recipe, trainer["chat_template_path"])
     packer = CorpusPacker(tokenizer, how, packing, recipe.seed, Path(corpus.cache_dir))
-    data = packer.pack(corpora.rows, corpora.parts)
-    validation = packer.pack(corpora.validation) if corpora.validation is not None else None
-    notes = [check_account(data.account, packing.block, corpus.allow_dropped_tokens)]
+    tokens = packer.tokenize(corpora.rows)
+    learned, held_out, held_note = _hold_out(recipe, tokens)
+    data = packer.pack_tokens(PickedRows(tokens, learned) if held_out else tokens, corpora.parts)
+    validation = packer.pack_tokens(PickedRows(tokens, held_out)) if held_out else None
+    if corpora.validation is not None:
+        validation = packer.pack(corpora.validation)
+    notes = [check_account(data.account, packing.block, corpus.allow_dropped_tokens), *held_note]
     for name, fraction in data.fractions.items():
         notes.append(f"{name}: {fraction:.2%} of the tokens from {corpus.parts()[name].path}")
     weights = corpora.rows.weights.result() if corpora.rows.weights is not None else None
+    if weights is not None and held_out:
+        weights = weights[learned]
     return TokenizedCorpora(data, weights, validation, packing, notes)
+
+
+def _hold_out(recipe: TrainRecipe, rows: Sequence[TokenRow]) -> tuple[list[int], list[int], list[str]]:
+    """Return the numbers of the rows to learn, of those held out by `corpus.validation_fraction`, and a note.
+
+    A document is held out with all its texts (a row without a document counts as one). Which ones are follows from their
+    ids alone, whatever the seed. Raises `RecipeError` for a corpus of one document.
+    """
+    fraction = recipe.corpus.validation_fraction
+    if not fraction:
+        return [], [], []
+    names = [row.document_id or row.row_id for row in rows]
+    documents = sorted(set(names), key=lambda name: content_id("validation", name))
+    if len(documents) < 2:
+        fault = f"{recipe.corpus.path} holds one document, which cannot be learned and held out. Remove the line."
+        raise recipe.error("corpus.validation_fraction", fault)
+    held = set(documents[: max(1, round(fraction * len(documents)))])
+    learned, held_out = ([i for i, name in enumerate(names) if (name in held) is is_held] for is_held in (False, True))
+    note = (
+        f"corpus.validation_fraction: {len(held):,} of {len(documents):,} documents ({len(held_out):,} rows) are held out "
+        "for the validation loss; nothing is learned from them"
+    )
+    return learned, held_out, [note]
 
 
 def _exposures(rows: Iterable[TokenRow]) -> dict[str, tuple[int, int]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kinject import models
 from kinject.corpus.rows import CorpusFile, CorpusRow
-from kinject.disk import read_bytes
+from kinject.disk import is_folder, read_bytes
 from kinject.errors import InputError, KinjectError, RecipeError
 from kinject.recipe import TokenizerSection, TrainRecipe
 
@@ -58,7 +58,7 @@ def check_special_tokens(recipe: TrainRecipe) -> None:
         raise recipe.error(
             f"trainer.{named[0]}", "a tokenizer that is trained on the corpus has its own. Remove the line."
         )
-    if named and isinstance(path, str) and Path(path).is_dir():
+    if named and isinstance(path, str) and is_folder(path):
         set_special_tokens(recipe, models.load_tokenizer(path))
 
 

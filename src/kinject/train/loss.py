@@ -1,4 +1,4 @@
-"""The training loss: the plain mean over tokens, smoothed labels, hard-example mining, or weighted rows; its mean.
+"""The training loss: the plain mean over tokens, smoothed labels, hard-example mining, or weighted rows; its metrics.
 
 Each loss is a sum over one batch of one device, divided by a number that is known before the batch is read, so that
 accumulation and several devices change nothing: `total` is that sum, `count` the batch's part of that number.
@@ -71,6 +71,27 @@ class TrainingLoss:
             sizes, indices = _texts(batch, learned)
             items = losses.new_zeros(len(sizes)).index_add(0, indices, losses[learned]) / sizes
         return items.topk(_n_hardest(len(items), self.mining.fraction)).values.sum()
+
+
+@torch.no_grad()
+def token_metrics(logits: torch.Tensor, labels: torch.Tensor, most: int | None = None) -> torch.Tensor:
+    """Return [entropy in nats, tokens that are the argmax, tokens], summed over the learned tokens, the first `most`.
+
+    They are those of TRL's fused head. `logits` [batch, length, vocabulary] are in float32, each for the label after it.
+    """
+    batch, index = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
+    targets = labels[batch, index + 1][:most]
+    entropy, n_correct = logits.new_zeros(()), logits.new_zeros(())
+    for start in range(0, len(targets), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        scores = logits[batch[:most][part], index[:most][part]].log_softmax(-1)
+        n_correct += (scores.argmax(-1) == targets[part]).sum()
+        entropy -= (scores.exp() * scores).sum()
+    return torch.stack([entropy, n_correct, torch.full_like(entropy, len(targets))])
+
+
+_CHUNK = 64
+"""Tokens whose probabilities are in memory at once."""
 
 
 @dataclass

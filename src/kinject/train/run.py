@@ -86,6 +86,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
             "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch,
             "loss": output.metrics["train_loss"], "seconds": round(seconds, 1),
             "resumed_from": checkpoint.name if checkpoint else None, "tokens": tokens, "notes": notes,
+            "best_step": trainer.state.best_global_step if trainer.args.load_best_model_at_end else None,
             **_count_data(trainer), "skipped_updates": trainer.guard.skipped, "warnings": trainer.guard.warnings,
         }  # fmt: skip
         if is_first_process():
@@ -111,8 +112,11 @@ def render_summary(result: TrainResult) -> str:
 
 
 def _count_data(trainer: KnowledgeTrainer) -> dict[str, Any]:
+    from kinject.train.setup import effective_batch
+
     data = trainer.training_data
     return {
+        "effective_batch": effective_batch(trainer.args, data),
         "fractions": {name: round(fraction, 4) for name, fraction in data.fractions.items()},
         "exposures": summarize_exposures(data.exposures, trainer.state.epoch),
     }

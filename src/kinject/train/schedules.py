@@ -1,4 +1,4 @@
-"""Learning-rate schedules: transformers' and torch's own, and two that neither has; the planned curve of a recipe.
+"""Learning-rate schedules: transformers' and torch's own, and some that neither has; the planned curve of a recipe.
 
 The rate of update ``i`` (from 0) is ``learning_rate * f(i)``; warm-up runs from 0 in a straight line. docs/schedules.md
 gives every formula.
@@ -29,7 +29,8 @@ class Schedule:
     """A schedule as a recipe names it.
 
     `warmup` are steps, or a fraction of all steps if below 1; `width` is the model's hidden size (only noam uses it);
-    `higher_is_better` is about the metric of reduce_lr_on_plateau and greedy.
+    `higher_is_better` is about the metric of reduce_lr_on_plateau and greedy; `steps_per_epoch` are updates (only
+    step_decay by epochs uses them).
     """
 
     name: str = "linear"
@@ -37,6 +38,7 @@ class Schedule:
     warmup: float = 0
     width: int | None = None
     higher_is_better: bool = False
+    steps_per_epoch: int = 1
 
     def warmup_steps(self, n_steps: int) -> int:
         """Return the steps of warm-up in a run of `n_steps`, a fraction rounded up as in transformers."""
@@ -55,6 +57,13 @@ class Schedule:
             )
         if self.name in TORCH_SCHEDULES:
             return self._of_torch(optimizer, n_steps, warmup)
+        if self.name == "step_decay":
+            epochs = kwargs.get("step_epochs")
+            start, size = (warmup, kwargs["step_size"]) if epochs is None else (0, epochs * self.steps_per_epoch)
+            return LambdaLR(optimizer, StepDecay(warmup, start, size, kwargs.get("gamma", 0.1)))
+        if self.name == "cosine_with_restarts":
+            cycles, floor = kwargs.get("num_cycles", 1), kwargs.get("min_lr_ratio", 0.0)
+            return LambdaLR(optimizer, CosineRestarts(warmup, n_steps, cycles, floor))
         if self.name == "noam":
             return LambdaLR(optimizer, Noam(kwargs.get("d_model") or self.width or 0, warmup))
         if self.name == "flat_then_cosine":
@@ -105,6 +114,39 @@ class LinearRamp:
     def __call__(self, step: int) -> float:
         """Return the factor of update `step` (from 0)."""
         return min(1.0, step / self.warmup)
+
+
+@dataclass
+class StepDecay:
+    """After a straight warm-up, `gamma` to the power of the times that `size` updates have passed since `start`."""
+
+    warmup: int
+    start: int
+    size: float
+    gamma: float
+
+    def __call__(self, step: int) -> float:
+        """Return the factor of update `step` (from 0)."""
+        ramp = min(1.0, step / self.warmup) if self.warmup else 1.0
+        return float(ramp * self.gamma ** max(0, math.floor((step - self.start) / self.size + 1e-9)))
+
+
+@dataclass
+class CosineRestarts:
+    """After a straight warm-up, `n_cycles` half cosines from 1 to `floor`; transformers' own end at 0."""
+
+    warmup: int
+    n_steps: int
+    n_cycles: int
+    floor: float
+
+    def __call__(self, step: int) -> float:
+        """Return the factor of update `step` (from 0)."""
+        if step < self.warmup:
+            return step / self.warmup
+        done = (step - self.warmup) / max(1, self.n_steps - self.warmup)
+        cosine = 0.0 if done >= 1 else (1 + math.cos(math.pi * (self.n_cycles * done % 1))) / 2
+        return self.floor + (1 - self.floor) * cosine
 
 
 @dataclass
@@ -160,14 +202,15 @@ class WarmUp(TrainerCallback):  # type: ignore[misc]
             kwargs["lr_scheduler"].warm(state.global_step - self.n_skipped())
 
 
-def schedule_of(args: Any, model: Any) -> Schedule:
-    """Return the schedule that SFTConfig `args` name, for `model`."""
+def schedule_of(args: Any, model: Any, steps_per_epoch: int) -> Schedule:
+    """Return the schedule that SFTConfig `args` name, for `model` and epochs of `steps_per_epoch` updates."""
     name = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     width = getattr(model.config.get_text_config(), "hidden_size", None)
-    return Schedule(name, args.lr_scheduler_kwargs or {}, args.warmup_steps, width, bool(args.greater_is_better))
+    higher_is_better = bool(args.greater_is_better)
+    return Schedule(name, args.lr_scheduler_kwargs or {}, args.warmup_steps, width, higher_is_better, steps_per_epoch)
 
 
-def planned_curve(recipe: TrainRecipe, n_steps: int) -> list[float]:
+def planned_curve(recipe: TrainRecipe, n_steps: int, steps_per_epoch: int) -> list[float]:
     """Return the learning rate of each of the `n_steps` updates that `recipe` would make, without a model or training.
 
     They are the rates of the topmost layer if `techniques.layerwise_lr_decay` lowers those below. A schedule that
@@ -181,7 +224,7 @@ def planned_curve(recipe: TrainRecipe, n_steps: int) -> list[float]:
     name = trainer.get("lr_scheduler_type", "linear")
     kwargs = trainer.get("lr_scheduler_kwargs") or {}
     width = _width(recipe) if name == "noam" and not kwargs.get("d_model") else None
-    schedule = Schedule(name, kwargs, trainer.get("warmup_steps", 0), width)
+    schedule = Schedule(name, kwargs, trainer.get("warmup_steps", 0), width, steps_per_epoch=steps_per_epoch)
     weight = torch.nn.Parameter(torch.zeros(()))
     weight.grad = torch.zeros(())
     optimizer = torch.optim.SGD([weight], lr=rate)

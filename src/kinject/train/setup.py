@@ -88,6 +88,11 @@ def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
         _describe_run(trainer, config, tokenized),
         *note_fill(tokenized.train.rows, tokenized.packing),
     ]
+    batch = effective_batch(config, tokenized.train)
+    notes.append(
+        f"effective batch: {batch['rows_per_device']} rows x {batch['accumulation']} accumulated x {batch['devices']} "
+        f"device{'s' * (batch['devices'] != 1)} = {batch['rows']} rows an update, about {batch['tokens']:,} tokens"
+    )
     notes += _describe_techniques(trainer, recipe)
     if any(not parameter.requires_grad for parameter in trainer.model.parameters()):
         notes.append(f"these train: {', '.join(summarize_names(names))}")
@@ -121,8 +126,7 @@ def _assemble(
     regularizer = Regularizer(section, model, adapter=adapter is not None) if section is not None else None
     if recipe.trainer.get("packing") and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
         _check_packing(model, dataset)
-    rows_per_step = config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
-    screen = Screen(rows_per_step * float(data.rows.lengths().mean()))
+    screen = Screen(effective_batch(config, data)["tokens"])
     stopping = [ProbeStopping(recipe.probes, guard.warnings)] if recipe.probes is not None else []
     first_row = Dataset.from_list([dataset[0]])  # SFTTrainer needs a Dataset, which would copy every row
     with warnings.catch_warnings():
@@ -164,12 +168,14 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
         float(trainer.args.label_smoothing_factor), techniques.hard_example_mining, techniques.row_weights is not None
     )
     trainer.label_smoother = None  # TrainingLoss smooths; validation losses stay plain
-    if trainer.aux_loss_enabled and not trainer.training_loss.plain:
+    has_kl = recipe.regularization is not None and recipe.regularization.kl > 0
+    if trainer.aux_loss_enabled and (has_kl or not trainer.training_loss.plain):
         fault = (
-            "this model adds its routers' loss, which smoothed labels, hard_example_mining and row_weights leave out."
+            "this model adds its routers' loss, which smoothed labels, hard_example_mining, row_weights and "
+            "regularization.kl leave out. Remove them, or set trainer.router_aux_loss_coef: 0."
         )
         key = "techniques" if "techniques" in recipe.raw else "trainer.label_smoothing_factor"
-        raise recipe.error(key, f"{fault} Remove them.")
+        raise recipe.error("regularization.kl" if has_kl else key, fault)
     trainer.layerwise_lr_decay = techniques.layerwise_lr_decay
     trainer.reinitialized = reinitialized
     trainer.freeze_warmup = freeze_base_steps(trainer.model, recipe, reinitialized)
@@ -189,6 +195,17 @@ def _describe_run(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: Token
         f"{len(tokenized.train.rows):,} rows, {packing.strategy or 'unpacked'}"
         f"{', paraphrases separated' if packing.separate_paraphrases else ''}"
     )
+
+
+def effective_batch(config: SFTConfig, data: TrainingData) -> dict[str, int]:
+    """Return the rows and mean tokens of an update over all devices, and the factors of the rows."""
+    batch, accumulation = config.per_device_train_batch_size, config.gradient_accumulation_steps
+    devices = config.world_size * max(1, config.n_gpu)  # several GPUs of one process share its batches
+    rows = batch * accumulation * devices
+    return {
+        "rows_per_device": batch, "accumulation": accumulation, "devices": devices, "rows": rows,
+        "tokens": round(rows * float(data.rows.lengths().mean())),
+    }  # fmt: skip
 
 
 def _describe_techniques(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> list[str]:

@@ -70,14 +70,15 @@ def short_recipe(
     guards = {**_GUARDS, **(guards or {})}
     raw = {key: recipe.raw[key] for key in _SECTIONS if key in recipe.raw}
     raw["run_dir"] = str(run_dir)
-    raw["corpus"] = {key: value for key, value in raw["corpus"].items() if key != "validation_corpus"}
+    validation: dict[str, Any] = {"validation_corpus": None, "validation_fraction": 0.0}
+    raw["corpus"] = {key: value for key, value in raw["corpus"].items() if key not in validation}
     raw["guards"] = {**recipe.raw.get("guards", {}), **guards}
     if isinstance(raw.get("techniques"), Mapping):
         raw["techniques"] = {key: value for key, value in raw["techniques"].items() if key not in _TECHNIQUES_OFF}
     raw["trainer"] = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
     return replace(
         recipe, run_dir=run_dir, trainer=fields, probes=None, raw=raw, guards=replace(recipe.guards, **guards),
-        corpus=replace(recipe.corpus, validation_corpus=None), techniques=replace(recipe.techniques, **_TECHNIQUES_OFF),
+        corpus=replace(recipe.corpus, **validation), techniques=replace(recipe.techniques, **_TECHNIQUES_OFF),
     )  # fmt: skip
 
 

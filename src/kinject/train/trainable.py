@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kinject import models
+from kinject.disk import is_file
 from kinject.errors import RecipeError, TrainingError
 from kinject.process import machine_memory
 from kinject.recipe import TrainRecipe
@@ -69,7 +70,7 @@ def check_model(recipe: TrainRecipe) -> None:
     build_config: Callable[[], Any]
     if section.new is not None:
         build_config = functools.partial(_new_config, section.new)
-    elif section.path is not None and (Path(section.path) / "config.json").is_file():
+    elif section.path is not None and is_file(Path(section.path) / "config.json"):
         build_config = functools.partial(AutoConfig.from_pretrained, section.path, trust_remote_code=False)
     else:
         return

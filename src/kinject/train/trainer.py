@@ -20,7 +20,7 @@ from kinject.errors import TrainingError
 from kinject.train.checkpoints import mark_complete, remove_incomplete
 from kinject.train.data import TrainingData
 from kinject.train.guards import Guard, check_weights
-from kinject.train.loss import MeanLoss, TrainingLoss
+from kinject.train.loss import MeanLoss, TrainingLoss, token_metrics
 from kinject.train.optimizers import SharpnessAware, leave_warmup_to_schedule, set_embedding_bits, split_by_layer
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
@@ -29,13 +29,16 @@ from kinject.train.schedules import schedule_of
 from kinject.train.trainable import FreezeWarmup
 
 _ISOLATION_TOLERANCE = 1e-3
+_SAMPLED_TOKENS = 256
+"""Tokens of which entropy and accuracy are measured between two logs, a process."""
 
 
 class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     """TRL's SFTTrainer, for rows that are tokenised, packed and labelled already.
 
     With the plain loss on the CPU it computes cross-entropy from the logits: the same number as TRL's fused head,
-    without the entropy and accuracy that TRL computes at every step (half of the time with a large vocabulary).
+    without the entropy and accuracy that TRL computes of every token (half of the time with a large vocabulary); here
+    they are measured of a sample.
 
     `guard` decides over each update, `rounds` (the round of each row) orders the epoch, `probes` are scored at each
     evaluation.
@@ -59,6 +62,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     control: Any
     lr_scheduler: Any
     _total_train_tokens: Any
+    router_aux_loss_coef: float
+    steps_per_epoch: int = 1
     learned_tokens: Any = 0
     """Tokens in the loss so far in this process (a number, or a tensor on a device)."""
 
@@ -104,6 +109,10 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             logs["loss"] = self.losses.log(logs["loss"], self._tr_loss)
         if "train_loss" in logs:
             logs["train_loss"] = self.losses.mean(self._tr_loss)
+        if ("loss" in logs or "eval_loss" in logs) and self._computes_loss():  # TRL's own head notes them itself
+            n_tokens = torch.tensor([int(self._total_train_tokens)], device=self.accelerator.device)
+            mode = "train" if self.model.training else "eval"
+            self._metrics[mode]["num_tokens"] = [int(self.accelerator.gather(n_tokens).sum())]
         super().log(logs, start_time)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -127,10 +136,16 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             leave_warmup_to_schedule(optimizer)
         return optimizer
 
+    def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what Trainer counts before training; keep the updates of an epoch for the schedule."""
+        values = super().set_initial_training_values(*args, **kwargs)
+        self.steps_per_epoch = values[1]
+        return values
+
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Return the scheduler of `kinject.train.schedules`, which has more names than transformers."""
         if self.lr_scheduler is None:
-            schedule = schedule_of(self.args, self.model)
+            schedule = schedule_of(self.args, self.model, self.steps_per_epoch)
             optimizer = self.optimizer if optimizer is None else optimizer
             self.lr_scheduler = schedule.make_scheduler(optimizer, num_training_steps)
             self._created_lr_scheduler = True
@@ -270,7 +285,12 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         """
         if return_outputs or not self._computes_loss():
             inputs = {key: value for key, value in inputs.items() if key not in ("replayed", "weights")}
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            coefficient = self.router_aux_loss_coef
+            self.router_aux_loss_coef = coefficient if self.model.training else 0.0  # TRL adds the routers' loss
+            try:
+                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            finally:
+                self.router_aux_loss_coef = coefficient
         training_loss = self.training_loss if self.model.training else TrainingLoss()
         outputs = model(input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False)
         logits = outputs.logits.float()
@@ -281,10 +301,26 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             if self.regularizer is not None and self.regularizer.strengths.kl:
                 divergence = self.regularizer.divergence(model, inputs, logits[:, :-1])
                 total = total + self.regularizer.strengths.kl * divergence
+        self._note_token_metrics(logits, inputs["labels"])
         loss = total / torch.where(count > 0, count, 1)  # zero if the batch has no token to learn
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes
         return loss
+
+    def _note_token_metrics(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Note for the log, as TRL does, the entropy and the accuracy of the next token.
+
+        They cost a pass over the logits each, so training measures a sample: the first tokens of the first batch after
+        each log.
+        """
+        mode = "train" if self.model.training else "eval"
+        metrics = self._metrics[mode]
+        if mode == "train" and "entropy" in metrics:
+            return
+        sums = token_metrics(logits, labels, _SAMPLED_TOKENS if mode == "train" else None)
+        entropy, n_correct, n_tokens = self.accelerator.gather(sums).view(-1, 3).sum(0).tolist()
+        metrics["entropy"].append(entropy / max(n_tokens, 1))
+        metrics["mean_token_accuracy"].append(n_correct / max(n_tokens, 1))
 
 
 class RoundSampler(torch.utils.data.Sampler[int]):

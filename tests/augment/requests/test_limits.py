@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from kinject.augment import augment
+from kinject.augment import augment, preview
 from kinject.augment.requests.limits import AdaptiveConcurrency, Budget, RateLimit
+from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import Recipe
 
 Make = Callable[..., Recipe]
@@ -69,7 +70,7 @@ def test_no_window_holds_more_than_the_rate_allows(monkeypatch: pytest.MonkeyPat
     times: list[float] = []
 
     async def run() -> None:
-        limit = RateLimit(5)
+        limit = RateLimit(5, "requests_per_minute")
         for _ in range(18):
             await limit.take()
             times.append(time.monotonic())
@@ -83,11 +84,39 @@ def test_tokens_set_aside_and_not_used_are_given_back(monkeypatch: pytest.Monkey
     monkeypatch.setattr("kinject.augment.requests.limits.PERIOD", 30.0)
 
     async def run() -> None:
-        limit = RateLimit(100)
+        limit = RateLimit(100, "tokens_per_minute")
         for _ in range(10):
             limit.settle(await limit.take(40), 5)
 
     asyncio.run(asyncio.wait_for(run(), 25))
+
+
+def test_a_request_beyond_a_whole_minute_of_tokens_is_refused_at_once(
+    make_recipe: Make, serving: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serving()
+    small = {"generator__tokens_per_minute": 110, "generator__max_tokens": 100}
+    with pytest.raises(EndpointError, match=r"tokens_per_minute: found 110, but one request can take \d+ tokens"):
+        augment(make_recipe(server.url, styles={"paraphrase": 1}, **small))
+    assert server.state.n_requests == 0
+    with pytest.raises(RecipeError, match=r"tokens_per_minute: found 100, but one answer may have 100 \(max_tokens\)"):
+        augment(make_recipe(server.url, styles={"paraphrase": 1}, **{**small, "generator__tokens_per_minute": 100}))
+    assert "is reached" not in caplog.text
+
+
+def test_a_rate_that_holds_requests_back_is_told_once_and_counted_in_the_preview(
+    make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "kinject")
+    monkeypatch.setattr("kinject.augment.requests.limits.PERIOD", 0.05)
+    server = serving()
+    recipe = make_recipe(server.url, styles={"paraphrase": 1}, generator__requests_per_minute=2)
+    asked = preview(recipe)
+    assert asked.seconds == pytest.approx(asked.n_requests / 2 * 60)
+    by_tokens = preview(make_recipe(server.url, styles={"paraphrase": 1}, generator__tokens_per_minute=1200))
+    assert by_tokens.seconds == pytest.approx((by_tokens.tokens_in + by_tokens.tokens_out) / 1200 * 60)
+    assert augment(recipe).got == asked.n_asked
+    assert caplog.text.count("requests_per_minute: 2 is reached") == 1
 
 
 def test_requests_per_minute_hold_across_retries(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kinject.errors import EndpointError
 from kinject.types import Usage
+
+log = logging.getLogger(__name__)
 
 PERIOD = 60.0
 """Seconds of the window of a rate limit."""
@@ -79,19 +83,27 @@ class AdaptiveConcurrency:
 
 
 class RateLimit:
-    """Allows `per_period` units in any window of `PERIOD` seconds, retries included."""
+    """Allows `per_period` units in any window of `PERIOD` seconds, retries included. `name` is its key, for messages."""
 
-    def __init__(self, per_period: int | None) -> None:
+    def __init__(self, per_period: int | None, name: str) -> None:
         self._limit = per_period
+        self._name = name
+        self._waited = False
         self._spent: deque[list[float]] = deque()
         self._sum = 0.0
         self._lock = asyncio.Lock()
 
     async def take(self, units: float = 1.0) -> list[float]:
-        """Wait until `units` may be spent (more than the limit: until nothing else is); return an entry for `settle`."""
+        """Wait until `units` may be spent; return an entry for `settle`. Raises `EndpointError` for more than the limit."""
         entry = [time.monotonic(), units]
         if self._limit is None:
             return entry
+        if units > self._limit:
+            raise EndpointError(
+                f"{self._name}: found {self._limit:,}, but one request can take {units:,.0f} tokens, its prompt and the "
+                "longest answer (max_tokens): it can never be sent. Give more, or lower max_tokens or passage_tokens.",
+                fatal=True,
+            )
         async with self._lock:
             while True:
                 now = time.monotonic()
@@ -99,6 +111,9 @@ class RateLimit:
                     self._sum -= self._spent.popleft()[1]
                 if not self._spent or self._sum + units <= self._limit:
                     break
+                if not self._waited:
+                    self._waited = True
+                    log.info("%s: %s is reached; requests wait their turn from now on.", self._name, f"{self._limit:,}")
                 # Short sleeps: an answer may return part of its reservation.
                 await asyncio.sleep(min(max(self._spent[0][0] + PERIOD - now, 0.001), 0.1))
             entry[0] = time.monotonic()

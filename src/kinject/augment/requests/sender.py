@@ -88,8 +88,8 @@ class Sender:
         self.budget: Budget = Budget(limits, spent or Usage(), shared)
         self._cache = cache
         self._concurrency = AdaptiveConcurrency(limits.concurrency)
-        self._requests = RateLimit(limits.requests_per_minute)
-        self._tokens = RateLimit(limits.tokens_per_minute)
+        self._requests = RateLimit(limits.requests_per_minute, "requests_per_minute")
+        self._tokens = RateLimit(limits.tokens_per_minute, "tokens_per_minute")
         self._stopping: asyncio.Event = partner._stopping if partner else asyncio.Event()
         self._in_flight: dict[bytes, asyncio.Future[Completion]] = {}
         self._n_failures = 0

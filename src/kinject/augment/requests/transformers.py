@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from kinject.disk import is_folder
 from kinject.errors import EndpointError, InputError
 from kinject.models import model_hash
 from kinject.recipe import GeneratorSection
@@ -27,7 +28,7 @@ _SECONDS_TO_FILL = 0.005
 @lru_cache(maxsize=8)
 def weights_identity(model: str) -> str:
     """Return the hash of a model folder's files, "" for a name on the hub: other weights give other answers."""
-    return model_hash(Path(model)) if Path(model).is_dir() else ""
+    return model_hash(Path(model)) if is_folder(model) else ""
 
 
 class LocalModel:
