@@ -483,19 +483,15 @@ def _tracker_faults(trackers: list[str]) -> Faults:
     """Return a fault for each of trainer.report_to that transformers does not know or that is not installed."""
     from transformers.integrations import INTEGRATION_TO_CALLBACK
 
+    from kinject.train.callbacks import tracker_error
+
     faults: Faults = []
     for name in trackers:
         if name not in INTEGRATION_TO_CALLBACK:
             faults.append(("trainer.report_to", f"found {name!r}.{suggestion(name, INTEGRATION_TO_CALLBACK)}"))
             continue
-        error = _failure(_without_end(INTEGRATION_TO_CALLBACK[name]), {})
+        error = tracker_error(INTEGRATION_TO_CALLBACK[name])
         if error:
-            fault = f"{name} cannot run here: {error.rstrip('.')}. Install its package with pip install, or set none."
+            fault = f"{name} cannot run here: {error}. Install its package with pip install, or set none."
             faults.append(("trainer.report_to", fault))
     return faults
-
-
-def _without_end(kind: type) -> Callable[[Mapping[str, Any]], Any]:
-    """Return what makes a tracker's callback. Some fail once more in __del__ if their package is missing."""
-    made = type(kind.__name__, (kind,), {"__del__": lambda _callback: None})
-    return lambda _fields: made()
