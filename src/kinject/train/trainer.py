@@ -65,7 +65,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     router_aux_loss_coef: float
     steps_per_epoch: int = 1
     learned_tokens: Any = 0
-    """Tokens in the loss so far in this process (a number, or a tensor on a device)."""
+    """Tokens in the loss so far, of all processes (a number, or a tensor on a device)."""
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed", "weights"]
@@ -258,6 +258,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         n_learned = divisor if self.training_loss.plain else None
         if n_learned is None:  # transformers does not count for models whose forward takes no further arguments
             n_learned = sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches)
+            if self.args.world_size > 1:
+                n_learned = int(self.accelerator.reduce(torch.tensor(n_learned, device=self.accelerator.device)))
         self.learned_tokens = self.learned_tokens + n_learned
         return batches, divisor
 
