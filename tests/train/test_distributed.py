@@ -110,4 +110,4 @@ def test_a_run_that_was_to_have_more_processes_is_warned_of(
     )
     manifest = read_manifest(Path(result.run_dir) / "manifest.json")
     assert manifest is not None
-    assert warning in manifest["counts"]["notes"]
+    assert warning in manifest["counts"]["warnings"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -206,7 +207,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         return super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """Return the norm before clipping; skip an update whose norm is not finite.
+        """Return the norm before clipping; skip an update whose norm is not finite, and its step of the schedule.
 
         Under a gradient scaler (fp16) the scaler itself skips such updates, and they are counted; under DeepSpeed its
         engine does both.
@@ -221,9 +222,14 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             made = self.guard.check_scaler(float(norm), float(self.accelerator.scaler.get_scale()), step)
         else:
             made = self.guard.may_update(float(norm), step)
+            self.optimizer._is_overflow = (
+                not made
+            )  # accelerate's mark, by which Trainer leaves the schedule where it is
             if not made:
                 model.zero_grad(set_to_none=True)
-        self.losses.end_update(self._tr_loss, made=made)
+        loss = self.losses.end_update(self._tr_loss, made=made)
+        if made:
+            self.guard.check_progress(loss, math.nan if norm is None else float(norm), step)
         return norm
 
     def evaluate(
