@@ -69,6 +69,7 @@ def test_accelerate_reads_each_configuration_and_its_command(path: Path, monkeyp
         assert sizes == ["2", "8"]
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_command_of_page_and_planner_starts_two_processes_that_learn_as_one(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ def _train(make_recipe: MakeRecipe, tmp_path: Path, tracker: str, **environment:
     return [row["loss"] for _, row in read_jsonl(tmp_path / "run" / "log.jsonl") if "loss" in row]
 
 
+@pytest.mark.usefixtures("forked")
 def test_tensorboard_holds_the_losses(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     losses = _train(make_recipe, tmp_path, "tensorboard", TENSORBOARD_LOGGING_DIR=str(tmp_path / "boards"))
@@ -57,6 +58,7 @@ def test_tensorboard_holds_the_losses(make_recipe: MakeRecipe, tmp_path: Path) -
     assert json.loads(said.splitlines()[-1]) == pytest.approx(losses, rel=1e-5)
 
 
+@pytest.mark.usefixtures("forked")
 def test_wandb_offline_needs_no_network(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     losses = _train(make_recipe, tmp_path, "wandb", WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
