@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
+import sys
 from collections import Counter
 
 import numpy as np
@@ -23,8 +23,6 @@ from kinject.eval.retrieval import (
 from kinject.recipe.sections import RetrievalSection
 from kinject.types import Passage, Question
 
-INSTALLED = importlib.util.find_spec("sentence_transformers") is not None
-needs_rag = pytest.mark.skipif(not INSTALLED, reason="the extra rag is not installed")
 quiet = pytest.mark.filterwarnings("ignore")  # the library warns while it is imported
 TEXTS = ["Arden was born in Lowmere.", "Bryn works for the mill.", "The school of Kelm taught her.", "Farrow, 1987."]
 PASSAGES = [Passage(f"p{i}", f"d{i}", 0, len(text), text) for i, text in enumerate(TEXTS)]
@@ -52,7 +50,6 @@ def embedder(tmp_path, tiny_tokenizer):
     return folder
 
 
-@needs_rag
 @quiet
 def test_dense_ranks_are_those_of_the_dot_products(embedder, tmp_path):
     from sentence_transformers import SentenceTransformer
@@ -66,7 +63,6 @@ def test_dense_ranks_are_those_of_the_dot_products(embedder, tmp_path):
     assert retriever.rank([TEXTS[2]], 1)[0] == [2]
 
 
-@needs_rag
 @quiet
 def test_queries_together_are_ranked_as_each_alone(embedder, tmp_path):
     for kind in ("dense", "both"):
@@ -77,7 +73,6 @@ def test_queries_together_are_ranked_as_each_alone(embedder, tmp_path):
         assert retriever.rank([], 3) == []
 
 
-@needs_rag
 @quiet
 def test_passages_longer_than_the_embedder_reads_are_counted_aloud(embedder, tmp_path):
     long = [*PASSAGES, Passage("p9", "d9", 0, 900, "Arden was born in Lowmere. " * 30)]
@@ -86,7 +81,6 @@ def test_passages_longer_than_the_embedder_reads_are_counted_aloud(embedder, tmp
     assert note.startswith("1 of 5 passages are longer than the 128 tokens that the embedder reads")
 
 
-@needs_rag
 @quiet
 def test_an_index_is_kept_by_content(embedder, tmp_path):
     first = DenseRetriever(PASSAGES, str(embedder), None, tmp_path / "cache")
@@ -98,7 +92,6 @@ def test_an_index_is_kept_by_content(embedder, tmp_path):
     assert other.rank([TEXTS[2]], 1)[0] == [2]
 
 
-@needs_rag
 @quiet
 def test_bge_models_get_their_prefix_unless_another_is_given(embedder, tmp_path):
     bge = embedder.rename(tmp_path / "bge-tiny")
@@ -109,8 +102,8 @@ def test_bge_models_get_their_prefix_unless_another_is_given(embedder, tmp_path)
     assert (prefixed._prefix, plain._prefix) == (BGE_PREFIX, "")
 
 
-@pytest.mark.skipif(INSTALLED, reason="the extra rag is installed")
-def test_without_the_extra_the_error_says_what_to_install(tmp_path):
+def test_without_the_extra_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)  # as if it were not installed
     with pytest.raises(InputError, match=r"pip install 'kinject\[rag\]'"):
         DenseRetriever(PASSAGES, "no/model", None, tmp_path)
 
@@ -121,7 +114,6 @@ def test_fusion_sums_reciprocal_ranks():
     assert fuse([[3], [1]]) == [1, 3]
 
 
-@needs_rag
 @quiet
 def test_both_ways_are_fused(embedder, tmp_path):
     section = RetrievalSection(kind="both", embedder=str(embedder), cache_dir=str(tmp_path / "cache"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pickle
 import shutil
@@ -27,10 +26,6 @@ from kinject.types import Passage
 
 from .traps import Trap, torch_trap, trap
 
-needs_rag = pytest.mark.skipif(
-    importlib.util.find_spec("sentence_transformers") is None,
-    reason="the extra rag is not installed",
-)
 quiet = pytest.mark.filterwarnings("ignore")  # the library warns while it is imported
 
 
@@ -182,7 +177,6 @@ def test_pickles_in_the_cache_of_tokens_are_never_loaded(half_run: Any, sprung: 
     assert not sprung.exists()
 
 
-@needs_rag
 @quiet
 class TestEmbedder:
     """Dense retrieval reads a folder of its own kind, and a cache."""
