@@ -82,6 +82,8 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
             seconds = running_time() - started
             check_trained(trainer)
             model_dir = _save_model(trainer, recipe)
+            if trainer.args.push_to_hub:
+                trainer.push_to_hub()
         counts = {
             "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch,
             "loss": output.metrics["train_loss"], "seconds": round(seconds, 1),

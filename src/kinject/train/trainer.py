@@ -33,6 +33,17 @@ _SAMPLED_TOKENS = 256
 """Tokens of which entropy and accuracy are measured between two logs, a process."""
 
 
+@contextlib.contextmanager
+def _hub_faults(rest: str) -> Iterator[None]:
+    """Raise `TrainingError` for a fault of the hub: its first line, and `rest`."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        yield
+    except (HfHubHTTPError, ConnectionError, RuntimeError) as error:  # RuntimeError: an upload of a large file
+        raise TrainingError(f"trainer.push_to_hub: {str(error).strip().splitlines()[0]} {rest}") from error
+
+
 class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     """TRL's SFTTrainer, for rows that are tokenised, packed and labelled already.
 
@@ -97,6 +108,21 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             mark_complete(checkpoint)
             best = self.state.best_model_checkpoint
             rotate_checkpoints(self.args.output_dir, save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model; `train` publishes it, when it is whole."""
+        super().save_model(output_dir, _internal_call=True)
+
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        """Create the repository on the hub. Raises `TrainingError` if the hub refuses."""
+        with _hub_faults("No step was made."):
+            super().init_hf_repo(*args, **kwargs)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Upload the folder of the run. Raises `TrainingError` if the hub refuses."""
+        upload = f"Upload it with: hf upload {self.hub_model_id} {self.args.output_dir}"
+        with _hub_faults(f"The model is trained and stored in {self.args.output_dir}. {upload}"):
+            return super().push_to_hub(*args, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write TRL's model card only if the model is published; the manifest of a run holds more."""
