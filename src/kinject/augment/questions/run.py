@@ -189,6 +189,7 @@ class Outcome:
     refused: list[tuple[Draft | None, str, str]] = field(default_factory=list)
     tokens_in: int = 0
     tokens_out: int = 0
+    tokens_thinking: int = 0
 
 
 @dataclass(frozen=True)
@@ -301,6 +302,7 @@ class QuestionWriter:
             completions.append(answer)
         outcome.tokens_in += sum(completion.usage.tokens_in for completion in completions)
         outcome.tokens_out += sum(completion.usage.tokens_out for completion in completions)
+        outcome.tokens_thinking += sum(completion.usage.tokens_thinking for completion in completions)
         return completions
 
     def _seed_of(self, messages: list[Message], attempt: int) -> int:
@@ -356,7 +358,11 @@ def _outcome_row(outcome_id: str, passage: Passage, outcome: Outcome) -> Row:
             {**(_draft_row(draft) if draft else {}), "reason": reason, "detail": detail}
             for draft, reason, detail in outcome.refused
         ],
-        "usage": {"tokens_in": outcome.tokens_in, "tokens_out": outcome.tokens_out},
+        "usage": {
+            "tokens_in": outcome.tokens_in,
+            "tokens_out": outcome.tokens_out,
+            "tokens_thinking": outcome.tokens_thinking,
+        },
     }
 
 
