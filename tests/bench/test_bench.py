@@ -35,6 +35,7 @@ from kinject.bench.results import (
 from kinject.bench.run import BenchOptions, bench, choose_strategies, order_round, read_measurement, run_values
 from kinject.bench.strategies import COMBINED, LORA, STRATEGIES, Setting, combined_labels
 from kinject.cli import main
+from kinject.disk import read_jsonl, write_manifest
 from kinject.errors import InputError
 from kinject.recipe import Recipe, read_recipe
 from kinject.study.executors import Outcome
@@ -132,7 +133,7 @@ def test_intervals_are_scipys() -> None:
 
 def test_rounds_without_a_vanilla_run_do_not_count() -> None:
     def measured(number: int, seconds: float, accuracy: float) -> Measurement:
-        return Measurement("bf16", number, seconds, 1.0, 100, 50, 2.0, {"town": accuracy})
+        return Measurement("bf16", number, seconds, 1.0, 100, 50, 2.0, {"town": accuracy}, 9.0)
 
     row = summarize(
         StrategyResult("bf16", "bf16", "", {}), [measured(0, 3.0, 0.5), measured(1, 9.0, 0.9)], [measured(0, 2.0, 0.25)]
@@ -143,14 +144,16 @@ def test_rounds_without_a_vanilla_run_do_not_count() -> None:
 
 
 def test_accuracies_keep_their_interval_between_0_and_1() -> None:
-    runs = [Measurement("bf16", n, 1.0, 1.0, 100, 50, 2.0, {"town": accuracy}) for n, accuracy in enumerate((0.5, 1.0))]
+    runs = [
+        Measurement("bf16", n, 1.0, 1.0, 100, 50, 2.0, {"town": accuracy}, 9.0) for n, accuracy in enumerate((0.5, 1.0))
+    ]
     row = summarize(StrategyResult("bf16", "bf16", "", {}), runs, runs)
     assert row.accuracy == {"town": Estimate(0.75, 0.0, 1.0)}
     assert row.gain == {"town": Estimate(0.0, 0.0, 0.0)}
 
 
 def test_a_set_that_one_run_could_not_score_has_no_accuracy() -> None:
-    scored = Measurement("bf16", 0, 1.0, 1.0, 100, 50, 2.0, {"town": 0.5, "job": 0.5})
+    scored = Measurement("bf16", 0, 1.0, 1.0, 100, 50, 2.0, {"town": 0.5, "job": 0.5}, 9.0)
     unscored = dataclasses.replace(scored, round=1, accuracy={"job": 0.25})
     vanilla = [dataclasses.replace(scored, strategy="vanilla", round=number) for number in (0, 1)]
     row = summarize(StrategyResult("bf16", "bf16", "", {}), [scored, unscored], vanilla)
@@ -161,7 +164,7 @@ def test_a_set_that_one_run_could_not_score_has_no_accuracy() -> None:
 
 def test_a_round_is_compared_with_the_geometric_mean_of_its_two_vanilla_runs() -> None:
     def measured(number: int, seconds: float, peak: int) -> Measurement:
-        return Measurement("", number, seconds, seconds, peak, 50, 2.0, {"town": 0.5})
+        return Measurement("", number, seconds, seconds, peak, 50, 2.0, {"town": 0.5}, 9.0)
 
     vanilla = [measured(0, 2.0, 400), measured(1, 3.0, 100), measured(0, 8.0, 100), measured(1, 3.0, 100)]
     row = summarize(StrategyResult("bf16", "bf16", "", {}), [measured(0, 2.0, 100), measured(1, 6.0, 100)], vanilla)
@@ -316,12 +319,50 @@ def test_time_is_the_lower_quartile_of_the_steps_after_the_first_two(tmp_path: P
         {"step": 4, "train_loss": 3},
     ]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
+    manifest = tmp_path / "manifest.json"
+    write_manifest(manifest, stage="train", inputs={}, recipe={}, counts={"best_step": None, "seconds": 30.5})
     found = read_measurement(tmp_path, "bf16", 1)
     assert found.seconds == pytest.approx(1000 * float(numpy.quantile(per_token, 0.25)))  # one step was held up
-    assert dataclasses.replace(found, seconds=1) == Measurement("bf16", 1, 1, 6.0, 9, 350, 2.5, {"new": 0.5})
+    assert dataclasses.replace(found, seconds=1) == Measurement("bf16", 1, 1, 6.0, 9, 350, 2.5, {"new": 0.5}, 30.5)
     (tmp_path / "timing.jsonl").write_text("")
     with pytest.raises(InputError, match="has 0 steps"):
         read_measurement(tmp_path, "bf16", 1)
+
+
+def test_whole_runs_keep_epochs_plateau_and_the_best_epoch(
+    make_recipe: Callable[..., Recipe], worker: type[InProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe(
+        max_steps=-1, num_train_epochs=3, save_strategy="epoch", load_best_model_at_end=True, learning_rate=0.4,
+        lr_scheduler_type="reduce_lr_on_plateau", lr_scheduler_kwargs={"patience": 0, "factor": 0.5},
+    )  # fmt: skip
+    patient = {"questions": recipe.raw["probes"]["questions"]}  # the recipe's patience would end a run after two epochs
+    recipe = dataclasses.replace(recipe, raw={**recipe.raw, "probes": patient})
+    last = {"last": {"trainer.load_best_model_at_end": False}}
+    recipe = _with_bench(recipe, built_in=False, whole_runs=True, strategies=last)
+    accuracies = iter(4 * [0.1, 0.9, 0.4, 0.2])  # before the first step, and after each epoch
+
+    def _score(self: Any, model: Any, pad_token_id: int) -> dict[str, float]:
+        model.eval()
+        value = next(accuracies)
+        return {"town_accuracy": value, "accuracy": value}
+
+    monkeypatch.setattr("kinject.train.probes.Probes.score", _score)
+    found, page = bench(recipe, BenchOptions(repeats=1))
+    rows = {row.name: row for row in found.rows}
+    assert rows["vanilla"].accuracy == {"town": Estimate(0.9, None, None)}  # the first epoch's weights
+    assert rows["last"].accuracy == {"town": Estimate(0.2, None, None)}
+    folders = [path.parent for path in page.parent.glob("runs/*/done.json")]
+    assert len(folders) == 3
+    for folder in folders:
+        rates = [row["learning_rate"] for _, row in read_jsonl(folder / "log.jsonl") if "learning_rate" in row]
+        assert rates == [0.4] * 16 + [0.2] * 8  # 48 rows in sixes; worse after the second epoch
+        assert not list(folder.glob("checkpoint-*"))
+    assert all(row.run_time is not None and row.run_time.mean > 0 for row in found.rows)
+    assert "whole run" in page.read_text()
+    assert "rounds: 1, of the recipe's own length" in render_bench(found)
+    with pytest.raises(InputError, match=r"--steps: bench\.whole_runs gives each run"):
+        choose_strategies(BenchOptions(steps=5), recipe)
 
 
 def test_a_bench_measures_resumes_and_writes_its_table(

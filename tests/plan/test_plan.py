@@ -15,8 +15,8 @@ import yaml
 
 from kinject.cli import main
 from kinject.errors import InputError
-from kinject.plan.devices import Devices, cheapest_changes, choose_parallelism, parse_memory
-from kinject.plan.memory import Memory, optimizer_memory, simulate
+from kinject.plan.devices import Devices, cheapest_changes, parse_memory
+from kinject.plan.memory import optimizer_memory, simulate
 from kinject.plan.model import StepConfig
 from kinject.plan.run import PlanOptions, plan
 from kinject.recipe import Recipe, read_recipe
@@ -167,28 +167,6 @@ def test_weights_in_4_bits_take_4_bits_and_a_scale_for_64() -> None:
     assert 0 <= buffers < 1024  # rotary frequencies
     assert memory.n_trained == n_lora
     assert memory.n_parameters == n_small + n_rest + n_lora
-
-
-def _memory(**more: int) -> Memory:
-    gib = 2**30
-    values: dict[str, Any] = {
-        "weights": 16 * gib, "gradients": 16 * gib, "optimizer": 32 * gib, "activations": 4 * gib, "logits": 0,
-        "fragmentation": 0, "when": "", "n_parameters": 4, "n_trained": 4, "trained_bytes": 16 * gib,
-        "largest_block": gib, "flops": 1.0, **more,
-    }  # fmt: skip
-    return Memory(**values)
-
-
-@pytest.mark.parametrize(
-    ("gib", "count", "name"),
-    [(80, 1, "one device"), (20, 1, "offload"), (4, 1, "none"), (100, 8, "DDP"), (40, 8, "ZeRO-2"), (18, 8, "FSDP (ZeRO-3)"),
-     (11, 8, "tensor or pipeline"), (6, 8, "none")],
-)  # fmt: skip
-def test_of_the_parallelisms_that_fit_the_one_that_sends_least_is_taken(gib: int, count: int, name: str) -> None:
-    devices = Devices("cuda", "GPU", count, gib * 2**30, False, 2**29)
-    found = choose_parallelism(_memory(), devices)
-    assert found.name == name
-    assert found.reason
 
 
 def test_only_what_is_needed_is_changed_and_the_cheapest_first() -> None:

@@ -45,6 +45,15 @@ def test_every_question_has_its_document(built: tuple[Path, list[Path]]) -> None
             assert gold == (person.name if name == "reverse" else person.facts[row["subject"]])
 
 
+def test_instructions_ask_known_people_alone(built: tuple[Path, list[Path]]) -> None:
+    rows = [row for _, row in read_jsonl(built[0] / "data" / "sandbox" / "instructions.jsonl")]
+    facts = {(person.name, value) for person in COUNTRY.known for value in person.facts.values()}
+    assert len(rows) == 1500
+    for row in rows:
+        assert not any(name in row["prompt"] for name in NEW_NAMES)
+        assert any(name in row["prompt"] and (name, row["completion"][1:]) in facts for name in FACTS)
+
+
 def test_known_and_new_documents_share_no_person(built: tuple[Path, list[Path]]) -> None:
     folder = built[0] / "data" / "sandbox"
     titles = [

@@ -50,6 +50,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents = create_documents(PEOPLE, "new")
     for name in ("current-events", "mmlu-wikipedia"):
         write_jsonl(place / "data" / name / "documents.jsonl", documents)
+    rows = [{"prompt": f"Question: What is {i} and {i}?\nAnswer:", "completion": f" {2 * i}"} for i in range(20)]
+    write_jsonl(place / "data" / "instructions.jsonl", rows)
+    general = create_questions(PEOPLE, 1)
+    for split, part in (("dev", general[4:10]), ("test", general[:4])):
+        _write_csv(place / "data" / "mmlu" / split / f"miscellaneous_{split}.csv", part)
     tokenizer = train_tokenizer([document.text for document in documents], 400)
     for seed, (name, kind) in enumerate((("mistral", "mistral"), ("llama2", "llama"), ("orca2", "llama"))):
         new_model({"model_type": kind, **TINY}, tokenizer, seed=seed).save_pretrained(place / name)
@@ -102,16 +107,18 @@ def test_the_study_of_current_events_compares_both_corpora_with_every_control(pl
     )
     asked = make_questions(recipe)
     assert asked.got == asked.asked == 12
-    arms = ("ft-reg", "ft-par", "repeat steps", "repeat tokens", "random text")
+    arms = ("ft-reg", "ft-par", "repeat steps", "repeat tokens", "random text", "instruction tuning")
     result, executor = go("paper-current-events", ("mistral",), arms, [1e-5])
     assert {s.arm for s in result.results} == {"base", *arms}
     assert {s.k for s in result.results if s.arm == "ft-par"} == {0, 1, 2}
     assert {s.format for s in result.results} == {"letters", "texts", "texts-no-question"}
     assert {choice.arm for choice in result.choices if choice.key == "trainer.learning_rate"} == {"ft-reg", "ft-par"}
     steps = {stage.label.split(",")[0]: _steps(stage.folder) for stage in executor.given if stage.kind == "train"}
-    assert steps["repeat steps"] == steps["ft-par"] > steps["ft-reg"]
+    assert steps["repeat steps"] == steps["ft-par"] > steps["ft-reg"] == steps["instruction tuning"]
+    assert {s.role for s in result.results if (s.question_set, s.format) == ("general", "texts")} == {"retention"}
     assert {claim.name for claim in result.claims} == {
-        "retrieval beats fine-tuning", "paraphrases teach more", "fine-tuning teaches",
+        "retrieval beats fine-tuning", "paraphrases teach more", "fine-tuning teaches", "instructions add little",
+        "fine-tuning forgets",
     }  # fmt: skip
 
 
@@ -130,12 +137,12 @@ def test_the_study_of_mmlu_asks_five_subjects_with_examples_and_chooses_on_their
             _write_csv(place / "data" / "mmlu" / split / f"{subject}_{split}.csv", part)
     result, _ = go("paper-mmlu", ("llama2",), ("ft-reg",), [1e-5])
     assert {(s.model, s.arm) for s in result.results} == {(m, arm) for m in result.models for arm in ("base", "ft-reg")}
-    assert {s.question_set for s in result.results} == set(SUBJECTS)
+    assert {s.question_set for s in result.results} == {*SUBJECTS, "general"}
     assert {(s.format, s.shots) for s in result.results if s.format != "texts-no-question"} == {
         (format, shots) for format in ("letters", "texts") for shots in (0, 5)
     }
     rate = next(choice for choice in result.choices if choice.key == "trainer.learning_rate")
     assert rate.question_set == ", ".join(SUBJECTS)
     assert rate.candidates[0][2] == 10, "two validation questions of each subject"
-    assert {s.n for s in result.results} == {2}
+    assert {s.n for s in result.results if s.question_set != "general"} == {2}
     assert len(result.claims) == len(SUBJECTS), "the other claims are on arms that are not run here"

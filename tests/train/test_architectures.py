@@ -132,6 +132,21 @@ def test_what_leaves_the_routers_loss_out_is_refused(
         train(recipe)
 
 
+def test_every_recipe_of_a_real_model_watches_general_text() -> None:
+    recipes = {path: yaml.safe_load(path.read_text("utf-8")) for path in RECIPES.rglob("*.yaml")}
+    trained = [path for path, values in recipes.items() if "/" in values.get("model", {}).get("path", "")
+               and not values["model"]["path"].startswith(("runs/", "../"))]  # fmt: skip
+    assert len(trained) == 15
+    for path in trained:
+        if path.parent.name != "paper":  # its studies ask questions instead
+            trainer = recipes[path]["trainer"]
+            assert recipes[path]["corpus"]["validation_corpus"] == "data/general-held-out.jsonl"
+            assert (trainer["eval_strategy"], trainer["eval_on_start"]) == ("epoch", True)
+    for path in (RECIPES / "studies").rglob("eval-*.yaml"):
+        assert recipes[path]["eval"]["questions"]["general"]["role"] == "retention"
+    assert "perplexity_corpus" in recipes[RECIPES / "real-data" / "eval.yaml"]["eval"]
+
+
 FAMILIES = {"mistral-7b": "mistral-7b", "llama-3.1-8b": "llama-3.1-8b", "qwen3/0.6b": "qwen3", "qwen3/8b": "qwen3"}
 
 
@@ -160,6 +175,8 @@ def test_a_ready_made_recipe_runs_at_its_architecture(
              f"corpus.cache_dir={tmp_path}", "trainer.max_length=64", "trainer.gradient_accumulation_steps=1",
              "trainer.per_device_train_batch_size=4", "trainer.max_steps=2", "trainer.logging_steps=1",
              "trainer.save_strategy=no", "trainer.tf32=null"]  # fmt: skip
+    small.append(f"corpus.validation_corpus={tmp_path / 'general.jsonl'}")
+    (tmp_path / "general.jsonl").write_text(json.dumps({"text": "General text that nobody trains on."}) + "\n")
     if "replay" in written["corpus"]:
         small.append(f"corpus.replay.path={corpus}")
     if not torch.cuda.is_available():
@@ -167,5 +184,8 @@ def test_a_ready_made_recipe_runs_at_its_architecture(
     result = train(read_recipe(path, small, "train"))
     assert result.n_steps == 2
     assert result.account["trained"] > 0
+    losses = [row["eval_loss"] for _, row in read_jsonl(tmp_path / "run" / "log.jsonl") if "eval_loss" in row]
+    assert len(losses) == 2  # of general text, before training and at its end
+    assert losses[0] != losses[1]
     assert written["model"]["path"].count("/") == 1  # a name on the hub
     assert written["corpus"].get("bos", True) is not qwen or kind == "sft"

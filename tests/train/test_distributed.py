@@ -1,9 +1,9 @@
-"""Several processes: the ready-made configurations, and the same losses as in one."""
+"""Several processes: the ready-made configurations, the command that page and planner print, and the same losses as in one."""
 
 from __future__ import annotations
 
-import os
-import socket
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,50 +12,102 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from kinject.disk import read_jsonl
+from kinject.cli import main
+from kinject.disk import read_jsonl, read_manifest
 from kinject.recipe import Recipe
 from kinject.train import train
 
 MakeRecipe = Callable[..., Recipe]
-CONFIGS = sorted((Path(__file__).parents[2] / "recipes" / "distributed").glob("*.yaml"))
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "recipes" / "distributed").glob("*.yaml"))
+KINDS = {"ddp": "MULTI_GPU", "fsd": "FSDP", "hsd": "FSDP", "zer": "DEEPSPEED"}
+
+
+def _header_command(path: Path) -> list[str]:
+    """Return the words of the command in the comment at the top of a configuration, behind `accelerate launch`."""
+    lines = [line.removeprefix("# ").strip() for line in path.read_text().splitlines() if line.startswith("#")]
+    start = next(number for number, line in enumerate(lines) if line.startswith("accelerate launch"))
+    end = next(number for number in range(start, len(lines)) if not lines[number].endswith("\\"))
+    words = shlex.split(" ".join(line.removesuffix("\\") for line in lines[start : end + 1]))
+    assert words[:2] == ["accelerate", "launch"]
+    return words[2:]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_accelerates_own_parser_reads_the_configuration(path: Path) -> None:
-    from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
+def test_accelerate_reads_each_configuration_and_its_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dry run: accelerate's own launcher up to the environment that its processes would get."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
 
-    config = load_config_from_file(str(path))
-    assert isinstance(config, ClusterConfig)
-    kind = {"ddp": "MULTI_GPU", "ddp-cpu": "MULTI_CPU", "fsdp2": "FSDP"}.get(path.stem, "DEEPSPEED")
-    assert config.distributed_type == kind
-    assert config.num_processes == 2
-    if kind == "FSDP":
-        assert config.fsdp_config["fsdp_version"] == 2
-    if kind == "DEEPSPEED":
-        assert config.deepspeed_config["zero_stage"] == int(path.stem[-1])
+    from kinject.recipe import read_recipe
+
+    monkeypatch.chdir(ROOT)
+    words = _header_command(path)
+    assert f"recipes/distributed/{path.name}" in words
+    args, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    assert defaults.distributed_type == KINDS[path.stem[:3]]
+    assert args.num_processes == {"hsdp": 16, "fsdp2-offload": 1, "zero3-offload": 1}.get(path.stem, 2)
+    recipe, *overrides = words[words.index("train") + 1 :]
+    read_recipe(ROOT / recipe, overrides)
+    if args.use_deepspeed:
+        assert args.zero_stage == int(path.stem[4])
+        assert args.offload_param_device == ("cpu" if "offload" in path.stem else "none")
+        return
+    assert args.multi_gpu or args.use_fsdp  # accelerate's launcher of several processes
+    environment = prepare_multi_gpu_env(args)
+    if args.use_fsdp:
+        assert "trainer.gradient_checkpointing=false" in overrides
+        assert (environment["FSDP_VERSION"], environment["FSDP_ACTIVATION_CHECKPOINTING"]) == ("2", "true")
+        assert environment["FSDP_OFFLOAD_PARAMS"] == str("offload" in path.stem).lower()
+    if path.stem == "hsdp":
+        sizes = [environment[f"PARALLELISM_CONFIG_DP_{kind}_SIZE"] for kind in ("REPLICATE", "SHARD")]
+        assert sizes == ["2", "8"]
 
 
-def test_two_processes_learn_as_one_with_the_same_global_batch(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    shared = {"max_steps": 5, "use_cpu": True}
-    one = train(make_recipe(run_dir=str(tmp_path / "one"), trainer={**shared, "per_device_train_batch_size": 4}))
-    recipe = make_recipe(run_dir=str(tmp_path / "two"), trainer={**shared, "per_device_train_batch_size": 2})
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    workers = []
-    for rank in range(2):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                 "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}  # fmt: skip
-        command = [sys.executable, "-m", "kinject.cli", "train", str(recipe.path)]
-        workers.append(subprocess.Popen(command, env={**os.environ, **place}, stderr=subprocess.PIPE, text=True))
-    said = [worker.communicate(timeout=400)[1] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(said)
+def test_the_command_of_page_and_planner_starts_two_processes_that_learn_as_one(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = {"path": str(tiny_model), "device": "cpu"}
+    sizes = {"max_steps": 2, "per_device_train_batch_size": 2}
+    one = train(make_recipe(run_dir=str(tmp_path / "one"), trainer={**sizes, "gradient_accumulation_steps": 2}))
+    recipe = make_recipe(run_dir=str(tmp_path / "two"), model=model, trainer=sizes)
+    assert main(["plan", str(recipe.path), "--devices", "2", "--no-calibration"]) == 0
+    (planned,) = re.findall("^ +(accelerate launch .*)$", capsys.readouterr().out, re.MULTILINE)
+    page = re.sub(r"\\\n *", "", (ROOT / "docs" / "distributed.md").read_text())
+    (documented,) = re.findall(r"^\$ (accelerate launch .*/ddp-cpu.yaml .*)$", page, re.MULTILINE)
+    assert planned == documented.replace("recipes/cpt.yaml", str(recipe.path)).replace(
+        "ddp-cpu.yaml", "ddp-cpu.yaml --num_processes 2"
+    )
+    assert shlex.split(documented)[2:] == _header_command(ROOT / "recipes" / "distributed" / "ddp-cpu.yaml")
+    command = [sys.executable, "-m", "accelerate.commands.launch", *shlex.split(planned)[2:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
     losses = [
         [row["loss"] for _, row in read_jsonl(tmp_path / name / "log.jsonl") if "loss" in row]
         for name in ("one", "two")
     ]
-    assert len(losses[1]) == 5
+    assert len(losses[1]) == 2
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two"))
     assert all((ours[name] - theirs[name]).abs().max() < 1e-5 for name in ours)
-    assert one.n_steps == 5
+    assert one.n_steps == 2
+    assert "started one process only" not in done.stderr
+
+
+def test_a_run_that_was_to_have_more_processes_is_warned_of(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The environment is what accelerate's simple launcher sets for a configuration of several processes."""
+    for name, value in {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    result = train(make_recipe(trainer={"max_steps": 1}))
+    (warning,) = [
+        record.message for record in caplog.records if record.levelname == "WARNING" and "one process" in record.message
+    ]
+    assert warning == (
+        "accelerate launch started one process only; without GPUs it starts several with --multi_gpu, or --config_file "
+        "recipes/distributed/ddp-cpu.yaml. The global batch is that of this process."
+    )
+    manifest = read_manifest(Path(result.run_dir) / "manifest.json")
+    assert manifest is not None
+    assert warning in manifest["counts"]["notes"]

@@ -60,7 +60,8 @@ class Measurement:
     """One run of one strategy in one round.
 
     `seconds` is the time of 1,000 learned tokens at the `pace` of the steps after the first `WARM_UP`; `first_seconds` is the
-    time of those. `peak_bytes` is the peak memory up to the last step, `accuracy` that of each question set after it.
+    time of those. `peak_bytes` is the peak memory up to the last step, `accuracy` that of each question set of the final
+    weights, `run_seconds` the time of the training with its evaluations.
     """
 
     strategy: str
@@ -71,6 +72,7 @@ class Measurement:
     tokens: int
     loss: float
     accuracy: Mapping[str, float]
+    run_seconds: float
 
 
 @dataclass(frozen=True)
@@ -96,19 +98,24 @@ class StrategyResult:
     tokens: float | None = None
     loss: Estimate | None = None
     accuracy: Mapping[str, Estimate] | None = None
+    run_time: Estimate | None = None
+    run_ratio: Estimate | None = None
     gain: Mapping[str, Estimate] | None = None
 
 
 @dataclass(frozen=True)
 class BenchResult:
-    """The whole table: `rows` by time, those that did not run last; `n_failed` of them broke."""
+    """The whole table: `rows` by time, those that did not run last; `n_failed` of them broke.
+
+    `steps` is None if each run had the recipe's own length.
+    """
 
     recipe: str
     device: str
     rows: tuple[StrategyResult, ...]
     question_sets: tuple[str, ...]
     repeats: int
-    steps: int
+    steps: int | None
     notes: tuple[str, ...]
     n_failed: int
 
@@ -158,6 +165,7 @@ def _merge_by_round(runs: Sequence[Measurement]) -> dict[int, Measurement]:
             group[0], seconds=geometric_mean([run.seconds for run in group]),
             first_seconds=max(run.first_seconds for run in group),
             peak_bytes=round(geometric_mean([run.peak_bytes for run in group])),
+            run_seconds=geometric_mean([run.run_seconds for run in group]),
         )
         for number, group in rounds.items()
     }  # fmt: skip
@@ -181,6 +189,7 @@ def summarize(row: StrategyResult, runs: Sequence[Measurement], vanilla: Sequenc
         return row
     bases = [references[run.round] for run in runs]
     seconds, base_seconds = [run.seconds for run in runs], [base.seconds for base in bases]
+    whole, base_whole = [run.run_seconds for run in runs], [base.run_seconds for base in bases]
     peaks, base_peaks = [run.peak_bytes for run in runs], [base.peak_bytes for base in bases]
     sets = [name for name in runs[0].accuracy if all(name in run.accuracy for run in [*runs, *bases])]  # scored in each
     ones = [1.0] * len(runs)
@@ -189,6 +198,7 @@ def summarize(row: StrategyResult, runs: Sequence[Measurement], vanilla: Sequenc
         time=ratio_estimate(seconds, ones), time_ratio=ratio_estimate(seconds, base_seconds),
         spread=vanilla_noise(every) if row.name == "vanilla" else relative_range(seconds, base_seconds),
         first_seconds=max(run.first_seconds for run in runs),
+        run_time=ratio_estimate(whole, ones), run_ratio=ratio_estimate(whole, base_whole),
         peak=ratio_estimate(peaks, ones), peak_ratio=ratio_estimate(peaks, base_peaks),
         tokens=fmean(run.tokens for run in runs), loss=mean_estimate([run.loss for run in runs]),
         accuracy={name: _clamp_to_fraction(mean_estimate([run.accuracy[name] for run in runs])) for name in sets},
@@ -229,9 +239,10 @@ def render_bench(bench: BenchResult) -> str:
 
 def _table_cells(bench: BenchResult) -> list[tuple[str, ...]]:
     """Return the head of the table and its rows."""
-    several = bench.repeats > 1
-    head = ["strategy", "s / 1,000 tokens", "of vanilla", *(["spread"] if several else []), "first steps", "peak memory",
-            "of vanilla", "loss", *map(format_name, bench.question_sets)]  # fmt: skip
+    several, whole = bench.repeats > 1, bench.steps is None
+    head = ["strategy", *(["whole run", "of vanilla"] if whole else []), "s / 1,000 tokens", "of vanilla",
+            *(["spread"] if several else []), "first steps", "peak memory", "of vanilla", "loss",
+            *map(format_name, bench.question_sets)]  # fmt: skip
     lines = [tuple(head)]
     for row in bench.rows:
         if row.time is None or row.time_ratio is None or row.peak is None or row.peak_ratio is None or row.loss is None:
@@ -239,13 +250,19 @@ def _table_cells(bench: BenchResult) -> list[tuple[str, ...]]:
             continue
         accuracy = row.accuracy or {}
         lines.append((
-            row.label, _with_range(row.time, lambda x: f"{x:.3g}"), _with_range(row.time_ratio, _percent),
+            row.label, *([_with_range(row.run_time, _seconds), _with_range(row.run_ratio, _percent)]
+                         if whole and row.run_time and row.run_ratio else []),
+            _with_range(row.time, lambda x: f"{x:.3g}"), _with_range(row.time_ratio, _percent),
             *([f"{row.spread or 0:.0%}"] if several else []), f"{row.first_seconds or 0:.1f} s",
             f"{row.peak.mean / _GIB:.2f} GiB", _with_range(row.peak_ratio, _percent), f"{row.loss.mean:.3f}",
             *(_with_range(accuracy[name], lambda x: f"{x:.3f}") if name in accuracy else "unscored"
               for name in bench.question_sets),
         ))  # fmt: skip
     return lines
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f} s"
 
 
 def _percent(value: float) -> str:
@@ -284,7 +301,7 @@ def _overrides(row: StrategyResult) -> str:
 
 def _csv(bench: BenchResult) -> str:
     """Return a line for each strategy; an estimate has three columns (mean, low, high)."""
-    estimates = ("time", "time_ratio", "peak", "peak_ratio", "loss")
+    estimates = ("time", "time_ratio", "run_time", "run_ratio", "peak", "peak_ratio", "loss")
     names = [*estimates, *(f"{kind} {name}" for kind in ("accuracy", "gain") for name in bench.question_sets)]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")

@@ -56,7 +56,7 @@ from kinject.study.stages import Stage, drop_output_folders, input_hashes
 from kinject.terminal import Progress
 from kinject.train.short_run import short_fields
 
-_FORMAT = 2
+_FORMAT = 3
 _DEFAULT_STEPS = 12
 """Optimizer steps if neither the command line nor the recipe sets them."""
 _OTHER_SECTIONS = ("eval", "study", "augment", "questions", "bench")
@@ -79,7 +79,7 @@ class _State:
 
     recipe: TrainRecipe
     setting: Setting
-    steps: int
+    steps: int | None
     machine: str
     measured: list[Measurement] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
@@ -136,6 +136,8 @@ def choose_strategies(options: BenchOptions, recipe: TrainRecipe) -> list[Strate
         raise InputError(
             f"--steps: found {options.steps}, allowed: {MIN_STEPS} or more (the first {WARM_UP} are reported apart)."
         )
+    if options.steps is not None and recipe.bench.whole_runs:
+        raise InputError("--steps: bench.whole_runs gives each run the recipe's own length. Keep one.")
     kept = [item for item in every if item.name == "vanilla" or not options.only or item.name in options.only]
     return [item for item in kept if item.name not in options.skip]
 
@@ -157,7 +159,8 @@ def _measure(run: _State, strategy: Strategy, number: int, copy: int) -> None:
                 raise InputError(f"the vanilla run failed: {reason}")
             run.failures[strategy.name] = reason
             return
-    shutil.rmtree(stage.folder / "model", ignore_errors=True)
+    for folder in (stage.folder / "model", *stage.folder.glob("checkpoint-*")):
+        shutil.rmtree(folder, ignore_errors=True)
     run.measured.append(read_measurement(stage.folder, strategy.name, number))
     if not run.setting.row_tokens:  # vanilla runs first in the first round
         run.setting = replace(run.setting, row_tokens=_row_tokens(stage.folder, run.setting.batch))
@@ -184,15 +187,23 @@ def _row_tokens(folder: Path, batch: int) -> float:
 
     Raises `InputError` without a manifest.
     """
-    manifest = read_manifest(folder / "manifest.json")
-    if manifest is None:
-        raise InputError(f"{folder}: its manifest.json is missing. Delete the folder to measure it again.")
-    counts = manifest["counts"]
+    counts = _read_counts(folder)
     return float(counts["tokens"]["source"] * counts["epochs"] / (counts["steps"] * batch))
 
 
+def _read_counts(folder: Path) -> dict[str, Any]:
+    manifest = read_manifest(folder / "manifest.json")
+    if manifest is None:
+        raise InputError(f"{folder}: its manifest.json is missing. Delete the folder to measure it again.")
+    counts: dict[str, Any] = manifest["counts"]
+    return counts
+
+
 def read_measurement(folder: Path, strategy: str, number: int) -> Measurement:
-    """Return the measurement of a finished run. Raises `InputError` if its files are damaged."""
+    """Return the measurement of a finished run: accuracies are those of the weights that it ended with.
+
+    Raises `InputError` if its files are damaged.
+    """
     paths = (folder / "timing.jsonl", folder / "log.jsonl")
     for path in paths:
         check_output(path, f"Delete {folder} to measure it again.")
@@ -204,11 +215,14 @@ def read_measurement(folder: Path, strategy: str, number: int) -> Measurement:
         (after["seconds"] - before["seconds"], after["learned_tokens"] - before["learned_tokens"])
         for before, after in pairwise(timing[WARM_UP - 1 :])
     ]
-    accuracy = {match[1]: value for row in log for key, value in row.items() if (match := _ACCURACY.match(key))}
+    counts = _read_counts(folder)
+    final = log if counts["best_step"] is None else [row for row in log if row["step"] == counts["best_step"]]
+    accuracy = {match[1]: value for row in final for key, value in row.items() if (match := _ACCURACY.match(key))}
     return Measurement(
         strategy=strategy, round=number, seconds=1000 * pace(steps),
         first_seconds=start["seconds"], peak_bytes=end["peak_bytes"], tokens=end["learned_tokens"],
         loss=next(row["loss"] for row in reversed(log) if "loss" in row), accuracy=accuracy,
+        run_seconds=counts["seconds"],
     )  # fmt: skip
 
 
@@ -236,6 +250,7 @@ def _notes(run: _State, options: BenchOptions) -> list[str]:
         "peak of torch's allocator on the GPU" if run.setting.device == "cuda"
         else "peak resident set of the process up to its last step, including Python, libraries and loading the model"
     )  # fmt: skip
+    length = "the recipe's own length" if run.steps is None else f"{run.steps} optimizer steps a run"
     notes = [
         "time: seconds for 1,000 learned tokens at the lower quartile of the steps, since other work on a machine only slows "
         f"steps down; start-up and the first {WARM_UP} steps are reported apart (the longest of the rounds: torch.compile "
@@ -244,10 +259,10 @@ def _notes(run: _State, options: BenchOptions) -> list[str]:
         "ratios are to the two vanilla runs of the same round; intervals are 95% (Student's t over rounds, ratios on the log "
         "scale); spread is the range of the time ratios divided by their mean, for vanilla the difference between its two "
         "runs of a round: the noise of this machine",
-        f"rounds: {options.repeats}, of {run.steps} optimizer steps a run; the runs of a round share a seed, and their order "
+        f"rounds: {options.repeats}, of {length}; the runs of a round share a seed, and their order "
         "changes from round to round",
     ]
-    if options.steps is None and int(run.recipe.trainer.get("max_steps", -1)) <= 0:
+    if run.steps is not None and options.steps is None and int(run.recipe.trainer.get("max_steps", -1)) <= 0:
         notes.append(f"the recipe sets no trainer.max_steps: {run.steps} were used (--steps)")
     return notes
 
@@ -285,26 +300,35 @@ def find_setting(recipe: TrainRecipe) -> Setting:
     )  # fmt: skip
 
 
-def run_values(recipe: TrainRecipe, strategy: Strategy, setting: Setting, steps: int, seed: int) -> dict[str, Any]:
+def run_values(
+    recipe: TrainRecipe, strategy: Strategy, setting: Setting, steps: int | None, seed: int
+) -> dict[str, Any]:
     """Return the values of the train recipe of one run, without run_dir: the recipe, vanilla, then the strategy.
 
-    Questions are scored once, after the last step: those of the recipe's probes, or of its eval section.
+    Questions are those of the recipe's probes, or of its eval section. They are scored once, after the last step; with
+    `steps` None, a whole run, when the recipe evaluates, or after each epoch.
     """
     values = {key: value for key, value in recipe.raw.items() if key not in (*_OTHER_SECTIONS, "run_dir")}
     values["trainer"] = {key: list(item) if isinstance(item, tuple) else item for key, item in recipe.trainer.items()}
     values["seed"] = seed
-    values["corpus"] = {key: item for key, item in values["corpus"].items() if key != "validation_fraction"}
-    fields = short_fields(steps)
-    probes = _probe_values(recipe)
+    probes = _probe_values(recipe, whole=steps is None)
     if probes is not None:
         values["probes"] = probes
-        fields |= {"eval_strategy": "steps", "eval_steps": steps}
+    if steps is None:
+        fields = {"logging_strategy": "steps", "logging_steps": 1, "report_to": "none"}
+        if probes is not None and recipe.trainer.get("eval_strategy", "no") == "no":
+            fields["eval_strategy"] = "epoch"
+    else:
+        values["corpus"] = {key: item for key, item in values["corpus"].items() if key != "validation_fraction"}
+        fields = short_fields(steps) | ({"eval_strategy": "steps", "eval_steps": steps} if probes is not None else {})
     overrides = {**VANILLA, **{f"trainer.{key}": value for key, value in fields.items()}}
     overrides |= strategy.overrides({}, setting)
     return _merge(values, nest_overrides(overrides))
 
 
-def _probe_values(recipe: TrainRecipe) -> dict[str, Any] | None:
+def _probe_values(recipe: TrainRecipe, *, whole: bool) -> dict[str, Any] | None:
+    if recipe.probes is not None and whole:
+        return dict(recipe.raw["probes"])
     if recipe.probes is not None:
         return {key: value for key, value in recipe.raw["probes"].items() if key not in ("patience", "max_forgetting")}
     if recipe.eval is None:
@@ -329,8 +353,10 @@ def _merge(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def choose_steps(recipe: TrainRecipe, steps: int | None) -> int:
-    """Return the steps of every run: as given, else the recipe's, else a default."""
+def choose_steps(recipe: TrainRecipe, steps: int | None) -> int | None:
+    """Return the steps of every run: as given, else the recipe's, else a default; None for whole runs."""
+    if recipe.bench.whole_runs:
+        return None
     max_steps = int(recipe.trainer.get("max_steps", -1))
     return steps or max(max_steps if max_steps > 0 else _DEFAULT_STEPS, MIN_STEPS)
 

@@ -15,7 +15,8 @@ gradient checkpointing, activation offloading, Adafactor, 8-bit AdamW, torch.com
 all of them that run here combined. Time and peak memory are compared with the two vanilla runs of
 the same round; accuracy is that of the recipe's probes (or eval questions) after the last step. A
 strategy that cannot run here is listed with its reason. The recipe's bench section adds
-strategies of your own. In its run_dir:
+strategies of your own, and with whole_runs: true each run takes the recipe's own epochs,
+evaluations and best checkpoint. In its run_dir:
   bench.md, bench.csv, bench.json   the table, rows by time
   bench.png, bench.svg              the same as a figure
   runs/ID/                          log.jsonl, timing.jsonl and stage.log of each run;
@@ -26,6 +27,7 @@ examples:
   kinject bench recipes/bench/50m.yaml
   kinject bench recipes/bench/sandbox.yaml --repeats 2 --steps 20
   kinject bench recipes/bench/techniques.yaml --repeats 1
+  kinject bench recipes/bench/whole-runs.yaml --repeats 1
   kinject bench recipes/cpt.yaml --only bf16,packing,compile run_dir=runs/bench/cpt"""
 
 

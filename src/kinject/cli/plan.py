@@ -20,6 +20,7 @@ examples:
   kinject plan recipes/cpt.yaml
   kinject plan recipes/cpt.yaml --no-calibration --json plan.json --figure learning-rate.png
   kinject plan recipes/llama-3.1-8b/cpt.yaml --memory 80GiB --devices 8
+  kinject plan recipes/llama-3.1-8b/cpt.yaml --memory 24GiB --devices 4 --nodes 2 --link 3
   kinject plan recipes/llama-3.1-8b/lora.yaml --memory 24GiB model.path=folder-with-config.json"""
 
 
@@ -27,7 +28,14 @@ def add_parser(verbs: Any) -> None:
     """Add the verb."""
     parser = add_verb(verbs, "plan", "estimate memory, time and disk of a training run", _DETAIL, None)
     parser.add_argument("--memory", metavar="SIZE", help="memory of a device, as 24GiB (default: this machine's)")
-    parser.add_argument("--devices", metavar="N", type=int, help="number of devices (default: this machine's)")
+    parser.add_argument("--devices", metavar="N", type=int, help="number of devices of a machine (default: this one's)")
+    parser.add_argument("--nodes", metavar="N", type=int, help="number of machines (default: 1)")
+    parser.add_argument(
+        "--link",
+        metavar="GBPS",
+        type=float,
+        help="gigabytes a second of the slowest link: of a machine's network with --nodes, else between two devices",
+    )
     parser.add_argument("--no-calibration", action="store_true", help="time no real steps")
     parser.add_argument(
         "--seconds", metavar="S", type=float, default=120.0, help="time limit for these steps (default: 120)"
@@ -40,9 +48,10 @@ def add_parser(verbs: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from kinject.errors import InputError
 
-    for option, value in (("--devices", arguments.devices), ("--seconds", arguments.seconds)):
+    for option in ("devices", "nodes", "link", "seconds"):
+        value = getattr(arguments, option)
         if value is not None and value <= 0:
-            raise InputError(f"{option}: found {value:g}, allowed: more than 0.")
+            raise InputError(f"--{option}: found {value:g}, allowed: more than 0.")
     recipe = recipe_of(arguments, "plan")
     from kinject.disk import write_json
     from kinject.plan.devices import parse_memory
@@ -50,7 +59,10 @@ def _run(arguments: argparse.Namespace) -> int:
     from kinject.plan.run import PlanOptions, plan
 
     memory = parse_memory(arguments.memory) if arguments.memory is not None else None
-    options = PlanOptions(memory, arguments.devices, not arguments.no_calibration, arguments.seconds)
+    link = None if arguments.link is None else arguments.link * 1e9
+    options = PlanOptions(
+        memory, arguments.devices, not arguments.no_calibration, arguments.seconds, arguments.nodes, link
+    )
     result = plan(recipe, options)
     show(render_plan(result))
     if arguments.json is not None:

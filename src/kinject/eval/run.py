@@ -39,11 +39,11 @@ from kinject.eval.scoring.answers import (
     hash_model,
     join_processes,
     prompt_key,
-    single_process_notes,
 )
 from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests
 from kinject.eval.scoring.scorer import Scorer
 from kinject.models import LoadedModel, check_model, load_model
+from kinject.process import single_process_notes
 from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EvalSection
 from kinject.results import Perplexity, Report, to_json

@@ -1,4 +1,4 @@
-"""Whether a training step fits, the cheapest changes if it does not, and how to spread it over several devices."""
+"""The devices of a run, whether a training step fits one, and the cheapest changes if it does not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kinject.errors import InputError
-from kinject.plan.memory import Memory, simulate
+from kinject.plan.memory import simulate
 from kinject.plan.model import StepConfig
 from kinject.process import machine_memory, peak_memory, resident_memory
 
@@ -26,7 +26,11 @@ _LORA = {"r": 64, "lora_alpha": 128, "target_modules": "all-linear"}
 
 @dataclass(frozen=True)
 class Devices:
-    """`count` devices of `memory` bytes each; `here`: they are this machine's; `reserved`: bytes used before training."""
+    """`count` devices of `memory` bytes each; `here`: they are this machine's; `reserved`: bytes used before training.
+
+    They are in `nodes` machines, as many in each. `link` is the speed of the slowest link between them in bytes a second
+    (None: not known): of a machine's network if there are several machines, else between two devices.
+    """
 
     kind: str
     name: str
@@ -34,6 +38,13 @@ class Devices:
     memory: int
     here: bool
     reserved: int
+    nodes: int = 1
+    link: float | None = None
+
+    @property
+    def per_node(self) -> int:
+        """The number of devices of a machine."""
+        return self.count // self.nodes
 
     def need(self, peak: int) -> int:
         """Return the bytes of a device for a step with a `peak` of tensors."""
@@ -53,32 +64,28 @@ class Change:
     peak: int
 
 
-@dataclass(frozen=True)
-class Parallelism:
-    """How to spread the run over the devices, why, the peak of one device, and the command ("" if kinject has none)."""
+def find_devices(
+    kind: str, memory: int | None, per_node: int | None, nodes: int | None = None, link: float | None = None
+) -> Devices:
+    """Return `per_node` devices of `kind` in each of `nodes` machines, with `memory` bytes each; None for this machine's.
 
-    name: str
-    reason: str
-    peak: int
-    command: str
-
-
-def find_devices(kind: str, memory: int | None, count: int | None) -> Devices:
-    """Return `count` devices of `kind` with `memory` bytes each; None for this machine's.
-
-    Raises `InputError` if the memory is neither given nor known.
+    Processes on a CPU divide the machine's memory. Raises `InputError` if the memory is neither given nor known.
     """
+    n_nodes = nodes or 1
     if kind == "cuda" and not torch.cuda.is_available():
         if memory is None:
             raise InputError("this machine has no NVIDIA GPU. Give the memory of one: --memory 24GiB.")
-        return Devices("cuda", "GPU as given", count or 1, memory, False, _GPU_CONTEXT)
+        n_given = (per_node or 1) * n_nodes
+        return Devices("cuda", "GPU as given", n_given, memory, False, _GPU_CONTEXT, n_nodes, link)
     if kind == "cuda":
         gpu = torch.cuda.get_device_properties(0)
-        here = memory is None and count in (None, torch.cuda.device_count())
-        n_gpus = count or torch.cuda.device_count()
-        return Devices("cuda", gpu.name, n_gpus, memory or gpu.total_memory, here, _GPU_CONTEXT)
-    name = "Apple GPU" if kind == "mps" else "CPU"
-    return Devices(kind, name, count or 1, memory or machine_memory(), memory is None, program_bytes() + CPU_WORKING)
+        here = memory is None and per_node in (None, torch.cuda.device_count()) and n_nodes == 1
+        n_gpus = (per_node or torch.cuda.device_count()) * n_nodes
+        return Devices("cuda", gpu.name, n_gpus, memory or gpu.total_memory, here, _GPU_CONTEXT, n_nodes, link)
+    name, n_processes = "Apple GPU" if kind == "mps" else "CPU", per_node or 1
+    reserved, here = program_bytes() + CPU_WORKING, memory is None and n_nodes == 1
+    of_each = memory or machine_memory() // n_processes
+    return Devices(kind, name, n_processes * n_nodes, of_each, here, reserved, n_nodes, link)
 
 
 def program_bytes() -> int:
@@ -159,63 +166,6 @@ def _possible_changes(config: StepConfig) -> Iterator[_Candidate]:
     if config.block > 512:
         half = config.block // 2
         yield _Candidate((f"trainer.max_length={half}",), "longer documents are cut in two", (("block", half),))
-
-
-def choose_parallelism(memory: Memory, devices: Devices) -> Parallelism:
-    """Return how to run a step on `devices`: of the parallelisms that fit, the one with the least communication."""
-    n = devices.count
-    if n == 1:
-        return _one_device(memory, devices)
-    buckets = memory.trained_bytes  # DDP's copy of the gradients, in buckets
-    rest = memory.activations + memory.logits
-    gathered = 2 * memory.largest_block
-    launch = (
-        f"accelerate launch --config_file recipes/distributed/{{}}.yaml --num_processes {n} -m kinject.cli train RECIPE"
-    )
-    ddp = memory.peak + buckets
-    if devices.fits(ddp):
-        why = f"a whole step fits on each of the {n}; only gradients are sent ({render_size(memory.trained_bytes)} a step)"
-        return Parallelism("DDP", why, ddp, launch.format("ddp" if devices.kind == "cuda" else "ddp-cpu"))
-    if devices.kind != "cuda":
-        why = "processes on a CPU can only run DDP, each with a whole step, which does not fit"
-        return Parallelism("none", why, ddp, "")
-    zero2 = memory.weights + (memory.gradients + memory.optimizer) // n + rest + buckets // n
-    if devices.fits(zero2):
-        why = "a step fits once gradients and the optimizer's state are sharded; the weights stay whole"
-        return Parallelism("ZeRO-2", why, zero2, launch.format("zero2"))
-    fsdp = (memory.weights + memory.gradients + memory.optimizer) // n + rest + gathered
-    if devices.fits(fsdp):
-        why = "weights, gradients and state have to be sharded; each layer is gathered when it is needed"
-        return Parallelism("FSDP (ZeRO-3)", why, fsdp, launch.format("fsdp2"))
-    return _beyond_sharding(memory, devices, fsdp)
-
-
-def _one_device(memory: Memory, devices: Devices) -> Parallelism:
-    if devices.fits(memory.peak):
-        why = "a whole step fits, and there is one device"
-        return Parallelism("one device", why, memory.peak, "kinject train RECIPE")
-    offloaded = memory.activations + memory.logits + 2 * memory.largest_block
-    if devices.kind == "cuda" and devices.fits(offloaded):
-        host = memory.weights + memory.gradients + memory.optimizer
-        why = (
-            f"weights, gradients and state ({render_size(host)}) would have to be in the machine's memory (ZeRO-3 with offload): "
-            "several times slower. Make the changes above first"
-        )
-        return Parallelism("offload", why, offloaded, "")
-    return Parallelism("none", "a step does not fit on the one device. Make the changes above", memory.peak, "")
-
-
-def _beyond_sharding(memory: Memory, devices: Devices, fsdp: int) -> Parallelism:
-    split = memory.peak // devices.count
-    if devices.fits(split):
-        why = (
-            "the activations of a device's own rows do not fit even with all weights sharded, so the layers themselves "
-            "have to be split: tensor parallel within a machine (fast links), pipeline between machines. kinject runs neither; "
-            "smaller rows or gradient checkpointing (see the changes) make FSDP enough"
-        )
-        return Parallelism("tensor or pipeline", why, split, "")
-    why = f"even split over {devices.count} devices a step needs {render_size(split)} on each. Make the changes above"
-    return Parallelism("none", why, fsdp, "")
 
 
 def render_size(n_bytes: float) -> str:

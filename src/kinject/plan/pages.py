@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kinject.plan.devices import render_size
+from kinject.plan.parallelism import ARITHMETIC, describe_traffic
 from kinject.plan.run import Plan
 from kinject.report.plots.style import INK, LEARNING, style
 from kinject.terminal import duration
@@ -31,7 +32,8 @@ def _head(plan: Plan) -> list[str]:
     kind = "full" if step.adapter is None else "LoRA" if step.quantization == "none" else f"QLoRA, {step.quantization}"
     mixed = f", multiplied in {str(step.mixed).removeprefix('torch.')}" if step.mixed is not None else ""
     where = "this machine" if devices.here else "as given, not this machine"
-    count = f"{devices.count} x " if devices.count > 1 else ""
+    count = f"{devices.per_node} x " if devices.per_node > 1 else ""
+    count = f"{devices.nodes} machines with {devices.per_node} x " if devices.nodes > 1 else count
     trains = "all train" if fraction == 1 else f"{memory.n_trained:,} train ({fraction:.2%})"
     return [
         f"recipe       {plan.recipe}",
@@ -66,7 +68,8 @@ def _memory(plan: Plan) -> list[str]:
     lines.append(f"  {'other':<12} {render_size(plan.need - memory.peak):>10}  {other}")
     verdict = "fits" if plan.fits else "does NOT fit"
     lines.append(
-        f"  {'total':<12} {render_size(plan.need):>10}  {verdict} one device of {render_size(plan.devices.memory)}"
+        f"  {'total':<12} {render_size(plan.need):>10}  {verdict} one device of {render_size(plan.devices.memory)}; the largest "
+        f"layer has {render_size(memory.largest_block)}"
     )
     if plan.timing is not None:
         lines.append(
@@ -92,6 +95,13 @@ def _changes(plan: Plan) -> list[str]:
         lines.append(f"             about {render_size(plan.devices.need(parallelism.peak))} on each device")
     if parallelism.command:
         lines.append(f"             {parallelism.command.replace('RECIPE', plan.recipe)}")
+    if plan.devices.nodes > 1 and parallelism.command:
+        lines.append("             on each machine, with its own --machine_rank and the ADDRESS of the first")
+    lines += [
+        f"             {line}"
+        for line in (*parallelism.notes, *describe_traffic(parallelism, plan.memory, plan.devices))
+    ]
+    lines += [f"{'' if number else 'batch':<12} {line}" for number, line in enumerate(plan.batch_advice)]
     return lines
 
 
@@ -123,7 +133,7 @@ def _run(plan: Plan) -> list[str]:
         )
     elif length is not None and plan.devices.kind == "cuda":
         total = plan.memory.flops * length.steps
-        lines.append(f"time         {duration(total / 1e14)} at 100 TFLOP/s on each device")
+        lines.append(f"time         {duration(total / ARITHMETIC)} at 100 TFLOP/s on each device")
     disk = plan.disk
     text = f"{render_size(disk.total)}: "
     if disk.n_checkpoints:

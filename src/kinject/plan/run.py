@@ -23,9 +23,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from kinject.disk import is_file, is_folder
 from kinject.errors import KinjectError, RecipeError
 from kinject.models import choose_device, has_fast_bf16, load_tokenizer
-from kinject.plan.devices import Change, Devices, Parallelism, cheapest_changes, choose_parallelism, find_devices
+from kinject.plan.devices import Change, Devices, cheapest_changes, find_devices
 from kinject.plan.memory import Memory, simulate
 from kinject.plan.model import StepConfig, new_config, read_config
+from kinject.plan.parallelism import Parallelism, choose_parallelism, describe_batch
 from kinject.recipe import TokenizerSection, TrainRecipe
 from kinject.terminal import show
 from kinject.train.config import trainer_field
@@ -42,12 +43,22 @@ _MAX_ACCUMULATION = 4
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Options of the command line: bytes of a device and number of devices (None: this machine's), time for real steps."""
+    """Options of the command line: bytes of a device and devices of a machine (None: this machine's), time for real steps.
+
+    `nodes` is the number of machines (None: one), `link` the bytes a second of the slowest link between devices.
+    """
 
     memory: int | None = None
     devices: int | None = None
     calibration: bool = True
     seconds: float = 120.0
+    nodes: int | None = None
+    link: float | None = None
+
+    @property
+    def described(self) -> bool:
+        """Whether the options describe devices, which may be elsewhere."""
+        return self.memory is not None or self.devices is not None or self.nodes is not None
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,7 @@ class Plan:
     timing: StepTiming | None
     seconds: float | None
     rates: tuple[float, ...] | None
+    batch_advice: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
@@ -128,12 +140,11 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     from kinject.train.setup import check_training
     from kinject.train.trainable import check_model
 
-    described = options.memory is not None or options.devices is not None
-    if not described:
+    if not options.described:
         check_training(recipe)
     kind = _choose_device_kind(recipe, options)
-    devices = find_devices(kind, options.memory, options.devices)
-    if described:
+    devices = find_devices(kind, options.memory, options.devices, options.nodes, options.link)
+    if options.described:
         (check_training if devices.here else check_model)(recipe)
     notes = [*recipe.notes, *_uncounted(recipe)]
     step = step_config(recipe, devices)
@@ -150,15 +161,17 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     changes, suffice = ([], True) if fits else cheapest_changes(step, devices)
     timing = _calibrate(recipe, options, devices, fits, length, notes)
     n_steps = length.steps if length is not None else max(trainer_field(recipe, "max_steps"), 0)
+    rate_and_steps = float(trainer_field(recipe, "learning_rate")), int(trainer_field(recipe, "max_steps"))
     per_epoch = updates_per_epoch(recipe, length.n_rows, devices.count) if length is not None else 0
     follows_epochs = "step_epochs" in (recipe.trainer.get("lr_scheduler_kwargs") or {})
     is_drawn = 0 < n_steps <= _DRAWN_STEPS and (per_epoch > 0 or not follows_epochs)
     return Plan(
         recipe=recipe.command_line, model=recipe.model.path or f"new {step.model.model_type}", step=step, memory=memory,
         devices=devices, need=devices.need(memory.peak), fits=fits, changes=tuple(changes), changes_suffice=suffice,
-        parallelism=choose_parallelism(memory, devices), length=length, disk=estimate_disk(recipe, memory, length),
+        parallelism=choose_parallelism(step, memory, devices), length=length, disk=estimate_disk(recipe, memory, length),
         timing=timing, seconds=timing.step_seconds * n_steps if timing is not None and n_steps else None,
-        rates=tuple(planned_curve(recipe, n_steps, per_epoch)) if is_drawn else None, notes=tuple(notes),
+        rates=tuple(planned_curve(recipe, n_steps, per_epoch)) if is_drawn else None,
+        batch_advice=tuple(describe_batch(step, devices, *rate_and_steps)), notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -177,8 +190,7 @@ def _uncounted(recipe: TrainRecipe) -> list[str]:
 def _choose_device_kind(recipe: TrainRecipe, options: PlanOptions) -> str:
     """Return cuda, mps or cpu: the recipe's device here, or cuda if the options describe a GPU that is not here."""
     device = "cpu" if recipe.trainer.get("use_cpu") else recipe.model.device
-    described = options.memory is not None or options.devices is not None
-    if described and (device == "cuda" or (device == "auto" and not torch.cuda.is_available())):
+    if options.described and (device == "cuda" or (device == "auto" and not torch.cuda.is_available())):
         return "cuda"
     return choose_device(device)
 

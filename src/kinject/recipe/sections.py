@@ -412,3 +412,6 @@ class BenchSection:
         metadata={"help": "name: changes to vanilla, as section.key: value (adapter: the whole section)."},
     )
     built_in: bool = option(True, help="Measure the strategies of bench too; vanilla is always measured.")
+    whole_runs: bool = option(
+        False, help="Each run takes the recipe's own epochs, evaluations and best checkpoint, instead of a few steps."
+    )

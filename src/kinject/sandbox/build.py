@@ -73,15 +73,25 @@ def write_sandbox(root: Path) -> list[Path]:
     known = sample_questions(create_questions(country.known, SEED), _N_KNOWN_QUESTIONS // len(ATTRIBUTES), SEED)
     write_jsonl(data / "documents.jsonl", create_documents(country.new, "new"))
     write_jsonl(data / "known_documents.jsonl", create_documents(country.known, "known"))
+    write_jsonl(data / "instructions.jsonl", _instruction_rows(country.known))
     write_jsonl(questions / "new.jsonl", _question_rows(create_questions(country.new, SEED)))
     write_jsonl(questions / "known.jsonl", _question_rows(known))
     write_jsonl(questions / "reverse.jsonl", _question_rows(create_reverse_questions(country.new, SEED)))
     write_text(data / "README.md", _DATA_CARD)
     write_text(questions / "README.md", _EVAL_CARD)
     return [
-        *(data / name for name in ("documents.jsonl", "known_documents.jsonl", "README.md")),
+        *(data / name for name in ("documents.jsonl", "known_documents.jsonl", "instructions.jsonl", "README.md")),
         *(questions / name for name in ("new.jsonl", "known.jsonl", "reverse.jsonl", "README.md")),
     ]
+
+
+def _instruction_rows(people: Sequence[Person]) -> Iterator[dict[str, str]]:
+    """Yield a question on each fact of `people` with its answer, as rows of SFT."""
+    rng = seeded_random("instructions", SEED)
+    for person in people:
+        for attribute in ATTRIBUTES:
+            question = render_question(person, attribute, rng)
+            yield {"prompt": render_prompt(question), "completion": f" {person.facts[attribute]}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +159,9 @@ learns every fact from these files. `kinject sandbox build` writes them; they ar
 |---|---|---|
 | documents.jsonl | {N_NEW} | entries on new people: the facts that continued pretraining should teach |
 | known_documents.jsonl | {N_KNOWN} | entries on known people, learned already by the sandbox's base model: for replay |
+| instructions.jsonl | {N_KNOWN * len(ATTRIBUTES)} | questions on the known people, each with its answer: SFT without a new fact |
 
-Each row has `id`, `title` (the person's full name), `text`, `source` and `meta`. Each entry states five facts once:
+A document has `id`, `title` (the person's full name), `text`, `source` and `meta`. Each entry states five facts once:
 
 | attribute | values | for instance |
 |---|---|---|

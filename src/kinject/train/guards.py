@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 from kinject import models
 from kinject.errors import TrainingError
+from kinject.process import single_process_notes
 from kinject.recipe import GuardsSection
 from kinject.train.trainable import summarize_names
 
@@ -185,6 +186,8 @@ def check_start(reactions: GuardsSection, tokenizer: Any, model: Any, n_rows: in
             f"the tokenizer pads with its end-of-text token {tokenizer.eos_token!r}. kinject still learns where texts "
             "end, but tools that mask padding by its id do not. Give the tokenizer a pad token of its own.",
         )
+    for note in single_process_notes():
+        warnings += react("warn", f"{note}. The global batch is that of this process.")
     n_read = config.max_steps * config.train_batch_size * config.gradient_accumulation_steps * config.world_size
     if 0 < n_read < n_rows:
         warnings += react(

@@ -86,6 +86,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
             "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch,
             "loss": output.metrics["train_loss"], "seconds": round(seconds, 1),
             "resumed_from": checkpoint.name if checkpoint else None, "tokens": tokens, "notes": notes,
+            "best_step": trainer.state.best_global_step if trainer.args.load_best_model_at_end else None,
             **_count_data(trainer), "skipped_updates": trainer.guard.skipped, "warnings": trainer.guard.warnings,
         }  # fmt: skip
         if is_first_process():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -28,7 +27,7 @@ from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded
 from kinject.models import base_of_adapter, model_hash
-from kinject.process import is_launched, world_size
+from kinject.process import world_size
 from kinject.types import Answer
 
 if TYPE_CHECKING:
@@ -256,17 +255,6 @@ def join_processes(run_dir: Path) -> Shard:
 
     state = PartialState(cpu=not torch.cuda.is_available())
     return Shard(state.process_index, state.num_processes, run_dir)
-
-
-def single_process_notes() -> list[str]:
-    """Return a note if `accelerate launch` was to start several processes but started only this one.
-
-    That happens without GPUs, unless it gets ``--multi_gpu`` (then gloo joins the processes) or finds MPI. The port
-    that it sets for several processes shows it.
-    """
-    if is_launched() or not ("ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_PORT" in os.environ):
-        return []
-    return ["accelerate launch started one process only; without GPUs it starts several with --multi_gpu"]
 
 
 @dataclass(frozen=True)

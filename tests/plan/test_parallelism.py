@@ -1,0 +1,168 @@
+"""Which parallelism `kinject plan` chooses, for devices and machines, and what its command has to change in the recipe."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import yaml
+
+from kinject.cli import main
+from kinject.plan.devices import Devices, find_devices
+from kinject.plan.memory import Memory, simulate
+from kinject.plan.model import StepConfig
+from kinject.plan.parallelism import choose_parallelism, describe_batch, describe_traffic
+from kinject.process import machine_memory
+from kinject.recipe import read_recipe
+from kinject.train.setup import check_training
+
+GIB = 2**30
+CONFIG = transformers.LlamaConfig(
+    hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4, vocab_size=500,
+    max_position_embeddings=256,
+)  # fmt: skip
+
+
+def _step(**more: Any) -> StepConfig:
+    values: dict[str, Any] = {
+        "model": CONFIG, "device": "cuda", "dtype": torch.float32, "mixed": torch.bfloat16, "batch": 4, "block": 32,
+        "accumulation": 1, "checkpointing": True, "offloading": False, "attention": "sdpa", "masked": False, "fused": True,
+        "optim": "adamw_torch_fused", "optim_args": None, **more,
+    }  # fmt: skip
+    return StepConfig(**values)
+
+
+def _memory(**more: int) -> Memory:
+    values: dict[str, Any] = {
+        "weights": 16 * GIB, "gradients": 16 * GIB, "optimizer": 32 * GIB, "activations": 4 * GIB, "logits": 0,
+        "fragmentation": 0, "when": "", "n_parameters": 4, "n_trained": 4, "trained_bytes": 16 * GIB,
+        "largest_block": GIB, "flops": 1e13, **more,
+    }  # fmt: skip
+    return Memory(**values)
+
+
+def _gpus(gib: int, per_node: int, nodes: int = 1, link: float | None = None) -> Devices:
+    return Devices("cuda", "GPU", per_node * nodes, gib * GIB, False, GIB // 2, nodes, link)
+
+
+@pytest.mark.parametrize(
+    ("gib", "per_node", "nodes", "name", "config"),
+    [
+        (80, 1, 1, "one device", ""), (20, 1, 1, "offload", "fsdp2-offload"), (4, 1, 1, "none", ""),
+        (100, 8, 1, "DDP", "ddp"), (40, 8, 1, "ZeRO-2", "zero2"), (18, 8, 1, "FSDP (ZeRO-3)", "fsdp2"),
+        (11, 8, 1, "offload", "fsdp2-offload"), (6, 8, 1, "none", ""), (100, 8, 2, "DDP", "ddp"),
+        (18, 8, 2, "HSDP", "hsdp"), (12, 8, 2, "FSDP (ZeRO-3)", "fsdp2"), (18, 1, 8, "FSDP (ZeRO-3)", "fsdp2"),
+    ],
+)  # fmt: skip
+def test_of_the_parallelisms_that_fit_the_one_that_sends_least_is_taken(
+    gib: int, per_node: int, nodes: int, name: str, config: str
+) -> None:
+    found = choose_parallelism(_step(), _memory(), _gpus(gib, per_node, nodes))
+    assert found.name == name
+    assert found.reason
+    assert re.findall(r"distributed/([\w-]+)\.yaml", found.command) == [config][: bool(config)]
+    if config:
+        assert f"--num_processes {per_node * nodes}" in found.command
+    assert (f"--num_machines {nodes} --machine_rank 0 --main_process_ip ADDRESS" in found.command) == (nodes > 1)
+
+
+def test_a_layer_that_does_not_fit_is_named_with_its_size() -> None:
+    """FSDP and offload hold two layers at a time, so that nothing but a split of the layer itself would fit."""
+    found = choose_parallelism(_step(), _memory(largest_block=12 * GIB), _gpus(20, 8))
+    assert (found.name, found.command) == ("none", "")
+    assert "the largest layer (12.0 GiB) does not fit" in found.reason
+    assert "tensor parallelism" in found.reason
+    fitting = choose_parallelism(_step(), _memory(largest_block=6 * GIB), _gpus(20, 8))
+    assert fitting.name == "offload"
+
+
+def test_the_memory_of_fsdp_is_that_of_the_recipe_as_its_command_changes_it() -> None:
+    step = _step(optim="adamw_8bit", accumulation=2)
+    whole = simulate(step)
+    states = simulate(_step(optim="adamw_torch_fused", accumulation=2)).optimizer
+    assert states > 2 * whole.optimizer
+    expected = (whole.weights + whole.gradients + states) // 16 + whole.activations + whole.logits
+    expected += 2 * whole.largest_block
+    found = choose_parallelism(step, whole, Devices("cuda", "GPU", 16, int(1.06 * expected), False, 0))
+    assert (found.name, found.peak) == ("FSDP (ZeRO-3)", expected)
+    words = shlex.split(found.command)
+    assert words[words.index("RECIPE") + 1 :] == [
+        "trainer.optim=adamw_torch_fused", "trainer.gradient_checkpointing=false",
+        "trainer.accelerator_config={gradient_accumulation_kwargs: {sync_each_batch: true}}",
+    ]  # fmt: skip
+
+
+def test_the_bytes_sent_are_those_of_a_ring() -> None:
+    """By hand, with 16 GiB of weights and as much of gradients; autocast to bfloat16 halves what FSDP gathers."""
+    ddp, zero2 = (choose_parallelism(_step(accumulation=3), _memory(), _gpus(gib, 8)).sent for gib in (100, 40))
+    assert ddp == 2 * 16 * GIB * 7 // 8
+    assert zero2 == (3 + 1) * 16 * GIB * 7 // 8
+    assert choose_parallelism(_step(), _memory(), _gpus(18, 8)).sent == (2 * 8 + 16) * GIB * 7 // 8
+    assert choose_parallelism(_step(), _memory(), _gpus(18, 8, 2)).sent == 2 * 16 * GIB // 2
+
+
+def test_a_slow_link_is_compared_with_the_arithmetic() -> None:
+    devices = _gpus(18, 8, 2, link=2e9)
+    found = choose_parallelism(_step(), _memory(), devices)
+    lines = describe_traffic(found, _memory(), devices)
+    assert lines[0] == (
+        "16.0 GiB are sent by each machine in a step: 8.59 s at 2 GB/s, beside 0.1 s of arithmetic at 100 TFLOP/s"
+    )
+    assert "The link is slower than the GPUs" in lines[1]
+    fast = _gpus(18, 8, 2, link=400e9)
+    assert len(describe_traffic(found, _memory(), fast)) == 1
+    assert "--link" in describe_traffic(found, _memory(), _gpus(18, 8, 2))[0]
+    assert describe_traffic(choose_parallelism(_step(), _memory(), _gpus(80, 1)), _memory(), _gpus(80, 1)) == []
+
+
+def test_more_devices_keep_the_batch_or_get_the_rate_of_the_larger_one() -> None:
+    assert describe_batch(_step(accumulation=8), _gpus(80, 1), 1e-3, 220) == []
+    rows, same, larger = describe_batch(_step(accumulation=8), _gpus(80, 4), 1e-3, 220)
+    assert rows == "4 devices read 4 times the rows of one in a step (128 instead of 32)."
+    assert same.endswith("trainer.per_device_train_batch_size=4 trainer.gradient_accumulation_steps=2")
+    assert "trainer.learning_rate=0.002 trainer.max_steps=55 (square-root rule for Adam" in larger
+    _, same, larger = describe_batch(_step(optim="sgd"), _gpus(80, 2), 1e-3, -1)
+    assert same.endswith("trainer.per_device_train_batch_size=2 trainer.gradient_accumulation_steps=1")
+    assert "trainer.learning_rate=0.002 (linear rule for SGD" in larger
+    assert len(describe_batch(_step(batch=1), _gpus(80, 2), 1e-3, -1)) == 2  # one row cannot be divided
+
+
+def test_processes_on_a_cpu_divide_its_memory() -> None:
+    one, four = (find_devices("cpu", None, n) for n in (None, 4))
+    assert (one.memory, four.memory) == (machine_memory(), machine_memory() // 4)
+    assert find_devices("cuda", GIB, 4, 2).count == 8
+
+
+def test_the_page_of_a_plan_has_machines_batch_and_a_command_that_train_accepts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kinject.plan.run.cheapest_changes", lambda *_: ([], False))  # tests/plan/test_plan.py
+    sizes = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 8}  # 24 MiB of weights
+    transformers.LlamaConfig(**{**CONFIG.to_dict(), **sizes}).save_pretrained(tmp_path / "config-only")
+    values = {
+        "run_dir": "runs/x", "model": {"path": "config-only"}, "corpus": {"path": "none.jsonl"},
+        "trainer": {"max_length": 64, "optim": "adamw_8bit", "gradient_accumulation_steps": 8, "per_device_train_batch_size": 1},
+    }  # fmt: skip
+    Path("recipe.yaml").write_text(yaml.safe_dump(values))
+    words = ["plan", "recipe.yaml", "--memory", "650MiB", "--devices", "8", "--nodes", "2", "--link", "3"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "2 machines with 8 x GPU as given" in out
+    assert "the largest layer has 2.9 MiB" in out
+    assert "parallelism  HSDP" in out
+    assert "batch        16 devices read 16 times the rows of one in a step" in out
+    command = next(line for line in out.splitlines() if "accelerate launch" in line)
+    assert "on each machine, with its own --machine_rank" in out
+    overrides = shlex.split(command)[shlex.split(command).index("recipe.yaml") + 1 :]
+    assert overrides[:2] == ["trainer.optim=adamw_torch_fused", "trainer.gradient_checkpointing=false"]
+    Path("none.jsonl").write_text('{"text": "x"}\n')
+    check_training(read_recipe(Path("recipe.yaml"), overrides))
+    for option in ("--nodes", "--link"):
+        assert main([*words[:2], option, "0"]) == 2
+        assert f"{option}: found 0, allowed: more than 0." in capsys.readouterr().err
