@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEFAULT_URL = "https://api.openai.com/v1"
+_DEFAULT_VARIABLE = "OPENAI_API_KEY"
 _OVERLOADED = (429, 503, 529)
 _RETRIED = (408, 409, 425)
 _BAD_REQUEST = (400, 422)
@@ -279,7 +280,9 @@ def _api_key(variable: str, url: str) -> str:
                 f"{url}: the key in {variable} travels unencrypted. Use https, unless the network is yours alone."
             )
         return key
-    if url != DEFAULT_URL:  # a server of one's own may want none
+    if is_loopback(url) or (
+        url != DEFAULT_URL and variable == _DEFAULT_VARIABLE
+    ):  # a server of one's own may want none
         return ""
     raise EndpointError(
         f"{url}: the environment variable {variable} is not set. Put the endpoint's key in it "
