@@ -61,7 +61,10 @@ class InProcess:
         type(self).given.append(stage.label)
         stage.folder.mkdir(parents=True, exist_ok=True)
         broken = self.breaks and stage.label.startswith(self.breaks)
-        self.outcome = Outcome(stage, None, "out of memory") if broken else Outcome(stage, run_stage(stage))
+        try:
+            self.outcome = Outcome(stage, None, "out of memory") if broken else Outcome(stage, run_stage(stage))
+        except InputError as error:
+            self.outcome = Outcome(stage, None, str(error))
 
     def wait(self) -> list[Outcome]:
         assert self.outcome is not None
@@ -285,6 +288,57 @@ def test_strategies_of_the_recipe_are_measured_beside_vanilla(
     assert names == [*BY_NAME, "uphill", "less"]
     chosen = choose_strategies(BenchOptions(only=("less", "bf16")), beside)
     assert [item.name for item in chosen] == ["vanilla", "bf16", "less"]
+
+
+class Torchrun:
+    """Stands in for torchrun: the command's training happens in this process, alone."""
+
+    commands: list[tuple[list[str], str]]
+
+    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+        self.commands.append((command, env["OMP_NUM_THREADS"]))
+        self.code = main(command[command.index("train") :])
+
+    def __enter__(self) -> Torchrun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def wait(self) -> int:
+        return self.code
+
+    def terminate(self) -> None:
+        return None
+
+
+def test_numbers_of_devices_are_compared_at_the_same_batch(
+    make_recipe: Callable[..., Recipe], worker: type[InProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh = type("Fresh", (Torchrun,), {"commands": []})
+    monkeypatch.setattr("kinject.study.stages.subprocess.Popen", fresh)
+    monkeypatch.setattr(benching, "count_devices", lambda _: 4)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    recipe = _with_bench(make_recipe(), devices=[2, 4, 64], built_in=False)
+    found, page = bench(recipe, BenchOptions(repeats=1))
+    reasons = {row.name: row.reason for row in found.rows}
+    assert reasons == {
+        "vanilla": "", "devices-2": "", "devices-64": "this machine has 4 cores",
+        "devices-4": "trainer.per_device_train_batch_size is 6: no whole rows for each of 4",
+    }  # fmt: skip
+    ((command, n_threads),) = fresh.commands
+    assert command[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    assert n_threads == "2"
+    values = yaml.safe_load(Path(command[command.index("train") + 1]).read_text())
+    assert values["trainer"]["per_device_train_batch_size"] == 3
+    assert "2 devices" in page.read_text()
+    assert bench(recipe, BenchOptions(repeats=1))[0] == found  # nothing is run again
+    assert len(fresh.commands) == 1
+    monkeypatch.setattr(fresh, "wait", lambda _: 1)
+    shutil.rmtree(values["run_dir"])
+    again, _ = bench(recipe, BenchOptions(repeats=1))
+    (row,) = (row for row in again.rows if row.name == "devices-2")
+    assert row.reason.startswith("training in 2 processes ended with code 1")
 
 
 def test_every_fault_of_a_recipes_strategies_is_told_with_its_line(

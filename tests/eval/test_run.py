@@ -21,7 +21,7 @@ from kinject.eval import evaluate
 from kinject.eval.results import correct_family, is_correct, paired_contrast, summarize_arm
 from kinject.eval.run import show_progress
 from kinject.eval.scoring.answers import AnswerStore, read_answers
-from kinject.models import load_model
+from kinject.models import load_model, new_model
 from kinject.recipe import read_recipe
 from kinject.report import render_summary, write_report
 from kinject.results import Report
@@ -98,6 +98,17 @@ def test_stored_log_probs_are_those_of_the_prompts_as_documented(run, tmp_path, 
     expected = naive(tiny_model, "Where was Kelm born?\nA. school\nB. Lowmere\nC. 1987\nAnswer:", [" A", " B", " C"])
     np.testing.assert_allclose(letters.log_probs, expected, rtol=0, atol=1e-4)
     assert (letters.gold, letters.n_bytes, letters.truncated) == (2, (1, 1, 1), 0)
+
+
+def test_a_model_that_reads_later_tokens_gets_no_score(
+    run: Evaluate, tmp_path: Path, tiny_model: Path, tiny_config: dict[str, Any], tiny_tokenizer: Any
+) -> None:
+    """Its log-prob of a token would be that of a token that it has read."""
+    both_ways = {**tiny_config, "model_type": "gemma3_text", "head_dim": 16, "use_bidirectional_attention": True}
+    new_model(both_ways, tiny_tokenizer, 0).save_pretrained(tmp_path / "both-ways")
+    tiny_tokenizer.save_pretrained(tmp_path / "both-ways")
+    with pytest.raises(InputError, match=r"both-ways: gemma3_text is no causal language model .* reads later tokens"):
+        run(models={"base": str(tiny_model), "other": str(tmp_path / "both-ways")})
 
 
 def test_the_report_follows_from_the_stored_answers(run, tmp_path):

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers.training_args import OptimizerNames
 from trl import SFTConfig
 
 from kinject.errors import RecipeError
 from kinject.recipe import read_recipe
-from kinject.recipe.library_fields import REFUSED, RENAMED
+from kinject.recipe.library_fields import REFUSED, RENAMED, RENAMED_OPTIMIZERS
 
 Write = Callable[[str, str], Path]
 
@@ -43,13 +44,31 @@ def test_every_field_of_sftconfig_is_accepted_with_its_own_default(write: Write)
         ("group_by_length: false", {"train_sampling_strategy": "random"}),
         ("max_seq_length: 256", {"max_length": 256}),
         ("save_safetensors: true", {}),
+        ("optim: adamw_hf", {"optim": "adamw_torch"}),
+        ("optim: adamw_apex_fused", {"optim": "adamw_torch_fused"}),
     ],
 )
 def test_an_older_name_is_read_as_todays_and_said(write: Write, line: str, fields: dict[str, object]) -> None:
     trainer, notes = _trainer(write, line)
     assert trainer == fields
     assert len(notes) == 1
-    assert line.split(":")[0] in notes[0]
+    assert line.split(": ")[line.startswith("optim")] in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "ratio", "read"),
+    [(10, 0.03, 10), (0.2, 0.03, 0.2), (0, 0.03, 0.03), (0, 0, 0)],
+)
+def test_warmup_steps_above_0_override_warmup_ratio_with_a_note(
+    write: Write, steps: float, ratio: float, read: float
+) -> None:
+    for line in (f"warmup_steps: {steps}\n  warmup_ratio: {ratio}", f"warmup_ratio: {ratio}\n  warmup_steps: {steps}"):
+        trainer, notes = _trainer(write, line)
+        assert trainer == {"warmup_steps": read}
+        unread = "warmup_ratio" if steps else "warmup_steps"
+        assert f"trainer.{unread} is not read" in notes[0]
+    with pytest.raises(RecipeError, match=r"r\.yaml:4: trainer\.warmup_ratio: found 3\.0, allowed: 0 up to 1"):
+        _trainer(write, f"warmup_steps: {steps or 1}\n  warmup_ratio: 3")  # also where it is not read
 
 
 def test_every_successor_is_a_field_of_sftconfig() -> None:
@@ -57,6 +76,9 @@ def test_every_successor_is_a_field_of_sftconfig() -> None:
     for old, replace in RENAMED.items():
         assert old not in names
         assert replace(True)[0].keys() <= names
+    today = {member.value for member in OptimizerNames}
+    assert not today & RENAMED_OPTIMIZERS.keys()
+    assert set(RENAMED_OPTIMIZERS.values()) <= today
 
 
 @pytest.mark.parametrize("key", sorted(REFUSED))

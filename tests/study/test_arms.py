@@ -84,6 +84,9 @@ def test_every_name_that_stands_for_nothing_is_told_at_its_line(tmp_path, tiny_m
         "study.claims.x: baseline: missing; test difference needs it.",
     ):
         assert words in told
+    with pytest.raises(RecipeError, match=r"study\.arms\.ft\.match_steps_of") as caught:
+        check_names(read_recipe(path, (), "study"), check_inputs=False)
+    assert "nowhere.jsonl" not in str(caught.value)  # as any input that is not there yet
     lines = path.read_text("utf-8").splitlines()
     at = next(number for number, line in enumerate(lines, 1) if "match_steps_of" in line)
     assert f"{path}:{at}: study.arms.ft.match_steps_of" in told

@@ -18,6 +18,7 @@ from kinject.corpus.tokenize import Tokenization
 from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
 from kinject.train.data import CorpusPacker
+from kinject.train.trainer import KnowledgeTrainer
 
 TOWNS = ("Lowmere", "Stonegate", "Farrow", "Kelm")
 
@@ -49,6 +50,47 @@ def make_recipe(tmp_path: Path, corpus: Path, tiny_model: Path) -> Callable[...,
         path = tmp_path / "recipe.yaml"
         path.write_text(yaml.safe_dump(recipe, sort_keys=False))
         return read_recipe(path, verb="train")
+
+    return _make
+
+
+@pytest.fixture
+def cpu_scaler(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Let fp16 run on the CPU: there accelerate makes no scaler, and kinject refuses it.
+
+    Call it with the options of torch's GradScaler; it returns a list of those of the runs, newest last. Each has `order`, the
+    calls of its methods and of the clipping.
+    """
+    begin, clip = KnowledgeTrainer.train, torch.nn.utils.clip_grad_norm_
+
+    class Scaler(torch.amp.GradScaler):
+        def __init__(self, **options: Any) -> None:
+            super().__init__("cpu", **options)
+            self.order: list[str] = []
+
+    def _watch(name: str) -> None:
+        call = getattr(torch.amp.GradScaler, name)
+        setattr(Scaler, name, lambda self, *a, **k: self.order.append(name) or call(self, *a, **k))
+
+    for name in ("scale", "unscale_", "step", "update"):
+        _watch(name)
+
+    def _make(**options: Any) -> list[Any]:
+        scalers: list[Any] = []
+
+        def _train(self: KnowledgeTrainer, **arguments: Any) -> Any:
+            scalers.append(Scaler(**options))
+            self.accelerator.native_amp, self.accelerator.scaler = True, scalers[-1]
+            return begin(self, **arguments)
+
+        def _clip(*arguments: Any, **options: Any) -> Any:
+            scalers[-1].order.append("clip")
+            return clip(*arguments, **options)
+
+        monkeypatch.setattr("kinject.train.config._missing_faults", lambda config: [])
+        monkeypatch.setattr(KnowledgeTrainer, "train", _train)
+        monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", _clip)
+        return scalers
 
     return _make
 

@@ -64,6 +64,7 @@ def test_accelerate_reads_each_configuration_and_its_command(path: Path, monkeyp
         assert sizes == ["2", "8"]
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_command_of_page_and_planner_starts_two_processes_that_learn_as_one(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,4 +111,4 @@ def test_a_run_that_was_to_have_more_processes_is_warned_of(
     )
     manifest = read_manifest(Path(result.run_dir) / "manifest.json")
     assert manifest is not None
-    assert warning in manifest["counts"]["notes"]
+    assert warning in manifest["counts"]["warnings"]

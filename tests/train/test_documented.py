@@ -325,6 +325,35 @@ def test_torch_compile_wraps_the_model(run_trainer: RunTrainer, monkeypatch: pyt
     assert len(asked) == 1
 
 
+@pytest.mark.soak  # a minute: a compiler's time
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_run_has_the_losses_of_a_plain_one(run_trainer: RunTrainer, backend: str) -> None:
+    plain = _logged(run_trainer(max_steps=3), "loss")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    trainer = run_trainer(max_steps=3, torch_compile=True, torch_compile_backend=backend)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert _logged(trainer, "loss") == pytest.approx(plain, rel=1e-5)
+
+
+def test_tf32_reaches_transformers_switch(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU of NVIDIA from Ampere on; its products themselves only such a GPU shows."""
+    switched: list[bool] = []
+    monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)
+    monkeypatch.setattr("transformers.training_args.enable_tf32", switched.append)
+    for wanted in (True, False):
+        switched.clear()
+        assert make_sft_config(make_recipe(trainer={"tf32": wanted})).tf32 is wanted
+        assert set(switched) == {wanted}
+
+
+@pytest.mark.parametrize("optim", ["adamw_hf", "adamw_apex_fused"])
+def test_an_older_optimizers_name_is_torchs_adamw(run_trainer: RunTrainer, optim: str) -> None:
+    trainer = run_trainer(optim=optim, max_steps=1)
+    assert type(trainer.optimizer.optimizer) is torch.optim.AdamW
+    assert bool(trainer.optimizer.param_groups[0]["fused"]) == (optim == "adamw_apex_fused")
+
+
 @pytest.mark.parametrize("options", [{"tf32": True}, {"fp16": True, "bf16": True}])
 def test_what_the_machine_cannot_do_is_refused_and_said(make_recipe: MakeRecipe, options: dict[str, Any]) -> None:
     if "tf32" in options and torch.cuda.is_available():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+import random
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ from kinject.train.guards import Guard, weight_sums
 from kinject.train.trainer import KnowledgeTrainer
 
 MakeRecipe = Callable[..., Recipe]
+CpuScaler = Callable[..., list[Any]]
+QUIET = {"unread_corpus": "ignore"}
 MASKED = [{"input_ids": [1, 2], "labels": [-100, -100], "position_ids": [0, 1]}]
 
 
@@ -188,15 +193,112 @@ def test_sums_of_weights_see_one_changed_bit_in_any_dtype_and_length() -> None:
 def test_a_norm_ten_times_its_running_median_is_a_warning_or_a_stop() -> None:
     guard = Guard(GuardsSection())
     for step, norm in enumerate([1.0, 1.2, 0.8, 1.1, 0.9, 1.0, 1.0, 1.0, 9.9]):
-        assert guard.may_update(norm, step)
+        guard.check_progress(1.0, norm, step)
     assert guard.warnings == []
-    assert guard.may_update(10.1, 9)
+    guard.check_progress(1.0, 10.1, 9)
     assert "step 10: the gradient norm is 10.1, over 10 times its running median 1" in guard.warnings[0]
     stopping = Guard(GuardsSection(norm_spike="stop"))
     for step in range(10):
-        stopping.may_update(1.0, step)
+        stopping.check_progress(1.0, 1.0, step)
     with pytest.raises(TrainingError, match="running median"):
-        stopping.may_update(11.0, 10)
+        stopping.check_progress(1.0, 11.0, 10)
+
+
+def _warnings(losses: Sequence[float], norms: Sequence[float] | None = None, **reactions: Any) -> list[str]:
+    guard = Guard(GuardsSection(**reactions))
+    guard._n_weights = 10**6
+    for step, loss in enumerate(losses):
+        guard.count(norms[step] if norms else 1.0)
+        guard.check_progress(loss, norms[step] if norms else 1.0, step)
+    return guard.warnings
+
+
+@pytest.mark.parametrize(
+    ("losses", "step"),
+    [
+        ([1.18, *[28.5 + index % 3 for index in range(30)]], 17),  # at once, as with a rate of 0.2
+        ([1.18 + 0.34 * index for index in range(80)], 28),  # slowly: a line
+        ([*[2 + 5 * 0.9**index for index in range(60)], *[7.1 + 0.1 * (index % 2) for index in range(20)]], 76),
+        ([1.18, 1.5, 4, 9, 3, *[8, 7, 9, 6] * 5], 21),  # by leaps, until they are no larger than noise
+    ],
+)
+def test_a_loss_that_diverges_is_one_warning_that_names_the_settings(losses: list[float], step: int) -> None:
+    (warning,) = _warnings(losses)
+    assert f"step {step}: the loss diverges" in warning
+    with pytest.raises(TrainingError, match=f"step {step}: the loss diverges"):
+        _warnings(losses, divergence="stop")
+    assert _warnings(losses, divergence="ignore") == []
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [1.18, *[2.1 - index / 100 for index in range(80)]],  # a warm-up's peak, not twice as high
+        [1.18, *[9.0] * 15, 1.0, *[0.9] * 40],  # over within 16 updates
+        [12.0 * 0.97**index for index in range(200)],
+        [*[0.02] * 50, *[0.9] * 50],  # memorised rows, then new ones
+        [1.5 + 0.6 * math.sin(index / 4) for index in range(200)],  # restarts
+        [random.Random(index).expovariate(0.5) for index in range(20_000)],  # single short rows
+        [*[3.0] * 20, math.nan, *[3.0] * 20],
+    ],
+)
+def test_a_loss_that_is_high_for_a_while_or_by_noise_is_no_divergence(losses: list[float]) -> None:
+    assert _warnings(losses, divergence="stop") == []
+
+
+def test_a_gradient_that_vanishes_is_one_warning_and_a_small_one_is_none() -> None:
+    """A million weights: their gradients' root mean square is 1e-8 where the norm is 1e-5."""
+    (warning,) = _warnings([5.0] * 40, [1.0] * 20 + [9e-6] * 20)
+    assert "step 28: the gradient vanishes: in 8 updates its norm was at most 9e-06, for 1,000,000 weights" in warning
+    assert _warnings([0.01] * 40, [1.0] * 20 + [1.1e-5] * 20) == []
+    assert _warnings([0.01] * 40, [1.0] * 20 + [math.nan] * 20) == []  # DeepSpeed does not return one
+    with pytest.raises(TrainingError, match="the gradient vanishes"):
+        _warnings([5.0] * 8, [0.0] * 8, vanishing_gradient="stop")
+
+
+def test_a_run_that_diverges_warns_and_stops_if_asked_also_after_a_resume(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loss is multiplied from the fourth update on. The warning of a resumed run is that of an uninterrupted one."""
+    honest = KnowledgeTrainer.compute_loss
+    monkeypatch.setattr(
+        KnowledgeTrainer, "compute_loss",
+        lambda self, *a, **k: honest(self, *a, **k) * (4.0 if self.state.global_step > 2 else 1.0),
+    )  # fmt: skip
+    trainer = {"max_steps": 20, "learning_rate": 1e-4, "max_grad_norm": 0.5, "warmup_steps": 2, "save_strategy": "steps",
+               "save_steps": 10}  # fmt: skip
+    stopping = make_recipe(trainer=trainer, guards={"divergence": "stop"})
+    _unfinished(
+        stopping, r"step 19: the loss diverges: in 16 updates it was at least 2\d\.\d, after a lowest of 5\.\d+"
+    )
+    assert (stopping.run_dir / "checkpoint-10").is_dir()
+    whole = train(make_recipe(trainer=trainer), overwrite=True)
+    (warning,) = [note for note in whole.notes if "the loss diverges" in note]
+    assert (
+        "Lower trainer.learning_rate (now 0.0001), raise trainer.warmup_steps (now 2), or clip more: trainer.max_grad_norm "
+        "(now 0.5). guards.divergence: stop ends such a run here." in warning
+    )
+    (make_recipe().run_dir / "manifest.json").unlink()
+    shutil.rmtree(make_recipe().run_dir / "checkpoint-20")
+    assert warning in train(make_recipe(trainer=trainer), resume=True).notes
+
+
+def test_a_skipped_update_leaves_the_schedule_where_it_is(
+    make_recipe: MakeRecipe, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _poison(monkeypatch, {1, 2})
+    linear = [1.0, 5 / 6, 5 / 6, 5 / 6, 4 / 6, 3 / 6]
+    plateau = {
+        "lr_scheduler_type": "reduce_lr_on_plateau",
+        "warmup_steps": 3,
+        "eval_strategy": "steps",
+        "eval_steps": 6,
+    }
+    validation = {"corpus": {"path": str(corpus), "validation_corpus": str(corpus)}}
+    for sections, trainer, rates in (({}, {}, linear), (validation, plateau, [0, 1 / 3, 1 / 3, 1 / 3, 2 / 3, 1.0])):
+        result = train(make_recipe(**sections, trainer={"learning_rate": 1e-3, **trainer}), overwrite=True)
+        rows = [json.loads(line) for line in (Path(result.run_dir) / "log.jsonl").read_text().splitlines()]
+        assert [row["learning_rate"] for row in rows if "loss" in row] == pytest.approx([1e-3 * rate for rate in rates])
 
 
 def test_a_batch_of_masked_labels_stops_warns_or_passes(caplog: pytest.LogCaptureFixture) -> None:
@@ -262,34 +364,43 @@ def test_a_corpus_longer_than_the_steps_is_said_with_the_number_that_reads_it_on
 
 
 def test_updates_that_an_fp16_scaler_leaves_out_are_counted_and_stop_where_no_scale_helps(
-    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+    make_recipe: MakeRecipe, cpu_scaler: CpuScaler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Scaler:  # accelerate has no fp16 on the CPU
-        scale = 4.0
+    """By torch's own scaler: it skips by itself, and may do so more often than guards.skipped_updates (3) allows."""
+    scalers = cpu_scaler(init_scale=2.0**35)
+    result = train(make_recipe(trainer={"fp16": True, "max_steps": 30, "max_grad_norm": 0.0}))
+    counts = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]
+    skipped = counts["skipped_updates"]
+    assert 3 < skipped < 28
+    assert scalers[0].get_scale() == 2.0 ** (35 - skipped)
+    assert any(
+        f"fp16 overflow at loss scale {2.0**35:g}; the update is left out" in text for text in counts["warnings"]
+    )
+    rows = [json.loads(line) for line in (Path(result.run_dir) / "log.jsonl").read_text().splitlines()]
+    rates = [row["learning_rate"] for row in rows if "loss" in row]
+    assert rates == pytest.approx([1e-3] * (skipped + 1) + [1e-3 * (1 - n / 30) for n in range(1, 30 - skipped)])
+    cpu_scaler(init_scale=4.0)
+    _poison(monkeypatch, set(range(9)))
+    message = r"step 4: the gradient norm is nan even with the loss scaled by 0\.5; 4 updates were left out"
+    _unfinished(make_recipe(trainer={"fp16": True}), message)
 
-        def get_scale(self) -> float:
-            return self.scale
 
-    kept: list[KnowledgeTrainer] = []
-    start = KnowledgeTrainer.train
-    monkeypatch.setattr(KnowledgeTrainer, "train", lambda self, **k: kept.append(self) or start(self, **k))
-    train(make_recipe(trainer={"max_steps": 1}))
-    trainer, scaler = kept[0], Scaler()
-    model = trainer.model
-    monkeypatch.setattr(trainer.accelerator, "scaler", scaler)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    trainer._get_grad_norm(model)
-    assert trainer.guard.skipped == 0
-    next(model.parameters()).grad.fill_(float("inf"))
-    for _ in range(5):  # more than guards.skipped_updates: the scaler is looking for its scale
-        trainer._get_grad_norm(model)
-    assert trainer.guard.skipped == 5
-    assert "fp16 overflow at loss scale 4; the update is left out" in trainer.guard.warnings[-1]
-    assert next(model.parameters()).grad is not None  # leaving it out is the scaler's own work
-    scaler.scale = 0.5
-    with pytest.raises(TrainingError, match=r"even with the loss scaled by 0\.5; 6 updates were left out"):
-        trainer._get_grad_norm(model)
+def test_fp16_on_a_model_saved_in_bfloat16_is_a_warning_in_the_manifest(
+    make_recipe: MakeRecipe, cpu_scaler: CpuScaler, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cpu_scaler(init_scale=2.0**10)
+    config = json.loads((tiny_model / "config.json").read_text())
+    for dtype, warned in (("bfloat16", True), ("float16", False), ("float32", False)):
+        caplog.clear()
+        (tiny_model / "config.json").write_text(json.dumps({**config, "dtype": dtype}))
+        result = train(make_recipe(trainer={"fp16": True, "max_steps": 1}, guards=QUIET), overwrite=True)
+        warnings = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]["warnings"]
+        message = (
+            f"trainer.fp16: {tiny_model} was saved in bfloat16; activations beyond 65,504 overflow. Use bf16: true"
+        )
+        assert [text.startswith(message) for text in warnings] == [True] * warned
+        assert (message in caplog.text) == warned
+        assert any("parameters in fp16" in note for note in result.notes)
 
 
 def test_a_base_whose_output_is_not_finite_is_refused_before_the_first_step(

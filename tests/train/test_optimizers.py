@@ -22,6 +22,8 @@ from kinject.train.trainer import KnowledgeTrainer
 
 MakeRecipe = Callable[..., Recipe]
 MICRO, PARTS, STEPS, RATE, DECAY, CLIP = 2, 3, 5, 1e-3, 0.1, 0.5
+SCALE = 2.0**20
+"""Of the loss in fp16: some gradients overflow at it, none at half of it."""
 LOOP = {
     "packing": False, "max_steps": STEPS, "per_device_train_batch_size": MICRO, "gradient_accumulation_steps": PARTS,
     "train_sampling_strategy": "sequential", "learning_rate": RATE, "weight_decay": DECAY, "max_grad_norm": CLIP,
@@ -37,9 +39,10 @@ def _batch(rows: list[Any], pad: int, device: str) -> dict[str, torch.Tensor]:
     return {"ids": torch.tensor(ids).to(device), "labels": torch.tensor(labels).to(device), "at": positions.to(device)}
 
 
-def _plain_loop(hand: Any, folder: Path, pad: int, *, fp16: bool) -> dict[str, torch.Tensor]:
+def _plain_loop(
+    hand: Any, folder: Path, pad: int, *, fp16: bool, device: str = "cpu", scale: float = 2.0**16
+) -> dict[str, torch.Tensor]:
     """PyTorch's own AdamW, clipping and GradScaler in the usual loop; the mean is over the tokens of all parts."""
-    device = "cuda" if fp16 else "cpu"
     model = load_model(str(folder)).model.to(device).train()
     matrices = [weight for weight in model.parameters() if weight.ndim > 1]
     others = [weight for weight in model.parameters() if weight.ndim == 1]
@@ -47,7 +50,7 @@ def _plain_loop(hand: Any, folder: Path, pad: int, *, fp16: bool) -> dict[str, t
         [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}], lr=RATE
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / STEPS)
-    scaler = torch.amp.GradScaler(device, enabled=fp16)
+    scaler = torch.amp.GradScaler(device, init_scale=scale, enabled=fp16)
     for step in range(STEPS):
         rows = hand.rows_of(step)
         n_tokens = sum(label != -100 for row in rows for label in row.labels)
@@ -80,18 +83,38 @@ def test_accumulation_and_clipping_are_a_plain_loops_to_a_millionth(
         assert (weight - wanted[name]).abs().max() < 1e-6, name
 
 
+def _is_the_plain_loops(result: Any, wanted: dict[str, torch.Tensor], base: Path) -> None:
+    """The difference of the weights is a fiftieth of what they moved by."""
+    before = dict(load_model(str(base)).model.named_parameters())
+    held = {name: weight.detach().cpu() for name, weight in load_model(result.model_dir).model.named_parameters()}
+    error = sum(((held[n] - wanted[n]) ** 2).sum().item() for n in held) ** 0.5
+    moved = sum(((before[n].cpu() - wanted[n]) ** 2).sum().item() for n in held) ** 0.5
+    assert error < 2e-2 * moved
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="fp16 with a gradient scaler needs a GPU")
 def test_fp16_with_a_scaler_is_a_plain_loops_to_rounding(
     make_recipe: MakeRecipe, by_hand: Any, tiny_model: Path
 ) -> None:
     recipe = make_recipe(trainer={**LOOP, "fp16": True})
-    loaded = load_model(train(recipe).model_dir)
-    wanted = _plain_loop(by_hand(recipe, MICRO * PARTS), tiny_model, loaded.tokenizer.pad_token_id, fp16=True)
-    base = dict(load_model(str(tiny_model)).model.named_parameters())
-    held = {name: weight.detach().cpu() for name, weight in loaded.model.named_parameters()}
-    error = sum(((held[n] - wanted[n]) ** 2).sum().item() for n in held) ** 0.5
-    moved = sum(((base[n].cpu() - wanted[n]) ** 2).sum().item() for n in held) ** 0.5
-    assert error < 2e-2 * moved
+    result = train(recipe)
+    pad = load_model(result.model_dir).tokenizer.pad_token_id
+    wanted = _plain_loop(by_hand(recipe, MICRO * PARTS), tiny_model, pad, fp16=True, device="cuda")
+    _is_the_plain_loops(result, wanted, tiny_model)
+
+
+def test_a_scaler_on_the_cpu_scales_unscales_clips_steps_and_updates_as_a_plain_loop(
+    make_recipe: MakeRecipe, by_hand: Any, tiny_model: Path, cpu_scaler: Callable[..., list[Any]]
+) -> None:
+    """At a scale at which one of five updates overflows: it moves nothing, neither weights nor schedule."""
+    scalers = cpu_scaler(init_scale=SCALE)
+    recipe = make_recipe(trainer={**LOOP, "fp16": True})
+    result = train(recipe)
+    assert scalers[0].order == [*["scale"] * PARTS, "unscale_", "clip", "step", "update"] * STEPS
+    assert scalers[0].get_scale() == SCALE / 2
+    pad = load_model(result.model_dir).tokenizer.pad_token_id
+    wanted = _plain_loop(by_hand(recipe, MICRO * PARTS), tiny_model, pad, fp16=True, scale=SCALE)
+    _is_the_plain_loops(result, wanted, tiny_model)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kinject.errors import RecipeError, TrainingError
+from kinject.errors import InputError, RecipeError, TrainingError
 from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
 from kinject.train import train
@@ -20,6 +20,11 @@ from kinject.train.trainable import check_trainable, summarize_names
 
 MakeRecipe = Callable[..., Recipe]
 FAST = {"learning_rate": 1e-2}
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+BERT: dict[str, Any] = {"model_type": "bert", **SIZES}
+BOTH_WAYS: dict[str, Any] = {
+    "model_type": "gemma3_text", **SIZES, "num_key_value_heads": 1, "head_dim": 16, "use_bidirectional_attention": True
+}  # fmt: skip
 
 
 def _moved(model_dir: str, base: Path) -> set[str]:
@@ -146,6 +151,19 @@ def test_a_layer_gets_decay_times_the_rate_of_the_one_above(name: str, share: fl
          ["trainer.accelerator_config: SFTConfig refuses it"]),
         ({"trainer": {"use_liger_kernel": True, "push_to_hub": True}},
          ["trainer.use_liger_kernel: needs the package liger-kernel", "trainer.push_to_hub: "]),
+        ({"trainer": {"optim": "adamw_anyprecision"}}, ["trainer.optim: the optimizer refuses it: Please install "]),
+        ({"trainer": {"fsdp": "full_shard"}}, ["trainer.fsdp: shards the model over processes, and no launcher started"]),
+        ({"trainer": {"use_cpu": True, "activation_offloading": True}},
+         ["trainer.activation_offloading: moves activations from an accelerator to memory, and this run is on the CPU"]),
+        ({"trainer": {"use_cpu": True, "fp16": True}},
+         ["trainer.fp16: float16 with a gradient scaler needs a GPU. On this CPU accelerate would train in float32"]),
+        ({"model": {"new": {"model_type": "t5"}, "tokenizer": {"vocab_size": 300}}},
+         ["model.new.model_type: found 't5', which is no causal language model"]),
+        ({"model": {"new": BERT, "tokenizer": {"vocab_size": 300}}},
+         ["model.new: bert is no causal language model as configured: it reads later tokens (another token at the end of a "
+          "row moves the logits before it). Take a causal model. Set is_decoder: true in its config, and train it."]),
+        ({"model": {"new": BOTH_WAYS, "tokenizer": {"vocab_size": 300}}},
+         ["model.new.use_bidirectional_attention: gemma3_text refuses it: the model reads later tokens"]),
     ],
 )  # fmt: skip
 def test_what_the_libraries_would_refuse_is_one_line_before_a_model_loads(
@@ -156,6 +174,31 @@ def test_what_the_libraries_would_refuse_is_one_line_before_a_model_loads(
         check_training(make_recipe(**sections))
     lines = str(caught.value).splitlines()
     assert [fault in line for fault, line in zip(faults, lines, strict=True)] == [True] * len(faults), lines
+
+
+def test_fp16_by_the_launcher_is_refused_on_a_cpu_as_well(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    with pytest.raises(RecipeError, match=r"trainer\.fp16: float16 .* needs a GPU"):
+        check_training(make_recipe(trainer={"use_cpu": True}))
+
+
+def test_a_model_that_reads_later_tokens_does_not_train(
+    make_recipe: MakeRecipe, tmp_path: Path, tiny_tokenizer: Any
+) -> None:
+    """Of the two folders one is refused by its config, before weights are read, the other by the test of the model."""
+    for fields, fault in ((BERT, "model.path: bert is no causal"), (BOTH_WAYS, "gemma3_text is no causal")):
+        folder = tmp_path / str(fields["model_type"])
+        new_model(fields, tiny_tokenizer, 0).save_pretrained(folder)
+        tiny_tokenizer.save_pretrained(folder)
+        recipe = make_recipe(model={"path": str(folder)})
+        with pytest.raises((RecipeError, InputError), match=fault):
+            train(recipe)
+        assert not (recipe.run_dir / "model").exists()
+    decoder = {**BERT, "is_decoder": True}
+    plain = {**FAST, "packing": False, "max_steps": 1}
+    assert train(make_recipe(model={"new": decoder, "tokenizer": str(tmp_path / "bert")}, trainer=plain)).n_steps == 1
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,9 @@ from kinject.bench.strategies import (
     Setting,
     Strategy,
     combined_labels,
+    count_devices,
     custom_strategies,
+    device_strategies,
     has_bf16_autocast,
     has_compiler,
 )
@@ -122,7 +124,7 @@ def order_round(strategies: Sequence[Strategy], number: int) -> list[tuple[Strat
 def choose_strategies(options: BenchOptions, recipe: TrainRecipe) -> list[Strategy]:
     """Return the chosen strategies in the table's order. Raises `InputError` for options out of range."""
     built_in = (*STRATEGIES[1:], COMBINED) if recipe.bench.built_in else ()
-    every = (STRATEGIES[0], *built_in, *custom_strategies(recipe))
+    every = (STRATEGIES[0], *built_in, *device_strategies(recipe), *custom_strategies(recipe))
     names = [item.name for item in every]
     for option, chosen in (("--only", options.only), ("--skip", options.skip)):
         for name in chosen:
@@ -150,7 +152,7 @@ def _measure(run: _State, strategy: Strategy, number: int, copy: int) -> None:
     done = stage.read_done()
     if done is None:
         on_cpu = run.setting.device == "cpu"
-        with LocalExecutor(1, _n_gpus(run.setting.device), CPU_PRELOAD if on_cpu else ()) as executor:
+        with LocalExecutor(1, _n_gpus(run.setting.device, strategy), CPU_PRELOAD if on_cpu else ()) as executor:
             executor.submit(stage)
             (outcome,) = executor.wait()
         if outcome.done is None:
@@ -170,16 +172,17 @@ def _stage(run: _State, strategy: Strategy, number: int, copy: int) -> Stage:
     values = run_values(run.recipe, strategy, run.setting, run.steps, run.recipe.seed + number)
     cache_dir = run.recipe.run_dir / "runs"
     hashed = drop_output_folders(values)
-    identity = content_id(_FORMAT, run.machine, copy, hashed, input_hashes(hashed, cache_dir))
+    parameters = {"processes": strategy.processes} if strategy.processes > 1 else {}
+    identity = content_id(_FORMAT, run.machine, copy, hashed, input_hashes(hashed, cache_dir), *parameters.values())
     folder, path = cache_dir / identity, cache_dir / f"{identity}.yaml"
     write_text(path, yaml.safe_dump({"run_dir": str(folder), **values}, sort_keys=False, allow_unicode=True))
     label = f"{strategy.label}, round {number + 1}{', again' if copy else ''}"
-    return Stage(identity, "train", folder, str(path), (), label=label)
+    return Stage(identity, "train", folder, str(path), (), parameters=parameters, label=label)
 
 
-def _n_gpus(device: str) -> int:
-    """Return 1 if a run must be limited to one GPU: transformers would use all of several."""
-    return int(device == "cuda" and not os.environ.get("CUDA_VISIBLE_DEVICES"))
+def _n_gpus(device: str, strategy: Strategy) -> int:
+    """Return the number of GPUs to which a run must be limited, 0 without a limit: transformers would use all of several."""
+    return strategy.processes if device == "cuda" and not os.environ.get("CUDA_VISIBLE_DEVICES") else 0
 
 
 def _row_tokens(folder: Path, batch: int) -> float:
@@ -295,7 +298,7 @@ def find_setting(recipe: TrainRecipe) -> Setting:
         device=device, batch=int(recipe.trainer.get(BATCH.split(".")[1], 8)),
         block=recipe.trainer.get("max_length", 1024) or 0,
         packing_strategy=recipe.trainer.get("packing_strategy", "bfd_split"), adapter=recipe.adapter,
-        bf16=has_bf16_autocast(device), compiler=has_compiler(device),
+        bf16=has_bf16_autocast(device), compiler=has_compiler(device), n_devices=count_devices(device),
         bitsandbytes=importlib.util.find_spec("bitsandbytes") is not None,
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kinject.errors import Fault, RecipeError
+from kinject.process import core_count
 from kinject.recipe import Recipe, read_recipe
 
 BATCH = "trainer.per_device_train_batch_size"
@@ -32,7 +33,7 @@ class Setting:
     """What strategies depend on: the recipe and this machine.
 
     `batch` is the recipe's rows per device and step, `block` its max_length (0 for none), `row_tokens` the mean tokens of a
-    document (0 until the first vanilla run has counted them), `adapter` the recipe's own.
+    document (0 until the first vanilla run has counted them), `adapter` the recipe's own, `n_devices` the GPUs or cores.
     """
 
     device: str
@@ -44,6 +45,7 @@ class Setting:
     compiler: bool
     bitsandbytes: bool
     row_tokens: float = 0.0
+    n_devices: int = 1
 
 
 OverridesFunction = Callable[[Mapping[str, Any], Setting], dict[str, Any]]
@@ -54,7 +56,7 @@ class Strategy:
     """One technique.
 
     `overrides` returns its overrides (dotted key -> value) given those so far, `unavailable` the reason why it cannot run
-    ("" if it can).
+    ("" if it can), `processes` the number of processes that train it.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Strategy:
     description: str
     overrides: OverridesFunction
     unavailable: Callable[[Setting], str] = lambda setting: ""
+    processes: int = 1
 
 
 def _sets(**trainer: Any) -> OverridesFunction:
@@ -94,7 +97,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     Strategy("vanilla", "vanilla", "float32, the batch as given, one document a row", lambda _so_far, _setting: {}),
     Strategy(
         "fp16", "fp16", "autocast to float16 with a gradient scaler", _sets(fp16=True, bf16=False),
-        _needs_gpu("float16 training needs an NVIDIA GPU (accelerate refuses it elsewhere)"),
+        _needs_gpu("float16 training needs an NVIDIA GPU (on a CPU accelerate would train in float32 without a warning)"),
     ),
     Strategy(
         "bf16", "bf16", "autocast to bfloat16", _sets(bf16=True, fp16=False),
@@ -136,7 +139,7 @@ _FORBIDDEN = ("run_dir", "seed", "eval", "study", "augment", "questions", "bench
 
 def custom_strategies(recipe: Recipe) -> list[Strategy]:
     """Return the strategies of the recipe's bench section. Raises `RecipeError` with every fault and its line."""
-    taken = {item.name for item in (*STRATEGIES, COMBINED)}
+    taken = {item.name for item in (*STRATEGIES, COMBINED, *device_strategies(recipe))}
     faults: list[Fault] = []
     for name, changes in recipe.bench.strategies.items():
         place = ("bench", "strategies", name)
@@ -157,6 +160,31 @@ def custom_strategies(recipe: Recipe) -> list[Strategy]:
         )
         for name, changes in recipe.bench.strategies.items()
     ]
+
+
+def device_strategies(recipe: Recipe) -> list[Strategy]:
+    """Return a strategy for each number of devices in the recipe's bench section: the batch of one, divided (DDP)."""
+    return [
+        Strategy(
+            f"devices-{n}", f"{n} devices", f"the same rows in a step, divided between {n} processes (DDP)",
+            _divide_batch(n), _needs_devices(n), n,
+        )
+        for n in sorted(set(recipe.bench.devices))
+    ]  # fmt: skip
+
+
+def _divide_batch(n: int) -> OverridesFunction:
+    return lambda _so_far, setting: {BATCH: setting.batch // n}
+
+
+def _needs_devices(n: int) -> Callable[[Setting], str]:
+    def reason(setting: Setting) -> str:
+        if setting.n_devices < n:
+            unit = "GPU" if setting.device == "cuda" else "core"
+            return f"this machine has {setting.n_devices} {unit}{'s' if setting.n_devices != 1 else ''}"
+        return f"{BATCH} is {setting.batch}: no whole rows for each of {n}" if setting.batch % n else ""
+
+    return reason
 
 
 def _constant(changes: Mapping[str, Any]) -> OverridesFunction:
@@ -183,6 +211,13 @@ def combined_labels(setting: Setting) -> list[str]:
     names = {item.name for item in running}
     replaced = {"fp16": "bf16", "adafactor": "adamw-8bit"}
     return [item.label for item in running if replaced.get(item.name) not in names]
+
+
+def count_devices(device: str) -> int:
+    """Return how many processes can have a GPU, or a core, of their own."""
+    import torch
+
+    return torch.cuda.device_count() if device == "cuda" else core_count() if device == "cpu" else 1
 
 
 def has_bf16_autocast(device: str) -> bool:

@@ -58,7 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 check_training(read_recipe(file, verb="train", check_inputs=False))
             if recipe.study is not None:
                 study = read_recipe(file, verb="study", check_inputs=False)
-                check_names(study)
+                check_names(study, check_inputs=False)
                 check_shared_recipes(study, expand_arms(study))
         except KinjectError as error:
             n_invalid += 1

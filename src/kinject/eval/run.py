@@ -42,7 +42,7 @@ from kinject.eval.scoring.answers import (
 )
 from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests
 from kinject.eval.scoring.scorer import Scorer
-from kinject.models import LoadedModel, check_model, load_model
+from kinject.models import LoadedModel, check_causal, check_model, load_model
 from kinject.process import single_process_notes
 from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EvalSection
@@ -178,8 +178,9 @@ def _evaluate_model(run: _Run, name: str, path: str) -> None:
 
 
 def load_scorer(name: str, path: str, section: EvalSection) -> LoadedScorer:
-    """Return the model in `path`, ready to score."""
+    """Return the model in `path`, ready to score. Raises `InputError` if it cannot be loaded or is not causal."""
     loaded = load_model(path)
+    check_causal(loaded.model, path)
     scorer = Scorer(loaded.model, section.batch_tokens)
     return LoadedScorer(name, path, loaded, Encoder(loaded.tokenizer, chat=section.chat), scorer)
 

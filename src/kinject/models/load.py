@@ -414,10 +414,13 @@ def check_config(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     Building the model shows what else is wrong (`kinject.train.trainable.check_model`).
     """
     from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING:
         return [("model_type", f"found {model_type!r}.{suggestion(model_type, CONFIG_MAPPING.keys())}")]
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return [("model_type", f"found {model_type!r}, which is no causal language model. Take llama, for example.")]
     known = set(CONFIG_MAPPING[model_type]().to_dict()) - {"bos_token_id", "eos_token_id", "pad_token_id"}
     faults = [(key, f"unknown key.{suggestion(key, known)}") for key in config if key not in known]
     n_layers = config.get("num_hidden_layers")

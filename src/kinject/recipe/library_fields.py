@@ -55,16 +55,24 @@ RENAMED: dict[str, Callable[[Any], tuple[dict[str, Any], str]]] = {
     "save_safetensors": lambda value: ({}, "has no effect today: weights are always safetensors; ignored"),
 }
 """Older names of TRL's and transformers' fields -> (today's fields, the note for the user)."""
+RENAMED_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
+"""Older values of `trainer.optim` -> today's: the same arithmetic in torch."""
 
 
 def rename_old_fields(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """Return (`trainer` under today's names, today's name -> name in the recipe, notes for the user).
 
-    Reports a refused name, and an old name beside its new one.
+    Reports a refused name, and an old name beside its new one. Of warmup_steps and warmup_ratio the first one counts
+    unless it is 0, as transformers documents.
     """
     fields: dict[str, Any] = {}
     written: dict[str, str] = {}
     notes: list[str] = []
+    unread = ""
+    if {"warmup_steps", "warmup_ratio"} <= trainer.keys():
+        used, unread = ("warmup_steps", "warmup_ratio")[:: 1 if trainer["warmup_steps"] else -1]
+        notes.append(f"trainer.{unread} is not read: {used} counts. A warmup_steps above 0 overrides warmup_ratio.")
+        _check_ratio(checker.value(float, trainer["warmup_ratio"], ("trainer", "warmup_ratio")), checker)
     for key, value in trainer.items():
         if key in REFUSED:
             checker.report(("trainer", key), REFUSED[key])
@@ -72,17 +80,28 @@ def rename_old_fields(trainer: Mapping[str, Any], checker: Checker) -> tuple[dic
         if key == "save_safetensors" and value is False:
             checker.report(("trainer", key), "weights are always safetensors (pickles can run code). Remove the line.")
             continue
-        if key in RENAMED:
+        if key in RENAMED and key != unread:
             replacement, note = RENAMED[key](value)
             notes.append(f"trainer.{key} {note}.")
         else:
-            replacement = {key: value}
+            replacement = {} if key == unread else {key: value}
         for name, item in replacement.items():
             if name in written:
                 checker.report(("trainer", key), f"is the same as {written[name]}. Keep one.")
                 continue
             fields[name], written[name] = item, key
+    optim = fields.get("optim")
+    if isinstance(optim, str) and optim in RENAMED_OPTIMIZERS:
+        fields["optim"] = RENAMED_OPTIMIZERS[optim]
+        notes.append(f"trainer.optim: {optim} is gone from transformers; read as {fields['optim']}.")
     return fields, written, notes
+
+
+def _check_ratio(ratio: Any, checker: Checker) -> None:
+    if isinstance(ratio, (int, float)) and not 0 <= ratio < 1:
+        checker.report(
+            ("trainer", "warmup_ratio"), f"found {ratio}, allowed: 0 up to 1 (1 excluded), a fraction of the steps."
+        )
 
 
 def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[str, Any], list[str]]:
@@ -269,10 +288,8 @@ def check_schedule(
     """Report the faults in the schedule of `trainer` (under today's names; `written` maps them to those in the recipe)."""
     name = trainer.get("lr_scheduler_type", "linear")
     warmup = trainer.get("warmup_steps", 0)
-    if written.get("warmup_steps") == "warmup_ratio" and isinstance(warmup, (int, float)) and not 0 <= warmup < 1:
-        checker.report(
-            ("trainer", "warmup_ratio"), f"found {warmup}, allowed: 0 up to 1 (1 excluded), a fraction of the steps."
-        )
+    if written.get("warmup_steps") == "warmup_ratio":
+        _check_ratio(warmup, checker)
     if name not in schedule_names():
         return
     section = ("trainer", "lr_scheduler_kwargs")

@@ -16,7 +16,16 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from kinject.disk import read_bytes, write_text
 from kinject.recipe.check import is_required
-from kinject.recipe.library_fields import ADAPTER_REFUSED, MERGE, RANGES, REFUSED, RENAMED, field_hint, schedule_names
+from kinject.recipe.library_fields import (
+    ADAPTER_REFUSED,
+    MERGE,
+    RANGES,
+    REFUSED,
+    RENAMED,
+    RENAMED_OPTIMIZERS,
+    field_hint,
+    schedule_names,
+)
 from kinject.recipe.read import NOT_NULL, Sections
 from kinject.recipe.sections import GENERATOR_REQUIRES, MAX_SAMPLES
 
@@ -176,6 +185,7 @@ def _trainer() -> Schema:
 
     properties = _fields_of(SFTConfig, field_hint)
     properties["lr_scheduler_type"]["enum"] = schedule_names()
+    properties["optim"]["enum"] += RENAMED_OPTIMIZERS
     older = {}
     for name, replacement in RENAMED.items():
         fields, note = replacement(None)

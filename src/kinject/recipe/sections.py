@@ -127,6 +127,8 @@ class GuardsSection:
     masked_batch: Reaction = option("stop", help="A batch has no token to learn.")
     zero_loss: Reaction = option("stop", help="The loss is exactly 0.")
     norm_spike: Reaction = option("warn", help="A gradient norm exceeds 10 times its running median.")
+    divergence: Reaction = option("warn", help="The loss stays far above its lowest so far.")
+    vanishing_gradient: Reaction = option("warn", help="The gradient norm stays almost 0.")
     vanishing_rate: Reaction = option("warn", help="The learning rate is too small to move the weights.")
     pad_is_eos: Reaction = option("warn", help="The tokenizer pads with its end-of-text token.")
     unread_corpus: Reaction = option("warn", help="The recipe's steps end before the corpus was read once.")
@@ -412,6 +414,11 @@ class BenchSection:
         metadata={"help": "name: changes to vanilla, as section.key: value (adapter: the whole section)."},
     )
     built_in: bool = option(True, help="Measure the strategies of bench too; vanilla is always measured.")
+    devices: tuple[int, ...] = option(
+        (),
+        help="Numbers of devices to compare, each process with a GPU (or core) and its fraction of the batch.",
+        min=2,
+    )
     whole_runs: bool = option(
         False, help="Each run takes the recipe's own epochs, evaluations and best checkpoint, instead of a few steps."
     )

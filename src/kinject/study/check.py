@@ -25,10 +25,13 @@ from kinject.study.arms import (
 _NO_SWEEPS = " The study has no sweeps; add it to study.sweeps."
 
 
-def check_names(recipe: StudyRecipe) -> None:
-    """Raise `RecipeError` with every unknown name and unused key of the section. Quick: reads no other recipe."""
+def check_names(recipe: StudyRecipe, *, check_inputs: bool = True) -> None:
+    """Raise `RecipeError` with every unknown name and unused key of the section. Quick: reads no other recipe.
+
+    Unless `check_inputs` is False, the corpora that arms name must exist.
+    """
     _raise_faults(
-        [*_arm_faults(recipe), *_tune_faults(recipe), *_model_faults(recipe), *_sweep_faults(recipe),
+        [*_arm_faults(recipe, check_inputs), *_tune_faults(recipe), *_model_faults(recipe), *_sweep_faults(recipe),
          *_scaling_faults(recipe), *_claim_faults(recipe), *_key_faults(recipe)]
     )  # fmt: skip
 
@@ -83,7 +86,7 @@ def _unknown(recipe: StudyRecipe, key_path: KeyPath, name: str | None, allowed: 
         yield recipe.fault(key_path, f"found {name!r}.{suggestion(name, allowed)}")
 
 
-def _arm_faults(recipe: StudyRecipe) -> Iterator[Fault]:
+def _arm_faults(recipe: StudyRecipe, check_inputs: bool) -> Iterator[Fault]:
     section = recipe.study
     if BASE in section.arms:
         yield recipe.fault(("study", "arms", BASE), "this name is the untouched model's. Choose another.")
@@ -111,6 +114,8 @@ def _arm_faults(recipe: StudyRecipe) -> Iterator[Fault]:
         if arm.corpus in ("augmented", "random") and section.augment is None:
             yield recipe.fault(key_path, f"corpus {arm.corpus} needs study.augment, the recipe that writes it.")
         elif arm.corpus not in ("augmented", "random") and not is_file(arm.corpus):
+            if Path(arm.corpus).suffix and not check_inputs:
+                continue
             yield recipe.fault((*key_path, "corpus"), f"found {arm.corpus!r}: neither augmented, random, nor a file.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -149,6 +150,18 @@ class Histograms(TrainerCallback):  # type: ignore[misc]
             elif isinstance(tracker, WandbCallback) and tracker._wandb is not None:
                 drawn = {n: tracker._wandb.Histogram(v.numpy()) for n, v in finite.items() if v.numel()}
                 tracker._wandb.log({**drawn, "train/global_step": step})
+
+
+def tracker_error(kind: type) -> str:
+    """Return why a tracker's callback cannot be made, as its library says; "" if it can."""
+    made = type(kind.__name__, (kind,), {"__del__": lambda _: None})  # some fail once more there without their package
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            made()
+    except Exception as error:  # noqa: BLE001 (each library raises its own)
+        return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return ""
 
 
 class EarlyStopping(TrainerCallback, ABC):  # type: ignore[misc]

@@ -176,6 +176,9 @@ def _rehearsal_faults(recipe: TrainRecipe, build: Callable[[Mapping[str, Any]], 
 def _missing_faults(config: SFTConfig) -> Faults:
     """Return a fault for each package, compiler, token or launcher that this machine lacks."""
     faults: Faults = []
+    if config.mixed_precision == "fp16" and config.use_cpu:
+        fault = "float16 with a gradient scaler needs a GPU. On this CPU accelerate would train in float32 without a warning."
+        faults.append(("trainer.fp16", f"{fault} Set bf16: true or remove the line (a launcher: mixed_precision)."))
     if config.use_liger_kernel and find_spec("liger_kernel") is None:
         faults.append(
             ("trainer.use_liger_kernel", "needs the package liger-kernel. Install it: pip install liger-kernel.")
@@ -480,16 +483,15 @@ def _tracker_faults(trackers: list[str]) -> Faults:
     """Return a fault for each of trainer.report_to that transformers does not know or that is not installed."""
     from transformers.integrations import INTEGRATION_TO_CALLBACK
 
+    from kinject.train.callbacks import tracker_error
+
     faults: Faults = []
     for name in trackers:
         if name not in INTEGRATION_TO_CALLBACK:
             faults.append(("trainer.report_to", f"found {name!r}.{suggestion(name, INTEGRATION_TO_CALLBACK)}"))
             continue
-        try:
-            INTEGRATION_TO_CALLBACK[name]()
-        except (RuntimeError, ImportError) as error:
-            fault = (
-                f"{name} is not installed ({' '.join(str(error).split())}) Install it with pip install, or set none."
-            )
+        error = tracker_error(INTEGRATION_TO_CALLBACK[name])
+        if error:
+            fault = f"{name} cannot run here: {error}. Install its package with pip install, or set none."
             faults.append(("trainer.report_to", fault))
     return faults

@@ -27,7 +27,11 @@ _WINDOW = 64
 """Gradient norms in the running median."""
 _SETTLED = 8
 """Norms needed before the median is used."""
+_LOSSES = 16
+"""Losses in a row that show a divergence: with fewer, batches of single short rows look like one."""
 _SPIKE = 10.0
+_VANISHED = 1e-8
+"""Gradient of a weight, by root mean square, below which AdamW moves it little: the usual epsilon of its denominator."""
 _ROW = 64
 """Tokens of the row on which the model's output is checked."""
 _FREE = ("lora_A", "lora_embedding_A")
@@ -52,7 +56,7 @@ def react(reaction: str, message: str) -> list[str]:
 
 
 class Guard(TrainerCallback):  # type: ignore[misc]
-    """Counts updates made and skipped; checks the gradient norm, the loss and the learning rate.
+    """Counts updates made and skipped; checks the loss, the gradient norm and the learning rate.
 
     `updates` is the number of updates with a gradient that was finite and not zero, `skipped` that of updates left out
     because their gradient was not finite, `skipped_last` how many of the latest were; `warnings` are the warnings so far.
@@ -67,13 +71,30 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         self.output = torch.empty(0)
         self.warnings: list[str] = []
         self._norms: deque[float] = deque(maxlen=_WINDOW)
+        self._losses: deque[float] = deque(maxlen=_LOSSES)
+        self._first_loss: float | None = None
+        self._lowest_loss: float | None = None
+        self._n_weights = 0
+        self._settings = ""
         self._highest_rate = 0.0
         self._warned: set[str] = set()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Keep the sums of the weights; restore the highest rate of the steps before the checkpoint of this run."""
+        """Keep the sums and number of the weights; restore the highest rate of the steps before this run's checkpoint."""
         self.weights = weight_sums(model)
+        self._n_weights = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        self._settings = (
+            f"trainer.learning_rate (now {args.learning_rate:g}), raise trainer.warmup_steps (now {args.warmup_steps:g}), or "
+            f"clip more: trainer.max_grad_norm (now {args.max_grad_norm:g})"
+        )
         self._highest_rate = max((row.get("learning_rate", 0.0) for row in state.log_history), default=0.0)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        """Set accelerate's mark of a skipped update, by which Trainer leaves the schedule where it is.
+
+        accelerate sets it for a scaler alone, and not with a fused optimizer, which skips within its own step.
+        """
+        optimizer._is_overflow = self.skipped_last > 0
 
     def count(self, norm: float) -> bool:
         """Count an update by the norm of its gradient; return whether that is finite."""
@@ -86,30 +107,20 @@ class Guard(TrainerCallback):  # type: ignore[misc]
     def may_update(self, norm: float, step: int) -> bool:
         """Return whether to make the update of this (0-based) step: False if its gradient norm is not finite.
 
-        Raises `TrainingError` if more updates would be skipped than the recipe allows, and for a norm of 10 times the
-        running median if the reaction to it is stop.
+        Raises `TrainingError` if more updates would be skipped than the recipe allows.
         """
-        if not self.count(norm):
-            if self.skipped > self.reactions.skipped_updates:
-                raise TrainingError(
-                    f"step {step + 1}: the gradient norm is {norm} for the {self.skipped}. time; guards.skipped_updates "
-                    f"allows {self.reactions.skipped_updates}. Lower trainer.learning_rate or trainer.max_grad_norm; with "
-                    "fp16, use bf16. The last complete checkpoint is kept."
-                )
-            self._react(
-                "warn", f"step {step + 1}: the gradient norm is {norm}; the update is skipped ({self.skipped} so far)."
+        if self.count(norm):
+            return True
+        if self.skipped > self.reactions.skipped_updates:
+            raise TrainingError(
+                f"step {step + 1}: the gradient norm is {norm} for the {self.skipped}. time; guards.skipped_updates "
+                f"allows {self.reactions.skipped_updates}. Lower trainer.learning_rate or trainer.max_grad_norm; with "
+                "fp16, use bf16. The last complete checkpoint is kept."
             )
-            return False
-        if len(self._norms) >= _SETTLED:
-            median = statistics.median(self._norms)
-            if norm > _SPIKE * median > 0:
-                self._react(
-                    self.reactions.norm_spike,
-                    f"step {step + 1}: the gradient norm is {norm:.3g}, over 10 times its running median {median:.3g}. "
-                    "Check the batch, lower trainer.learning_rate, or set trainer.max_grad_norm.",
-                )
-        self._norms.append(norm)
-        return True
+        self._react(
+            "warn", f"step {step + 1}: the gradient norm is {norm}; the update is skipped ({self.skipped} so far)."
+        )
+        return False
 
     def check_scaler(self, norm: float, scale: float, step: int) -> bool:
         """Return whether an fp16 scaler makes the update of this (0-based) step: not if its norm is not finite.
@@ -128,6 +139,55 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         self._react("warn", f"step {step + 1}: fp16 overflow at loss scale {scale:g}; the update is left out.")
         return False
 
+    def check_progress(self, loss: float, norm: float, step: int) -> None:
+        """Check the loss (nats a token) and the gradient norm of an update that was made, that of this (0-based) step.
+
+        A norm that is not finite is unknown. Raises `TrainingError` for a fault whose reaction is stop.
+        """
+        if math.isfinite(norm):
+            self._check_norm(norm, f"step {step + 1}: ")
+        if math.isfinite(loss):
+            self._check_loss(loss, f"step {step + 1}: ")
+
+    def _check_norm(self, norm: float, where: str) -> None:
+        """Check for a spike, 10 times the running median, and for 8 norms in a row that are almost 0."""
+        if len(self._norms) >= _SETTLED:
+            median = statistics.median(self._norms)
+            if norm > _SPIKE * median > 0:
+                self._react(
+                    self.reactions.norm_spike,
+                    f"{where}the gradient norm is {norm:.3g}, over 10 times its running median {median:.3g}. "
+                    "Check the batch, lower trainer.learning_rate, or set trainer.max_grad_norm.",
+                )
+        self._norms.append(norm)
+        highest = max(list(self._norms)[-_SETTLED:])
+        if len(self._norms) >= _SETTLED and highest < _VANISHED * math.sqrt(self._n_weights):
+            self._react_once(
+                "gradient", self.reactions.vanishing_gradient,
+                f"{where}the gradient vanishes: in {_SETTLED} updates its norm was at most {highest:.2g}, for "
+                f"{self._n_weights:,} weights. With a loss near 0 the rows are memorised: train less. Else it has "
+                f"saturated: start again and lower {self._settings}.",
+            )  # fmt: skip
+
+    def _check_loss(self, loss: float, where: str) -> None:
+        """Check for 16 losses in a row above twice the lowest and 1 nat above it, by more than 4 standard deviations.
+
+        The lowest is a median of 16, since single batches may be easy, or in the first 64 updates the first loss.
+        """
+        self._losses.append(loss)
+        self._first_loss = loss if self._first_loss is None else self._first_loss
+        lowest = min(self._lowest_loss or math.inf, self._first_loss if self.updates <= _WINDOW else math.inf)
+        if len(self._losses) < _LOSSES:
+            return
+        least, rise = min(self._losses), statistics.fmean(self._losses) - lowest
+        if least > max(2 * lowest, lowest + 1) and rise > 4 * statistics.stdev(self._losses):
+            self._react_once(
+                "divergence", self.reactions.divergence,
+                f"{where}the loss diverges: in {_LOSSES} updates it was at least {least:.3g}, after a lowest of {lowest:.3g}. "
+                f"Lower {self._settings}. guards.divergence: stop ends such a run here.",
+            )  # fmt: skip
+        self._lowest_loss = min(self._lowest_loss or math.inf, statistics.median(self._losses))
+
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Check the loss and the learning rate that were logged."""
         logs = logs or {}
@@ -137,16 +197,16 @@ class Guard(TrainerCallback):  # type: ignore[misc]
                 f"step {state.global_step}: the loss is exactly 0, so nothing is learned. Check the labels.",
             )
         for name, value in logs.items():
-            if name.endswith("loss") and not math.isfinite(value) and name not in self._warned:
-                self._warned.add(name)
-                self._react("warn", f"step {state.global_step}: {name} is {value}, which log.jsonl writes as null.")
+            if name.endswith("loss") and not math.isfinite(value):
+                message = f"step {state.global_step}: {name} is {value}, which log.jsonl writes as null."
+                self._react_once(name, "warn", message)
         rate = logs.get("learning_rate")
         self._highest_rate = max(self._highest_rate, rate or 0.0)
         left = 1 - state.global_step / max(state.max_steps, 1)
         settled = state.global_step > args.get_warmup_steps(state.max_steps) and left > 0.05
-        if rate is not None and settled and rate < 1e-4 * self._highest_rate and "rate" not in self._warned:
-            self._warned.add("rate")
-            self._react(
+        if rate is not None and settled and rate < 1e-4 * self._highest_rate:
+            self._react_once(
+                "rate",
                 self.reactions.vanishing_rate,
                 f"step {state.global_step}: the learning rate is down to {rate:.2g} with {left:.0%} of the steps to go. "
                 "Check trainer.lr_scheduler_type and lr_scheduler_kwargs.",
@@ -157,6 +217,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         return {
             "updates": self.updates, "skipped": self.skipped, "skipped_last": self.skipped_last, "weights": self.weights,
             "warnings": list(self.warnings), "norms": list(self._norms), "warned": sorted(self._warned),
+            "losses": list(self._losses), "first_loss": self._first_loss, "lowest_loss": self._lowest_loss,
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -165,10 +226,17 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         self.weights, self._warned = state["weights"], set(state["warned"])
         self.warnings[:] = state["warnings"]
         self._norms.extend(state["norms"])
+        self._losses.extend(state["losses"])
+        self._first_loss, self._lowest_loss = state["first_loss"], state["lowest_loss"]
 
     def warn(self, message: str) -> None:
         """Log a warning and keep it for the manifest."""
         self._react("warn", message)
+
+    def _react_once(self, fault: str, reaction: str, message: str) -> None:
+        if fault not in self._warned:
+            self._warned.add(fault)
+            self._react(reaction, message)
 
     def _react(self, reaction: str, message: str) -> None:
         self.warnings += react(reaction, message)

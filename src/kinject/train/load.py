@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,9 @@ from kinject.recipe import TokenizerSection, TrainRecipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from trl import SFTConfig
+
+log = logging.getLogger(__name__)
 
 
 def load_training_tokenizer(recipe: TrainRecipe, rows: Iterable[CorpusRow] | None = None) -> PreTrainedTokenizerBase:
@@ -83,7 +87,7 @@ def load_training_model(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase)
     notes = [*loaded.notes, *_use_varlen(loaded.model, section.attention, loaded.device)]
     if section.quantization == "4bit":
         _keep_gradients(loaded.model)
-    return loaded.model, [*notes, *_precision_notes(recipe)]
+    return loaded.model, notes
 
 
 def _use_varlen(model: PreTrainedModel, attention: str, device: str) -> list[str]:
@@ -110,17 +114,18 @@ def _keep_gradients(model: PreTrainedModel) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def _precision_notes(recipe: TrainRecipe) -> list[str]:
-    """Return a warning if fp16 is chosen and the weights were saved in bfloat16, whose range fp16 lacks."""
-    if not recipe.trainer.get("fp16"):
+def precision_warnings(recipe: TrainRecipe, config: SFTConfig) -> list[str]:
+    """Log and return a warning if training is in fp16 and the weights were saved in bfloat16, whose range fp16 lacks."""
+    if config.mixed_precision != "fp16" or recipe.model.path is None:
         return []
-    config = models.load_config(recipe.model.path or "", recipe.model.revision)
-    if str(config.dtype) != "torch.bfloat16":
+    if str(models.load_config(recipe.model.path, recipe.model.revision).dtype) != "torch.bfloat16":
         return []
-    return [
-        "trainer.fp16: this model was pretrained in bfloat16; activations beyond 65,504 overflow. Use bf16: true if the "
+    message = (
+        f"trainer.fp16: {recipe.model.path} was saved in bfloat16; activations beyond 65,504 overflow. Use bf16: true if the "
         "hardware has it."
-    ]
+    )
+    log.warning(message)
+    return [message]
 
 
 def read_chat_template(recipe: TrainRecipe, path: str) -> str:

@@ -112,11 +112,13 @@ class MeanLoss:
         """Keep the sum before an update."""
         self._before = since_log.clone()
 
-    def end_update(self, since_log: torch.Tensor, *, made: bool) -> None:
-        """Count an update; the loss of one that was skipped is taken out of the sum."""
+    def end_update(self, since_log: torch.Tensor, *, made: bool) -> float:
+        """Count an update and return its loss; that of one that was skipped is taken out of the sum."""
+        loss = float(since_log - self._before)
         if not made:
             since_log.copy_(self._before)
         self.made, self.skipped = self.made + made, self.skipped + (not made)
+        return loss
 
     def log(self, mean_of_steps: float, since_log: torch.Tensor) -> float:
         """Return the mean loss since the last log, NaN without an update; begin the next sum."""

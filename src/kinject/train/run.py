@@ -125,8 +125,8 @@ def _count_data(trainer: KnowledgeTrainer) -> dict[str, Any]:
 def _result(recipe: TrainRecipe, counts: Mapping[str, Any], model_dir: Path, *, already_done: bool) -> TrainResult:
     return TrainResult(
         run_dir=str(recipe.run_dir), model_dir=str(model_dir), n_steps=counts["steps"], n_epochs=counts["epochs"],
-        final_loss=counts["loss"], account=counts["tokens"], seconds=counts["seconds"], notes=tuple(counts["notes"]),
-        already_done=already_done,
+        final_loss=counts["loss"], account=counts["tokens"], seconds=counts["seconds"],
+        notes=(*counts["notes"], *counts["warnings"]), already_done=already_done,
     )  # fmt: skip
 
 

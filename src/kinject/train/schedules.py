@@ -7,7 +7,7 @@ gives every formula.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -191,12 +191,15 @@ class WarmPlateau(ReduceLROnPlateau):
 
 
 class WarmUp(TrainerCallback):  # type: ignore[misc]
-    """Warms up a `WarmPlateau`: Trainer steps it only at evaluations."""
+    """Warms up a `WarmPlateau`: Trainer steps it only at evaluations. `n_skipped` returns the updates that were skipped."""
+
+    def __init__(self, n_skipped: Callable[[], int]) -> None:
+        self.n_skipped = n_skipped
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the rate of the next update."""
         if isinstance(kwargs.get("lr_scheduler"), WarmPlateau):
-            kwargs["lr_scheduler"].warm(state.global_step)
+            kwargs["lr_scheduler"].warm(state.global_step - self.n_skipped())
 
 
 def schedule_of(args: Any, model: Any, steps_per_epoch: int) -> Schedule:

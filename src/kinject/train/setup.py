@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from kinject import models
 from kinject.corpus.packing import TrainingRow
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import InputError
@@ -24,7 +25,7 @@ from kinject.train.data import (
     tokenize_and_pack,
 )
 from kinject.train.guards import Guard, check_start, sample_output
-from kinject.train.load import check_special_tokens, load_training_model, load_training_tokenizer
+from kinject.train.load import check_special_tokens, load_training_model, load_training_tokenizer, precision_warnings
 from kinject.train.loss import MeanLoss, TrainingLoss
 from kinject.train.optimizers import SharpnessAware
 from kinject.train.probes import Probes
@@ -66,6 +67,7 @@ def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     tokenizer = load_training_tokenizer(recipe, corpora.rows)
     tokenized = tokenize_and_pack(recipe, tokenizer, corpora)
     model, notes = load_training_model(recipe, tokenizer)
+    models.check_causal(model, recipe.model.path or recipe.where("model.new"))
     window = _most_positions(recipe, model, tokenized.train)
     probes = Probes(recipe.probes, corpora.questions, tokenizer, window) if recipe.probes is not None else None
     trainer = _assemble(recipe, config, adapter, model, tokenizer, tokenized)
@@ -79,11 +81,13 @@ def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
             "finite, so it cannot be trained. Check the numbers of its configuration (rms_norm_eps, rope_theta, "
             "initializer_range, scaling factors)."
         )
+    trainer.guard.warnings += precision_warnings(recipe, config)
+    trainer.guard.warnings += check_start(recipe.guards, tokenizer, trainer.model, len(tokenized.train.rows), config)
     notes += [
         *tokenized.notes,
-        *check_start(recipe.guards, tokenizer, trainer.model, len(tokenized.train.rows), config),
+        _describe_run(trainer, config, tokenized),
+        *note_fill(tokenized.train.rows, tokenized.packing),
     ]
-    notes += [_describe_run(trainer, config, tokenized), *note_fill(tokenized.train.rows, tokenized.packing)]
     batch = effective_batch(config, tokenized.train)
     notes.append(
         f"effective batch: {batch['rows_per_device']} rows x {batch['accumulation']} accumulated x {batch['devices']} "
@@ -132,7 +136,7 @@ def _assemble(
                 model=model, args=config, processing_class=tokenizer, peft_config=adapter, train_dataset=first_row,
                 eval_dataset=first_row if validation is not None else None,
                 data_collator=Collator(pad, flatten, config.pad_to_multiple_of, recipe.guards.masked_batch),
-                callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, WarmUp(), screen, *stopping],
+                callbacks=[RunLog(recipe.run_dir / "log.jsonl"), guard, WarmUp(lambda: guard.skipped), screen, *stopping],
             )  # fmt: skip
         except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks together
             raise recipe.error("trainer", f"SFTTrainer refuses it: {' '.join(str(error).split())[:300]}") from error
@@ -185,7 +189,7 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
 def _describe_run(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCorpora) -> str:
     parameters, packing = list(trainer.model.parameters()), tokenized.packing
     n_trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    precision = "bf16" if config.bf16 else "fp16" if config.fp16 else "float32"
+    precision = {"no": "float32"}.get(trainer.accelerator.mixed_precision, trainer.accelerator.mixed_precision)
     return (
         f"trains {n_trained:,} of {sum(parameter.numel() for parameter in parameters):,} parameters in {precision}, "
         f"{len(tokenized.train.rows):,} rows, {packing.strategy or 'unpacked'}"

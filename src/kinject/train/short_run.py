@@ -40,7 +40,9 @@ _TECHNIQUES_OFF: Mapping[str, Any] = {
     "freeze_base_steps": None, "freeze_base_except": (), "patience": None, "histogram_steps": None,
 }  # fmt: skip
 """Techniques that need more steps, evaluations or a tracker."""
-_GUARDS = {"unread_corpus": "ignore", "zero_loss": "ignore", "norm_spike": "ignore", "vanishing_rate": "ignore"}
+_GUARDS = dict.fromkeys(
+    ("unread_corpus", "zero_loss", "norm_spike", "divergence", "vanishing_gradient", "vanishing_rate"), "ignore"
+)
 _POLL_SECONDS = 0.1
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import warns of kernels that no run asked for

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kinject import models
 from kinject.disk import is_file
 from kinject.errors import RecipeError, TrainingError
 from kinject.process import machine_memory
@@ -59,24 +60,32 @@ def check_trainable(model: Any, recipe: TrainRecipe) -> list[str]:
 def check_model(recipe: TrainRecipe) -> None:
     """Raise `RecipeError` for what model.new and adapter ask of a model that cannot be, before any weight is read.
 
-    The model is built without weights, from model.new or the config.json of a local folder; a new one of few parameters
-    is also built whole and reads a few tokens. A model on the hub is not fetched for this.
+    The model is built without weights, from model.new or the config.json of a local folder. A new one of few parameters,
+    and a layer of one that may be no decoder, are also built whole and read a few tokens. A model on the hub is not
+    fetched for this.
     """
     from transformers import AutoConfig
 
     section, faults = recipe.model, Faults()
+    build_config: Callable[[], Any]
     if section.new is not None:
-        faults += _new_model_faults(section.new)
         build_config = functools.partial(_new_config, section.new)
     elif section.path is not None and is_file(Path(section.path) / "config.json"):
         build_config = functools.partial(AutoConfig.from_pretrained, section.path, trust_remote_code=False)
     else:
         return
+    try:
+        config = build_config()
+    except Exception:  # noqa: BLE001 (of a folder; loading it reports what is wrong with it)
+        config = None
+    fault = models.causal_fault(config) if config is not None else ""
+    if fault:
+        raise recipe.error("model.path" if section.new is None else "model.new", fault)
+    faults += _new_model_faults(section.new) if section.new is not None else []
     wants_router = recipe.trainer.get("router_aux_loss_coef") is not None
     wants_layers = recipe.techniques.reinitialize_last_layers > 0
-    if (recipe.adapter is not None or wants_router or wants_layers or section.freeze) and not faults:
+    if (recipe.adapter is not None or wants_router or wants_layers or section.freeze) and config and not faults:
         try:
-            config = build_config()
             empty = empty_model(config)
         except Exception:  # noqa: BLE001 (loading the folder reports what is wrong with it)
             return
@@ -136,6 +145,8 @@ def _new_model_faults(new: Mapping[str, Any]) -> Faults:
             logits = model.train()(input_ids=torch.arange(4)[None], use_cache=False).logits
         if not bool(logits.isfinite().all()):
             raise ValueError(not_finite)
+        if models.reads_later_tokens(model):
+            raise ValueError("the model reads later tokens, so it is no causal language model.")
 
     not_finite = "the new model's first output is not finite."
     fields = {key: value for key, value in new.items() if key != "model_type"}

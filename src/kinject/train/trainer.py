@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -64,7 +65,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     router_aux_loss_coef: float
     steps_per_epoch: int = 1
     learned_tokens: Any = 0
-    """Tokens in the loss so far in this process (a number, or a tensor on a device)."""
+    """Tokens in the loss so far, of all processes (a number, or a tensor on a device)."""
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed", "weights"]
@@ -206,7 +207,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         return super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """Return the norm before clipping; skip an update whose norm is not finite.
+        """Return the norm before clipping; skip an update whose norm is not finite, and its step of the schedule.
 
         Under a gradient scaler (fp16) the scaler itself skips such updates, and they are counted; under DeepSpeed its
         engine does both.
@@ -221,9 +222,14 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             made = self.guard.check_scaler(float(norm), float(self.accelerator.scaler.get_scale()), step)
         else:
             made = self.guard.may_update(float(norm), step)
+            self.optimizer._is_overflow = (
+                not made
+            )  # accelerate's mark, by which Trainer leaves the schedule where it is
             if not made:
                 model.zero_grad(set_to_none=True)
-        self.losses.end_update(self._tr_loss, made=made)
+        loss = self.losses.end_update(self._tr_loss, made=made)
+        if made:
+            self.guard.check_progress(loss, math.nan if norm is None else float(norm), step)
         return norm
 
     def evaluate(
@@ -252,6 +258,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         n_learned = divisor if self.training_loss.plain else None
         if n_learned is None:  # transformers does not count for models whose forward takes no further arguments
             n_learned = sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches)
+            if self.args.world_size > 1:
+                n_learned = int(self.accelerator.reduce(torch.tensor(n_learned, device=self.accelerator.device)))
         self.learned_tokens = self.learned_tokens + n_learned
         return batches, divisor
 

@@ -1,0 +1,83 @@
+"""The test that a model is causal: only then do its training loss and its log-probs mean anything.
+
+A model that reads later tokens learns to copy them: its loss falls to 0 and it can write nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from kinject.errors import InputError
+
+_LENGTH = 8
+_EXACT, _ROUNDED = 1e-3, 0.1
+"""Limits for float32, and for weights that are rounded more. Experts that get other rows at once change the last digit."""
+_FEW_PARAMETERS = 20_000_000
+
+
+def reads_later_tokens(model: Any) -> bool:
+    """Return whether other tokens in the second half of a short row move the model's logits in the first half.
+
+    The limit is relative to the change in the second half. A sharded model, whose weights this process does not hold,
+    is not tried.
+    """
+    import torch
+
+    if any(parameter.is_meta or not parameter.numel() for parameter in model.parameters()):
+        return False
+    n_tokens, half = int(model.get_input_embeddings().weight.shape[0]), _LENGTH // 2
+    row = torch.arange(3, 3 + _LENGTH, device=model.device) % n_tokens
+    other = torch.cat([row[:half], (row[half:] + n_tokens // 2) % n_tokens])
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        logits = [model(input_ids=ids[None], use_cache=False).logits[0].float() for ids in (row, other)]
+    model.train(was_training)
+    change = (logits[0] - logits[1]).abs()
+    is_exact = model.dtype == torch.float32 and getattr(model, "hf_quantizer", None) is None
+    return bool(change[:half].max() > (_EXACT if is_exact else _ROUNDED) * change[half:].max())
+
+
+def not_causal(config: Any) -> str:
+    """Return the fault of a model of a transformers `config` that reads later tokens."""
+    set_decoder = " Set is_decoder: true in its config, and train it." if hasattr(config, "is_decoder") else ""
+    return (
+        f"{config.model_type} is no causal language model as configured: it reads later tokens (another token at the end of a "
+        f"row moves the logits before it). Take a causal model.{set_decoder}"
+    )
+
+
+def check_causal(model: Any, name: str) -> None:
+    """Raise `InputError` if the model `name` is not causal."""
+    if reads_later_tokens(model):
+        raise InputError(f"{name}: {not_causal(model.config)}")
+
+
+def causal_fault(config: Any) -> str:
+    """Return why a model of a transformers `config` is no causal language model; "" if none is known.
+
+    A config whose is_decoder is false is tried on one layer with random weights, if that has less than 20 million
+    parameters. The rest shows once the model is loaded.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return f"{config.model_type} is no causal language model. Take a causal model."
+    if getattr(config, "is_decoder", None) is not False:
+        return ""
+    small = copy.deepcopy(config)
+    small.vocab_size, small.num_hidden_layers = 64, 1
+    try:
+        with torch.device("meta"):
+            n = sum(p.numel() for p in AutoModelForCausalLM.from_config(small, trust_remote_code=False).parameters())
+        if n > _FEW_PARAMETERS:
+            return ""
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(small, trust_remote_code=False).float()
+            return not_causal(config) if reads_later_tokens(model) else ""
+    except Exception:  # noqa: BLE001 (building the whole model reports what is wrong with its config)
+        return ""
