@@ -19,6 +19,7 @@ from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
 from kinject.recipe import Recipe
 from kinject.train import train
+from kinject.train.config import make_sft_config
 from kinject.train.setup import check_training
 
 MakeRecipe = Callable[..., Recipe]
@@ -124,3 +125,12 @@ def test_every_tracker_of_transformers_gets_the_losses(
     assert logged == dict.fromkeys(INTEGRATION_TO_CALLBACK, losses)
     assert {"azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "mlflow", "neptune",
             "tensorboard", "wandb"} <= logged.keys()  # fmt: skip
+
+
+def test_all_trackers_are_those_that_are_installed(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = "transformers.integrations.integration_utils.get_available_reporting_integrations"
+    monkeypatch.setattr(installed, lambda: ["clearml", "mlflow"])
+    for name in ("clearml", "mlflow"):
+        monkeypatch.setitem(INTEGRATION_TO_CALLBACK, name, type(name, (TrainerCallback,), {}))
+    assert make_sft_config(make_recipe(trainer={"report_to": "all"})).report_to == ["clearml", "mlflow"]
+    assert make_sft_config(make_recipe(trainer={"report_to": "none"})).report_to == []
