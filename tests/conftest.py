@@ -8,23 +8,28 @@ import gc
 import json
 import os
 import signal
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import hypothesis
 import pytest
 
+if TYPE_CHECKING:
+    import transformers
+
 ROOT = Path(__file__).parents[1]
 for room in (
+    ".",
     "disk",
     "hostile",
     "report",
     "study",
-):  # their helper modules: pytest's importlib mode leaves sys.path alone
+):  # helper modules: pytest's importlib mode leaves sys.path alone
     sys.path.insert(0, str(Path(__file__).parent / room))
 SHARED = ROOT.parent / "shared"
 signal.signal(
@@ -38,16 +43,27 @@ hypothesis.settings.load_profile(
     "any machine"
 )  # a loaded machine is slow to draw examples; that says nothing of the code
 
-with warnings.catch_warnings():  # what other people's modules say while they are imported is not ours to fail on
-    warnings.simplefilter("ignore")
-    import bitsandbytes  # noqa: F401
-    import peft  # noqa: F401
-    import torch  # noqa: F401
-    import transformers
-    import trl  # noqa: F401
+import forked as forks  # noqa: E402 (it stands beside this file)
 
-gc.collect()
-gc.freeze()  # a full collection, of which each training makes several, would walk the million objects of these modules
+STARTED_WITH: dict[str, str] = {}
+"""The environment before the first test."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Import the libraries once, before any test, where tests run: not in the process that only hands them out."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    with warnings.catch_warnings():  # what other people's modules say while they are imported is not ours to fail on
+        warnings.simplefilter("ignore")
+        import bitsandbytes  # noqa: F401
+        import peft  # noqa: F401
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+        import trl  # noqa: F401
+    gc.collect()
+    gc.freeze()  # a full collection, of which each training makes several, would walk the million objects of these modules
+    STARTED_WITH.update(os.environ)
+
 
 KEY = "sk-canary/7f3A9zQ+w0Xk5e1bD0pLm2vR8tYc"
 """The key of every test that has `canary_key`: with marks that a URL must quote."""
@@ -143,6 +159,19 @@ def tiny_model(tmp_path: Path, tiny_tokenizer: transformers.PreTrainedTokenizerB
     new_model(TINY, tiny_tokenizer, seed=0).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
+    """A process that has imported the libraries, shared by all workers of this run."""
+    folder = tmp_path_factory.getbasetemp()
+    forks.use((folder.parent if hasattr(request.config, "workerinput") else folder) / "forks", STARTED_WITH)
+
+
+@pytest.fixture
+def forked(fork_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes of a test, and theirs, instead of importing the libraries in each: see tests/forked.py."""
+    monkeypatch.setattr(subprocess, "Popen", forks.Popen)
 
 
 @pytest.fixture

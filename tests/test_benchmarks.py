@@ -67,7 +67,7 @@ def _write_rows(path: Path, rows: list[dict[str, object]]) -> None:
 
 
 @pytest.fixture
-def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def run_here(forked: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run a program of benchmarks/ in this process, which has the libraries loaded; return what it printed."""
 
     def _run(name: str, *arguments: str | Path) -> str:
@@ -108,7 +108,7 @@ def test_a_program_for_another_environment_compiles_and_is_started(name: str) ->
     assert Path(name).name in starter.read_text("utf-8")
 
 
-def test_requests() -> None:
+def test_requests() -> None:  # it waits for its own children
     printed = _run_apart("augment/requests.py", "plain", "--passages", "2")
     assert re.search(r"request phase [\d.]+ x; got 20 of 20, sent 20, exit 0", printed)
     assert re.search(r"bare loop.* got 20 of 20", printed)
@@ -128,6 +128,7 @@ def test_fictional(material: Path, tmp_path: Path, run_here: Callable[..., str])
     assert "memorised.jsonl: 8 rows" in printed
 
 
+@pytest.mark.usefixtures("forked")
 def test_figures_of_the_scorer(material: Path) -> None:
     printed = _run_apart(
         "eval/figures.py", "--material", material, "--subjects", "1", "--questions", "2", "--rag-questions", "2",
@@ -167,6 +168,7 @@ def test_memory_of_a_plan(run_here: Callable[..., str]) -> None:
     assert 0.5 < float(row[1]) < 2
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("load", ["augment", "packing", "eval", "inference", "report"])
 def test_load(load: str) -> None:
     printed = _run_apart("load.py", load, "--sizes", "12")

@@ -163,8 +163,12 @@ def test_without_the_data_it_is_skipped_aloud_and_fails_nothing(capsys: pytest.C
 
 def test_check_runs_it_on_the_pinned_versions() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    recipe = makefile[makefile.index("\ncheck:") :].split("\n\n")[0]
-    assert "$(BIN)/python tests/audit.py" in recipe
+    check, static, recipes = (
+        makefile[makefile.index(f"\n{target}:") :].split("\n\n")[0] for target in ("check", "static", "recipes")
+    )
+    assert "check: .venv/dev static" in check
+    assert " recipes" in static
+    assert "$(BIN)/python tests/audit.py" in recipes
     assert str(ROOT / "constraints.txt") in COMMAND
     assert "pip-audit" in direct()
 

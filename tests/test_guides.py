@@ -26,13 +26,14 @@ ROWS_OF_GUIDE = {1: 25, 2: 93, 3: 21, 4: 61, 5: 56}
 """Guide: number of its rows. A row that is dropped from the page is missed here."""
 NOT_BUILT = ("**not built**: ", "**reading**: ", "**in part**: ")
 GENERATOR = {"kind": "sandbox"}
-RECIPE: Mapping[str, Mapping[str, Any]] = {
+RECIPE: dict[str, Mapping[str, Any]] = {
     "train": {"model": {"path": "some/model"}, "corpus": {"path": "corpus.jsonl"}, "trainer": {}},
     "augment": {"augment": {"documents": "d.jsonl", "styles": {"paraphrase": 1}, "generator": GENERATOR}},
     "questions": {"questions": {"documents": "d.jsonl", "generator": GENERATOR}},
     "eval": {"eval": {"models": {"base": "m"}, "questions": {"new": "q.jsonl"}}},
     "study": {"study": {"title": "t", "train": "t.yaml", "eval": "e.yaml", "models": {"m": "m"}, "arms": {"a": {}}}},
 }
+RECIPE["bench"] = RECIPE["train"]
 """Verb: the smallest recipe that it reads. The lines of a row are put into it."""
 
 
@@ -76,10 +77,17 @@ BY_NUMBER = {row.number: row for row in ROWS}
 
 
 @cache
-def _tests_of(path: Path) -> dict[str, ast.FunctionDef]:
-    """Return the tests that pytest collects from a file."""
-    module = ast.parse(path.read_text("utf-8"))
-    return {item.name: item for item in module.body if isinstance(item, ast.FunctionDef) and item.name[:5] == "test_"}
+def _tests_of(path: Path) -> dict[str, str]:
+    """Return the tests that pytest collects from a file, with their marks and those of the file."""
+    module = ast.parse(path.read_text("utf-8")).body
+    of_file = [
+        ast.unparse(item) for item in module if isinstance(item, ast.Assign) and "pytest.mark" in ast.unparse(item)
+    ]
+    return {
+        item.name: " ".join([*of_file, *map(ast.unparse, item.decorator_list)])
+        for item in module
+        if isinstance(item, ast.FunctionDef) and item.name.startswith("test_")
+    }
 
 
 def test_every_row_of_the_guides_is_on_the_page() -> None:
@@ -107,6 +115,7 @@ def test_every_row_has_a_line_and_a_test_or_a_reason() -> None:
             assert "[above]" not in reason or "(#what-is-not-built)" in reason, row.number
             continue
         assert row.line or row.place, row.number
+        assert all((ROOT / path).is_file() for path in re.findall(r"recipes/[\w./-]+\.yaml", row.place)), row.number
         assert row.tests or row.like, row.number
         for number in row.like:
             other = BY_NUMBER[number]
@@ -117,10 +126,10 @@ def test_every_row_has_a_line_and_a_test_or_a_reason() -> None:
 def test_every_test_of_a_row_is_collected_and_needs_a_gpu_only_where_that_is_said() -> None:
     for owner, test in [(row, test) for row in ROWS for test in row.tests]:
         path, name = test.split("::")
-        found = _tests_of(ROOT / "tests" / path).get(name)
-        assert found is not None, test
-        marks = " ".join(ast.unparse(mark) for mark in found.decorator_list)
+        marks = _tests_of(ROOT / "tests" / path).get(name)
+        assert marks is not None, test
         assert ("cuda" in marks and "skipif" in marks) == (f"{test} (GPU)" in owner.proof), test
+        assert ("mark.soak" in marks) == (f"{test} (soak)" in owner.proof), test
 
 
 @pytest.mark.parametrize("guide", ROWS_OF_GUIDE)

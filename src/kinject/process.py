@@ -113,6 +113,11 @@ def is_launched() -> bool:
     return "RANK" in os.environ
 
 
+def is_fsdp_launch() -> bool:
+    """Return whether `accelerate launch` shards weights by FSDP when training starts. Until then they stay off the GPU."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "").strip().lower() in ("1", "true", "yes", "on", "y", "t")
+
+
 def single_process_notes() -> list[str]:
     """Return a note if `accelerate launch` was to start several processes but started only this one.
 

@@ -263,6 +263,7 @@ def test_show_prints_prompts_as_tokenised_and_stores_nothing(recipe, tmp_path, c
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("forked")
 def test_two_processes_share_the_questions_and_texts_and_answer_as_one(recipe, tmp_path, write_rows):
     held_out = write_rows("held_out.jsonl", [{"text": f"Town {n} lies on the Ard. " * 9 * (n + 1)} for n in range(5)])
     path = recipe(formats=["letters", "texts"], perplexity_corpus=str(held_out))

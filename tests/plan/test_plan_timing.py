@@ -15,6 +15,8 @@ from kinject.plan.run import PlanOptions, StepTiming, plan, time_steps
 from kinject.recipe import Recipe, read_recipe
 from kinject.train.short_run import run_process
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 @pytest.fixture
 def make_recipe(tmp_path: Path, tiny_model: Path) -> Callable[..., Recipe]:

@@ -84,7 +84,8 @@ def test_a_study_is_copied_with_its_shared_recipes_and_theirs(here: Path) -> Non
 
 def test_what_nobody_ships_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "copy", "sft"]) == 0
-    assert "yours to bring (or name others in the recipe): data/my-qa.jsonl" in capsys.readouterr().out
+    yours = "yours to bring (or name others in the recipe): data/general-held-out.jsonl, data/my-qa.jsonl"
+    assert yours in capsys.readouterr().out
 
 
 def test_nothing_is_written_over(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any
 
+import pytest
 from country import write_study
 from in_process import InProcess
 
@@ -24,6 +25,7 @@ def without_times(value: Any) -> Any:
     return [without_times(item) for item in value] if isinstance(value, list) else value
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_study_killed_while_it_trains_ends_as_an_undisturbed_one(tmp_path, tiny_model):
     path = write_study(tmp_path, tiny_model, seeds=[0], arms={"ft": {"rag": False}})
     words = [sys.executable, "-m", "kinject.cli", "study", str(path), "--jobs", "1"]

@@ -8,14 +8,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from kinject.cli import main
 from kinject.disk import read_jsonl, read_manifest
+from kinject.models import reads_later_tokens
 from kinject.recipe import Recipe
 from kinject.train import train
+from kinject.train.guards import sample_output
+from kinject.train.load import load_training_model
 
 MakeRecipe = Callable[..., Recipe]
 ROOT = Path(__file__).parents[2]
@@ -64,6 +69,7 @@ def test_accelerate_reads_each_configuration_and_its_command(path: Path, monkeyp
         assert sizes == ["2", "8"]
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_command_of_page_and_planner_starts_two_processes_that_learn_as_one(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,3 +117,29 @@ def test_a_run_that_was_to_have_more_processes_is_warned_of(
     manifest = read_manifest(Path(result.run_dir) / "manifest.json")
     assert manifest is not None
     assert warning in manifest["counts"]["warnings"]
+
+
+def test_weights_stay_off_the_gpu_until_fsdp_has_sharded_them(
+    make_recipe: MakeRecipe, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that fits no single GPU would end the run if each process moved the whole of it there first."""
+    moved: list[Any] = []
+    real = torch.nn.Module.to
+
+    def to(module: torch.nn.Module, *args: Any, **options: Any) -> Any:
+        moved.append(args)
+        return real(module, *args, **options)
+
+    monkeypatch.setattr(torch.nn.Module, "to", to)
+    recipe: Any = make_recipe()
+    load_training_model(recipe, tiny_tokenizer)
+    assert moved == [("cpu",)]
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    model, notes = load_training_model(recipe, tiny_tokenizer)
+    assert len(moved) == 1
+    assert "on cpu once it is sharded" in notes[0]
+    row = {"input_ids": [1, 2, 3], "position_ids": [0, 1, 2]}
+    assert len(sample_output(model, row)) == 3
+    model.config._attn_implementation = "flash_attention_2"  # runs on GPUs only
+    assert sample_output(model, row).numel() == 0
+    assert not reads_later_tokens(model)

@@ -37,6 +37,7 @@ sys.exit(main(["train", sys.argv[1]]))
 """
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_disk_that_fills_stops_with_a_line_and_a_usable_checkpoint(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     save = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1, "max_steps": 8}
     full = tmp_path / "full"

@@ -19,7 +19,6 @@ from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.config import make_sft_config
 from kinject.train.setup import check_training
 
 MakeRecipe = Callable[..., Recipe]
@@ -45,6 +44,7 @@ def _train(make_recipe: MakeRecipe, tmp_path: Path, tracker: str, **environment:
     return [row["loss"] for _, row in read_jsonl(tmp_path / "run" / "log.jsonl") if "loss" in row]
 
 
+@pytest.mark.usefixtures("forked")
 def test_tensorboard_holds_the_losses(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     losses = _train(make_recipe, tmp_path, "tensorboard", TENSORBOARD_LOGGING_DIR=str(tmp_path / "boards"))
@@ -58,6 +58,7 @@ def test_tensorboard_holds_the_losses(make_recipe: MakeRecipe, tmp_path: Path) -
     assert json.loads(said.splitlines()[-1]) == pytest.approx(losses, rel=1e-5)
 
 
+@pytest.mark.usefixtures("forked")
 def test_wandb_offline_needs_no_network(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     losses = _train(make_recipe, tmp_path, "wandb", WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
@@ -103,8 +104,9 @@ def test_a_tracker_that_is_absent_is_an_error_that_names_it(make_recipe: MakeRec
         assert "Install its package with pip install, or set none." in line
 
 
+@pytest.mark.parametrize("by_name", [True, False])
 def test_every_tracker_of_transformers_gets_the_losses(
-    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, by_name: bool
 ) -> None:
     """By way of a stand-in for its callback: most of them need an account, which no test has."""
     logged: dict[str, list[float]] = {}
@@ -112,25 +114,19 @@ def test_every_tracker_of_transformers_gets_the_losses(
     def _stand_in(name: str) -> type:
         class Recorder(TrainerCallback):  # type: ignore[misc]
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+                assert args.run_name == "mine"
                 logged.setdefault(name, []).extend([logs["loss"]] if "loss" in logs else [])
 
         return type(name, (Recorder,), {})
 
     for name in INTEGRATION_TO_CALLBACK:
         monkeypatch.setitem(INTEGRATION_TO_CALLBACK, name, _stand_in(name))
-    recipe = make_recipe(trainer={"report_to": sorted(INTEGRATION_TO_CALLBACK), "max_steps": 2})
+    names = sorted(INTEGRATION_TO_CALLBACK)
+    monkeypatch.setattr("transformers.integrations.get_available_reporting_integrations", lambda: names)
+    recipe = make_recipe(trainer={"report_to": names if by_name else "all", "run_name": "mine", "max_steps": 2})
     train(recipe)
     losses = [row["loss"] for _, row in read_jsonl(recipe.run_dir / "log.jsonl") if "loss" in row]
     assert len(losses) == 2
     assert logged == dict.fromkeys(INTEGRATION_TO_CALLBACK, losses)
     assert {"azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "mlflow", "neptune",
             "tensorboard", "wandb"} <= logged.keys()  # fmt: skip
-
-
-def test_all_trackers_are_those_that_are_installed(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = "transformers.integrations.integration_utils.get_available_reporting_integrations"
-    monkeypatch.setattr(installed, lambda: ["clearml", "mlflow"])
-    for name in ("clearml", "mlflow"):
-        monkeypatch.setitem(INTEGRATION_TO_CALLBACK, name, type(name, (TrainerCallback,), {}))
-    assert make_sft_config(make_recipe(trainer={"report_to": "all"})).report_to == ["clearml", "mlflow"]
-    assert make_sft_config(make_recipe(trainer={"report_to": "none"})).report_to == []

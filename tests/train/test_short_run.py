@@ -17,6 +17,8 @@ from kinject.recipe import TrainRecipe, read_recipe
 from kinject.train import short_run
 from kinject.train.short_run import LongestRows, last_log_line, read_timing, run_process, short_recipe
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 MakeRecipe = Callable[..., TrainRecipe]
 
 

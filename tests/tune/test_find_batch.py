@@ -16,6 +16,8 @@ from kinject.train.short_run import read_timing, run_process
 from kinject.tune import find_batch as finding
 from kinject.tune.find_batch import BatchTrial, find_batch, largest_that_fits, render_batch
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 MakeRecipe = Callable[..., TrainRecipe]
 
 

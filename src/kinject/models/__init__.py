@@ -5,7 +5,7 @@ Importing this package imports no torch; its functions do.
 
 from typing import Any
 
-from kinject.models.causal import causal_fault, check_causal, reads_later_tokens
+from kinject.models.causal import causal_fault, check_causal, is_runnable, reads_later_tokens
 from kinject.models.folder import (
     base_of_adapter,
     check_files,
@@ -32,7 +32,7 @@ from kinject.models.load import (
 
 __all__ = [
     "LoadedModel", "base_of_adapter", "causal_fault", "check_causal", "check_config", "check_files", "check_finite_in",
-    "check_model", "choose_attention", "choose_device", "first_line", "has_fast_bf16", "load_config", "load_model",
+    "check_model", "choose_attention", "choose_device", "first_line", "has_fast_bf16", "is_runnable", "load_config", "load_model",
     "load_tokenizer", "model_files", "model_hash", "new_model", "not_finite", "not_finite_in", "reads_later_tokens",
     "saved_tensors", "train_tokenizer", "try_varlen", "varlen_unavailable_reason", "weight_files",
 ]  # fmt: skip

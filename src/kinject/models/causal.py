@@ -9,6 +9,7 @@ import copy
 from typing import Any
 
 from kinject.errors import InputError
+from kinject.process import is_fsdp_launch
 
 _LENGTH = 8
 _EXACT, _ROUNDED = 1e-3, 0.1
@@ -16,15 +17,28 @@ _EXACT, _ROUNDED = 1e-3, 0.1
 _FEW_PARAMETERS = 20_000_000
 
 
+def is_runnable(model: Any) -> bool:
+    """Return whether `model` can read a row here and now.
+
+    It cannot if this process does not hold its weights (they are sharded), or if they are still in memory (FSDP moves
+    them) and its attention is a GPU's.
+    """
+    parameters = list(model.parameters())
+    if any(parameter.is_meta or not parameter.numel() for parameter in parameters):
+        return False
+    if not is_fsdp_launch() or parameters[0].device.type != "cpu":
+        return True
+    return getattr(getattr(model, "config", None), "_attn_implementation", None) in (None, "eager", "sdpa")
+
+
 def reads_later_tokens(model: Any) -> bool:
     """Return whether other tokens in the second half of a short row move the model's logits in the first half.
 
-    The limit is relative to the change in the second half. A sharded model, whose weights this process does not hold,
-    is not tried.
+    The limit is relative to the change in the second half. A model that is not runnable is not tried.
     """
     import torch
 
-    if any(parameter.is_meta or not parameter.numel() for parameter in model.parameters()):
+    if not is_runnable(model):
         return False
     n_tokens, half = int(model.get_input_embeddings().weight.shape[0]), _LENGTH // 2
     row = torch.arange(3, 3 + _LENGTH, device=model.device) % n_tokens

@@ -114,12 +114,13 @@ def load_model(
     revision: str | None = None,
     quantization: str = "none",
     tokenizer: PreTrainedTokenizerBase | None = None,
+    move: bool = True,
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer from a folder or the hub.
 
     A folder with a peft adapter is loaded on top of the base model that the adapter names. Weights are read from
-    safetensors only and no remote code is run. `tokenizer` is the folder's own if it is loaded already. Raises
-    `InputError` when the folder cannot be used.
+    safetensors only and no remote code is run. `tokenizer` is the folder's own if it is loaded already. Without `move`
+    the weights stay in memory, for FSDP to shard. Raises `InputError` when the folder cannot be used.
     """
     device = choose_device(device)
     torch_dtype = choose_dtype(dtype, device)
@@ -137,13 +138,14 @@ def load_model(
         options["quantization_config"] = _quantization_config(quantization, torch_dtype)
     is_adapter = (Path(source) / ADAPTER_CONFIG).exists()
     model = _load_adapter(Path(source), options) if is_adapter else _load_full_model(source, options)
-    if quantization == "none":
+    if quantization == "none" and move:
         model = model.to(device)
     model.eval()
     _check_finite(Path(source), model, quantized=quantization != "none")
     implementation = str(model.config._attn_implementation)
     dtype_name = str(torch_dtype).removeprefix("torch.")
     note = f"{path}: {_parameter_count(model)} parameters, {dtype_name}, {implementation} attention, on {device}"
+    note += "" if move else " once it is sharded"
     if tokenizer is None:
         tokenizer = load_tokenizer(path, revision=revision)
     notes = (note, *_check_vocabulary(path, model, tokenizer))

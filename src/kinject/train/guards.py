@@ -297,14 +297,12 @@ def _fraction_rounded_away(model: Any, learning_rate: float) -> float:
 def sample_output(model: Any, row: Mapping[str, Any]) -> torch.Tensor:
     """Return the logsumexp of the model's logits at each of the first tokens of a training row: [tokens], float32.
 
-    It is empty for a sharded model before training begins, whose weights this process does not hold.
+    It is empty for a model that is not runnable, such as a sharded one before training begins.
     """
-    parameters = list(model.parameters())
-    if any(parameter.is_meta or not parameter.numel() for parameter in parameters):
+    if not models.is_runnable(model):
         return torch.empty(0)
-    ids, positions = (
-        torch.tensor([row[key][:_ROW]], device=parameters[0].device) for key in ("input_ids", "position_ids")
-    )
+    device = next(iter(model.parameters())).device
+    ids, positions = (torch.tensor([row[key][:_ROW]], device=device) for key in ("input_ids", "position_ids"))
     was_training = model.training
     model.eval()
     logits: torch.Tensor = getattr(model, "_orig_mod", model)(

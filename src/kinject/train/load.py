@@ -11,6 +11,7 @@ from kinject import models
 from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.disk import is_folder, read_bytes
 from kinject.errors import InputError, KinjectError, RecipeError
+from kinject.process import is_fsdp_launch
 from kinject.recipe import TokenizerSection, TrainRecipe
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def load_training_model(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase)
     loaded = models.load_model(
         section.path, dtype="float32" if section.dtype == "auto" else section.dtype, attention=section.attention,
         device=section.device, revision=section.revision, quantization=section.quantization, tokenizer=tokenizer,
+        move=not is_fsdp_launch(),
     )  # fmt: skip
     notes = [*loaded.notes, *_use_varlen(loaded.model, section.attention, loaded.device)]
     if section.quantization == "4bit":
@@ -97,7 +99,7 @@ def _use_varlen(model: PreTrainedModel, attention: str, device: str) -> list[str
     """
     if attention != "auto" or model.config._attn_implementation != "sdpa" or models.varlen_unavailable_reason(device):
         return []
-    reason = models.try_varlen(model)
+    reason = "it is not tried on weights that FSDP will shard" if is_fsdp_launch() else models.try_varlen(model)
     if reason:
         return [f"attention: sdpa with separated documents; torch's variable-length attention is not used ({reason})"]
     return ["attention: torch's variable-length attention (flash-attn is not installed)"]

@@ -241,7 +241,7 @@ def _most_positions(recipe: TrainRecipe, model: PreTrainedModel, data: TrainingD
 
 def _check_packing(model: PreTrainedModel, dataset: RowDataset) -> None:
     packed = next((row for row in dataset if row["position_ids"].count(0) > 1), None)
-    if packed is not None:
+    if packed is not None and models.is_runnable(model):
         check_isolation(model, packed)
 
 
