@@ -115,6 +115,7 @@ def test_every_row_has_a_line_and_a_test_or_a_reason() -> None:
             assert "[above]" not in reason or "(#what-is-not-built)" in reason, row.number
             continue
         assert row.line or row.place, row.number
+        assert all((ROOT / path).is_file() for path in re.findall(r"recipes/[\w./-]+\.yaml", row.place)), row.number
         assert row.tests or row.like, row.number
         for number in row.like:
             other = BY_NUMBER[number]

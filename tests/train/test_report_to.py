@@ -104,8 +104,9 @@ def test_a_tracker_that_is_absent_is_an_error_that_names_it(make_recipe: MakeRec
         assert "Install its package with pip install, or set none." in line
 
 
+@pytest.mark.parametrize("by_name", [True, False])
 def test_every_tracker_of_transformers_gets_the_losses(
-    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, by_name: bool
 ) -> None:
     """By way of a stand-in for its callback: most of them need an account, which no test has."""
     logged: dict[str, list[float]] = {}
@@ -113,13 +114,16 @@ def test_every_tracker_of_transformers_gets_the_losses(
     def _stand_in(name: str) -> type:
         class Recorder(TrainerCallback):  # type: ignore[misc]
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+                assert args.run_name == "mine"
                 logged.setdefault(name, []).extend([logs["loss"]] if "loss" in logs else [])
 
         return type(name, (Recorder,), {})
 
     for name in INTEGRATION_TO_CALLBACK:
         monkeypatch.setitem(INTEGRATION_TO_CALLBACK, name, _stand_in(name))
-    recipe = make_recipe(trainer={"report_to": sorted(INTEGRATION_TO_CALLBACK), "max_steps": 2})
+    names = sorted(INTEGRATION_TO_CALLBACK)
+    monkeypatch.setattr("transformers.integrations.get_available_reporting_integrations", lambda: names)
+    recipe = make_recipe(trainer={"report_to": names if by_name else "all", "run_name": "mine", "max_steps": 2})
     train(recipe)
     losses = [row["loss"] for _, row in read_jsonl(recipe.run_dir / "log.jsonl") if "loss" in row]
     assert len(losses) == 2

@@ -185,7 +185,23 @@ class GeneratorSection:
     )
     api_key_env: str = option("OPENAI_API_KEY", help="Environment variable that holds the key.", holds="variable")
     temperature: float = option(1.0, help="Sampling temperature.", min=0.0, max=2.0)
-    max_tokens: int = option(1024, help="Longest answer, in tokens.", min=1)
+    max_tokens: int = option(1024, help="Longest answer, in tokens; a reasoning model's thinking counts.", min=1)
+    top_p: float | None = option(
+        None, help="Sample from the most likely tokens of this total probability.", above=0.0, max=1.0
+    )
+    top_k: int | None = option(None, help="Sample from this number of the most likely tokens.", min=1)
+    min_p: float | None = option(
+        None, help="Sample from tokens of at least this fraction of the best one's probability.", min=0.0, max=1.0
+    )
+    stop: tuple[str, ...] = option((), help="openai: texts at which an answer ends.")
+    reasoning_effort: str | None = option(None, help="openai: how much a reasoning model thinks, for example low.")
+    chat_template_kwargs: Mapping[str, Any] | None = option(
+        None, help="Arguments of the model's chat template, for example {enable_thinking: false}."
+    )
+    extra_body: Mapping[str, Any] | None = option(None, help="openai: further parameters, as the endpoint names them.")
+    send_seed: bool = option(
+        True, help="openai: send a seed with each request; false where it slows the endpoint down."
+    )
     timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)
     concurrency: int = option(8, help="Requests in flight; transformers: rows of one batch.", min=1, max=1024)
     batch: bool = option(False, help="openai: send through the provider's batch API (hours, at about half the price).")
@@ -222,6 +238,9 @@ class AugmentSection:
         None, help="Most that the run folder may cost, in the currency of the prices.", min=0.0
     )
     judge: GeneratorSection | None = option(None, help="A model that compares each paraphrase with its source.")
+    keep_thinking: bool = option(
+        False, help="Store a reasoning model's thinking beside each paraphrase in variants.jsonl."
+    )
     contamination_check: tuple[str, ...] = option(
         (), help="Questions (JSONL, or MMLU's CSV) that must not be in the corpus.", path="file"
     )
