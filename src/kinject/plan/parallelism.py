@@ -97,8 +97,10 @@ def _fsdp_step(step: StepConfig, memory: Memory) -> tuple[tuple[str, ...], Memor
         overrides += (_SYNC,)
     if changed == step:
         return overrides, memory
-    kept = {"weights": memory.weights, "gradients": memory.trained_bytes, "trained_bytes": memory.trained_bytes}
-    return overrides, replace(simulate(changed), optimizer=state, **kept)
+    trained = memory.trained_bytes
+    return overrides, replace(
+        simulate(changed), weights=memory.weights, gradients=trained, optimizer=state, trained_bytes=trained
+    )
 
 
 def _fsdp_peak(step: StepConfig, memory: Memory, group: int) -> int:
