@@ -283,6 +283,13 @@ def test_a_run_that_diverges_warns_and_stops_if_asked_also_after_a_resume(
     assert warning in train(make_recipe(trainer=trainer), resume=True).notes
 
 
+def test_a_run_whose_gradient_vanishes_warns(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = KnowledgeTrainer.compute_loss
+    monkeypatch.setattr(KnowledgeTrainer, "compute_loss", lambda self, *a, **k: honest(self, *a, **k) * 1e-9)
+    result = train(make_recipe(trainer={"max_steps": 8}))
+    assert any("step 8: the gradient vanishes" in note and "for 28,832 weights" in note for note in result.notes)
+
+
 def test_a_skipped_update_leaves_the_schedule_where_it_is(
     make_recipe: MakeRecipe, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
