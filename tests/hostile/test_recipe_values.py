@@ -48,6 +48,7 @@ def test_any_value_of_any_key_is_trained_with_or_refused_by_name(folder: Path) -
         ("run_dir", "a" * 300),
         ("study.cache_dir", "a" * 300),
         ("questions.closed_book", str(2**31)),
+        ("regularization.kl", "1.0e+39"),
         ("questions.generator.tokens_per_minute", "2"),
     ],
 )

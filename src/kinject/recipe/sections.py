@@ -114,10 +114,12 @@ class RegularizationSection:
     kl * KL(base || model), the last on replayed tokens.
     """
 
-    l2: float = option(0.0, help="Strength of the L2 pull to the base weights.", min=0.0)
-    ewc: float = option(0.0, help="Strength of the same pull, weighted by the Fisher information of replay.", min=0.0)
+    l2: float = option(0.0, help="Strength of the L2 pull to the base weights.", min=0.0, max=1e6)
+    ewc: float = option(
+        0.0, help="Strength of the same pull, weighted by the Fisher information of replay.", min=0.0, max=1e6
+    )
     ewc_rows: int = option(64, help="Replay rows that the Fisher information is measured on.", min=1)
-    kl: float = option(0.0, help="Weight of the KL divergence from the base's predictions on replay.", min=0.0)
+    kl: float = option(0.0, help="Weight of the KL divergence from the base's predictions on replay.", min=0.0, max=1e6)
 
 
 @dataclass(frozen=True)
@@ -388,7 +390,9 @@ class TechniquesSection:
     reinitialize_last_layers: int = option(
         0, help="Last layers whose weights are re-initialised before training.", min=0
     )
-    sam: float = option(0.0, help="Sharpness-aware minimisation: its rho; an update takes twice the time.", min=0.0)
+    sam: float = option(
+        0.0, help="Sharpness-aware minimisation: its rho; an update takes twice the time.", min=0.0, max=100.0
+    )
     hard_example_mining: HardExampleMiningSection | None = option(
         None, help="Learn only from the tokens or rows with the highest loss."
     )
