@@ -2,7 +2,8 @@
 
 The metadata of a field: `help`; the bounds of a number (of each number in a list or mapping): `min` or `above` (excluded),
 `max` or `below` (excluded), and `or`, one value outside of them; `nonempty`;
-`path`, an input ("file", "model" or "documents"; the last two may be names on the hub) that must exist when a verb runs;
+`path`, an input ("file", "model" or "documents"; the last two may be names on the hub) that must exist when a verb runs,
+or an "output";
 `holds`, a text into which a secret is easily put ("url", or "variable" for the name of one): a secret there is refused.
 """
 
@@ -88,7 +89,9 @@ class CorpusSection:
     separate_paraphrases: bool = option(
         True, help="Spread the rows of a document over the epoch; no packed row holds two of them."
     )
-    cache_dir: str = option("runs/tokens", help="Folder for tokenised corpora, by content; may be deleted at any time.")
+    cache_dir: str = option(
+        "runs/tokens", help="Folder for tokenised corpora, by content; may be deleted at any time.", path="output"
+    )
 
     @property
     def has_validation(self) -> bool:
@@ -312,7 +315,7 @@ class RetrievalSection:
     query_prefix: str | None = option(
         None, help="dense: text before each question; default: BGE's prefix for BGE models, else none."
     )
-    cache_dir: str = option("runs/indices", help="dense: folder for embedded passages, by content.")
+    cache_dir: str = option("runs/indices", help="dense: folder for embedded passages, by content.", path="output")
 
 
 QuestionFormat = Literal["letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question"]
