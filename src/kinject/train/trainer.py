@@ -198,6 +198,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         """Drop the gradients of a frozen base, add those of L2 and EWC."""
         if self.freeze_warmup is not None:
             self.freeze_warmup.drop_gradients(model, self.state.global_step)
+            if self.state.global_step == self.freeze_warmup.steps:  # from here on the norm is that of more weights
+                self.guard.norms.clear()
         if self.regularizer is not None:
             self.regularizer.add_gradient(model)
 
