@@ -37,19 +37,27 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of the prompt and of the answer; 0 if the generator does not count them."""
+    """Tokens of the prompt and of the answer; 0 if the generator does not count them.
+
+    `tokens_thinking` are those of `tokens_out` that a reasoning model spent on its thinking.
+    """
 
     tokens_in: int = 0
     tokens_out: int = 0
+    tokens_thinking: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An answer of a generator: the text, the reason for its end (``stop``, ``length``, ...), and the tokens used."""
+    """An answer of a generator: the text, the reason for its end (``stop``, ``length``, ...), and the tokens used.
+
+    `thinking` is what a reasoning model wrote before its answer.
+    """
 
     text: str
     finish_reason: str = "stop"
     usage: Usage = Usage()
+    thinking: str = ""
 
 
 Generator = Callable[[list[Message], int], Completion]
@@ -60,7 +68,8 @@ Generator = Callable[[list[Message], int], Completion]
 class Variant:
     """One accepted paraphrase of a passage; `sample` counts the variants of one passage and style from 0.
 
-    `attempt` is the number of answers that were refused before it.
+    `attempt` is the number of answers that were refused before it. `thinking` is a reasoning model's, where the recipe
+    keeps it.
     """
 
     id: str
@@ -74,6 +83,7 @@ class Variant:
     usage: Usage
     checks: Mapping[str, Any] = field(default_factory=dict)
     attempt: int = 0
+    thinking: str = ""
 
 
 @dataclass(frozen=True, slots=True)

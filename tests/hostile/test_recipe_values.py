@@ -45,7 +45,10 @@ def test_any_value_of_any_key_is_trained_with_or_refused_by_name(folder: Path) -
         ("study.arms.tuned.corpus", "a" * 300),
         ("corpus.mix.extra.path", "/dev/null"),
         ("model.path", "a" * 300),
+        ("run_dir", "a" * 300),
+        ("study.cache_dir", "a" * 300),
         ("questions.closed_book", str(2**31)),
+        ("regularization.kl", "1.0e+39"),
         ("questions.generator.tokens_per_minute", "2"),
     ],
 )

@@ -283,6 +283,22 @@ def test_a_run_that_diverges_warns_and_stops_if_asked_also_after_a_resume(
     assert warning in train(make_recipe(trainer=trainer), resume=True).notes
 
 
+def test_a_run_whose_gradient_vanishes_warns(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = KnowledgeTrainer.compute_loss
+    monkeypatch.setattr(KnowledgeTrainer, "compute_loss", lambda self, *a, **k: honest(self, *a, **k) * 1e-9)
+    result = train(make_recipe(trainer={"max_steps": 8}))
+    assert any("step 8: the gradient vanishes" in note and "for 28,832 weights" in note for note in result.notes)
+
+
+def test_a_base_that_begins_to_train_is_no_spike(make_recipe: MakeRecipe) -> None:
+    """The norm of all weights is over ten times that of the one that trains first."""
+    frozen = {"freeze_base_steps": 8, "freeze_base_except": ["model.norm.weight"]}
+    result = train(make_recipe(techniques=frozen, trainer={"max_steps": 12}, guards={"norm_spike": "stop"}))
+    rows = [json.loads(line) for line in (Path(result.run_dir) / "log.jsonl").read_text().splitlines()]
+    norms = [row["grad_norm"] for row in rows if "loss" in row]
+    assert min(norms[8:]) > 10 * max(norms[:8])
+
+
 def test_a_skipped_update_leaves_the_schedule_where_it_is(
     make_recipe: MakeRecipe, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

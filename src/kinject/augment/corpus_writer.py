@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -165,8 +165,7 @@ class CorpusWriter:
             count.refused[refusal["reason"]] += 1
             self.tokens.update(refusal["usage"])
         for variant in variants.values():
-            self.tokens["tokens_in"] += variant.usage.tokens_in
-            self.tokens["tokens_out"] += variant.usage.tokens_out
+            self.tokens.update(asdict(variant.usage))
 
     def _failure_row(self, group: Group, request: VariantRequest) -> Row:
         error = self._failures[request.id]

@@ -53,8 +53,9 @@ class AugmentResult:
     """The result of `augment`.
 
     `refused` counts answers by reason, `failed` variants without an answer by error; `failures_path` lists the failed ones
-    of this run. `tokens_in` and `tokens_out` are those of every stored answer, refused ones too; `n_sent` and `n_cached`
-    are of this run alone. `cost` is that of everything ever answered into the run folder, in the currency of the prices;
+    of this run. `tokens_in` and `tokens_out` are those of every stored answer, refused ones too; `tokens_thinking` is the part
+    of `tokens_out` that a reasoning model's thinking took. `n_sent` and `n_cached` are of this run alone. `cost` is that of
+    everything ever answered into the run folder, in the currency of the prices; `cost_of_thinking` is a part of it.
     `cost_note` names the part of it that is estimated. `sft_path` holds the rows of styles that make prompts and completions,
     None if there are none. `contamination` is None if the recipe names no probe set, `coverage` without a style that
     lists facts; `judge` is the judge's score on planted errors.
@@ -76,9 +77,11 @@ class AugmentResult:
     failed: Mapping[str, int]
     tokens_in: int
     tokens_out: int
+    tokens_thinking: int
     n_sent: int
     n_cached: int
     cost: float
+    cost_of_thinking: float
     out_of_budget: bool
     failures_path: Path
     cost_note: str = ""
@@ -113,7 +116,7 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         # Every document is read before the first request: a fault on the last line must not cost money.
         counts = _read_documents(plan, passages, contamination if section.contamination_check else None)
         progress = AugmentProgress(counts["variants"])
-        with Store(recipe.run_dir) as store, progress:
+        with Store(recipe.run_dir, keep_thinking=section.keep_thinking) as store, progress:
             rewriter = await _rewrite(recipe, section, limits, plan, passages, store, progress)
             writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination)
             contamination.check_prompts(plan.styles)
@@ -126,8 +129,9 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         n_rows=writer.n_rows, asked=sum(count.asked for count in styles.values()),
         got=sum(count.got for count in styles.values()), styles=styles, refused=writer.refused,
         failed=dict(writer.failed.most_common()), tokens_in=writer.tokens["tokens_in"],
-        tokens_out=writer.tokens["tokens_out"], n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached,
-        cost=sender.budget.spent, out_of_budget=sender.out_of_budget, failures_path=writer.failures_path,
+        tokens_out=writer.tokens["tokens_out"], tokens_thinking=writer.tokens["tokens_thinking"],
+        n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached, cost=sender.budget.spent,
+        cost_of_thinking=sender.cost_of_thinking, out_of_budget=sender.out_of_budget, failures_path=writer.failures_path,
         cost_note=sender.traffic.cost_note(), contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
     )  # fmt: skip
@@ -413,8 +417,8 @@ def _write_manifest(
     if plan.precomputed:
         inputs[str(plan.precomputed.path)] = file_hash(plan.precomputed.path)
     names = (
-        "n_documents", "n_passages", "n_rows", "asked", "got", "refused", "failed", "tokens_in", "tokens_out", "cost",
-        "out_of_budget",
+        "n_documents", "n_passages", "n_rows", "asked", "got", "refused", "failed", "tokens_in", "tokens_out",
+        "tokens_thinking", "cost", "cost_of_thinking", "out_of_budget",
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}
     counts["styles"] = {name: asdict(count) for name, count in result.styles.items()}
@@ -452,12 +456,14 @@ def render_summary(result: AugmentResult) -> str:
         lines.append(f"prompts and completions: {result.sft_path}")
     line = f"{result.n_sent} requests sent in this run, {result.n_cached} answered from the cache"
     if result.tokens_in or result.tokens_out:
-        line += f"; {result.tokens_in:,} tokens in, {result.tokens_out:,} out"
+        thinking = f", {result.tokens_thinking:,} of them thinking" if result.tokens_thinking else ""
+        line += f"; {result.tokens_in:,} tokens in, {result.tokens_out:,} out{thinking}"
     lines.append(line)
     if result.judge:
         lines.append(render_judge_score(result.judge))
     if result.cost:
-        lines.append(f"cost {result.cost:.4f}, everything answered into {result.run_dir} included")
+        thinking = f"; {result.cost_of_thinking:.4f} of it for thinking" if result.cost_of_thinking else ""
+        lines.append(f"cost {result.cost:.4f}, everything answered into {result.run_dir} included{thinking}")
     if result.cost_note:
         lines.append(result.cost_note)
     if result.out_of_budget:

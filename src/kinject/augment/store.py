@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
@@ -26,8 +27,9 @@ class Store:
     Rows of earlier recipes stay there unused.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, keep_thinking: bool = False) -> None:
         """Open them. Raises `InputError` if a file is damaged, `DiskError` if it cannot be written."""
+        self._keep_thinking = keep_thinking
         self.variants_path = run_dir / "variants.jsonl"
         self.rejected_path = run_dir / "rejected.jsonl"
         with contextlib.ExitStack() as stack:
@@ -76,11 +78,11 @@ class Store:
         self, group: Group, request: VariantRequest, attempt: int, completion: Completion, generator: str, text: str,
         verdict: Verdict,
     ) -> None:  # fmt: skip
-        """Store an accepted `text`; `attempt` answers were refused before it."""
+        """Store an accepted `text`, with the thinking before it if that is kept; `attempt` answers were refused before it."""
         variant = Variant(
             id=request.id, passage_id=group.passage.id, document_id=group.passage.document_id, style=group.style.name,
             sample=request.sample, text=text, generator=generator, prompt_hash=request.prompt_hash, usage=completion.usage,
-            checks=dict(verdict.measures), attempt=attempt,
+            checks=dict(verdict.measures), attempt=attempt, thinking=completion.thinking if self._keep_thinking else "",
         )  # fmt: skip
         self._variant_offsets.add(variant.id, self._variants.append(variant))
 
@@ -91,12 +93,11 @@ class Store:
         identity = content_id("refused", request.id, attempt)
         if any(row["id"] == identity for row in self.refusals([request])):
             return
-        usage = completion.usage
         row: Row = {
             "id": identity, "variant_id": request.id, "passage_id": group.passage.id,
             "document_id": group.passage.document_id, "style": group.style.name, "sample": request.sample,
             "attempt": attempt, "reason": verdict.reason, "detail": verdict.detail, "text": completion.text,
-            "usage": {"tokens_in": usage.tokens_in, "tokens_out": usage.tokens_out},
+            "usage": asdict(completion.usage),
         }  # fmt: skip
         self._rejected_offsets.add(request.id, self._rejected.append(row))
 

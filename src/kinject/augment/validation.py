@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import fields
 from urllib.parse import urlsplit
 
+from kinject.augment.requests.chat import RESERVED
 from kinject.augment.requests.limits import Limits
 from kinject.augment.styles import STYLES
 from kinject.errors import RecipeError
@@ -68,6 +71,18 @@ def _generator_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[s
     if tokens is not None and generator.kind in ("openai", "transformers") and tokens <= generator.max_tokens:
         fault = f"found {tokens:,}, but one answer may have {generator.max_tokens:,} (max_tokens): no request could be sent."
         yield f"{key}.tokens_per_minute", fault
+    for name in _OPENAI_ONLY + (() if generator.kind == "transformers" else _OF_MODELS):
+        if generator.kind != "openai" and getattr(generator, name) != _DEFAULTS[name]:
+            yield f"{key}.{name}", f"is not for kind: {generator.kind}. Remove it."
+    for name in generator.extra_body or {}:
+        if name in RESERVED:
+            other = f"the generator's own key {name}" if name in _DEFAULTS else "nothing: kinject sets it"
+            yield f"{key}.extra_body.{name}", f"is not read here. Use {other}."
+    for name in ("extra_body", "chat_template_kwargs"):
+        try:
+            json.dumps(getattr(generator, name), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            yield f"{key}.{name}", f"cannot be sent as JSON ({error})."
     if generator.batch and generator.kind != "openai":
         yield f"{key}.batch", f"is only for kind: openai, not for {generator.kind}."
 
@@ -103,6 +118,12 @@ def _questions_faults(section: QuestionsSection) -> list[tuple[str, str]]:
         fault = "needs questions.generator.price_in and price_out: without prices all is free."
         faults.append(("questions.budget", fault))
     return faults
+
+
+_OF_MODELS = ("top_p", "top_k", "min_p", "chat_template_kwargs")
+_OPENAI_ONLY = ("stop", "reasoning_effort", "extra_body", "send_seed")
+"""Options of a generator that only kind: openai reads; those of `_OF_MODELS` are read by kind: transformers, too."""
+_DEFAULTS = {field.name: field.default for field in fields(GeneratorSection)}
 
 
 def limits_of(section: AugmentSection | QuestionsSection) -> Limits:

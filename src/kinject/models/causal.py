@@ -1,6 +1,6 @@
 """The test that a model is causal: only then do its training loss and its log-probs mean anything.
 
-A model that reads later tokens learns to copy them: its loss falls to 0 and it can write nothing.
+A model that reads later tokens learns to copy them, and has none to copy when it writes.
 """
 
 from __future__ import annotations

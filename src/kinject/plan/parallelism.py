@@ -82,18 +82,25 @@ def _fsdp_step(step: StepConfig, memory: Memory) -> tuple[tuple[str, ...], Memor
     """Return the overrides that a recipe needs under FSDP2, and the memory of a step with them.
 
     accelerate checkpoints activations itself, and FSDP2 cannot shard the state of bitsandbytes' optimizers. Without
-    sync_each_batch each device keeps whole gradients while they are accumulated.
+    sync_each_batch each device keeps whole gradients while they are accumulated. FSDP2 gathers weights in autocast's
+    dtype, so that autocast keeps no copies.
     """
     overrides: tuple[str, ...] = ()
-    changed = replace(step, checkpointing=True)
+    changed = replace(step, checkpointing=True, dtype=step.mixed or step.dtype, mixed=None)
+    state = memory.optimizer
     if any(part in step.optim for part in ("8bit", "bnb", "paged")) and "torch" not in step.optim:
         overrides += ("trainer.optim=adamw_torch_fused",)
-        changed = replace(changed, optim="adamw_torch_fused", optim_args=None)
+        changed, state = replace(changed, optim="adamw_torch_fused", optim_args=None), 2 * memory.trained_bytes
     if step.checkpointing:
         overrides += ("trainer.gradient_checkpointing=false",)
     if step.accumulation > 1:
         overrides += (_SYNC,)
-    return overrides, memory if changed == step else simulate(changed)
+    if changed == step:
+        return overrides, memory
+    trained = memory.trained_bytes
+    return overrides, replace(
+        simulate(changed), weights=memory.weights, gradients=trained, optimizer=state, trained_bytes=trained
+    )
 
 
 def _fsdp_peak(step: StepConfig, memory: Memory, group: int) -> int:
@@ -143,7 +150,8 @@ def _offload(step: StepConfig, memory: Memory, devices: Devices, overrides: tupl
                 "use a disk instead (offload_param_device: nvme).",
             )
         command = " ".join((_command("fsdp2-offload", devices), *overrides))
-        return Parallelism("offload", why, rest + layer, command, int(2 * memory.weights * step.accumulation), notes)
+        sent = (2 * memory.weights + memory.trained_bytes) * step.accumulation // devices.count
+        return Parallelism("offload", why, rest + layer, command, sent, notes)
     if not devices.fits(layer):
         why = (
             f"the largest layer ({render_size(memory.largest_block)}) does not fit, since FSDP and ZeRO gather it whole with "
@@ -177,10 +185,9 @@ def describe_traffic(parallelism: Parallelism, memory: Memory, devices: Devices)
     """Return lines on the bytes that a step sends and, if the link's speed is known, how long that takes."""
     if not parallelism.sent:
         return []
-    where = "by each machine" if devices.nodes > 1 else "by each device"
     if parallelism.name == "offload":
-        where = "from the machine's memory to each device"
-    line = f"{render_size(parallelism.sent)} are sent {where} in a step"
+        return [f"{render_size(parallelism.sent)} go between each device and the machine's memory in a step"]
+    line = f"{render_size(parallelism.sent)} are sent by each {'machine' if devices.nodes > 1 else 'device'} in a step"
     if devices.link is None:
         return [f"{line} (--link GBPS for the time that takes)"]
     seconds, busy = parallelism.sent / devices.link, memory.flops / ARITHMETIC
@@ -188,9 +195,9 @@ def describe_traffic(parallelism: Parallelism, memory: Memory, devices: Devices)
         f"{line}: {seconds:.3g} s at {devices.link / 1e9:g} GB/s, beside {busy:.3g} s of arithmetic at 100 TFLOP/s"
     ]
     if devices.kind == "cuda" and seconds > busy:
+        less = "More accumulation sends" if parallelism.name == "DDP" else "A larger batch in fewer micro-batches sends"
         lines.append(
-            "The link is slower than the GPUs. More rows in a batch (not more accumulation) send the same for more work; "
-            "LoRA sends only the adapter's gradients."
+            f"The link is slower than the GPUs. {less} less for the same work; LoRA sends only its own gradients."
         )
     return lines
 

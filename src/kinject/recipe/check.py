@@ -206,8 +206,8 @@ def _is_within(value: float, bounds: Mapping[str, Any]) -> bool:
 
 def texts_in(value: object, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Yield (key, text) for every text in a plain value."""
-    if isinstance(value, str):
-        yield key, value
+    if isinstance(value, str | Path):
+        yield key, str(value)
     elif isinstance(value, Mapping | list | tuple):
         for name, item in _items(value):
             yield from texts_in(item, (*key, name))

@@ -20,6 +20,8 @@ from kinject.recipe.check import Checker, KeyPath, suggestion
 REFUSED = {
     "output_dir": "is run_dir's. Set run_dir at the top of the recipe.",
     "trust_remote_code": "stays off: kinject runs no code that comes with a model.",
+    "hub_strategy": "is fixed: push_to_hub uploads the finished model, once. Remove the line.",
+    "hub_always_push": "is fixed: push_to_hub uploads the finished model, once. Remove the line.",
     "hub_token": "is a secret. Set the environment variable HF_TOKEN.",
     "push_to_hub_token": "is a secret. Set the environment variable HF_TOKEN.",
     "jit_mode_eval": "was removed from transformers. Remove the line; set torch_compile: true for speed.",

@@ -50,7 +50,9 @@ _HUB_DATA = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]*){0,2}$"
 class Sections:
     """The top level of a recipe: its run folder, its seed, and one section for each subject."""
 
-    run_dir: Path = option(help="Folder for everything this run writes, for example runs/NAME.", nonempty=True)
+    run_dir: Path = option(
+        help="Folder for everything this run writes, for example runs/NAME.", nonempty=True, path="output"
+    )
     seed: int = option(42, help="Seed of everything that is drawn.", min=0, max=2**32 - 1)
     method: Literal["cpt", "sft"] | None = option(
         None,
@@ -294,7 +296,9 @@ def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]
 def _input_fault(value: str, kind: str, *, must_exist: bool) -> str:
     """Return what is wrong with an input's path, "" for nothing."""
     if any(len(part.encode("utf-8", "surrogatepass")) > _LONGEST_NAME for part in Path(value).parts):
-        return f"found {len(value):,} characters. No file and no name on the hub is that long."
+        return f"found {len(value):,} characters. No file, folder or name on the hub is that long."
+    if kind == "output":
+        return ""
     if must_exist and not _is_input(value, kind):
         return f"found {value!r}, but nothing is there.{_hint_at_path(value)}"
     if must_exist and kind == "file":

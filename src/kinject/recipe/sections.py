@@ -2,7 +2,8 @@
 
 The metadata of a field: `help`; the bounds of a number (of each number in a list or mapping): `min` or `above` (excluded),
 `max` or `below` (excluded), and `or`, one value outside of them; `nonempty`;
-`path`, an input ("file", "model" or "documents"; the last two may be names on the hub) that must exist when a verb runs;
+`path`, an input ("file", "model" or "documents"; the last two may be names on the hub) that must exist when a verb runs,
+or an "output";
 `holds`, a text into which a secret is easily put ("url", or "variable" for the name of one): a secret there is refused.
 """
 
@@ -88,7 +89,9 @@ class CorpusSection:
     separate_paraphrases: bool = option(
         True, help="Spread the rows of a document over the epoch; no packed row holds two of them."
     )
-    cache_dir: str = option("runs/tokens", help="Folder for tokenised corpora, by content; may be deleted at any time.")
+    cache_dir: str = option(
+        "runs/tokens", help="Folder for tokenised corpora, by content; may be deleted at any time.", path="output"
+    )
 
     @property
     def has_validation(self) -> bool:
@@ -111,10 +114,12 @@ class RegularizationSection:
     kl * KL(base || model), the last on replayed tokens.
     """
 
-    l2: float = option(0.0, help="Strength of the L2 pull to the base weights.", min=0.0)
-    ewc: float = option(0.0, help="Strength of the same pull, weighted by the Fisher information of replay.", min=0.0)
+    l2: float = option(0.0, help="Strength of the L2 pull to the base weights.", min=0.0, max=1e6)
+    ewc: float = option(
+        0.0, help="Strength of the same pull, weighted by the Fisher information of replay.", min=0.0, max=1e6
+    )
     ewc_rows: int = option(64, help="Replay rows that the Fisher information is measured on.", min=1)
-    kl: float = option(0.0, help="Weight of the KL divergence from the base's predictions on replay.", min=0.0)
+    kl: float = option(0.0, help="Weight of the KL divergence from the base's predictions on replay.", min=0.0, max=1e6)
 
 
 @dataclass(frozen=True)
@@ -185,7 +190,23 @@ class GeneratorSection:
     )
     api_key_env: str = option("OPENAI_API_KEY", help="Environment variable that holds the key.", holds="variable")
     temperature: float = option(1.0, help="Sampling temperature.", min=0.0, max=2.0)
-    max_tokens: int = option(1024, help="Longest answer, in tokens.", min=1)
+    max_tokens: int = option(1024, help="Longest answer, in tokens; a reasoning model's thinking counts.", min=1)
+    top_p: float | None = option(
+        None, help="Sample from the most likely tokens of this total probability.", above=0.0, max=1.0
+    )
+    top_k: int | None = option(None, help="Sample from this number of the most likely tokens.", min=1)
+    min_p: float | None = option(
+        None, help="Sample from tokens of at least this fraction of the best one's probability.", min=0.0, max=1.0
+    )
+    stop: tuple[str, ...] = option((), help="openai: texts at which an answer ends.")
+    reasoning_effort: str | None = option(None, help="openai: how much a reasoning model thinks, for example low.")
+    chat_template_kwargs: Mapping[str, Any] | None = option(
+        None, help="Arguments of the model's chat template, for example {enable_thinking: false}."
+    )
+    extra_body: Mapping[str, Any] | None = option(None, help="openai: further parameters, as the endpoint names them.")
+    send_seed: bool = option(
+        True, help="openai: send a seed with each request; false where it slows the endpoint down."
+    )
     timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)
     concurrency: int = option(8, help="Requests in flight; transformers: rows of one batch.", min=1, max=1024)
     batch: bool = option(False, help="openai: send through the provider's batch API (hours, at about half the price).")
@@ -222,6 +243,9 @@ class AugmentSection:
         None, help="Most that the run folder may cost, in the currency of the prices.", min=0.0
     )
     judge: GeneratorSection | None = option(None, help="A model that compares each paraphrase with its source.")
+    keep_thinking: bool = option(
+        False, help="Store a reasoning model's thinking beside each paraphrase in variants.jsonl."
+    )
     contamination_check: tuple[str, ...] = option(
         (), help="Questions (JSONL, or MMLU's CSV) that must not be in the corpus.", path="file"
     )
@@ -293,7 +317,7 @@ class RetrievalSection:
     query_prefix: str | None = option(
         None, help="dense: text before each question; default: BGE's prefix for BGE models, else none."
     )
-    cache_dir: str = option("runs/indices", help="dense: folder for embedded passages, by content.")
+    cache_dir: str = option("runs/indices", help="dense: folder for embedded passages, by content.", path="output")
 
 
 QuestionFormat = Literal["letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question"]
@@ -366,7 +390,9 @@ class TechniquesSection:
     reinitialize_last_layers: int = option(
         0, help="Last layers whose weights are re-initialised before training.", min=0
     )
-    sam: float = option(0.0, help="Sharpness-aware minimisation: its rho; an update takes twice the time.", min=0.0)
+    sam: float = option(
+        0.0, help="Sharpness-aware minimisation: its rho; an update takes twice the time.", min=0.0, max=100.0
+    )
     hard_example_mining: HardExampleMiningSection | None = option(
         None, help="Learn only from the tokens or rows with the highest loss."
     )

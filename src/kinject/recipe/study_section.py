@@ -159,4 +159,6 @@ class StudySection:
         None, help="Draw accuracy by parameters and exposures, and bits per parameter, of base models of several sizes."
     )
     resources: ResourcesSection = option(ResourcesSection(), help="Resources of one stage.")
-    cache_dir: str = option("runs/stages", help="Folder of finished stages, by content; studies share it.")
+    cache_dir: str = option(
+        "runs/stages", help="Folder of finished stages, by content; studies share it.", path="output"
+    )

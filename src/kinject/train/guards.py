@@ -60,8 +60,8 @@ class Guard(TrainerCallback):  # type: ignore[misc]
 
     `updates` is the number of updates with a gradient that was finite and not zero, `skipped` that of updates left out
     because their gradient was not finite, `skipped_last` how many of the latest were; `warnings` are the warnings so far.
-    `weights` and `output` are what `weight_sums` and `sample_output` returned before the first step. Checkpoints hold its
-    `state`.
+    `norms` are those of the running median. `weights` and `output` are what `weight_sums` and `sample_output` returned
+    before the first step. Checkpoints hold its `state`.
     """
 
     def __init__(self, reactions: GuardsSection) -> None:
@@ -70,7 +70,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         self.weights: dict[str, int] = {}
         self.output = torch.empty(0)
         self.warnings: list[str] = []
-        self._norms: deque[float] = deque(maxlen=_WINDOW)
+        self.norms: deque[float] = deque(maxlen=_WINDOW)
         self._losses: deque[float] = deque(maxlen=_LOSSES)
         self._first_loss: float | None = None
         self._lowest_loss: float | None = None
@@ -151,17 +151,17 @@ class Guard(TrainerCallback):  # type: ignore[misc]
 
     def _check_norm(self, norm: float, where: str) -> None:
         """Check for a spike, 10 times the running median, and for 8 norms in a row that are almost 0."""
-        if len(self._norms) >= _SETTLED:
-            median = statistics.median(self._norms)
+        if len(self.norms) >= _SETTLED:
+            median = statistics.median(self.norms)
             if norm > _SPIKE * median > 0:
                 self._react(
                     self.reactions.norm_spike,
                     f"{where}the gradient norm is {norm:.3g}, over 10 times its running median {median:.3g}. "
                     "Check the batch, lower trainer.learning_rate, or set trainer.max_grad_norm.",
                 )
-        self._norms.append(norm)
-        highest = max(list(self._norms)[-_SETTLED:])
-        if len(self._norms) >= _SETTLED and highest < _VANISHED * math.sqrt(self._n_weights):
+        self.norms.append(norm)
+        highest = max(list(self.norms)[-_SETTLED:])
+        if len(self.norms) >= _SETTLED and highest < _VANISHED * math.sqrt(self._n_weights):
             self._react_once(
                 "gradient", self.reactions.vanishing_gradient,
                 f"{where}the gradient vanishes: in {_SETTLED} updates its norm was at most {highest:.2g}, for "
@@ -176,7 +176,8 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         """
         self._losses.append(loss)
         self._first_loss = loss if self._first_loss is None else self._first_loss
-        lowest = min(self._lowest_loss or math.inf, self._first_loss if self.updates <= _WINDOW else math.inf)
+        lowest = math.inf if self._lowest_loss is None else self._lowest_loss
+        lowest = min(lowest, self._first_loss if self.updates <= _WINDOW else math.inf)
         if len(self._losses) < _LOSSES:
             return
         least, rise = min(self._losses), statistics.fmean(self._losses) - lowest
@@ -186,7 +187,8 @@ class Guard(TrainerCallback):  # type: ignore[misc]
                 f"{where}the loss diverges: in {_LOSSES} updates it was at least {least:.3g}, after a lowest of {lowest:.3g}. "
                 f"Lower {self._settings}. guards.divergence: stop ends such a run here.",
             )  # fmt: skip
-        self._lowest_loss = min(self._lowest_loss or math.inf, statistics.median(self._losses))
+        median = statistics.median(self._losses)
+        self._lowest_loss = median if self._lowest_loss is None else min(self._lowest_loss, median)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Check the loss and the learning rate that were logged."""
@@ -216,7 +218,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         """Return the counts, warnings and norms so far, for JSON."""
         return {
             "updates": self.updates, "skipped": self.skipped, "skipped_last": self.skipped_last, "weights": self.weights,
-            "warnings": list(self.warnings), "norms": list(self._norms), "warned": sorted(self._warned),
+            "warnings": list(self.warnings), "norms": list(self.norms), "warned": sorted(self._warned),
             "losses": list(self._losses), "first_loss": self._first_loss, "lowest_loss": self._lowest_loss,
         }  # fmt: skip
 
@@ -225,7 +227,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         self.updates, self.skipped, self.skipped_last = state["updates"], state["skipped"], state["skipped_last"]
         self.weights, self._warned = state["weights"], set(state["warned"])
         self.warnings[:] = state["warnings"]
-        self._norms.extend(state["norms"])
+        self.norms.extend(state["norms"])
         self._losses.extend(state["losses"])
         self._first_loss, self._lowest_loss = state["first_loss"], state["lowest_loss"]
 

@@ -82,8 +82,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
             seconds = running_time() - started
             check_trained(trainer)
             model_dir = _save_model(trainer, recipe)
-            if trainer.args.push_to_hub:
-                trainer.push_to_hub()
+        _publish_model(trainer, model_dir)
         counts = {
             "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch,
             "loss": output.metrics["train_loss"], "seconds": round(seconds, 1),
@@ -247,7 +246,7 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
             trainer.accelerator.unwrap_model(trainer.model).merge_and_unload().save_pretrained(str(part))
             trainer.processing_class.save_pretrained(str(part))
     else:
-        trainer.save_model(str(part))
+        trainer.save_model(str(part), _internal_call=True)  # without an upload
     trainer.accelerator.wait_for_everyone()
     found = not_finite_in(part) if is_first_process() else ""
     if found:
@@ -255,9 +254,34 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
     name = found.rpartition(": ")[2]
     agree_on_fault(trainer, found and f"{recipe.run_dir}: {name} is not finite after training. {UNSTABLE}")
     if is_first_process():
+        trainer.create_model_card(model_name=recipe.run_dir.name)
+        if trainer.args.push_to_hub:
+            os.replace(recipe.run_dir / "README.md", part / "README.md")
         write_sha256sums(part)
         if final.exists():
             shutil.rmtree(final)
         os.replace(part, final)
     trainer.accelerator.wait_for_everyone()
     return final
+
+
+def _publish_model(trainer: KnowledgeTrainer, model_dir: Path) -> None:
+    """Upload model/ if the recipe asks for it. Trainer would upload the run folder: recipe, paths, logs and unfinished files.
+
+    Raises `TrainingError` if the hub refuses it; the model stays.
+    """
+    if not trainer.args.push_to_hub or not is_first_process():
+        return
+    from huggingface_hub import HfApi
+
+    name = trainer.hub_model_id
+    try:
+        done = HfApi().upload_folder(
+            repo_id=name, folder_path=model_dir, commit_message="Model save", revision=trainer.args.hub_revision
+        )
+    except Exception as error:  # the hub's client raises its own errors and those of its network library
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise TrainingError(
+            f"{model_dir} is written, but was not uploaded to {name}: {why} Upload it: hf upload {name} {model_dir}"
+        ) from error
+    log.info("uploaded to %s", done.repo_url)

@@ -33,17 +33,6 @@ _SAMPLED_TOKENS = 256
 """Tokens of which entropy and accuracy are measured between two logs, a process."""
 
 
-@contextlib.contextmanager
-def _hub_faults(rest: str) -> Iterator[None]:
-    """Raise `TrainingError` for a fault of the hub: its first line, and `rest`."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        yield
-    except (HfHubHTTPError, ConnectionError, RuntimeError) as error:  # RuntimeError: an upload of a large file
-        raise TrainingError(f"trainer.push_to_hub: {str(error).strip().splitlines()[0]} {rest}") from error
-
-
 class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     """TRL's SFTTrainer, for rows that are tokenised, packed and labelled already.
 
@@ -109,20 +98,15 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             best = self.state.best_model_checkpoint
             rotate_checkpoints(self.args.output_dir, save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model; `train` publishes it, when it is whole."""
-        super().save_model(output_dir, _internal_call=True)
-
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """Create the repository on the hub. Raises `TrainingError` if the hub refuses."""
-        with _hub_faults("No step was made."):
-            super().init_hf_repo(*args, **kwargs)
+        """Create the repository on the hub. Raises `TrainingError` if the hub refuses it."""
+        from huggingface_hub.errors import HfHubHTTPError
 
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """Upload the folder of the run. Raises `TrainingError` if the hub refuses."""
-        upload = f"Upload it with: hf upload {self.hub_model_id} {self.args.output_dir}"
-        with _hub_faults(f"The model is trained and stored in {self.args.output_dir}. {upload}"):
-            return super().push_to_hub(*args, **kwargs)
+        try:
+            super().init_hf_repo(*args, **kwargs)
+        except (HfHubHTTPError, OSError) as error:
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise TrainingError(f"trainer.push_to_hub: {why} Check HF_TOKEN and trainer.hub_model_id.") from error
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write TRL's model card only if the model is published; the manifest of a run holds more."""
@@ -224,6 +208,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         """Drop the gradients of a frozen base, add those of L2 and EWC."""
         if self.freeze_warmup is not None:
             self.freeze_warmup.drop_gradients(model, self.state.global_step)
+            if self.state.global_step == self.freeze_warmup.steps:  # from here on the norm is that of more weights
+                self.guard.norms.clear()
         if self.regularizer is not None:
             self.regularizer.add_gradient(model)
 

@@ -61,11 +61,34 @@ def test_an_answer_depends_on_messages_and_seed_and_on_nothing_else_in_its_batch
     assert together[2].text != together[3].text
 
 
-def test_draws_follow_the_softmax_at_the_temperature() -> None:
-    logits = torch.tensor([[0.0, 1.0, 2.0]]).repeat(20_000, 1)
-    drawn = _draw(range(20_000), 0.5, "cpu")(torch.empty(0), logits).argmax(-1)
-    shares = torch.bincount(drawn, minlength=3) / len(drawn)
-    assert torch.allclose(shares, torch.softmax(logits[0] / 0.5, -1), atol=0.01)
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [({}, 4), ({"top_k": 2}, 2), ({"top_p": 0.9}, 2), ({"min_p": 0.1}, 2), ({"top_p": 0.99, "top_k": 3}, 3)],
+)
+def test_draws_follow_the_softmax_of_the_kept_tokens(options: dict[str, Any], kept: int) -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).repeat(20_000, 1)
+    draw = _draw(range(20_000), section(Path("model"), temperature=0.5, **options), "cpu")
+    drawn = draw(torch.empty(0), logits).argmax(-1)
+    shares = torch.bincount(drawn, minlength=4) / len(drawn)
+    expected = torch.softmax(logits[0] / 0.5, -1)  # .002, .016, .117, .865
+    expected[: 4 - kept] = 0
+    assert torch.allclose(shares, expected / expected.sum(), atol=0.01)
+    assert not shares[: 4 - kept].any()
+
+
+def test_the_chat_template_gets_its_arguments_and_thinking_is_taken_off(
+    chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (chat_model / "chat_template.jinja").write_text("{{ messages[0]['content'] }}{% if thinks %} aloud{% endif %}")
+    plain, thinking = (
+        answers(section(chat_model, temperature=0.0, chat_template_kwargs={"thinks": on}), [(ASKED[0], 1)])[0]
+        for on in (False, True)
+    )
+    assert thinking.usage.tokens_in > plain.usage.tokens_in
+    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.decode", lambda *_, **__: "<think>so</think>\nAn answer.")
+    (answer,) = answers(section(chat_model, temperature=0.0), [(ASKED[0], 1)])
+    assert (answer.thinking, answer.text) == ("so", "An answer.")
+    assert answer.usage.tokens_thinking == round(answer.usage.tokens_out * 2 / 12)
 
 
 def test_an_answer_without_an_end_is_truncated_and_one_that_does_not_fit_fails_alone(chat_model: Path) -> None:

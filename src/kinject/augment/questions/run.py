@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -63,6 +63,7 @@ class QuestionsResult:
     failed: Mapping[str, int]
     tokens_in: int
     tokens_out: int
+    tokens_thinking: int
     n_sent: int
     n_cached: int
     cost: float
@@ -104,6 +105,7 @@ async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection) ->
         asked=n_passages * section.n_questions, got=counts["got"], n_validation=counts["validation"],
         n_test=counts["test"], spare=counts["spare"], refused=dict(selector.refused.most_common()),
         failed=dict(failed.most_common()), tokens_in=counts["tokens_in"], tokens_out=counts["tokens_out"],
+        tokens_thinking=counts["tokens_thinking"],
         n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached, cost=sender.budget.spent,
         out_of_budget=sender.out_of_budget, cost_note=sender.traffic.cost_note(),
     )  # fmt: skip
@@ -187,8 +189,7 @@ class Outcome:
 
     candidates: list[Candidate] = field(default_factory=list)
     refused: list[tuple[Draft | None, str, str]] = field(default_factory=list)
-    tokens_in: int = 0
-    tokens_out: int = 0
+    usage: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -299,8 +300,8 @@ class QuestionWriter:
             if isinstance(answer, EndpointError):
                 raise answer
             completions.append(answer)
-        outcome.tokens_in += sum(completion.usage.tokens_in for completion in completions)
-        outcome.tokens_out += sum(completion.usage.tokens_out for completion in completions)
+        for completion in completions:
+            outcome.usage.update(asdict(completion.usage))
         return completions
 
     def _seed_of(self, messages: list[Message], attempt: int) -> int:
@@ -356,7 +357,7 @@ def _outcome_row(outcome_id: str, passage: Passage, outcome: Outcome) -> Row:
             {**(_draft_row(draft) if draft else {}), "reason": reason, "detail": detail}
             for draft, reason, detail in outcome.refused
         ],
-        "usage": {"tokens_in": outcome.tokens_in, "tokens_out": outcome.tokens_out},
+        "usage": dict(outcome.usage),
     }
 
 
@@ -452,7 +453,7 @@ def _write_manifest(
 ) -> None:
     names = (
         "n_documents", "n_passages", "asked", "got", "n_validation", "n_test", "spare", "refused", "failed", "tokens_in",
-        "tokens_out", "cost", "out_of_budget",
+        "tokens_out", "tokens_thinking", "cost", "out_of_budget",
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}
     counts["this_run"] = traffic.counts()
@@ -480,7 +481,8 @@ def render_questions(result: QuestionsResult) -> str:
     lines += [
         "",
         f"{result.n_sent} requests sent in this run, {result.n_cached} answered from the cache; "
-        f"{result.tokens_in:,} tokens in, {result.tokens_out:,} out",
+        f"{result.tokens_in:,} tokens in, {result.tokens_out:,} out"
+        + (f", {result.tokens_thinking:,} of them thinking" if result.tokens_thinking else ""),
     ]
     if result.cost:
         lines.append(f"cost {result.cost:.4f}, including everything answered into {result.run_dir} before")

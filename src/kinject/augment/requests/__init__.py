@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from kinject.augment.requests.chat import sampling_options
 from kinject.augment.requests.generator import Generator, Stopped, Transient
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
@@ -24,7 +25,7 @@ def generator_identity(section: GeneratorSection) -> dict[str, Any]:
 
         return model_identity(section)
     names = ("kind", "model", "base_url", "temperature", "max_tokens")
-    return {name: getattr(section, name) for name in names}
+    return {name: getattr(section, name) for name in names} | sampling_options(section)
 
 
 def open_generator(section: GeneratorSection, run_dir: Path) -> AbstractAsyncContextManager[Generator]:

@@ -20,16 +20,18 @@ log = logging.getLogger(__name__)
 
 _SCHEMA = """CREATE TABLE IF NOT EXISTS answers (
     key BLOB PRIMARY KEY, text TEXT NOT NULL, finish_reason TEXT NOT NULL,
-    tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, crc32 INTEGER NOT NULL
+    tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, tokens_thinking INTEGER NOT NULL, thinking TEXT NOT NULL,
+    crc32 INTEGER NOT NULL
 ) WITHOUT ROWID"""
 _LOST = """CREATE TABLE IF NOT EXISTS lost (
     tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, crc32 INTEGER NOT NULL
 )"""
 _COLUMNS = (
-    "key, CAST(text AS BLOB), CAST(finish_reason AS BLOB), tokens_in, tokens_out, crc32"  # damaged text is no UTF-8
+    "key, CAST(text AS BLOB), CAST(finish_reason AS BLOB), tokens_in, tokens_out, tokens_thinking, CAST(thinking AS BLOB), "
+    "crc32"  # damaged text is no UTF-8
 )
 
-_Row = tuple[bytes, str, str, int, int, int]
+_Row = tuple[bytes, str, str, int, int, int, str, int]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=dict)  # a mapping of any kind
 
 
@@ -93,7 +95,7 @@ class AnswerCache:
             raise DiskError(f"{self.path}: cannot be read ({error}). Run the same command again.") from error
         if row is None or not _is_whole(row):
             return None
-        return Completion(row[1].decode(), row[2].decode(), Usage(row[3], row[4]))
+        return Completion(row[1].decode(), row[2].decode(), Usage(*row[3:6]), row[6].decode())
 
     def put(self, key: bytes, completion: Completion) -> None:
         """Store one answer. Raises `DiskError` if it cannot be written."""
@@ -122,7 +124,7 @@ class AnswerCache:
                 committed.set_result(None)
 
     def _write(self, rows: Sequence[_Row]) -> None:
-        self._insert("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)", rows)
+        self._insert("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def put_lost(self, usage: Usage) -> None:
         """Add the possible cost of a lost answer. Raises `DiskError` as `put`."""
@@ -135,10 +137,10 @@ class AnswerCache:
     def usage(self) -> Usage:
         """Return the tokens of all stored and lost answers."""
         row = self._database.execute(
-            "SELECT total(tokens_in), total(tokens_out) FROM "
-            "(SELECT tokens_in, tokens_out FROM answers UNION ALL SELECT tokens_in, tokens_out FROM lost)"
+            "SELECT total(tokens_in), total(tokens_out), total(tokens_thinking) FROM (SELECT tokens_in, tokens_out, "
+            "tokens_thinking FROM answers UNION ALL SELECT tokens_in, tokens_out, 0 FROM lost)"
         ).fetchone()
-        return Usage(int(row[0]), int(row[1]))
+        return Usage(*map(int, row))
 
     def __len__(self) -> int:
         return int(self._database.execute("SELECT count(*) FROM answers").fetchone()[0])
@@ -158,7 +160,10 @@ class AnswerCache:
 
 def _row(key: bytes, completion: Completion) -> _Row:
     usage = completion.usage
-    values = (key, completion.text, completion.finish_reason, usage.tokens_in, usage.tokens_out)
+    values = (
+        key, completion.text, completion.finish_reason, usage.tokens_in, usage.tokens_out, usage.tokens_thinking,
+        completion.thinking,
+    )  # fmt: skip
     return *values, row_checksum(values)
 
 
@@ -166,4 +171,4 @@ def _is_whole(row: tuple[Any, ...]) -> bool:
     """Return whether a row has the types of an answer and the checksum it was written with."""
     *values, checksum = row
     types = [type(value) for value in values]
-    return types == [bytes, bytes, bytes, int, int] and checksum == row_checksum(values)
+    return types == [bytes, bytes, bytes, int, int, int, bytes] and checksum == row_checksum(values)

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from kinject.augment.requests.chat import Parameters, split_thinking, with_thinking
 from kinject.augment.requests.generator import Transient
 from kinject.augment.requests.wire import (
     NoReply,
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEFAULT_URL = "https://api.openai.com/v1"
+_DEFAULT_VARIABLE = "OPENAI_API_KEY"
 _OVERLOADED = (429, 503, 529)
 _RETRIED = (408, 409, 425)
+_BAD_REQUEST = (400, 422)
 _GATEWAY = 502
 """From a gateway that cannot reach the endpoint: counts as no connection."""
 _MOST_MODELS = 20
@@ -61,6 +64,7 @@ class Endpoint:
         self._secrets = secret_filter(tuple(dict.fromkeys([self._key, *others])))
         self._client: openai.AsyncOpenAI  # set by `__aenter__`, as is `_post`
         self._post: Post
+        self._parameters = Parameters(section, self.url, self.shown)
         self._models: set[str] = set()
         self._open = contextlib.AsyncExitStack()
 
@@ -93,7 +97,11 @@ class Endpoint:
 
         Raises `Transient` if a retry may help, `EndpointError` if it will not (fatal: nor for any other request).
         """
-        reply = await self._post_body(json.dumps(self.body(messages, seed)).encode())
+        while True:
+            body = self.body(messages, seed)
+            reply = await self._post_body(json.dumps(body).encode())
+            if reply.status not in _BAD_REQUEST or not self._parameters.learn(body, reply.body):
+                break
         if not 200 <= reply.status < 300:
             if error_of(reply.body)[1] == "content_filter":  # some endpoints refuse the prompt, not the answer
                 return Completion("", "content_filter")
@@ -124,9 +132,11 @@ class Endpoint:
         answer = parse_completion(
             body, self.url, self._section.max_tokens, shown=self.shown, on_model=self._check_model
         )
-        text = self._secrets.redact(answer.text)
+        text, thinking = self._secrets.redact(answer.text), self._secrets.redact(answer.thinking)
         if text is not answer.text:
-            return replace(answer, text=text, finish_reason="secret")
+            return replace(answer, text=text, thinking=thinking, finish_reason="secret")
+        if thinking is not answer.thinking:
+            answer = replace(answer, thinking=thinking)
         return replace(answer, finish_reason=self.shown(answer.finish_reason)) if answer.finish_reason else answer
 
     def _check_model(self, name: str) -> None:
@@ -140,11 +150,7 @@ class Endpoint:
 
     def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
         """Return the body of a request."""
-        section = self._section
-        return {
-            "model": section.model, "messages": messages, "temperature": section.temperature,
-            "max_tokens": section.max_tokens, "seed": seed,
-        }  # fmt: skip
+        return self._parameters.body(messages, seed)
 
     @contextlib.asynccontextmanager
     async def calling(self) -> AsyncIterator[openai.AsyncOpenAI]:
@@ -172,6 +178,8 @@ class Endpoint:
         """Return the error for a row of a batch's results that is no answer."""
         reason = self.shown(error.get("message") or error if isinstance(error, dict) else error_of(body)[0])
         message = f"{self.url}: a request of a batch was answered {status} ({reason})."
+        if status in _BAD_REQUEST and self._parameters.learn(self.body((), 0), body):
+            return Transient(message, kind="server error")  # the next batch has other parameters
         if status is None or status in (*_OVERLOADED, *_RETRIED) or status >= 500:
             return Transient(message, kind="server error")
         return EndpointError(message)
@@ -219,6 +227,8 @@ class Endpoint:
         status = reply.status
         if status in (401, 403):
             variable = self._section.api_key_env
+            if not self._key:
+                return f"it wants a key ({status}: {reason}). Put one in the environment variable {variable}."
             return f"the key is refused ({status}: {reason}). Put a valid one in the environment variable {variable}."
         if status == 404:
             if model:
@@ -270,7 +280,9 @@ def _api_key(variable: str, url: str) -> str:
                 f"{url}: the key in {variable} travels unencrypted. Use https, unless the network is yours alone."
             )
         return key
-    if is_loopback(url):
+    if is_loopback(url) or (
+        url != DEFAULT_URL and variable == _DEFAULT_VARIABLE
+    ):  # a server of one's own may want none
         return ""
     raise EndpointError(
         f"{url}: the environment variable {variable} is not set. Put the endpoint's key in it "
@@ -309,7 +321,9 @@ def parse_completion(
         choices = value.get("choices") if value.get("error") else value["choices"]
         first = choices[0] if choices else {}
         message, reason = first.get("message") or {}, first.get("finish_reason")
-        text = _text(message.get("content"))
+        thinking, text = split_thinking(_text(message.get("content")))
+        apart = message.get("reasoning_content") or message.get("reasoning")  # of vLLM, DeepSeek, OpenRouter and others
+        thinking = apart if isinstance(apart, str) else thinking
         if not text and (value.get("error") or first.get("error")):
             raise _ErrorBody("error")
         if not choices:
@@ -328,7 +342,8 @@ def parse_completion(
     most = max_tokens * _CHARACTERS_OF_A_TOKEN
     if len(text) > most:
         text, reason = text[:most], "length"
-    return Completion(_utf8(text), _finish_reason(reason), used)
+    used = with_thinking(used, len(thinking), len(text))
+    return Completion(_utf8(text), _finish_reason(reason), used, _utf8(thinking[:most]))
 
 
 class _ErrorBody(ValueError):
@@ -366,7 +381,10 @@ def _finish_reason(value: object) -> str:
 def _usage(value: object) -> Usage:
     if not isinstance(value, Mapping):
         return Usage()
-    return Usage(_n_tokens(value.get("prompt_tokens")), _n_tokens(value.get("completion_tokens")))
+    details = value.get("completion_tokens_details")
+    thinking = _n_tokens(details.get("reasoning_tokens")) if isinstance(details, Mapping) else 0
+    n_out = _n_tokens(value.get("completion_tokens"))
+    return Usage(_n_tokens(value.get("prompt_tokens")), n_out, min(thinking, n_out))
 
 
 def _n_tokens(value: object) -> int:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from kinject.augment.requests import open_generator
 from kinject.augment.requests.cache import AnswerCache, request_key
+from kinject.augment.requests.chat import with_thinking
 from kinject.augment.requests.generator import Generator, Stopped, Transient
 from kinject.augment.requests.limits import AdaptiveConcurrency, Budget, Limits, RateLimit
 from kinject.errors import EndpointError
@@ -53,6 +54,7 @@ class Traffic:
     """Answers without a plausible token count."""
     tokens_in: int = 0
     tokens_out: int = 0
+    tokens_thinking: int = 0
     seconds: float = 0.0
 
     def counts(self) -> dict[str, object]:
@@ -87,6 +89,8 @@ class Sender:
         shared = partner.budget.shared if partner else None
         self.budget: Budget = Budget(limits, spent or Usage(), shared)
         self._cache = cache
+        self._limits = limits
+        self._thinking_before = spent.tokens_thinking if spent else 0
         self._concurrency = AdaptiveConcurrency(limits.concurrency)
         self._requests = RateLimit(limits.requests_per_minute, "requests_per_minute")
         self._tokens = RateLimit(limits.tokens_per_minute, "tokens_per_minute")
@@ -106,6 +110,11 @@ class Sender:
         """Whether the budget, shared with a partner, ended the run."""
         return self.budget.shared.empty
 
+    @property
+    def cost_of_thinking(self) -> float:
+        """The part of the run folder's cost that a reasoning model's thinking took, at this sender's prices."""
+        return self._limits.cost(0, self._thinking_before + self.traffic.tokens_thinking)
+
     def stop(self) -> None:
         """Send nothing more. Requests in flight may finish."""
         self._stopping.set()
@@ -120,7 +129,8 @@ class Sender:
         """Return the text beside the progress bar: tokens of this run and cost of the run folder."""
         if not self.traffic.n_answered or not self.generator.remote:
             return ""
-        text = f"{self.traffic.tokens_in:,} tokens in, {self.traffic.tokens_out:,} out"
+        thinking = f" ({self.traffic.tokens_thinking:,} thinking)" if self.traffic.tokens_thinking else ""
+        text = f"{self.traffic.tokens_in:,} tokens in, {self.traffic.tokens_out:,} out{thinking}"
         return f"{text}, cost {self.budget.spent:.4f}" if self.budget.spent else text
 
     async def send(self, messages: list[Message], seed: int) -> Completion:
@@ -225,8 +235,12 @@ class Sender:
             return completion
         self.traffic.n_estimated += 1
         whole = completion.finish_reason != "length"
-        n_out = math.ceil(len(text) / _CHARACTERS_PER_TOKEN) if whole or not most_out else most_out
-        return replace(completion, usage=Usage(usage.tokens_in or math.ceil(tokens_in), usage.tokens_out or n_out))
+        n_written = len(completion.thinking) + len(text)
+        n_out = usage.tokens_out or (
+            math.ceil(n_written / _CHARACTERS_PER_TOKEN) if whole or not most_out else most_out
+        )
+        used = Usage(usage.tokens_in or math.ceil(tokens_in), n_out, usage.tokens_thinking)
+        return replace(completion, usage=with_thinking(used, len(completion.thinking), len(text)))
 
     def _record_lost(self, fault: Transient, tokens_in: float, most_out: int) -> Usage | None:
         """Store and return the tokens that a fault may have cost: the most possible, where it reports none."""
@@ -242,6 +256,7 @@ class Sender:
         self.traffic.n_answered += 1
         self.traffic.tokens_in += usage.tokens_in
         self.traffic.tokens_out += usage.tokens_out
+        self.traffic.tokens_thinking += usage.tokens_thinking
         self._n_failures = 0
         self._silent_since = None
         self._last_answer = running_time()

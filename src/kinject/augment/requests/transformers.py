@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from kinject.augment.requests.chat import sampling_options, split_thinking, with_thinking
 from kinject.disk import is_folder
 from kinject.errors import EndpointError, InputError
 from kinject.models import model_hash
@@ -134,8 +135,9 @@ class LocalModel:
         tokenizer = self._loaded.tokenizer
         try:
             text = tokenizer.apply_chat_template(
-                [dict(one) for one in messages], add_generation_prompt=True, tokenize=False
-            )
+                [dict(one) for one in messages], add_generation_prompt=True, tokenize=False,
+                **(self._section.chat_template_kwargs or {}),
+            )  # fmt: skip
         except Exception as error:  # a template is a program: its expressions raise anything
             message = f"{self._section.model}: its chat template cannot be rendered ({str(error)[:200]}). Choose another model."
             raise InputError(message) from error
@@ -154,7 +156,7 @@ class LocalModel:
         config = GenerationConfig(
             do_sample=False, max_new_tokens=self._section.max_tokens, pad_token_id=ends[0], eos_token_id=ends
         )
-        draw = _draw(seeds, self._section.temperature, device)
+        draw = _draw(seeds, self._section, device)
         with torch.inference_mode():
             output = self._loaded.model.generate(
                 torch.tensor(rows, device=device), attention_mask=torch.tensor(mask, device=device),
@@ -176,8 +178,16 @@ class LocalModel:
 
     def _completion(self, n_prompt: int, tokens: list[int]) -> Completion:
         ended = bool(tokens) and tokens[-1] in self._ends()
-        text = str(self._loaded.tokenizer.decode(tokens, skip_special_tokens=True))
-        return Completion(text, "stop" if ended else "length", Usage(n_prompt, len(tokens)))
+        tokenizer = self._loaded.tokenizer
+        text = str(tokenizer.decode(tokens))  # special tokens mark channels and, in some vocabularies, thinking
+        thinking, answer = split_thinking(text)
+        if answer == text:
+            answer = str(tokenizer.decode(tokens, skip_special_tokens=True))
+        else:
+            for token in tokenizer.all_special_tokens:
+                answer = answer.replace(token, "")
+        usage = with_thinking(Usage(n_prompt, len(tokens)), len(thinking), len(answer))
+        return Completion(answer, "stop" if ended else "length", usage, thinking)
 
 
 def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
@@ -185,21 +195,30 @@ def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
     return tokens[: end + 1]
 
 
-def _draw(seeds: Sequence[int], temperature: float, device: str) -> Any:
-    """Return a logits processor after which the argmax is a sample from the softmax, with one seed for each row.
+def _draw(seeds: Sequence[int], section: GeneratorSection, device: str) -> Any:
+    """Return a logits processor after which the argmax is a sample from the section's distribution, one seed for each row.
 
-    Gumbel noise makes the argmax a sample: neither the size of a batch nor its other rows change an answer.
+    Temperature comes first, then top_k, top_p and min_p, as in transformers. Gumbel noise makes the argmax a sample: neither
+    the size of a batch nor its other rows change an answer.
     """
     import torch
+    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     generators = [torch.Generator(device=device).manual_seed(seed) for seed in seeds]
+    filters: list[Any] = [TemperatureLogitsWarper(section.temperature)] if section.temperature else []
+    filters += [TopKLogitsWarper(section.top_k)] if section.top_k is not None else []
+    filters += [TopPLogitsWarper(section.top_p)] if section.top_p is not None else []
+    filters += [MinPLogitsWarper(section.min_p)] if section.min_p is not None else []
 
     def process(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if not temperature:
+        if not section.temperature:
             return scores
+        scores = scores.float()
+        for one in filters:
+            scores = one(input_ids, scores)
         uniform = torch.stack([torch.rand(scores.shape[-1], generator=one, device=device) for one in generators])
         noise = -torch.log(-torch.log(uniform.clamp(1e-10, 1 - 1e-7)))
-        return scores.float() / temperature + noise
+        return scores + noise
 
     return process
 
@@ -208,5 +227,5 @@ def model_identity(section: GeneratorSection) -> dict[str, Any]:
     """Return everything besides messages and seed that shapes the answers."""
     return {
         "kind": "transformers", "model": section.model, "weights": weights_identity(section.model or ""),
-        "temperature": section.temperature, "max_tokens": section.max_tokens,
+        "temperature": section.temperature, "max_tokens": section.max_tokens, **sampling_options(section),
     }  # fmt: skip

@@ -1,0 +1,158 @@
+"""The ways in which chat models differ: the parameters that an endpoint takes, and the thinking in an answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from kinject.errors import EndpointError
+from kinject.recipe import GeneratorSection
+from kinject.types import Message, Usage
+
+log = logging.getLogger(__name__)
+
+OPTIONS = ("top_p", "top_k", "min_p", "stop", "reasoning_effort", "chat_template_kwargs")
+"""Fields of a generator that are sent where the recipe has them."""
+RESERVED = ("model", "messages", "stream", "n", "max_tokens", "max_completion_tokens", "temperature", "seed", *OPTIONS)
+"""Parameters that extra_body may not hold: kinject sets them, or its generator has a key of the same name."""
+_LENGTHS = ("max_tokens", "max_completion_tokens")
+_REFUSED = re.compile(
+    r"unsupported|not (?:be )?support|(?:does not|doesn['’]t|do not|don['’]t) (?:support|accept|take)|unrecogni[sz]ed"
+    r"|unknown|unexpected|extra[_ ](?:forbidden|inputs|fields)|not (?:permitted|allowed|accepted)|cannot find field",
+    re.IGNORECASE,
+)
+_LONGEST_ERROR = 10_000
+
+
+def sampling_options(section: GeneratorSection) -> dict[str, Any]:
+    """Return the options of sampling and of the chat template that the recipe has."""
+    options = {name: getattr(section, name) for name in (*OPTIONS, "extra_body")}
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    return given if section.send_seed else {**given, "send_seed": False}
+
+
+class Parameters:
+    """Writes the bodies of requests, with the parameters that the endpoint takes: its errors tell which those are.
+
+    Endpoints know `max_tokens` or `max_completion_tokens`; some models take no temperature or no seed. `shown` makes text
+    of the endpoint safe to print.
+    """
+
+    def __init__(self, section: GeneratorSection, url: str, shown: Callable[[object], str]) -> None:
+        self._section = section
+        self._url = url
+        self._shown = shown
+        by_openai = (urlsplit(url).hostname or "").endswith(".openai.com")
+        self._length = _LENGTHS[by_openai]
+        self._refused: set[str] = set()
+        options = {name: getattr(section, name) for name in OPTIONS}
+        self._options = {name: value for name, value in options.items() if value not in (None, ())}
+        self._options |= section.extra_body or {}
+
+    def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
+        """Return the body of a request."""
+        section = self._section
+        body: dict[str, Any] = {"model": section.model, "messages": messages}
+        if "temperature" not in self._refused:
+            body["temperature"] = section.temperature
+        body[self._length] = section.max_tokens
+        if section.send_seed and "seed" not in self._refused:
+            body["seed"] = seed
+        return {**body, **self._options}
+
+    def learn(self, sent: Mapping[str, Any], reply: bytes) -> bool:
+        """Return whether another body may be taken after a 400 or 422 (`reply`) to the body `sent`.
+
+        Raises `EndpointError` (fatal) if the endpoint refuses a parameter that the recipe asks for, or any limit of length.
+        """
+        name = refused_parameter(reply, [key for key in sent if key not in ("model", "messages")])
+        if name is None:
+            return False
+        if name not in self.body((), 0):  # learned meanwhile from the reply to another request
+            return True
+        reason = self._shown(reply[:_LONGEST_ERROR].decode("utf-8", "replace"))
+        if name in self._options:
+            where = "extra_body." if name in (self._section.extra_body or {}) else ""
+            message = f"the endpoint does not take generator.{where}{name} ({reason}). Remove it from the recipe."
+            raise EndpointError(f"{self._url}: {message}", fatal=True)
+        self._refused.add(name)
+        if name in _LENGTHS:
+            self._length = next((other for other in _LENGTHS if other not in self._refused), "")
+            if not self._length:
+                raise EndpointError(f"{self._url}: the endpoint takes no limit of tokens ({reason}).", fatal=True)
+            log.info(f"{self._url}: it takes {self._length} instead of {name}.")
+        elif name == "temperature":
+            log.warning(
+                f"{self._url}: this model does not take the temperature {self._section.temperature:g}; it uses its own."
+            )
+        else:
+            log.warning(f"{self._url}: it takes no seed; without the cache, a rerun would get other answers.")
+        return True
+
+
+def refused_parameter(reply: bytes, sent: Sequence[str]) -> str | None:
+    """Return the name of the parameter, one of `sent`, that an error says the endpoint does not take; None for other errors."""
+    text = reply[:_LONGEST_ERROR].decode("utf-8", "replace")
+    if not _REFUSED.search(text):
+        return None
+    try:
+        error = json.loads(reply)
+        name = error["error"]["param"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        name = None
+    if isinstance(name, str):
+        return name if name in sent else None
+    # A body that an error quotes may hold the names of all parameters; the refused one comes first.
+    found = {
+        match.start(): key for key in sent for match in [re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", text)] if match
+    }
+    return found[min(found)] if found else None
+
+
+_TAG = r"(?:seed:)?(?:think(?:ing)?|thought|reason(?:ing)?)"
+_THOUGHT = re.compile(
+    rf"\A\s*(?:<(?P<tag>{_TAG})>|(?P<bracket>\[THINK\])|(?P<triangle>◁think▷))(?P<thinking>.*?)"
+    r"(?(tag)</(?P=tag)>|(?(bracket)\[/THINK\]|◁/think▷))",
+    re.DOTALL | re.IGNORECASE,
+)
+_OPENED = re.compile(rf"\A\s*(?:<{_TAG}>|\[THINK\]|◁think▷)", re.IGNORECASE)
+_CLOSED = re.compile(rf"</{_TAG}>|\[/THINK\]|◁/think▷", re.IGNORECASE)
+_CHANNEL = re.compile(
+    r"<\|channel\|>\s*(\w+).{0,200}?<\|message\|>(.*?)(?=<\|(?:start|end|return|call|channel)\|>|\Z)", re.DOTALL
+)
+
+
+def split_thinking(text: str) -> tuple[str, str]:
+    """Return (thinking, answer) of a model's text.
+
+    Thinking is between tags (``<think>``, ``[THINK]`` and their like) at the beginning, before a closing tag whose opening
+    one the chat template wrote, or in every channel but the final one of the harmony format. A text that never stops
+    thinking has no answer.
+    """
+    if "<|channel|>" in text:
+        channels = _CHANNEL.findall(text)
+        answers = [content for name, content in channels if name == "final"]
+        return "".join(content for name, content in channels if name != "final").strip(), "".join(answers).strip()
+    if not ("<" in text or "[THINK]" in text or "◁" in text or "[/THINK]" in text):
+        return "", text
+    match = _THOUGHT.match(text)
+    if match is not None:
+        return match["thinking"].strip(), text[match.end() :].strip()
+    if _OPENED.match(text):
+        return _OPENED.sub("", text, count=1).strip(), ""
+    closed = _CLOSED.search(text)
+    if closed is not None:
+        return text[: closed.start()].strip(), text[closed.end() :].strip()
+    return "", text
+
+
+def with_thinking(usage: Usage, n_thinking: int, n_answer: int) -> Usage:
+    """Return `usage` with the tokens of thinking: those reported, else by its share of the characters."""
+    if usage.tokens_thinking or not usage.tokens_out or not n_thinking:
+        return usage
+    return replace(usage, tokens_thinking=round(usage.tokens_out * n_thinking / (n_thinking + n_answer)))

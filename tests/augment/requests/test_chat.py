@@ -1,0 +1,261 @@
+"""Chat models as they are: parameters that an endpoint refuses, thinking in answers, servers without a key."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from faulty_server import Hostile, Talk
+
+from kinject.augment import augment
+from kinject.augment.requests.chat import refused_parameter, split_thinking
+from kinject.augment.requests.endpoint import Endpoint, parse_completion
+from kinject.errors import EndpointError, RecipeError
+from kinject.recipe import GeneratorSection, Recipe
+
+Make = Callable[..., Recipe]
+THOUGHT = "<think>\nThe passage names one Person & 3 dates.\n\nI rewrite it.\n</think>\n\n"
+SENT = ("temperature", "max_tokens", "seed", "top_k")
+
+
+@pytest.fixture
+def talking() -> Iterator[Callable[..., Hostile]]:
+    """Start a server whose answers a script writes."""
+    import threading
+
+    servers = []
+
+    def start(script: Callable[[Talk, int], bool | None]) -> Hostile:
+        server = Hostile(script)
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.ended.set()
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "answer"),
+    [
+        ("An answer.", "", "An answer."),
+        ("2 < 3 and <b>bold</b>.", "", "2 < 3 and <b>bold</b>."),
+        ("<think>\na\n\nb\n</think>\n\nAn answer.", "a\n\nb", "An answer."),
+        ("<think></think>An answer.", "", "An answer."),
+        ("no opening tag\n</think>\nAn answer.", "no opening tag", "An answer."),
+        ("<think>never ends", "never ends", ""),
+        ("<thinking>a</thinking> An answer.", "a", "An answer."),
+        ("<seed:think>a</seed:think>An answer.", "a", "An answer."),
+        ("[THINK]a[/THINK]An answer.", "a", "An answer."),
+        ("◁think▷a◁/think▷An answer.", "a", "An answer."),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>An answer.<|return|>",
+            "a",
+            "An answer.",
+        ),
+        ("<|channel|>analysis<|message|>cut in the middle", "cut in the middle", ""),
+        (
+            "<|channel|>commentary to=x <|constrain|>json<|message|>b<|call|><|channel|>final<|message|>An answer.",
+            "b",
+            "An answer.",
+        ),
+    ],
+)
+def test_thinking_is_taken_off_the_answer(text: str, thinking: str, answer: str) -> None:
+    assert split_thinking(text) == (thinking, answer)
+
+
+@pytest.mark.parametrize(
+    ("reply", "name"),
+    [
+        # as OpenAI's o-series and GPT-5, vLLM, Mistral, Azure, Gemini's compatible endpoint and Groq answer
+        (
+            {"error": {"message": "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+             "'max_completion_tokens' instead.", "type": "invalid_request_error", "param": "max_tokens",
+             "code": "unsupported_parameter"}}, "max_tokens",
+        ),
+        (
+            {"error": {"message": "Unsupported value: 'temperature' does not support 0.7 with this model. Only the default (1) "
+             "value is supported.", "param": "temperature", "code": "unsupported_value"}}, "temperature",
+        ),
+        ({"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]}, "seed"),
+        ({"error": {"message": "Unrecognized request argument supplied: seed", "param": None}}, "seed"),
+        ([{"error": {"code": 400, "message": "Invalid JSON payload. Unknown name \"top_k\": Cannot find field."}}], "top_k"),
+        ({"error": {"message": "property 'top_k' is unsupported"}}, "top_k"),
+        # refusals of a value, or of something else
+        ({"error": {"message": "max_tokens is too large: 9000. This model supports at most 4096.", "param": "max_tokens"}}, None),
+        ({"error": {"message": "This model does not support image inputs", "param": "messages"}}, None),
+        ({"error": {"message": "maximum context length is 4096 tokens, you requested 5000 (max_tokens 1024)"}}, None),
+        ("nothing", None),
+    ],
+)  # fmt: skip
+def test_the_parameter_that_an_error_refuses_is_found(reply: object, name: str | None) -> None:
+    assert refused_parameter(json.dumps(reply).encode(), SENT) == name
+
+
+def test_parameters_that_the_endpoint_refuses_are_left_out_and_remembered(
+    make_recipe: Make, talking: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def reasoning(talk: Talk, number: int) -> bool | None:
+        request = json.loads(talk.body)
+        for name, code in (("max_tokens", "unsupported_parameter"), ("temperature", "unsupported_value")):
+            if name in request:
+                message = f"Unsupported: '{name}' is not supported with this model."
+                return talk.say(400, json.dumps({"error": {"message": message, "param": name, "code": code}}).encode())
+        return None
+
+    server = talking(reasoning)
+    result = augment(
+        make_recipe(server.url, styles={"paraphrase": 2}, generator__concurrency=1, generator__max_tokens=321)
+    )
+    assert (result.got, result.failed) == (24, {})
+    requests = [json.loads(body) for body in server.seen]
+    assert len(requests) == len(server.good) + 2  # each was asked once
+    assert all(request["max_completion_tokens"] == 321 for request in requests[1:])
+    assert all("temperature" not in request and "seed" in request for request in requests[2:])
+    assert caplog.text.count("does not take the temperature 1") == 1
+
+
+def test_many_requests_at_once_learn_of_one_parameter_together(make_recipe: Make, talking: Any) -> None:
+    def without_seed(talk: Talk, number: int) -> bool | None:
+        if "seed" not in json.loads(talk.body):
+            talk.body = json.dumps({**json.loads(talk.body), "seed": number}).encode()
+            return None
+        detail = [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]
+        return talk.say(422, json.dumps({"detail": detail}).encode())
+
+    server = talking(without_seed)
+    result = augment(make_recipe(server.url, styles={"paraphrase": 2}, generator__concurrency=8))
+    assert (result.got, result.failed) == (24, {})
+
+
+def test_an_option_of_the_recipe_that_the_endpoint_refuses_ends_the_run_by_its_name(
+    make_recipe: Make, talking: Any
+) -> None:
+    def refuses(talk: Talk, number: int) -> bool | None:
+        return talk.say(400, b'{"error": {"message": "Unknown name \\"repetition_penalty\\": Cannot find field."}}')
+
+    server = talking(refuses)
+    with pytest.raises(
+        EndpointError, match=r"does not take generator\.extra_body\.repetition_penalty .*Remove it"
+    ) as caught:
+        augment(make_recipe(server.url, generator__extra_body={"repetition_penalty": 1.1}, generator__concurrency=1))
+    assert caught.value.fatal
+    assert len(server.seen) == 1
+
+
+def test_what_the_recipe_says_is_sent_and_shapes_the_cache(make_recipe: Make, talking: Any) -> None:
+    server = talking(lambda talk, number: None)
+    options = {
+        "top_p": 0.9, "top_k": 40, "min_p": 0.05, "stop": ["###"], "reasoning_effort": "low",
+        "chat_template_kwargs": {"enable_thinking": False}, "extra_body": {"repetition_penalty": 1.1},
+    }  # fmt: skip
+    given = {f"generator__{name}": value for name, value in options.items()}
+    result = augment(make_recipe(server.url, styles={"paraphrase": 1}, **given))
+    sent = json.loads(server.seen[0])
+    assert {name: sent[name] for name in (*options, "repetition_penalty") if name != "extra_body"} == {
+        **{name: value for name, value in options.items() if name != "extra_body"}, "repetition_penalty": 1.1,
+    }  # fmt: skip
+    assert result.n_sent == 12
+    assert augment(make_recipe(server.url, styles={"paraphrase": 1}, **given)).n_sent == 0
+    given["generator__top_p"] = 0.5
+    assert augment(make_recipe(server.url, styles={"paraphrase": 1}, **given)).n_sent == 12
+
+
+@pytest.mark.parametrize(
+    ("generator", "fault"),
+    [
+        ({"extra_body": {"messages": []}}, "extra_body.messages: is not read here. Use nothing: kinject sets it."),
+        ({"extra_body": {"top_p": 1}}, "extra_body.top_p: is not read here. Use the generator's own key top_p."),
+        ({"kind": "sandbox", "top_p": 0.5}, "top_p: is not for kind: sandbox. Remove it."),
+        ({"kind": "transformers", "send_seed": False}, "send_seed: is not for kind: transformers. Remove it."),
+    ],
+)
+def test_options_that_nothing_reads_are_refused(make_recipe: Make, generator: dict[str, Any], fault: str) -> None:
+    given = {f"generator__{name}": value for name, value in generator.items()}
+    with pytest.raises(RecipeError) as caught:
+        augment(make_recipe("http://127.0.0.1:9/v1", **given))
+    assert f"augment.generator.{fault}" in str(caught.value)
+
+
+@pytest.mark.parametrize("way", ["tags", "field"])
+def test_a_reasoning_model_is_accepted_as_often_as_one_that_does_not_think(
+    make_recipe: Make, talking: Any, way: str, tmp_path: Any
+) -> None:
+    def think(value: dict[str, Any]) -> None:
+        message = value["choices"][0]["message"]
+        if way == "tags":
+            message["content"] = THOUGHT + message["content"]
+        else:
+            message["reasoning_content"] = THOUGHT
+            value["usage"]["completion_tokens_details"] = {"reasoning_tokens": 40}
+
+    given = {"generator__price_out": 10.0, "keep_thinking": True}
+    server = talking(lambda talk, number: talk.say(200, talk.completion(think)))
+    result = augment(make_recipe(server.url, **given))
+    assert (result.got, result.refused) == (36, {})
+    rows = [json.loads(line) for line in result.variants_path.read_text().splitlines()]
+    assert all("I rewrite it." in row["thinking"] and "think" not in row["text"] for row in rows)
+    assert result.tokens_thinking == sum(row["usage"]["tokens_thinking"] for row in rows)
+    shares = [row["usage"]["tokens_thinking"] / row["usage"]["tokens_out"] for row in rows]
+    if way == "field":
+        assert set(shares) == {0.8}
+    else:  # by characters, where the endpoint does not tell
+        thought = len(THOUGHT.strip().removeprefix("<think>").removesuffix("</think>").strip())
+        for row, share in zip(rows, shares, strict=True):
+            assert share == pytest.approx(thought / (thought + len(row["text"])), abs=0.011)
+    assert result.cost_of_thinking == pytest.approx(result.tokens_thinking * 10 / 1e6)
+    again = augment(make_recipe(server.url, **given))
+    assert (again.n_sent, again.tokens_thinking, again.cost_of_thinking) == (
+        0,
+        result.tokens_thinking,
+        result.cost_of_thinking,
+    )
+
+
+def test_thinking_is_stored_only_on_request(make_recipe: Make, talking: Any) -> None:
+    def think(value: dict[str, Any]) -> None:
+        value["choices"][0]["message"]["content"] = THOUGHT + value["choices"][0]["message"]["content"]
+
+    server = talking(lambda talk, number: talk.say(200, talk.completion(think)))
+    result = augment(make_recipe(server.url, styles={"paraphrase": 1}))
+    assert "I rewrite it." not in result.variants_path.read_text()
+    kept = augment(make_recipe(server.url, styles={"paraphrase": 2}, keep_thinking=True))
+    assert kept.variants_path.read_text().count("I rewrite it.") == 12
+
+
+def test_a_key_in_thinking_is_redacted(canary_key: str) -> None:
+    message = {"content": "An answer.", "reasoning": f"the key is {canary_key}"}
+    reply = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
+    answer = Endpoint(GeneratorSection("openai", model="m", base_url="http://127.0.0.1:9/v1")).parse(reply)
+    assert (answer.text, answer.finish_reason) == ("An answer.", "stop")
+    assert canary_key not in answer.thinking
+    assert "the key is" in answer.thinking
+
+
+def test_a_text_that_only_thinks_has_no_answer() -> None:
+    reply = json.dumps({"choices": [{"message": {"content": "<think>so"}, "finish_reason": "length"}]}).encode()
+    answer = parse_completion(reply, "u", 100)
+    assert (answer.text, answer.finish_reason, answer.thinking) == ("", "length", "so")
+
+
+def test_openai_is_sent_the_limit_that_all_its_models_take_and_others_the_usual_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-something-of-length")
+    of_openai = Endpoint(GeneratorSection("openai", model="m")).body([], 1)
+    assert of_openai["max_completion_tokens"] == 1024
+    assert "max_tokens" not in of_openai
+    other = Endpoint(GeneratorSection("openai", model="m", base_url="http://10.0.0.1/v1", send_seed=False)).body([], 1)
+    assert other["max_tokens"] == 1024
+    assert "seed" not in other
+
+
+def test_a_server_without_a_key_works_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    Endpoint(GeneratorSection("openai", model="m", base_url="http://vllm.example.org:8000/v1"))
+    with pytest.raises(EndpointError, match="OPENAI_API_KEY is not set"):
+        Endpoint(GeneratorSection("openai", model="m"))
