@@ -161,3 +161,19 @@ def test_drawing_leaves_the_users_matplotlib_settings_alone() -> None:
     finally:
         matplotlib.rcdefaults()
     assert render_png(accuracy_by_arm(View(make_report()))) == first_bytes
+
+
+def test_a_figure_is_laid_out_once_and_drawn_once_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    done: list[str] = []
+    draw, execute = Figure.draw, ConstrainedLayoutEngine.execute
+    monkeypatch.setattr(Figure, "draw", lambda self, renderer: (done.append("drawn"), draw(self, renderer)))
+    monkeypatch.setattr(
+        ConstrainedLayoutEngine, "execute", lambda self, figure: (done.append("laid out"), execute(self, figure))
+    )
+    figure = accuracy_by_arm(View(make_report()), columns=2)
+    render_svg(figure)
+    render_png(figure)
+    assert done == ["laid out", "drawn", "drawn"]

@@ -166,10 +166,11 @@ def render_svg(figure: Figure) -> str:
 
 
 def _place(figure: Figure) -> None:
-    """Lay the figure out once: each file would do it again, for most of the time that a report takes."""
-    if figure.get_layout_engine() is not None:
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
+    """Lay the figure out once, and draw it no more often than there are files: matplotlib would do both for each file."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine(None)  # with "none" each file would draw it once more to see where things are
 
 
 def inline_svg(svg: str, *, prefix: str, label: str) -> str:
