@@ -389,6 +389,8 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
         path = ("adapter", key)
         if key in ADAPTER_REFUSED:
             checker.report(path, ADAPTER_REFUSED[key])
+        elif value == []:
+            checker.report(path, "found an empty list. Name at least one, or remove the line.")
         elif key in known:
             checker.is_in_bounds(
                 checker.value(field_hint(known[key], hints[key]), value, path), RANGES.get(key, {}), path
