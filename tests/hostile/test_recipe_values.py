@@ -49,6 +49,8 @@ def test_any_value_of_any_key_is_trained_with_or_refused_by_name(folder: Path) -
         ("study.cache_dir", "a" * 300),
         ("questions.closed_book", str(2**31)),
         ("regularization.kl", "1.0e+39"),
+        ("adapter.trainable_token_indices", "[]"),
+        ("model.new.num_hidden_layers", "-9223372036854775808"),
         ("questions.generator.tokens_per_minute", "2"),
     ],
 )

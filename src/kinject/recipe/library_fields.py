@@ -348,6 +348,8 @@ def _check_combination(name: str, arguments: Mapping[str, Any], trainer: Mapping
 _NEW_RANGES: Mapping[str, Mapping[str, Any]] = {
     "eps": {"min": 1e-30, "max": 1}, "epsilon": {"min": 1e-30, "max": 1}, "dropout": _UNIT, "pdrop": _UNIT,
     "initializer_range": {"min": 1e-6, "max": 10},
+    "num_hidden_layers": {"min": 1, "max": 10_000}, "hidden_size": {"min": 1, "max": 10**6},
+    "vocab_size": {"min": 1, "max": 10**8},
 }  # fmt: skip
 """End of the name of a model's config field -> its bounds. Building the model shows whether its sizes fit each other."""
 
@@ -387,6 +389,8 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
         path = ("adapter", key)
         if key in ADAPTER_REFUSED:
             checker.report(path, ADAPTER_REFUSED[key])
+        elif value == []:
+            checker.report(path, "found an empty list. Name at least one, or remove the line.")
         elif key in known:
             checker.is_in_bounds(
                 checker.value(field_hint(known[key], hints[key]), value, path), RANGES.get(key, {}), path

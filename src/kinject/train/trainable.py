@@ -90,7 +90,8 @@ def check_model(recipe: TrainRecipe) -> None:
         except Exception:  # noqa: BLE001 (loading the folder reports what is wrong with it)
             return
         freeze(empty, recipe)
-        _check_last_layers(recipe, config)
+        if wants_layers:
+            _check_last_layers(recipe, config)
         if wants_router and not hasattr(config.get_text_config(), "router_aux_loss_coef"):
             fault = f"is for mixtures of experts, and {config.model_type} is none. Remove the line."
             faults.append(("trainer.router_aux_loss_coef", fault))
