@@ -97,7 +97,10 @@ def _can_fork(args: Any, environment: dict[str, str], streams: Sequence[int]) ->
     option = next((str(word) for word in args[1:] if word != "-u"), "-")
     if option.startswith("-") and option not in ("-m", "-c"):
         return False
-    if _early(environment) != _early(_started_with):
+    changed = _early(environment).items() ^ _early(_started_with).items()
+    if changed:
+        with open(f"{_server}.log", "a") as log:
+            print("not forked:", args[1:4], *sorted({name for name, _ in changed}), file=log)
         return False
     try:
         return not any(os.isatty(stream) or not os.fstat(stream) for stream in streams)
@@ -123,7 +126,7 @@ def use(path: Path, environment: Mapping[str, str]) -> None:
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(str(path))
             listener.listen(64)  # who connects before the imports are done waits
-            with open(f"{path}.log", "wb") as log:
+            with open(f"{path}.log", "ab") as log:
                 server = subprocess.Popen(
                     [sys.executable, __file__, str(listener.fileno()), str(path)], pass_fds=[listener.fileno()],
                     env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
