@@ -32,9 +32,10 @@ for room in (
 ):  # helper modules: pytest's importlib mode leaves sys.path alone
     sys.path.insert(0, str(Path(__file__).parent / room))
 SHARED = ROOT.parent / "shared"
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # started in the background of a script it would be ignored here and below
+# Started in the background of a script, or by nohup, the tests and what they start would ignore these.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(_number, signal.SIG_DFL)
 
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -301,7 +301,7 @@ def _input_fault(value: str, kind: str, *, must_exist: bool) -> str:
         return ""
     if must_exist and not _is_input(value, kind):
         return f"found {value!r}, but nothing is there.{_hint_at_path(value)}"
-    if must_exist and kind == "file":
+    if must_exist and kind == "file" and not is_folder(value):
         try:
             check_regular(Path(value))
         except DiskError as error:

@@ -210,6 +210,10 @@ def _adapter() -> Schema:
     from peft import LoraConfig
 
     properties = {key: value for key, value in _fields_of(LoraConfig, field_hint).items() if key not in ADAPTER_REFUSED}
+    for shape in properties.values():
+        for option in (shape, *shape.get("anyOf", ())):
+            if "array" in (option.get("type") or ()):  # a list names at least one
+                option["minItems"] = 1
     properties[MERGE] = {"description": "Fold the adapter into the base weights when training ends.", "default": False}
     return {"properties": properties, "additionalProperties": False}
 

@@ -116,7 +116,9 @@ def _arm_faults(recipe: StudyRecipe, check_inputs: bool) -> Iterator[Fault]:
         elif arm.corpus not in ("augmented", "random") and not is_file(arm.corpus):
             if Path(arm.corpus).suffix and not check_inputs:
                 continue
-            yield recipe.fault((*key_path, "corpus"), f"found {arm.corpus!r}: neither augmented, random, nor a file.")
+            yield recipe.fault(
+                (*key_path, "corpus"), f"found {arm.corpus!r}: neither augmented, random, nor a file. Check the path."
+            )
 
 
 def _tune_faults(recipe: StudyRecipe) -> Iterator[Fault]:
