@@ -162,16 +162,6 @@ def tiny_model(tmp_path: Path, tiny_tokenizer: transformers.PreTrainedTokenizerB
     return folder
 
 
-@pytest.fixture(autouse=True)
-def same_environment() -> Iterator[None]:
-    """Take out of the environment what a test, or a library that it was the first to use (ray, inductor), put into it."""
-    before = dict(os.environ)
-    yield
-    if dict(os.environ) != before:
-        os.environ.clear()
-        os.environ.update(before)
-
-
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
     """A process that has imported the libraries, shared by all workers of this run."""

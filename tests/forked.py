@@ -34,6 +34,7 @@ from typing import Any
 LATE = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_\w+|TORCHELASTIC_\w+|ACCELERATE_\w+|PYTEST_\w+|PYTHONPATH|"
     r"TORCH_NCCL_ASYNC_ERROR_HANDLING|TMPDIR|COLUMNS|\w*KEY|OPENAI_\w+|KINJECT_\w+|WANDB_\w+|TENSORBOARD_\w+|MLFLOW_\w+|"
+    r"RAY_\w+|PYTHONBREAKPOINT|TORCHINDUCTOR_\w+|TRITON_\w+|"  # set by ray and inductor when they are first used
     r"GOMP_SPINCOUNT|TOKENIZERS_PARALLELISM|HF_HUB_DISABLE_TELEMETRY|MPLBACKEND"  # kinject.cli sets these
 )
 """Variables that are read after the imports, if at all: they may differ from the server's."""
