@@ -17,12 +17,12 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kinject.corpus.tokenize import IGNORED, TokenAccount, TokenRow
+from kinject.corpus.tokenize import IGNORED, LazyRows, TokenAccount, TokenRow
 
 _ROUND_BLOCKS = 8
 """A round of the epoch holds at least this many blocks; smaller ones would leave too much room unused."""
@@ -74,7 +74,7 @@ class Segment(NamedTuple):
         return self.end - self.start
 
 
-class ConcatRows(Sequence[TokenRow]):
+class ConcatRows(LazyRows[TokenRow]):
     """Several sequences of token rows as one, without a copy."""
 
     def __init__(self, parts: Sequence[Sequence[TokenRow]]) -> None:
@@ -84,20 +84,13 @@ class ConcatRows(Sequence[TokenRow]):
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
 
-    @overload
-    def __getitem__(self, index: int) -> TokenRow: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[TokenRow]: ...
-    def __getitem__(self, index: int | slice) -> TokenRow | list[TokenRow]:
-        """Return one row, or several."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
+    def read_row(self, index: int) -> TokenRow:
+        """Return the row with this number."""
         part = bisect_right(self._starts, index) - 1
         return self.parts[part][index - self._starts[part]]
 
 
-class PickedRows(Sequence[TokenRow]):
+class PickedRows(LazyRows[TokenRow]):
     """The rows of `source` with the numbers `indices`, without a copy."""
 
     def __init__(self, source: Sequence[TokenRow], indices: Sequence[int]) -> None:
@@ -106,18 +99,12 @@ class PickedRows(Sequence[TokenRow]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    @overload
-    def __getitem__(self, index: int) -> TokenRow: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[TokenRow]: ...
-    def __getitem__(self, index: int | slice) -> TokenRow | list[TokenRow]:
-        """Return one row, or several."""
-        if isinstance(index, slice):
-            return [self.source[i] for i in self.indices[index]]
+    def read_row(self, index: int) -> TokenRow:
+        """Return the row with this number."""
         return self.source[self.indices[index]]
 
 
-class PackedRows(Sequence[TrainingRow]):
+class PackedRows(LazyRows[TrainingRow]):
     """The training rows of an epoch. A row is made when it is read.
 
     In memory are 24 bytes a segment; the tokens stay in `source`. If `joined`, the segments of a row are one text
@@ -164,15 +151,8 @@ class PackedRows(Sequence[TrainingRow]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> TrainingRow: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[TrainingRow]: ...
-    def __getitem__(self, index: int | slice) -> TrainingRow | list[TrainingRow]:
-        """Return one row, or several."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
+    def read_row(self, index: int) -> TrainingRow:
+        """Return the row with this number."""
         segments = self.segments(index)
         texts = [self.source[number] for number, _, _ in segments]
         documents = tuple(dict.fromkeys(text.document_id for text in texts))

@@ -16,6 +16,7 @@ import os
 import random
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -228,7 +229,25 @@ def _shuffled_forever(
             yield from tokenize([rows[index] for index in indices] if pick is None else pick(indices))
 
 
-class TokenStore(Sequence[TokenRow]):
+class LazyRows(Sequence[Row], ABC):
+    """Rows that are made when they are read, by `read_row`."""
+
+    @abstractmethod
+    def read_row(self, index: int) -> Row:
+        """Return the row with this number, which is from 0 to the length."""
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        """Return one row, or several."""
+        if isinstance(index, slice):
+            return [self.read_row(i) for i in range(*index.indices(len(self)))]
+        return self.read_row(range(len(self))[index])
+
+
+class TokenStore(LazyRows[TokenRow]):
     """The rows of one cache entry in order, mapped from disk; `origin` is given to each."""
 
     def __init__(self, folder: Path, origin: str) -> None:
@@ -245,15 +264,8 @@ class TokenStore(Sequence[TokenRow]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> TokenRow: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[TokenRow]: ...
-    def __getitem__(self, index: int | slice) -> TokenRow | list[TokenRow]:
-        """Return one row (its arrays are views of the files), or several."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
+    def read_row(self, index: int) -> TokenRow:
+        """Return the row with this number; its arrays are views of the files."""
         start, end = int(self._ends[index - 1]) if index else 0, int(self._ends[index])
         document = int(self._documents[index])
         name = self._names[document] if document >= 0 else ""

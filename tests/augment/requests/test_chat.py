@@ -1,11 +1,11 @@
 """Chat models as they are: parameters that an endpoint refuses, thinking in answers, servers without a key."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from faulty_server import Hostile, Talk
+from faulty_server import Talk
 
 from kinject.augment import augment
 from kinject.augment.requests.chat import refused_parameter, split_thinking
@@ -16,26 +16,6 @@ from kinject.recipe import GeneratorSection, Recipe
 Make = Callable[..., Recipe]
 THOUGHT = "<think>\nThe passage names one Person & 3 dates.\n\nI rewrite it.\n</think>\n\n"
 SENT = ("temperature", "max_tokens", "seed", "top_k")
-
-
-@pytest.fixture
-def talking() -> Iterator[Callable[..., Hostile]]:
-    """Start a server whose answers a script writes."""
-    import threading
-
-    servers = []
-
-    def start(script: Callable[[Talk, int], bool | None]) -> Hostile:
-        server = Hostile(script)
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        servers.append(server)
-        return server
-
-    yield start
-    for server in servers:
-        server.ended.set()
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.mark.parametrize(
@@ -97,7 +77,7 @@ def test_the_parameter_that_an_error_refuses_is_found(reply: object, name: str |
 
 
 def test_parameters_that_the_endpoint_refuses_are_left_out_and_remembered(
-    make_recipe: Make, talking: Any, caplog: pytest.LogCaptureFixture
+    make_recipe: Make, hostile: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def reasoning(talk: Talk, number: int) -> bool | None:
         request = json.loads(talk.body)
@@ -107,7 +87,7 @@ def test_parameters_that_the_endpoint_refuses_are_left_out_and_remembered(
                 return talk.say(400, json.dumps({"error": {"message": message, "param": name, "code": code}}).encode())
         return None
 
-    server = talking(reasoning)
+    server = hostile(reasoning)
     result = augment(
         make_recipe(server.url, styles={"paraphrase": 2}, generator__concurrency=1, generator__max_tokens=321)
     )
@@ -119,7 +99,7 @@ def test_parameters_that_the_endpoint_refuses_are_left_out_and_remembered(
     assert caplog.text.count("does not take the temperature 1") == 1
 
 
-def test_many_requests_at_once_learn_of_one_parameter_together(make_recipe: Make, talking: Any) -> None:
+def test_many_requests_at_once_learn_of_one_parameter_together(make_recipe: Make, hostile: Any) -> None:
     def without_seed(talk: Talk, number: int) -> bool | None:
         if "seed" not in json.loads(talk.body):
             talk.body = json.dumps({**json.loads(talk.body), "seed": number}).encode()
@@ -127,18 +107,18 @@ def test_many_requests_at_once_learn_of_one_parameter_together(make_recipe: Make
         detail = [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]
         return talk.say(422, json.dumps({"detail": detail}).encode())
 
-    server = talking(without_seed)
+    server = hostile(without_seed)
     result = augment(make_recipe(server.url, styles={"paraphrase": 2}, generator__concurrency=8))
     assert (result.got, result.failed) == (24, {})
 
 
 def test_an_option_of_the_recipe_that_the_endpoint_refuses_ends_the_run_by_its_name(
-    make_recipe: Make, talking: Any
+    make_recipe: Make, hostile: Any
 ) -> None:
     def refuses(talk: Talk, number: int) -> bool | None:
         return talk.say(400, b'{"error": {"message": "Unknown name \\"repetition_penalty\\": Cannot find field."}}')
 
-    server = talking(refuses)
+    server = hostile(refuses)
     with pytest.raises(
         EndpointError, match=r"does not take generator\.extra_body\.repetition_penalty .*Remove it"
     ) as caught:
@@ -147,8 +127,8 @@ def test_an_option_of_the_recipe_that_the_endpoint_refuses_ends_the_run_by_its_n
     assert len(server.seen) == 1
 
 
-def test_what_the_recipe_says_is_sent_and_shapes_the_cache(make_recipe: Make, talking: Any) -> None:
-    server = talking(lambda talk, number: None)
+def test_what_the_recipe_says_is_sent_and_shapes_the_cache(make_recipe: Make, hostile: Any) -> None:
+    server = hostile(lambda talk, number: None)
     options = {
         "top_p": 0.9, "top_k": 40, "min_p": 0.05, "stop": ["###"], "reasoning_effort": "low",
         "chat_template_kwargs": {"enable_thinking": False}, "extra_body": {"repetition_penalty": 1.1},
@@ -183,7 +163,7 @@ def test_options_that_nothing_reads_are_refused(make_recipe: Make, generator: di
 
 @pytest.mark.parametrize("way", ["tags", "field"])
 def test_a_reasoning_model_is_accepted_as_often_as_one_that_does_not_think(
-    make_recipe: Make, talking: Any, way: str, tmp_path: Any
+    make_recipe: Make, hostile: Any, way: str, tmp_path: Any
 ) -> None:
     def think(value: dict[str, Any]) -> None:
         message = value["choices"][0]["message"]
@@ -194,7 +174,7 @@ def test_a_reasoning_model_is_accepted_as_often_as_one_that_does_not_think(
             value["usage"]["completion_tokens_details"] = {"reasoning_tokens": 40}
 
     given = {"generator__price_out": 10.0, "keep_thinking": True}
-    server = talking(lambda talk, number: talk.say(200, talk.completion(think)))
+    server = hostile(lambda talk, number: talk.say(200, talk.completion(think)))
     result = augment(make_recipe(server.url, **given))
     assert (result.got, result.refused) == (36, {})
     rows = [json.loads(line) for line in result.variants_path.read_text().splitlines()]
@@ -216,11 +196,11 @@ def test_a_reasoning_model_is_accepted_as_often_as_one_that_does_not_think(
     )
 
 
-def test_thinking_is_stored_only_on_request(make_recipe: Make, talking: Any) -> None:
+def test_thinking_is_stored_only_on_request(make_recipe: Make, hostile: Any) -> None:
     def think(value: dict[str, Any]) -> None:
         value["choices"][0]["message"]["content"] = THOUGHT + value["choices"][0]["message"]["content"]
 
-    server = talking(lambda talk, number: talk.say(200, talk.completion(think)))
+    server = hostile(lambda talk, number: talk.say(200, talk.completion(think)))
     result = augment(make_recipe(server.url, styles={"paraphrase": 1}))
     assert "I rewrite it." not in result.variants_path.read_text()
     kept = augment(make_recipe(server.url, styles={"paraphrase": 2}, keep_thinking=True))

@@ -30,10 +30,15 @@ _LONGEST_ERROR = 10_000
 
 
 def sampling_options(section: GeneratorSection) -> dict[str, Any]:
-    """Return the options of sampling and of the chat template that the recipe has."""
-    options = {name: getattr(section, name) for name in (*OPTIONS, "extra_body")}
-    given = {name: value for name, value in options.items() if value not in (None, ())}
+    """Return what `generator_identity` holds of the options of sampling and of the chat template: those of the recipe."""
+    given = _given(section, (*OPTIONS, "extra_body"))
     return given if section.send_seed else {**given, "send_seed": False}
+
+
+def _given(section: GeneratorSection, names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of these names that the recipe has."""
+    fields = {name: getattr(section, name) for name in names}
+    return {name: value for name, value in fields.items() if value not in (None, ())}
 
 
 class Parameters:
@@ -50,9 +55,7 @@ class Parameters:
         by_openai = (urlsplit(url).hostname or "").endswith(".openai.com")
         self._length = _LENGTHS[by_openai]
         self._refused: set[str] = set()
-        options = {name: getattr(section, name) for name in OPTIONS}
-        self._options = {name: value for name, value in options.items() if value not in (None, ())}
-        self._options |= section.extra_body or {}
+        self._options = _given(section, OPTIONS) | dict(section.extra_body or {})
 
     def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
         """Return the body of a request."""
