@@ -38,7 +38,7 @@ def detect_language(text: str) -> str:
     reliable, _, ((_, code, percent, _), *_) = pycld2.detect(readable)
     if not reliable or code == "un" or percent < _MIN_PERCENT:
         return ""
-    return _CODES.get(code, code)
+    return str(_CODES.get(code, code))
 
 
 def find_script(text: str) -> str:
