@@ -280,6 +280,8 @@ class Claim:
     p_holm: float | None
     source: str = ""
     """The paper whose claim it is."""
+    declared_late: bool = False
+    """Whether it was written, or changed, after test questions had been answered."""
 
 
 @dataclass(frozen=True, slots=True)

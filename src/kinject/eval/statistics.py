@@ -119,7 +119,9 @@ def aligned(*matrices: CorrectnessMatrix) -> list[CorrectnessMatrix]:
         for matrix in matrices
     ]  # fmt: skip
     if len({part.clusters for part in parts}) > 1:
-        clusters = tuple(next(filter(None, names), "") for names in zip(*(part.clusters for part in parts), strict=True))
+        clusters = tuple(
+            next(filter(None, names), "") for names in zip(*(part.clusters for part in parts), strict=True)
+        )
         parts = [replace(part, clusters=clusters) for part in parts]
     return parts
 

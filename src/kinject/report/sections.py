@@ -231,7 +231,11 @@ def _guessing(view: View) -> tuple[Block, ...]:
 def _claims(view: View) -> Section:
     if not view.report.claims:
         return Section("Claims", _absent(view, "This study's recipe declares no claims, so none was tested."))
-    about = "Declared in the recipe before the study ran; p is corrected by Holm over all of them. ✓ shown: p < 0.05 that way."
+    late = any(claim.declared_late for claim in view.report.claims)
+    about = (
+        f"Declared in the recipe before test questions were answered{', unless marked' if late else ''}; p is corrected by "
+        "Holm over all of them. ✓ shown: p < 0.05 that way."
+    )
     return Section("Claims", (claims_table(view.report.claims), Bullets((about,), small=True)))
 
 
