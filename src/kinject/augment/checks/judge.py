@@ -10,7 +10,7 @@ from itertools import cycle, islice
 from random import Random
 
 from kinject.augment.checks.checker import Verdict
-from kinject.augment.checks.facts import find_language, find_script
+from kinject.augment.checks.language import detect_language
 from kinject.augment.checks.planted_errors import ALL_KINDS, find_names, plant_error
 from kinject.augment.checks.prompt_injection import has_injection
 from kinject.augment.prompts import judge_messages
@@ -28,9 +28,6 @@ _VERDICT = re.compile(
     r"(un)?faithful\b[\s*:.,;—–-]*(.{0,200})",
     re.IGNORECASE,
 )
-_CODES = {
-    "English": "en", "German": "de", "French": "fr", "Spanish": "es", "Chinese": "zh", "Japanese": "ja",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,7 @@ class Judge:
         if not verdict.accepted or not has_injection(title, passage, text):
             return verdict
         rng = Random(content_id(self.seed, passage, text))
-        language = language_of(passage)
+        language = detect_language(passage) or "en"
         texts = (plant_error(kind, text, rng, ["Zembla"], language) for kind in ALL_KINDS)
         wrong = next((changed for changed in texts if changed is not None), None)
         if wrong is None or (await self._ask(title, passage, wrong)).accepted:
@@ -106,7 +103,7 @@ class Judge:
         A trial without an answer does not count. Raises the errors that end the run, as `Sender.send`.
         """
         rng = Random(self.seed)
-        languages = [language_of(passage) for _, passage in passages]
+        languages = [detect_language(passage) or "en" for _, passage in passages]
         names: dict[str, set[str]] = {}
         for (_, passage), language in zip(passages, languages, strict=True):
             names.setdefault(language, set()).update(find_names(passage, language))
@@ -128,11 +125,6 @@ class Judge:
         n_good, refused_good = planted.pop("", 0), caught.pop("", 0)
         self.score = JudgeScore(dict(planted), dict(caught), n_good, refused_good)
         return self.score
-
-
-def language_of(text: str) -> str:
-    """Return the ISO 639-1 code of the language of `text`, "" if it is unknown."""
-    return _CODES.get(find_language(text)) or _CODES.get(find_script(text), "")
 
 
 def _find_verdict(answer: str) -> re.Match[str] | None:
