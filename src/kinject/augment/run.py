@@ -10,14 +10,23 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from kinject.augment.answers import LISTS, says_none, says_yes
 from kinject.augment.checks.checker import Checker, Verdict, check_completion
 from kinject.augment.checks.facts import compare_facts
 from kinject.augment.checks.judge import N_TRIALS, Judge, JudgeScore, render_judge_score
-from kinject.augment.checks.prompt_injection import has_injection
+from kinject.augment.checks.prompt_injection import escape_tags, has_injection
 from kinject.augment.contamination import Contamination, ContaminationCheck, render_contamination
 from kinject.augment.corpus_writer import CorpusWriter, Coverage, StyleCount, render_coverage
-from kinject.augment.plan import Group, PassageFile, Plan, PlannedDocument, VariantRequest, make_plan
-from kinject.augment.prompts import ask
+from kinject.augment.plan import (
+    Group,
+    PassageFile,
+    Plan,
+    PlannedDocument,
+    Schedule,
+    VariantRequest,
+    make_plan,
+    new_items,
+)
 from kinject.augment.requests import Stopped
 from kinject.augment.requests.limits import Limits
 from kinject.augment.requests.sender import (
@@ -30,7 +39,7 @@ from kinject.augment.requests.sender import (
     run_workers,
 )
 from kinject.augment.store import Store
-from kinject.augment.styles import notes_of, says_yes
+from kinject.augment.styles import SKIPPED, Item, Preparation
 from kinject.augment.validation import augment_section, limits_of
 from kinject.corpus.documents import document_hashes
 from kinject.disk import content_id, file_hash, lock_dir, write_manifest
@@ -44,8 +53,6 @@ Reply = TypeVar("Reply")
 
 _INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passage, the model does not say yes")
 _INJECTED = Verdict("injection", "the passage gives orders, so that the model's own yes to this text proves nothing")
-_BLOCK = 64
-"""Requests of one group that are sent at once."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +98,8 @@ class AugmentResult:
 
     @property
     def short(self) -> bool:
-        """Whether there are fewer variants than requested."""
-        return self.got < self.asked
+        """Whether there are fewer variants than requested, answers counted that say there is nothing to write."""
+        return self.got + sum(count.nothing for count in self.styles.values()) < self.asked
 
 
 def augment(recipe: AugmentRecipe) -> AugmentResult:
@@ -119,7 +126,7 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         with Store(recipe.run_dir, keep_thinking=section.keep_thinking) as store, progress:
             rewriter = await _rewrite(recipe, section, limits, plan, passages, store, progress)
             writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination)
-            contamination.check_prompts(plan.styles)
+            contamination.check_prompts(plan.catalog[name] for name in plan.styles)
             writer.write(passages, include_originals=section.include_originals)
     sender, styles = rewriter.sender, writer.styles
     result = AugmentResult(
@@ -151,7 +158,9 @@ def _read_documents(plan: Plan, passages: PassageFile, contamination: Contaminat
             contamination.add_source(document.text)
         counts["documents"] += 1
         counts["passages"] += len(split)
-        counts["variants"] += sum(group.n_samples for group in plan.groups(document, split))
+        counts["variants"] += sum(
+            group.n_samples for group in plan.groups(document, split) if not group.skipped and group.target is None
+        )
     return counts
 
 
@@ -238,54 +247,70 @@ class Rewriter:
 
     async def _fill(self, group: Group) -> None:
         """Request the missing variants of one group in blocks. A block is judged in sample order, not arrival order."""
-        style = group.style
-        notes = await self._prepare(group) if style.per_note and group.n_samples else ()
-        requests = self.plan.requests(group, notes)
-        self.progress.total += len(requests) - group.n_samples
-        stored = self.store.variants(requests)
-        self.progress.count_stored(len(stored))
-        missing = [request for request in requests if request.id not in stored]
-        if not missing:
+        if group.skipped or not group.n_samples:
             return
-        if style.prepare and not style.per_note:
-            notes = await self._prepare(group)
-        if notes is None:
-            self._fail(missing, "the preparation of the style got no usable answer")
+        items = await self._prepare(group)
+        if items is None:
+            self._fail(self.plan.unprepared(group), "the preparation of the style got no usable answer")
             return
-        checker = Checker(group.passage.text, group.style.rules)
-        for variant in stored.values():
-            checker.accept(variant.text)
-        for start in range(0, len(missing), _BLOCK):
-            block = missing[start : start + _BLOCK]
+        schedule = Schedule(self.plan, group, items)
+        checker = Checker(group.passage.text, group.style.rules, group.style.literals)
+        n_requests, n_announced = 0, group.n_samples if group.target is None else 0
+        for requests in schedule:
+            n_requests += len(requests)
+            self.progress.total += max(0, n_requests - n_announced)
+            n_announced = max(n_announced, n_requests)
+            stored = self.store.variants(requests)
+            self.progress.count_stored(len(stored))
+            for variant in stored.values():
+                if variant.text:
+                    checker.accept(variant.text)
+            block = [request for request in requests if request.id not in stored]
             for attempt in range(self.max_attempts if group.texts is None else 1):
                 if block:
-                    block = await self._attempt(group, block, attempt, checker, notes)
+                    block = await self._attempt(group, block, attempt, checker)
             self.progress.advance(len(block))
+            if group.target is not None:
+                schedule.count(variant.text for variant in self.store.variants(requests).values() if variant.text)
+        self.progress.total += n_requests - n_announced
 
-    async def _prepare(self, group: Group) -> tuple[str, ...] | None:
-        """Return the notes of the group's style, from the store if they are there. None without a usable answer."""
-        notes_id = self.plan.notes_id(group)
+    async def _prepare(self, group: Group) -> list[Item] | None:
+        """Return what the group's prompts are about, from the store as far as it is there. None without a usable answer."""
+        items: list[Item] = [{}]
+        for index, step in enumerate(group.style.prepare):
+            answers = await _gather(group, (self._ask_items(group, step, item) for item in items))
+            if any(isinstance(answer, EndpointError) for answer in answers) or (not index and answers == [None]):
+                return None
+            items = new_items(group, step, items, [answer for answer in answers if isinstance(answer, tuple)])
+        return items
+
+    async def _ask_items(self, group: Group, step: Preparation, item: Item) -> tuple[str, ...] | None:
+        """Return the items in the answer to one preparation, () if the model answers NONE. None without a usable answer."""
+        notes_id = self.plan.notes_id(group, step, item)
         stored = self.store.notes(notes_id)
-        if stored:
+        if stored is not None:
             return stored
-        messages = group.preparation()
+        notes: tuple[str, ...] = ()
+        messages = group.style.preparation(step, group.source, item)
         for attempt in range(self.max_attempts):
-            seed = self.plan.sample_seed(content_id(messages), 0, attempt)
-            (answer,) = await _gather(group, [self.sender.send(messages, seed)])
-            if isinstance(answer, Completion) and check_completion(answer).accepted:
-                notes = notes_of(answer.text)
-                if notes:
-                    self.store.add_notes(notes_id, group, notes)
-                    return notes
-        return None
+            completion = await self.sender.send(messages, self.plan.sample_seed(content_id(messages), 0, attempt))
+            if check_completion(completion).accepted:
+                notes = () if says_none(completion.text) else tuple(LISTS[step.parser](completion.text))
+                if notes or says_none(completion.text):
+                    break
+        else:
+            if step.for_each is None:
+                return None  # else it is one item of many: the others are enough
+        self.store.add_notes(notes_id, group, step.name, notes)
+        return notes
 
     async def _attempt(
-        self, group: Group, block: list[VariantRequest], attempt: int, checker: Checker, notes: tuple[str, ...]
+        self, group: Group, block: list[VariantRequest], attempt: int, checker: Checker
     ) -> list[VariantRequest]:
         """Send a block once and store the answers; return the requests that are still open."""
-        completions = await self._complete(group, block, attempt, notes)
+        completions = await self._complete(group, block, attempt)
         read = (
-            self._read_answer(group, request, completion, checker, notes)
+            self._read_answer(group, request, completion, checker)
             for request, completion in zip(block, completions, strict=True)
         )
         answers: Iterable[_Answer] = read
@@ -298,10 +323,11 @@ class Rewriter:
             if answer.error is not None:
                 self._fail([answer.request], str(answer.error))
                 continue
-            if asks_models and answer.accepted:
+            if asks_models and answer.accepted and answer.text:
                 answer.verdict = checker.compare_accepted(answer.text, answer.verdict)
             if answer.accepted:
-                checker.accept(answer.text)
+                if answer.text:
+                    checker.accept(answer.text)
                 generator = "mechanical" if group.style.mechanical else self.sender.generator.name
                 self.store.accept(
                     group, answer.request, attempt, answer.completion, generator, answer.text, answer.verdict
@@ -314,32 +340,33 @@ class Rewriter:
         return still_open
 
     async def _complete(
-        self, group: Group, block: list[VariantRequest], attempt: int, notes: tuple[str, ...]
+        self, group: Group, block: list[VariantRequest], attempt: int
     ) -> list[Completion | EndpointError]:
         """Return the completions of a block, in order."""
         if group.texts is not None:
             return [Completion(group.texts[request.sample]) for request in block]
-        seeds = [self.plan.sample_seed(request.prompt_hash, request.sample, attempt) for request in block]
+        seeds = [self.plan.sample_seed(request.prompt_hash, request.turn, attempt) for request in block]
         if group.style.mechanical:
             rewrite = group.style.mechanical
             return [Completion(rewrite(group.document.title, group.passage.text, seed)) for seed in seeds]
-        prompts = (group.messages(request.sample, notes) for request in block)
-        return await _gather(group, map(self.sender.send, prompts, seeds))
+        pairs = zip(block, seeds, strict=True)
+        return await _gather(group, (self.sender.send(list(request.messages), seed) for request, seed in pairs))
 
     def _read_answer(
-        self, group: Group, request: VariantRequest, completion: Completion | EndpointError, checker: Checker,
-        notes: tuple[str, ...],
-    ) -> _Answer:  # fmt: skip
-        """Parse and check one completion."""
+        self, group: Group, request: VariantRequest, completion: Completion | EndpointError, checker: Checker
+    ) -> _Answer:
+        """Parse and check one completion. The text of an accepted NONE is empty."""
         if isinstance(completion, EndpointError):
             return _Answer(request, Completion(""), error=completion)
         verdict = check_completion(completion)
         if not verdict.accepted:
             return _Answer(request, completion, verdict=verdict)
+        if group.style.none and says_none(completion.text):
+            return _Answer(request, completion)
         text = group.style.parse(completion.text)
         verdict = checker.check(text)
-        if verdict.accepted and group.style.per_note:
-            reason, detail = compare_facts(notes[request.sample % len(notes)], text)
+        if verdict.accepted and group.style.keeps:
+            reason, detail = compare_facts(str(request.item[group.style.keeps]), text)
             verdict = Verdict(reason, detail, verdict.measures)
         return _Answer(request, completion, text, verdict)
 
@@ -347,8 +374,11 @@ class Rewriter:
         """Ask about each accepted answer: the generator whether it follows from the passage, then the judge."""
         title, passage = group.document.title, group.passage.text
         if group.style.verify:
-            accepted = [answer for answer in answers if answer.accepted]
-            prompts = [ask(title, passage, group.style.verify.format(text=answer.text)) for answer in accepted]
+            accepted = [answer for answer in answers if answer.accepted and answer.text]
+            prompts = [
+                group.style.verification(group.source, answer.request.item, escape_tags(answer.text))
+                for answer in accepted
+            ]
             seeds = [self.plan.sample_seed(content_id(prompt), 0, 0) for prompt in prompts]
             replies = await _gather(group, map(self.sender.send, prompts, seeds))
             injected = has_injection(title, passage)
@@ -359,7 +389,7 @@ class Rewriter:
                     answer.verdict = _INCONSISTENT
         if self.judge is None or group.style.mechanical:
             return
-        accepted = [answer for answer in answers if answer.accepted]
+        accepted = [answer for answer in answers if answer.accepted and answer.text]
         judge = self.judge
         verdicts = await _gather(group, (judge.verdict(title, passage, answer.text) for answer in accepted))
         for answer, verdict in zip(accepted, verdicts, strict=True):
@@ -445,6 +475,10 @@ def render_summary(result: AugmentResult) -> str:
         reasons = ", ".join(f"{reason} {number}" for reason, number in count.refused.items())
         # With one style the list below has the same counts.
         lines.append(f"{row}  {reasons}" if reasons and len(result.styles) > 1 else row)
+        if count.nothing:
+            lines.append(f"{'':<16}{count.nothing:>8}  of them answered NONE: there was nothing to write")
+        for need, number in count.skipped.items():
+            lines.append(f"{'':<16}{number:>8}  passages skipped: {SKIPPED[need]}")
     if result.refused:
         lines += ["", f"answers refused (each with its text in {result.rejected_path}):"]
         lines += [f"{number:>8}  {reason}" for reason, number in result.refused.items()]
@@ -475,5 +509,6 @@ def render_summary(result: AugmentResult) -> str:
     if result.short:
         fixes = ["run again for what failed"] if result.failed else []
         fixes += ["raise augment.max_attempts for what was refused"] if result.refused and result.n_sent else []
-        lines.append(f"Short by {result.asked - result.got}" + (f": {'; '.join(fixes)}." if fixes else "."))
+        n_short = result.asked - result.got - sum(count.nothing for count in result.styles.values())
+        lines.append(f"Short by {n_short}" + (f": {'; '.join(fixes)}." if fixes else "."))
     return "\n".join(lines)

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kinject.augment.answers import plain_text
 from kinject.augment.checks.checker import new_markup, normal_form
 from kinject.augment.checks.facts import compare_languages
 from kinject.augment.checks.prompt_injection import has_injection
-from kinject.augment.styles import plain_text
 from kinject.disk import content_id
 
 _LINE = re.compile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kinject.augment.prompts import ask
+from kinject.augment.prompts import ask, language_line
 from kinject.types import Message
 
 LETTERS = "ABCD"
@@ -16,14 +16,16 @@ _SYSTEM = (
 _CLOSED_BOOK_SYSTEM = "You sit an examination. You have no texts at hand."
 
 _PROPOSE = """\
-Write {n} four-choice questions on the passage, each on another fact, as specific as you can: ask for names, numbers, dates, \
-places and reasons that only someone can tell who knows this very text.
-- Each question must have one answer for someone who never saw the passage: name in full what it is about, and never \
-mention "the passage", "the text" or "the author".
+Write at most {n} four-choice questions on the passage, each on another fact, as specific as you can: ask for names, \
+numbers, dates, places and reasons that only someone can tell who knows this very text. Write fewer if the passage states \
+fewer such facts.
+- Each question must have one answer for someone who never saw the passage: name what it is about by the fullest \
+form in the passage, and never mention "the passage", "the text" or "the author".
 - The right answer is stated by the passage. The three wrong ones are of the same kind, length and precision, and as \
 likely to someone who has not read it.
 - The right answer must not stand in the question, and must not follow from common knowledge.
 - No "all of the above", "none of the above" or "both".
+{language}, but keep the words before the colons in English.
 Give each question as these six lines, with an empty line between questions, and nothing else:
 Question: the question
 Answer: the right answer
@@ -48,7 +50,7 @@ _CLOSED_BOOK = "{question}\n\nWhich answer is right? Answer with the letter alon
 
 def propose(title: str, passage: str, n: int, earlier: Sequence[str]) -> list[Message]:
     """Return the prompt for `n` questions on a passage, about other facts than the `earlier` questions."""
-    task = _PROPOSE.format(n=n)
+    task = _PROPOSE.format(n=n, language=language_line(passage).rstrip("."))
     if earlier:
         task += _EARLIER + "\n".join(f"- {question}" for question in earlier)
     return _about(title, passage, task)
