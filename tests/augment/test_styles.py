@@ -19,8 +19,9 @@ from kinject.augment.answers import (
 from kinject.augment.checks.prompt_injection import escape_tags
 from kinject.augment.mechanical import name_fully, permute_sentences, tag_source
 from kinject.augment.prompts import Source, ask, describe_source, entities_of, passage_of
-from kinject.augment.styles import STYLES, Style
+from kinject.augment.styles import STYLES, Style, read_style, read_styles
 from kinject.disk import read_jsonl
+from kinject.errors import RecipeError
 from kinject.recipe import Recipe
 from kinject.types import Completion, Message
 
@@ -337,3 +338,91 @@ def test_other_orders_of_the_same_sentences_are_no_copies_of_each_other(make_rec
     assert (result.got, result.asked) == (48, 48)
     texts = [row["text"] for _, row in read_jsonl(result.variants_path)]
     assert len(set(texts)) == 48
+
+
+OWN = """\
+name: letter
+about: as a letter
+user: |
+  {{ source }}
+
+  Write a letter that tells the passage.
+  {% include "language" %}
+rules: {complete: false, longest: 4.0}
+"""
+
+
+def test_a_recipe_names_styles_of_its_own_and_their_text_is_a_part_of_the_ids(
+    make_recipe: Make, model: Any, tmp_path: Path
+) -> None:
+    made = model(letter=shuffled)
+    path = tmp_path / "letter.yaml"
+    path.write_text(OWN)
+    recipe = make_recipe(style_files=[str(path)], styles={"letter": 1})
+    assert (augment(recipe).got, len(made.tasks)) == (12, 12)
+    assert (augment(recipe).got, len(made.tasks)) == (12, 12)
+    path.write_text(OWN.replace("longest: 4.0", "longest: 5.0"))
+    assert augment(recipe).got == 12
+    assert len(made.tasks) == 12 + 12  # another style: its answers are requested anew
+
+
+def test_every_fault_of_a_style_file_is_told_with_its_line_and_a_suggestion(tmp_path: Path) -> None:
+    path = tmp_path / "style.yaml"
+    path.write_text("""\
+name: My Style
+about: a
+users: x
+user: |
+  {{ source }}
+  {{ langage }}
+  {% include "languages" %}
+prepare:
+  - {name: fact, prompt: "{{ passage }}"}
+  - {name: more, prompt: "{{ source }} {{ fact }}", for_each: facts}
+keeps: fac
+verify: "{% if %}"
+rules: {longer: 2}
+""")
+    with pytest.raises(RecipeError) as raised:
+        read_style(path)
+    assert str(raised.value).splitlines() == [
+        f"{path}:3: users: unknown key. Did you mean user?",
+        f"{path}:13: rules.longer: unknown key. Did you mean longest?",
+    ]
+    path.write_text(path.read_text().replace("users: x\n", "").replace("rules: {longer: 2}\n", ""))
+    with pytest.raises(RecipeError) as raised:
+        read_style(path)
+    assert sorted(str(raised.value).splitlines()) == sorted([
+        f"{path}:1: name: found 'My Style', allowed: small letters, digits and _, beginning with a letter.",
+        f"{path}:9: prepare.1.for_each: found 'facts', expected fact, the preparation before it.",
+        f"{path}:10: keeps: names no preparation. Did you mean fact?",
+        f"{path}:8: prepare.0.prompt: unknown variable 'passage'. Allowed: code, headings_inside, language, n_names, "
+        "n_questions, n_sentences, prose, quotations, relations, sample, source, table, title, variation.",
+        f"{path}:8: prepare.0.prompt: does not use {{{{ source }}}}: the model would not see it.",
+        f"{path}:5: user: unknown variable 'langage'. Did you mean language?",
+        f"{path}:6: user: only the shared texts can be included. Did you mean language?",
+        f"{path}:11: verify: bad template: Expected an expression, got 'end of statement block'",
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ source.__class__ }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{% for i in range(10 ** 9) %}a{% endfor %}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_a_template_can_reach_nothing_but_its_variables(template: str, tmp_path: Path) -> None:
+    path = tmp_path / "style.yaml"
+    path.write_text(f'name: mine\nabout: a\nuser: "{{{{ source }}}} {template}"\n')
+    with pytest.raises(RecipeError, match=r"style\.yaml:3: user: cannot be filled in"):
+        read_style(path)
+
+
+def test_two_styles_with_one_name_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "style.yaml"
+    path.write_text(OWN.replace("letter", "plain", 1))
+    with pytest.raises(RecipeError, match="'plain' is the name of another style"):
+        read_styles([str(path)])

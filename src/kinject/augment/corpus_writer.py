@@ -10,7 +10,8 @@ from pathlib import Path
 
 from kinject.augment.checks.facts import compare_facts
 from kinject.augment.contamination import ContaminationCheck
-from kinject.augment.plan import Group, Plan, PlannedDocument, Schedule, VariantRequest
+from kinject.augment.groups import Group, VariantRequest
+from kinject.augment.plan import Plan, PlannedDocument, Schedule
 from kinject.augment.store import Store
 from kinject.disk import Row, content_id, open_jsonl
 from kinject.types import Variant

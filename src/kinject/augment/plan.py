@@ -14,15 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from kinject.augment.checks.checker import normal_form
 from kinject.augment.checks.judge import N_TRIALS
-from kinject.augment.prompts import Source, describe_source
+from kinject.augment.groups import Group, Precomputed, VariantRequest, new_items, read_precomputed
+from kinject.augment.prompts import describe_source
 from kinject.augment.requests import generator_identity
 from kinject.augment.requests.limits import Limits
 from kinject.augment.styles import Item, Preparation, Style, read_styles
 from kinject.augment.validation import augment_section, limits_of
 from kinject.corpus.documents import read_documents
-from kinject.corpus.passages import heading_path, split_passages, token_spans, word_spans
+from kinject.corpus.passages import split_passages, token_spans, word_spans
 from kinject.disk import OffsetIndex, content_id, read_jsonl, unwritable
 from kinject.errors import InputError
 from kinject.recipe import AugmentRecipe
@@ -44,45 +44,6 @@ _BLOCK = 64
 """Requests of one group that are sent at once."""
 Notes = Callable[[str], tuple[str, ...] | None]
 """Id of `Plan.notes_id` -> the stored items, None if there are none yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The variants of one passage in one style. They must differ from each other, so one worker requests them all.
-
-    `target`, if there is one, is the number of tokens that the variants are to have together; else there are `n_samples`
-    of them. `texts` holds variants that a file provides; None if a generator writes them. `skipped` is what the passage
-    lacks for the style; then nothing is requested.
-    """
-
-    document: Document
-    passage: Passage
-    style: Style
-    n_samples: int
-    texts: tuple[str, ...] | None = None
-    target: int | None = None
-    skipped: str = ""
-
-    @property
-    def source(self) -> Source:
-        """What the prompts show of the passage."""
-        headings = heading_path(self.document.text, self.passage.start)
-        return Source(self.document.title, self.passage.text, headings)
-
-
-@dataclass(frozen=True, slots=True)
-class VariantRequest:
-    """A request for one variant, about `item` of the preparations. `id` is the id that the variant will have.
-
-    `turn` counts the requests about the same item. `messages` is empty if no generator is asked.
-    """
-
-    id: str
-    sample: int
-    prompt_hash: str
-    turn: int = 0
-    item: Item = field(default_factory=dict)
-    messages: Sequence[Message] = ()
 
 
 class Schedule:
@@ -120,42 +81,6 @@ class Schedule:
 
 
 _spans = lru_cache(maxsize=4)(token_spans)
-
-
-@dataclass(frozen=True, slots=True)
-class Precomputed:
-    """Variants read from a file, by document in file order. `lines` maps each document id to its first line."""
-
-    path: Path
-    texts: Mapping[str, tuple[str, ...]]
-    lines: Mapping[str, int]
-
-    def check_documents(self, known: Iterable[str]) -> None:
-        """Raise `InputError` (file:line) if a text belongs to no document."""
-        unknown = self.texts.keys() - set(known)
-        if unknown:
-            first = min(unknown, key=lambda name: self.lines[name])
-            raise InputError(
-                f"{self.path}:{self.lines[first]}: document_id {first!r} is the id of no document. "
-                f"{len(unknown)} such ids in all; they must be those of augment.documents."
-            )
-
-
-def read_precomputed(path: Path) -> Precomputed:
-    """Read rows of ``document_id`` and ``text``, all into memory. Raises `InputError` (file:line) on any other row."""
-    texts: dict[str, list[str]] = {}
-    lines: dict[str, int] = {}
-    for number, row in read_jsonl(path):
-        for key in ("document_id", "text"):
-            if not isinstance(row.get(key), str) or not row[key].strip():
-                raise InputError(
-                    f"{path}:{number}: {key}: found {row.get(key)!r}, expected a string that is not empty."
-                )
-        texts.setdefault(row["document_id"], []).append(row["text"])
-        lines.setdefault(row["document_id"], number)
-    if not texts:
-        raise InputError(f"{path}: holds no rewritings. Expected rows with document_id and text.")
-    return Precomputed(path, {name: tuple(one) for name, one in texts.items()}, lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,22 +213,6 @@ class Plan:
     def sample_seed(self, prompt_hash: str, sample: int, attempt: int) -> int:
         """Return the seed (31 bits) of one attempt. It depends on the prompt, not on order or time."""
         return int(content_id("seed", self.seed, prompt_hash, sample, attempt)[:8], 16) & 0x7FFFFFFF
-
-
-def new_items(group: Group, step: Preparation, items: Sequence[Item], answers: Sequence[Sequence[str]]) -> list[Item]:
-    """Return the items of a preparation: each of `items` with each line of its answer, none twice.
-
-    With `in_passage`, lines that do not stand in the passage are left out.
-    """
-    passage = f" {normal_form(group.passage.text)} "
-    no_spaces = passage.count(" ") < len(passage) / 20  # Chinese and Japanese part no words
-    found: dict[str, Item] = {}
-    for item, answer in zip(items, answers, strict=True):
-        for line in answer:
-            form = normal_form(line)
-            if form and (not step.in_passage or f" {form} " in passage or (no_spaces and line in group.passage.text)):
-                found.setdefault(form, {**item, step.name: line})
-    return list(found.values())
 
 
 def make_plan(recipe: AugmentRecipe) -> Plan:

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import DictLoader, StrictUndefined, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kinject.augment.checks.facts import find_language, find_script
+from kinject.augment.checks.language import detect_language, find_script, language_name
 from kinject.augment.checks.names import SENTENCE_STARTERS
 from kinject.augment.checks.prompt_injection import escape_tags, has_injection
 from kinject.corpus.passages import sentences
@@ -54,7 +54,7 @@ def entities_of(passage: str) -> list[str]:
 
 def language_line(text: str) -> str:
     """Return the rule that names the language of a passage."""
-    return render(shared_texts()["language"], {"language": find_language(text)})
+    return render(shared_texts()["language"], {"language": language_name(detect_language(text))})
 
 
 @lru_cache(maxsize=256)
@@ -69,7 +69,8 @@ def describe_source(source: Source) -> Mapping[str, Any]:
     n_sentences = len(sentences(text))
     return {
         "source": _render_source(source), "title": "" if has_injection(source.title) else source.title,
-        "language": find_language(text), "quotations": bool(_QUOTED.search(text)), "code": bool(_CODE.search(text)),
+        "language": language_name(detect_language(text)),
+        "quotations": bool(_QUOTED.search(text)), "code": bool(_CODE.search(text)),
         "headings_inside": bool(_HEADING.search(text)), "table": n_rows > 0, "prose": 2 * n_rows < len(text),
         "n_sentences": n_sentences, "n_questions": max(1, min(_MOST_QUESTIONS, n_sentences)),
         "n_names": len(names), "relations": len(names) + len(_NUMBER.findall(text)) > 1 or not _marks_names(text),
@@ -78,7 +79,7 @@ def describe_source(source: Source) -> Mapping[str, Any]:
 
 def _marks_names(text: str) -> bool:
     """Return whether the language of `text` is known to write names, and only them, with a capital letter."""
-    return find_script(text) in ("Latin", "Cyrillic", "Greek") and find_language(text) != "German"
+    return find_script(text) in ("Latin", "Cyrillic", "Greek") and detect_language(text) != "de"
 
 
 def _render_source(source: Source) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kinject.augment.checks.checker import Verdict
-from kinject.augment.plan import Group, VariantRequest
+from kinject.augment.groups import Group, VariantRequest
 from kinject.disk import Journal, OffsetIndex, Row, content_id
 from kinject.errors import InputError
 from kinject.types import Completion, Usage, Variant
