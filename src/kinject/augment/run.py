@@ -86,6 +86,7 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         cost_of_thinking=sender.cost_of_thinking, out_of_budget=sender.out_of_budget, failures_path=writer.failures_path,
         cost_note=sender.traffic.cost_note(), contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
+        endpoints=sender.traffic.endpoints(),
     )  # fmt: skip
     _write_manifest(recipe, section, plan, result, sender.traffic)
     return result
@@ -273,7 +274,8 @@ class Rewriter:
             if answer.accepted:
                 if answer.text:
                     checker.accept(answer.text)
-                generator = "mechanical" if group.style.mechanical else self.sender.generator.name
+                name = answer.completion.generator or self.sender.generator.name
+                generator = "mechanical" if group.style.mechanical else name
                 self.store.accept(
                     group, answer.request, attempt, answer.completion, generator, answer.text, answer.verdict
                 )

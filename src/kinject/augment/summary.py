@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kinject.augment.checks.judge import JudgeScore, render_judge_score
 from kinject.augment.contamination import Contamination, render_contamination
 from kinject.augment.corpus_writer import Coverage, StyleCount, render_coverage
+from kinject.augment.requests.balance import render_endpoints
 from kinject.augment.styles import SKIPPED
 from kinject.terminal import Progress
 
@@ -51,7 +53,8 @@ class AugmentResult:
     everything ever answered into the run folder, in the currency of the prices; `cost_of_thinking` is a part of it.
     `cost_note` names the part of it that is estimated. `sft_path` holds the rows of styles that make prompts and completions,
     None if there are none. `contamination` is None if the recipe names no probe set, `coverage` without a style that
-    lists facts; `judge` is the judge's score on planted errors.
+    lists facts; `judge` is the judge's score on planted errors. `endpoints` counts this run's answers by endpoint, where there
+    are several.
     """
 
     run_dir: Path
@@ -81,6 +84,7 @@ class AugmentResult:
     contamination: Contamination | None = None
     coverage: Coverage | None = None
     judge: JudgeScore | None = None
+    endpoints: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def short(self) -> bool:
@@ -118,6 +122,7 @@ def render_summary(result: AugmentResult) -> str:
         thinking = f", {result.tokens_thinking:,} of them thinking" if result.tokens_thinking else ""
         line += f"; {result.tokens_in:,} tokens in, {result.tokens_out:,} out{thinking}"
     lines.append(line)
+    lines += render_endpoints(result.endpoints)
     if result.judge:
         lines.append(render_judge_score(result.judge))
     if result.cost:
