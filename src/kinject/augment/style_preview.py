@@ -60,10 +60,9 @@ def find_passage(style: Style, recipe: AugmentRecipe | None, documents: Path | N
 
     Raises as `read_documents`, and `InputError` if there are fewer passages.
     """
-    defaults = AugmentSection.__dataclass_fields__
     section = recipe.augment if recipe else None
-    name = "document_tokens" if style.scope == "document" else "passage_tokens"
-    n_tokens = getattr(section, name) if section else defaults[name].default
+    shown: AugmentSection | type[AugmentSection] = section or AugmentSection  # the class has the defaults
+    n_tokens = shown.document_tokens if style.scope == "document" else shown.passage_tokens
     spans = token_spans(section.tokenizer if section else None)
     path = documents or (Path(section.documents) if section else None)
     groups = (
