@@ -24,6 +24,7 @@ from kinject.disk import (
     write_manifest,
 )
 from kinject.errors import InputError
+from kinject.executors import LOG
 from kinject.recipe import StudyRecipe, is_model, read_recipe
 from kinject.recipe.study_section import StudySection
 from kinject.report import read_report, write_report
@@ -44,7 +45,6 @@ from kinject.study.analysis import (
 )
 from kinject.study.arms import Arm, expand_arms
 from kinject.study.check import check_inputs, check_shared_recipes
-from kinject.study.executors import LOG
 from kinject.study.records import AskSetting, Records
 from kinject.study.scheduler import SplitQuestions, StartExecutor, Study, open_study
 from kinject.study.stages import DONE, STAGE_KINDS, ArmRun, Stage
