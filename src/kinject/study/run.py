@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from kinject.augment.plan import preview
+from kinject.augment.preview import preview
 from kinject.corpus.questions import read_questions
 from kinject.disk import (
     FORMAT_VERSION,
