@@ -19,7 +19,7 @@ from kinject.augment.requests.balance import EndpointState, LoadBalancer, Turn
 from kinject.augment.requests.cache import AnswerCache, request_key
 from kinject.augment.requests.chat import with_thinking
 from kinject.augment.requests.generator import Generator, Stopped, Structure, Transient
-from kinject.augment.requests.limits import Budget, Limits, SharedBudget
+from kinject.augment.requests.limits import Budget, Limits, SharedBudget, earlier_cost, endpoint_limits
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
 from kinject.signals import handled_by, interruption, running_time
@@ -106,7 +106,7 @@ class Sender:
             EndpointState(one.endpoint, one, its, Budget(its, shared)) for one, its in ((generator, limits), *others)
         ]
         prices = {endpoint.name: endpoint.limits for endpoint in self._endpoints}
-        spent, self._cost_of_thinking = _earlier_cost(cache.usage_by_endpoint() if cache else {}, prices)
+        spent, self._cost_of_thinking = earlier_cost(cache.usage_by_endpoint() if cache else {}, prices)
         shared.spent += spent
         self._balancer = LoadBalancer(self._endpoints, self._stopping.is_set)
         self.traffic.endpoints = self._balancer.counts
@@ -371,35 +371,12 @@ async def open_sender(
         yield Sender(first, answers, its, partner, others)
 
 
-_LIMITS = ("concurrency", "requests_per_minute", "tokens_per_minute", "price_in", "price_out")
-"""Fields of `Limits` that each of several endpoints has for itself."""
-
-
-def endpoint_limits(section: GeneratorSection, limits: Limits) -> dict[str, Limits]:
-    """Return the limits of each endpoint of a generator by name; `limits` are those of the only one."""
-    parts = section.parts().items()
-    return {
-        name: replace(limits, **{key: getattr(part, key) for key in _LIMITS}) if name else limits
-        for name, part in parts
-    }
-
-
 def spent_so_far(section: GeneratorSection, limits: Limits, path: Path) -> float:
     """Return the cost of all answers in the cache at `path`, 0 without one."""
     if not path.exists():
         return 0.0
     with AnswerCache(path) as cache:
-        return _earlier_cost(cache.usage_by_endpoint(), endpoint_limits(section, limits))[0]
-
-
-def _earlier_cost(spent: Mapping[str, Usage], prices: Mapping[str, Limits]) -> tuple[float, float]:
-    """Return the cost of earlier answers by endpoint, and that of their thinking."""
-    cost = thinking = 0.0
-    for name, usage in spent.items():
-        limits = [prices[name]] if name in prices else list(prices.values())
-        cost += max(one.cost(usage.tokens_in, usage.tokens_out) for one in limits)
-        thinking += max(one.cost(0, usage.tokens_thinking) for one in limits)
-    return cost, thinking
+        return earlier_cost(cache.usage_by_endpoint(), endpoint_limits(section, limits))[0]
 
 
 Item = TypeVar("Item")
