@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kinject.augment.answers import LISTS, says_none, says_yes
-from kinject.augment.checks.checker import Checker, Verdict, check_completion
+from kinject.augment.checks.checker import Checker, Verdict, check_completion, declines
 from kinject.augment.checks.facts import compare_facts
 from kinject.augment.checks.judge import N_TRIALS, Judge
 from kinject.augment.checks.prompt_injection import escape_tags, has_injection
@@ -299,7 +299,7 @@ class Rewriter:
         for attempt in range(self.max_attempts):
             seed = self.plan.sample_seed(content_id(messages), 0, attempt)
             completion = await self.sender.send(messages, seed, structure)
-            if check_completion(completion).accepted:
+            if check_completion(completion).accepted and not declines(completion.text):
                 items = items_in(completion.text)
                 nothing = says_none(completion.text) or items == []
                 notes = () if nothing else tuple(items or LISTS[step.parser](completion.text))
