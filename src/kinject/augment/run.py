@@ -252,7 +252,8 @@ class Rewriter:
             self._fail(self.plan.unprepared(group), "the preparation of the style got no usable answer")
             return
         schedule = Schedule(self.plan, group, items)
-        checker = Checker(group.passage.text, group.style.rules, group.style.literals)
+        checker: Checker | None = None  # it reads the whole passage, which a finished group does not need
+        texts: list[str] = []
         n_requests, n_announced = 0, group.n_samples if group.target is None else 0
         refusals = _Refusals()
         for requests in schedule:
@@ -263,11 +264,14 @@ class Rewriter:
             self.progress.count_stored(len(stored))
             for variant in stored.values():
                 refusals.accept()
-                if variant.text:
-                    checker.accept(variant.text)
+                texts += [variant.text] if variant.text else []
             block = [request for request in requests if request.id not in stored]
+            if block:
+                checker = checker or Checker(group.passage.text, group.style.rules, group.style.literals)
+                while texts:
+                    checker.accept(texts.pop(0))
             for attempt in range(self.max_attempts if group.texts is None else 1):
-                if block and not refusals.stuck:
+                if block and checker and not refusals.stuck:
                     block = await self._attempt(group, block, attempt, checker, refusals)
             self.progress.advance(len(block))
             if refusals.stuck:
