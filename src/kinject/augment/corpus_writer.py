@@ -184,11 +184,11 @@ class CorpusWriter:
         if not facts:
             coverage.without_facts += 1
             return
-        reason, detail = compare_facts(group.passage.text, " ".join(facts))
-        if reason:
+        compared = compare_facts(group.passage.text, " ".join(facts))
+        if compared.reason:
             coverage.incomplete += 1
             if len(coverage.lost) < _MOST_SHOWN:
-                coverage.lost.append((group.passage.id, f"{reason}: {detail}"))
+                coverage.lost.append((group.passage.id, f"{compared.reason}: {compared.detail}"))
         got = Counter(request.sample % len(facts) for request in requests if request.id in variants)
         for index, fact in enumerate(facts):
             coverage.by_count[got[index]] += 1

@@ -339,8 +339,10 @@ class Rewriter:
         text = group.style.parse(completion.text)
         verdict = checker.check(text)
         if verdict.accepted and group.style.per_note:
-            reason, detail = compare_facts(notes[request.sample % len(notes)], text)
-            verdict = Verdict(reason, detail, verdict.measures)
+            compared = compare_facts(notes[request.sample % len(notes)], text)
+            verdict = replace(
+                verdict, reason=compared.reason, detail=compared.detail, doubts=verdict.doubts + compared.doubts
+            )
         return _Answer(request, completion, text, verdict)
 
     async def _ask_models(self, group: Group, answers: Sequence[_Answer]) -> None:

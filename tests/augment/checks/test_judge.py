@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment, render_summary
+from kinject.augment.checks.facts import Comparison
 from kinject.augment.checks.judge import N_TRIALS, Judge
 from kinject.augment.checks.planted_errors import ALL_PLANTS, invent, negate, swap_names
 from kinject.augment.prompts import judge_messages, rewriting_of
@@ -79,7 +80,7 @@ def test_what_the_judge_refuses_is_put_aside_with_its_reason_and_its_score_is_ke
     make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "kinject.augment.checks.checker.compare_with", lambda *_, **__: ("", "")
+        "kinject.augment.checks.checker.compare_with", lambda *_, **__: Comparison()
     )  # leave it all to the judge
     server, second = serving(faults={"changed": 0.3}), serving()
     model = {"kind": "openai", "model": "sandbox", "base_url": second.url}

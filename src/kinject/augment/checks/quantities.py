@@ -1,144 +1,35 @@
-"""Numbers, dates and units in English text, each in one form: 1,000 = one thousand, March 3 = 3 March, 5 km = 5 kilometres.
-
-The vocabulary comes first: spellings of units, months, number words.
-"""
+"""Numbers, dates and units of a text, each in one form: 1,000 = one thousand, March 3 = 3 March, 5 km = 5 kilometres."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import lru_cache
 
-_SPELLINGS: dict[str, str] = {
-    "km": "km|kms|kilometre|kilometres|kilometer|kilometers",
-    "m": "m|metre|metres|meter|meters",
-    "cm": "cm|centimetre|centimetres|centimeter|centimeters",
-    "mm": "mm|millimetre|millimetres|millimeter|millimeters",
-    "mile": "mi|mile|miles",
-    "foot": "ft|foot|feet",
-    "inch": "inch|inches",
-    "yard": "yd|yard|yards",
-    "kg": "kg|kgs|kilogram|kilograms|kilogramme|kilogrammes|kilo|kilos",
-    "g": "g|gram|grams|gramme|grammes",
-    "mg": "mg|milligram|milligrams",
-    "tonne": "tonne|tonnes",
-    "ton": "ton|tons",
-    "lb": "lb|lbs|pound|pounds",
-    "oz": "oz|ounce|ounces",
-    "litre": "l|litre|litres|liter|liters",
-    "ml": "ml|millilitre|millilitres|milliliter|milliliters",
-    "gallon": "gal|gallon|gallons",
-    "hectare": "ha|hectare|hectares",
-    "acre": "acre|acres",
-    "km2": "km²|km2|sq km|square kilometre|square kilometres|square kilometer|square kilometers",
-    "mile2": "sq mi|square mile|square miles",
-    "m2": "m²|m2|sq m|square metre|square metres|square meter|square meters",
-    "foot2": "sq ft|square foot|square feet",
-    "celsius": "°c|° c|degrees celsius|degree celsius|celsius|degrees centigrade",
-    "fahrenheit": "°f|° f|degrees fahrenheit|degree fahrenheit|fahrenheit",
-    "degree": "°|degree|degrees",
-    "km/h": "km/h|kph|kmh|kilometres per hour|kilometers per hour",
-    "mph": "mph|miles per hour",
-    "knot": "knot|knots",
-    "millisecond": "ms|millisecond|milliseconds",
-    "second": "second|seconds|sec|secs",
-    "minute": "minute|minutes|min|mins",
-    "hour": "hour|hours|hr|hrs",
-    "day": "day|days",
-    "week": "week|weeks",
-    "month": "month|months",
-    "year": "year|years|yr|yrs",
-    "decade": "decade|decades",
-    "century": "century|centuries",
-    "hz": "hz|hertz",
-    "khz": "khz|kilohertz",
-    "mhz": "mhz|megahertz",
-    "ghz": "ghz|gigahertz",
-    "w": "w|watt|watts",
-    "kw": "kw|kilowatt|kilowatts",
-    "mw": "mw|megawatt|megawatts",
-    "gw": "gw|gigawatt|gigawatts",
-    "volt": "v|volt|volts",
-    "byte": "byte|bytes",
-    "kb": "kb|kilobyte|kilobytes",
-    "mb": "mb|megabyte|megabytes",
-    "gb": "gb|gigabyte|gigabytes",
-    "tb": "tb|terabyte|terabytes",
-    "%": "%|percent|per cent|percentage points|percentage point",
-    "dollar": "dollar|dollars|usd",
-    "euro": "euro|euros|eur",
-    "sterling": "pounds sterling|gbp",
-    "yen": "yen|jpy",
-    "rupee": "rupee|rupees",
-    "bc": "bc|bce|b.c.|b.c.e.",
-}
-UNIT_OF = {spelling: unit for unit, spellings in _SPELLINGS.items() for spelling in spellings.split("|")}
-"""Spelling -> unit."""
+from kinject.augment.checks.profiles import Profile, profile_of
+
+_ENGLISH = profile_of("en")
+NUMBER_WORDS = _ENGLISH.number_words
+"""English word below a hundred, cardinal or ordinal -> value."""
+MONTHS = list(dict.fromkeys(_ENGLISH.month_names))
+"""English months from January, in lower case."""
 
 _OPTIONAL_UNITS = {"day", "year"}
 """Units that may be omitted: aged 19 is 19 years old, 1 to 5 May are five days."""
-
-_SYMBOLS = {"$": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee"}
+_SIGNS = {"$": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee", "￥": "yen"}
 """Sign before a number -> unit."""
-
-_MONTHS_TEXT = "january february march april may june july august september october november december"
-MONTHS = _MONTHS_TEXT.split()
-"""Months from January."""
-
-MONTH_OF = {name: number for number, name in enumerate(MONTHS, 1)}
-MONTH_OF |= {name[:3]: number for name, number in MONTH_OF.items()} | {"sept": 9}
-"""Name or abbreviation -> 1 to 12."""
-
 _NAMED_DAYS = {
     "new year's day": (1, 1), "valentine's day": (2, 14), "halloween": (10, 31), "christmas eve": (12, 24),
     "christmas day": (12, 25), "new year's eve": (12, 31),
 }  # fmt: skip
-"""Name of a day -> (month, day)."""
-
-_SMALL_TEXT = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-)
-_ORDINALS_TEXT = (
-    "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
-    "fifteenth sixteenth seventeenth eighteenth nineteenth"
-)
-_TENS_TEXT = "twenty thirty forty fifty sixty seventy eighty ninety"
-_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-"""Word -> factor."""
-
-NUMBER_WORDS = (
-    {word: value for value, word in enumerate(_SMALL_TEXT.split())}
-    | {word: value for value, word in enumerate(_ORDINALS_TEXT.split())}
-    | {word: 10 * value for value, word in enumerate(_TENS_TEXT.split(), 2)}
-    | {word[:-1] + "ieth": 10 * value for value, word in enumerate(_TENS_TEXT.split(), 2)}
-)
-"""Word below a hundred, cardinal or ordinal -> value."""
-
-_IMPLYING_WORDS: dict[str, tuple[str, ...]] = {
-    "2": ("both", "pair", "couple", "twice", "double", "twin", "duo", "fold", "twofold", "half", "second", "fortnight"),
-    "3": ("triple", "thrice", "trio", "threefold"), "4": ("quartet", "quarter"), "0.5": ("half",),
-    "50": ("half", "equal", "equally", "even", "evenly"), "25": ("quarter",), "10": ("decade",), "12": ("dozen",),
-    "14": ("fortnight",), "100": ("century", "centenary"), "1000": ("millennium",), "24": ("day",), "7": ("week",),
-    "60": ("hour",), "1": ("single", "sole", "once", "first", "one", "only"), "0": ("no", "none", "zero", "nil"),
-}  # fmt: skip
-"""Number -> words that may replace it, or appear without it."""
-
-
-def _numbers_by_word() -> dict[str, set[str]]:
-    numbers: dict[str, set[str]] = {}
-    for value, words in _IMPLYING_WORDS.items():
-        for word in words:
-            numbers.setdefault(word, set()).add(value)
-    return {f"{word}s": values for word, values in numbers.items()} | numbers
-
-
-_IMPLIED_NUMBERS = _numbers_by_word()
-"""Word, singular or plural -> the numbers that it may replace."""
-
+"""English name of a day -> (month, day)."""
+_NAMED_DAY_WORDS = ("valentine", "christmas", "halloween", "eve", "new")
 _IMPLIED_UNIT = {"10": "year", "100": "year", "1000": "year", "14": "day", "7": "day", "24": "hour", "60": "minute"}
 """Implied number -> its unit: a decade is ten years."""
+_MAX_COUNT = 12
+"""A writer may count the things of a passage up to this number."""
 
 _NUMERALS = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
 
@@ -153,38 +44,179 @@ def roman_value(numeral: str) -> int:
     return value if value < 90 else 0
 
 
-_UNIT = "|".join(sorted((re.escape(spelling) for spelling in UNIT_OF), key=len, reverse=True))
-_MONTH = "|".join(sorted(MONTH_OF, key=len, reverse=True))
-_WORD = "|".join(sorted([*NUMBER_WORDS, *_SCALES, *(f"{scale}th" for scale in _SCALES)], key=len, reverse=True))
-_DIGITS = r"\d{1,3}(?:[,\u00a0\u202f]\d{3})+(?:\.\d+)?(?!\d)|\d+(?:\.\d+)?"
-_IN_DIGITS = rf"""(?P<iso>\b\d{{4}}-\d\d-\d\d\b)
-    | (?<![\w.]) (?P<symbol>[$€£¥₹])?\s? (?P<digits>{_DIGITS}) (?P<decade>s\b)? (?P<ordinal>st|nd|rd|th)?
-      (?:\s?(?P<scale>hundred|thousand|million|billion|trillion|bn|k)\b)?"""
-_IN_WORDS = rf"\b(?=[zotfsenhmb])(?P<words>(?:{_WORD})(?:(?:\s+|-|\s+and\s+)(?:{_WORD}))*)\b"
-_NUMBER = re.compile(f"{_IN_DIGITS} | {_IN_WORDS}", re.VERBOSE)
-_NUMBER_IN_DIGITS = re.compile(_IN_DIGITS, re.VERBOSE)
-_NUMBER_WORD_SET = frozenset(_WORD.split("|"))
-_UNIT_AFTER = re.compile(rf"[\s\-\u00a0]{{0,2}}(?P<unit>{_UNIT})(?![\w°])")
-_DAY = r"\d{1,2}(?:st|nd|rd|th)?"
-_JOIN = r"\s*(?:,|and|or|to|&|[-–—])\s*"
-_DATE = re.compile(
-    rf"\b(?P<before>{_DAY}(?:{_JOIN}{_DAY}){{0,3}})\s+(?:of\s+)?(?P<month>{_MONTH})\b(?!\w)"
-    rf"|\b(?P<month2>{_MONTH})\.?\s+(?:the\s+)?(?P<after>{_DAY}(?:{_JOIN}{_DAY}){{0,3}})(?!\d|:\d|\.\d|,\d{{3}})",
-    re.IGNORECASE,
-)
-_MONTH_ALONE = re.compile(rf"\b(?:{'|'.join(name.title() for name in MONTHS)})\b")
+_UNSPACED = "\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
+"""Letters of languages that write no space around numbers."""
+_WORDS = re.compile(r"[^\W\d_]+")
+_ANY_DIGIT = re.compile(r"\d")
+_ROMAN = re.compile(r"\b[IVXL]{2,8}\b")
+_RANGE_END = re.compile(r"(?<!\d)(\d\d)(\d\d)[–-](\d\d)(?!\d|-)")
+_TIME = re.compile(r"(?<!\d)\d{1,2}:\d\d(?::\d\d)?(?!\d)")
+_DAY_FIRST = re.compile(r"(?<![\d.])(\d{1,2})([./])(\d{1,2})\2(\d{4})(?!\d)")
+_AFTER = re.compile(r"[\s\-\u00a0\u202f]{0,2}(?P<unit>[^\W\d_]+[.²23]?|[°%％€$£¥℃][^\W\d_]?)")
+_ITALIAN_CENTURY = re.compile(r"\b(?:Due|Tre|Quattro|Cinque|Sei|Sette|Otto|Nove)cento\b")
+"""The Quattrocento is the 15th century."""
+_NEXT_YEAR = re.compile(r"\b(?:(?:next|following|subsequent) year|year (?:later|after|afterwards))\b")
+_PREVIOUS_YEAR = re.compile(r"\b(?:(?:previous|preceding|prior) year|year (?:earlier|before))\b")
+_COUNTED_DECADES = re.compile(r"\b(?P<words>[a-z]+|\d+) [a-z]+ (?P<unit>decades|centuries)\b")
 # March and May are also other words. They are months before a year, or after a word such as "in" or "since".
 _YEAR_AFTER = re.compile(r",? (?:of )?\d{4}\b")
 _BEFORE_MONTH = re.compile(r"\b(?:in|early|late|since|until) \Z", re.IGNORECASE)
 _AMBIGUOUS_MONTHS = ("March", "May")
-_NAMED_DAY_WORDS = ("valentine", "christmas", "halloween", "eve", "new")
-_LETTERS = re.compile(r"[a-z]+")
-_ROMAN = re.compile(r"\b[IVXL]{2,8}\b")
-_RANGE_END = re.compile(r"(?<!\d)(\d\d)(\d\d)[–-](\d\d)(?!\d|-)")
-_COUNTED_DECADES = re.compile(rf"\b(?P<words>{_WORD}|\d+) [a-z]+ (?P<unit>decades|centuries)\b")
-_NEXT_YEAR = re.compile(r"\b(?:(?:next|following|subsequent) year|year (?:later|after|afterwards))\b")
-_PREVIOUS_YEAR = re.compile(r"\b(?:(?:previous|preceding|prior) year|year (?:earlier|before))\b")
-_TIME = re.compile(r"(?<!\d)\d{1,2}:\d\d(?::\d\d)?(?!\d)")
+_WIDE = str.maketrans("．，％：", ".,%:")
+_HAN_DIGITS = {digit: value for value, digit in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2}
+_HAN_SCALES = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "萬": 10**4, "億": 10**8, "亿": 10**8, "兆": 10**12}
+_HAN = "".join([*_HAN_DIGITS, *_HAN_SCALES])
+_HAN_NUMBER = re.compile(
+    rf"(?P<symbol>[$€£¥￥])?(?<![A-Za-z\d.])(?P<number>\d+(?:,\d{{3}})*(?:\.\d+)?[十百千万萬億亿兆]*(?:\d+[千万萬億亿])*|[{_HAN}]+)"
+)
+_HAN_PERCENT = re.compile(rf"百分之([\d.{_HAN}]+)")
+_HAN_PARTS = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?|[{_HAN}]")
+_NO_NUMBERS = frozenset(("千万", "万一", "万千", "十百", "百千", "千百", "百万千"))
+
+
+class Grammar:
+    """How a language writes numbers, dates and units: patterns made from its profile."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.unspaced = profile.names in ("han", "kana")
+        self.values = profile.number_words
+        self.scales = profile.scale_words
+        self.units = profile.unit_of
+        self._starts: dict[str, list[str]] = {}
+        for spelling in sorted(self.units, key=len, reverse=True):
+            start = _AFTER.match(spelling)
+            self._starts.setdefault(start["unit"] if start else spelling, []).append(spelling)
+        group, mark = (r",\u00a0\u202f'’٬", ".") if profile.decimal_sign == "." else (r".\u00a0\u202f ٬'’", ",")
+        digits = rf"\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{mark}٫]\d+)?(?!\d)|\d+(?:[.,٫]\d+)?" if mark == "," else (
+            rf"\d{{1,3}}(?:[{group}]\d{{3}})+(?:\.\d+)?(?!\d)|\d+(?:[.٫]\d+)?"
+        )  # fmt: skip
+        scales = "|".join(sorted((re.escape(word) for word in self.scales), key=len, reverse=True)) or r"\Z."
+        ordinal = f"(?P<ordinal>{profile.ordinal})?" if profile.ordinal else "(?P<ordinal>\\Z.)?"
+        decade = r"(?P<decade>s\b)?" if profile.code == "en" else r"(?P<decade>\Z.)?"
+        in_digits = (
+            rf"(?P<iso>\b\d{{4}}-\d\d-\d\d\b)|(?<![^\W{_UNSPACED}])(?<!\.)(?P<symbol>[$€£¥₹])?\s?(?P<digits>{digits})"
+            rf"{decade}{ordinal}(?:\s?(?P<scale>{scales}|k)\b)?"
+        )
+        words = [*self.values, *self.scales]
+        self.pattern = self.digit_pattern = re.compile(in_digits)
+        self._word = re.compile("|".join(sorted(map(re.escape, words), key=len, reverse=True)))
+        self._compound = re.compile(rf"(?:{self._word.pattern}|{'|'.join(profile.joins) or 'und'})+")
+        self._known: dict[str, bool] = dict.fromkeys(words, True)
+        if words:
+            # One word is a number word or, in languages that write them together, several.
+            one = rf"(?:{self._word.pattern})" + (
+                rf"(?:(?:{'|'.join(profile.joins)})?(?:{self._word.pattern}))*" if profile.compound else ""
+            )
+            join = rf"(?:\s+|-|\s+(?:{'|'.join(profile.joins)})\s+|-(?:{'|'.join(profile.joins)})-)"
+            self.pattern = re.compile(rf"{in_digits}|\b(?P<words>{one}(?:{join}{one})*)\b")
+        months = "|".join(sorted(map(re.escape, profile.months), key=len, reverse=True)) or r"\Z."
+        day = r"\d{1,2}(?:st|nd|rd|th|er|\.?[ºª°]|\.)?"
+        joint = r"\s*(?:,|and|or|to|&|[-–—]|und|bis|et|au|y|al|e|a)\s*"
+        # "March 3" is English order; "mars 3" is not French.
+        after = (
+            rf"|\b(?P<month2>{months})\.?\s+(?:the\s+)?(?P<after>{day}(?:{joint}{day}){{0,3}})(?!\d|:\d|\.\d|,\d{{3}})"
+        )
+        self.date = re.compile(
+            rf"\b(?P<before>{day}(?:{joint}{day}){{0,3}})\s*(?:of\s+|de\s+|del\s+|d[’'])?(?P<month>{months})\b(?!\w)"
+            + (after if profile.code == "en" else r"|(?P<month2>\Z.)(?P<after>\Z.)"),
+            re.IGNORECASE,
+        )
+        names = "|".join(map(re.escape, profile.month_names)) or r"\Z."
+        self.month_alone = re.compile(rf"\b(?:{names})\b" if profile.code != "en" else rf"\b(?:{names.title()})\b")
+        self.month_words = frozenset(word for month in profile.months for word in month.split())
+
+    def has_number_word(self, words: Iterable[str]) -> bool:
+        """Return whether one of `words` (in lower case) is a number."""
+        known = self._known
+        if not self.profile.compound:
+            return not known.keys().isdisjoint(words)
+        found = False
+        for word in words:
+            if word not in known:
+                if len(known) > 100_000:
+                    known.clear()
+                known[word] = bool(self._compound.fullmatch(word))
+            found = found or known[word]
+        return found
+
+    def unit_after(self, text: str, end: int, in_digits: bool) -> str:
+        """Return the unit after a number that ends at index `end`, or ""."""
+        if self.unspaced:
+            start = end + (text[end : end + 1] == " ")
+            return next(
+                (self.units[text[start : start + n]] for n in range(6, 0, -1) if text[start : start + n] in self.units),
+                "",
+            )
+        after = _AFTER.match(text, end)
+        if after is None:
+            return ""
+        start = after.start("unit")
+        for spelling in self._starts.get(after["unit"], ()) or self._starts.get(after["unit"].rstrip(".23"), ()):
+            if text.startswith(spelling, start):
+                following = text[start + len(spelling) : start + len(spelling) + 1]
+                if following.isalnum() or following == "°":
+                    continue
+                # A single letter is a unit after digits only ("five m" is not), and "1990 v" is a match between teams.
+                if (
+                    len(spelling) == 1
+                    and spelling.isalpha()
+                    and spelling.isascii()
+                    and not (in_digits and spelling in "mglwvh")
+                ):
+                    continue
+                return self.units[spelling]
+        return ""
+
+    def parse_words(self, text: str) -> list[int]:
+        """Return the numbers in words: five thousand and two; nineteen ninety-five; two, then three; dreiundzwanzig."""
+        numbers: list[int] = []
+        total = part = 0  # of the current number: whole thousands, and the rest so far
+        room = 0  # a value below this can be added to `part`
+        started = False
+        for word in self._morphemes(text):
+            scale, value = self.scales.get(word), self.values.get(word, 0)
+            if scale == 100:
+                part, room, started = (part or 1) * 100, 100, True
+            elif scale:
+                if part == 0 and total and scale > total:  # mil millones
+                    total *= scale
+                else:
+                    total += (part or 1) * scale
+                part, room, started = 0, scale, True
+            elif 0 < value < room:
+                part += value
+                room = self._room(value)
+            elif value == 20 and part % 100 == 4 and self.profile.code == "fr":  # quatre-vingt
+                part, room = part - 4 + 80, 20
+            elif value >= 20 and value % 10 == 0 and 0 < part % 100 < 10 and self.profile.compound and started:
+                part += value  # drei-und-zwanzig
+                room = 0
+            elif total == 0 and 10 <= part < 100 and value >= 10 and self.profile.code == "en":  # nineteen ninety
+                part, room = part * 100 + value, self._room(value)
+            else:
+                if started:
+                    numbers.append(total + part)
+                total, part, room, started = 0, value, self._room(value), True
+        return [*numbers, total + part]
+
+    def _room(self, value: int) -> int:
+        if value in self.profile.added_to:
+            return 20
+        return 100 if value >= 100 else 10 if value >= 20 else 0
+
+    def _morphemes(self, text: str) -> Iterator[str]:
+        for word in re.split(r"[\s-]+", text):
+            if word in self.values or word in self.scales:
+                yield word
+            elif word not in self.profile.joins:
+                yield from self._word.findall(word)
+
+
+@lru_cache(maxsize=128)
+def grammar_of(code: str) -> Grammar:
+    """Return the grammar of a language."""
+    return Grammar(profile_of(code))
 
 
 @dataclass(slots=True)
@@ -218,6 +250,12 @@ class Quantities:
         if stated:
             self.stated.add(number)
 
+    def add_day(self, month: int, day: int) -> None:
+        """Add a date."""
+        if 1 <= month <= 12:
+            self.days.add((month, day))
+            self.months.add(month)
+
     @property
     def uncertain_months(self) -> set[int]:
         """Months that the text may mean: a possible month, or the month of a named day."""
@@ -228,87 +266,119 @@ class Quantities:
         return frozenset().union(*(words for day, words in self.named_days.items() if day in other.days))
 
 
-def extract_quantities(text: str) -> Quantities:
-    """Return the numbers, units and dates in `text`."""
+def extract_quantities(text: str, code: str = "en") -> Quantities:
+    """Return the numbers, units and dates in a text of the language `code`."""
+    grammar = grammar_of(code)
     quantities = Quantities()
+    if grammar.unspaced:
+        _add_han_numbers(text.translate(_WIDE).lower(), grammar, quantities)
+        return quantities
+    has_digits = _ANY_DIGIT.search(text) is not None
+    if has_digits:
+        text = _take_dates_and_times(text, code, quantities)
+    if code == "it":
+        text = _ITALIAN_CENTURY.sub("secolo", text)
+    lower = text.lower()
+    words = set(_WORDS.findall(lower))
+    in_words = grammar.has_number_word(words)
+    if has_digits or in_words:
+        for match in (grammar.pattern if in_words else grammar.digit_pattern).finditer(lower):
+            _add_number(match, lower, grammar, quantities)
+    if not words.isdisjoint(grammar.month_words):
+        _add_dates(text, grammar, quantities)
+    quantities.implied.update(str(roman_value(match[0])) for match in _ROMAN.finditer(text))
+    implied = grammar.profile.implied_numbers
+    for word in implied.keys() & words:
+        quantities.implied |= implied[word]
+    if code == "en":
+        _add_english(lower, words, grammar, quantities)
+    return quantities
+
+
+def _take_dates_and_times(text: str, code: str, quantities: Quantities) -> str:
+    """Add dates such as 12.6.1931 and times such as 14:30; return `text` without them."""
     # Most texts have no range and no time of day, and a search for one character is cheaper than for a pattern.
     if "-" in text or "–" in text:
         text = _RANGE_END.sub(r"\1\2–\1\3", text)
-    lower = text.lower()
     if ":" in text:
         for match in _TIME.finditer(text):
             quantities.add(match[0].removeprefix("0"))
-        lower = _TIME.sub(lambda match: " " * len(match[0]), text).lower()
-    words = set(_LETTERS.findall(lower))
-    for match in (_NUMBER_IN_DIGITS if words.isdisjoint(_NUMBER_WORD_SET) else _NUMBER).finditer(lower):
-        if match["iso"]:
-            year, month, day = (int(part) for part in match["iso"].split("-"))
-            quantities.add(str(year))
-            quantities.add(str(day))
-            quantities.days.add((month, day))
-            quantities.months.add(month)
-        elif match["digits"]:
-            unit = _SYMBOLS.get(match["symbol"] or "") or _unit_after(lower, match.end(), in_digits=True)
-            quantities.add(*_in_years(_decimal(match), unit, match["ordinal"] is not None))
-        else:
-            _add_number_words(match, lower, quantities)
+        text = _TIME.sub(lambda match: " " * len(match[0]), text)
+    if "." in text or "/" in text:
+        for match in _DAY_FIRST.finditer(text):
+            day, month = int(match[1]), int(match[3])
+            quantities.add(match[4])
+            if code == "en" and match[2] == "/" and day <= 12 and month <= 12 and day != month:
+                continue  # 3/4/1999 may be either
+            quantities.add_day(*((month, day) if month <= 12 else (day, month)))
+            quantities.add(str(day if month <= 12 else month))
+        text = _DAY_FIRST.sub(lambda match: " " * len(match[0]), text)
+    return text
+
+
+def _add_number(match: re.Match[str], lower: str, grammar: Grammar, quantities: Quantities) -> None:
+    """Add a number in digits or in words."""
+    if match["iso"]:
+        year, month, day = (int(part) for part in match["iso"].split("-"))
+        quantities.add(str(year))
+        quantities.add(str(day))
+        quantities.add_day(month, day)
+    elif match["digits"]:
+        unit = _SIGNS.get(match["symbol"] or "") or grammar.unit_after(lower, match.end(), in_digits=True)
+        quantities.add(*_in_years(_decimal(match, grammar), unit, match["ordinal"] is not None))
+    else:
+        _add_number_words(match["words"], match.end(), lower, grammar, quantities)
+
+
+def _add_number_words(words: str, end: int, lower: str, grammar: Grammar, quantities: Quantities) -> None:
+    *earlier, last = grammar.parse_words(words)
+    unit_of_last = grammar.unit_after(lower, end, in_digits=False)
+    ordinal = grammar.profile.code == "en" and words.endswith(("th", "rd", "st"))
+    ambiguous = words in grammar.profile.ambiguous
+    for value in (*earlier, last):
+        unit = unit_of_last if value == last else ""
+        # "one" is often a pronoun, "second" a unit or a rank, and "two" without a unit both or a pair.
+        stated = (value > 2 and not ambiguous) or (value >= 2 and bool(unit))
+        quantities.add(*_in_years(value, unit, ordinal), stated=stated)
+        if value <= _MAX_COUNT and not unit and not ordinal:
+            quantities.counted.add(str(value))
+
+
+def _add_english(lower: str, words: set[str], grammar: Grammar, quantities: Quantities) -> None:
+    """Add named days and numbers that words about years imply: 90s for the 1990s, "the next year" after 2017 for 2018."""
     if not words.isdisjoint(_NAMED_DAY_WORDS):
         straight = lower.replace("’", "'")
         for name in [name for name in _NAMED_DAYS if name in straight]:
             month, day = _NAMED_DAYS[name]
             quantities.named_days[month, day] = frozenset([*name.replace("'s", "").split(), MONTHS[month - 1]])
             quantities.implied.add(str(day))
-    if not words.isdisjoint(MONTH_OF):
-        _add_dates(text, quantities)
-    quantities.implied.update(str(roman_value(match[0])) for match in _ROMAN.finditer(text))
-    for word in _IMPLIED_NUMBERS.keys() & words:
-        quantities.implied |= _IMPLIED_NUMBERS[word]
-    quantities.implied |= _implied_years(lower, quantities.numbers)
-    return quantities
-
-
-def _add_number_words(match: re.Match[str], lower: str, quantities: Quantities) -> None:
-    *earlier, last = _parse_number_words(re.split(r"[\s-]+", match["words"]))
-    unit_of_last = _unit_after(lower, match.end(), in_digits=False)
-    ordinal = match["words"].endswith(("th", "rd", "st"))
-    for value in (*earlier, last):
-        unit = unit_of_last if value == last else ""
-        # "one" is often a pronoun, "second" a unit or a rank, and "two" without a unit both or a pair.
-        quantities.add(*_in_years(value, unit, ordinal), stated=value > 2 or (value == 2 and bool(unit)))
-        if value < 6 and not unit and not ordinal:
-            quantities.counted.add(str(value))
-
-
-def _implied_years(text: str, numbers: Iterable[str]) -> set[str]:
-    """Return numbers that words about years imply: 90s for the 1990s, "the next year" after 2017 for 2018."""
-    implied: set[str] = set()
-    for number in numbers:
+    implied = quantities.implied
+    for number in quantities.numbers:
         if number.endswith("0s"):
             implied.update(
                 {number[-3:]} if len(number) == 5 else {f"{century}{number}" for century in (17, 18, 19, 20)}
             )
-    years = [int(number) for number in numbers if len(number) == 4 and number.isdigit()]
-    if years and "year" in text:
-        if _NEXT_YEAR.search(text):
+    years = [int(number) for number in quantities.numbers if len(number) == 4 and number.isdigit()]
+    if years and "year" in words:
+        if _NEXT_YEAR.search(lower):
             implied.update(str(year + 1) for year in years)
-        if _PREVIOUS_YEAR.search(text):
+        if _PREVIOUS_YEAR.search(lower):
             implied.update(str(year - 1) for year in years)
-    for match in (
-        _COUNTED_DECADES.finditer(text) if "decades" in text or "centuries" in text else ()
-    ):  # three long decades
-        count = int(match["words"]) if match["words"].isdigit() else _parse_number_words([match["words"]])[0]
-        implied.add(str(count * (10 if match["unit"] == "decades" else 100)))
-    return implied
+    if "decades" in words or "centuries" in words:  # three long decades
+        for match in _COUNTED_DECADES.finditer(lower):
+            count = int(match["words"]) if match["words"].isdigit() else grammar.parse_words(match["words"])[0]
+            implied.add(str(count * (10 if match["unit"] == "decades" else 100)))
 
 
-def _add_dates(text: str, quantities: Quantities) -> None:
-    for match in _DATE.finditer(text):
-        month = MONTH_OF[(match["month"] or match["month2"]).lower()]
+def _add_dates(text: str, grammar: Grammar, quantities: Quantities) -> None:
+    months = grammar.profile.months
+    for match in grammar.date.finditer(text):
+        month = months[(match["month"] or match["month2"]).lower()]
         quantities.months.add(month)
         quantities.days.update((month, int(day)) for day in re.findall(r"\d+", match["before"] or match["after"]))
-    for match in _MONTH_ALONE.finditer(text):
-        month = MONTH_OF[match[0].lower()]
-        if match[0] not in _AMBIGUOUS_MONTHS or _is_month(text, match):
+    for match in grammar.month_alone.finditer(text if grammar.profile.code in ("en", "de") else text.lower()):
+        month = months[match[0].lower()]
+        if match[0] not in _AMBIGUOUS_MONTHS or grammar.profile.code != "en" or _is_month(text, match):
             quantities.months.add(month)
         else:
             quantities.possible_months.add(month)
@@ -320,16 +390,54 @@ def _is_month(text: str, match: re.Match[str]) -> bool:
     return bool(_YEAR_AFTER.match(text, match.end()) or _BEFORE_MONTH.search(before))
 
 
-def _unit_after(text: str, end: int, in_digits: bool) -> str:
-    """Return the unit after a number that ends at index `end`, or ""."""
-    after = _UNIT_AFTER.match(text, end)
-    if after is None:
-        return ""
-    spelling = after["unit"]
-    # A single letter is a unit after digits only ("five m" is not), and "1990 v" is a match between teams.
-    if len(spelling) == 1 and spelling.isalpha() and not (in_digits and spelling in "mglwv"):
-        return ""
-    return UNIT_OF[spelling]
+def _add_han_numbers(text: str, grammar: Grammar, quantities: Quantities) -> None:
+    """Add the numbers of a Chinese or Japanese text, in digits and in Chinese numerals."""
+    text = _HAN_PERCENT.sub(r"\1%", text)
+    if ":" in text:
+        for match in _TIME.finditer(text):
+            quantities.add(match[0].removeprefix("0"))
+        text = _TIME.sub(lambda match: " " * len(match[0]), text)
+    for match in _HAN_NUMBER.finditer(text):
+        run = match["number"]
+        in_digits = run[0].isdigit()
+        if run in _NO_NUMBERS:
+            continue
+        number = _han_value(run)
+        unit = _SIGNS.get(match["symbol"] or "") or grammar.unit_after(text, match.end(), in_digits=True)
+        if not in_digits and len(run) == 1 and (number in ("0", "1", "10", "100", "1000", "10000") or not unit):
+            # 一 and 十 are parts of many words; a single numeral is a number before a unit only.
+            quantities.implied.add(number)
+            if text[match.start() - 1 : match.start()] != "第":
+                continue
+        stated = in_digits or len(run) > 1 or (bool(unit) and number not in ("1", "2"))
+        quantities.add(*_in_years(number, unit, False), stated=stated)
+        if not in_digits and not unit and len(number) < 3 and int(number) <= _MAX_COUNT:
+            quantities.counted.add(number)
+    for word, numbers in grammar.profile.implied_numbers.items():
+        if word in text:
+            quantities.implied |= numbers
+
+
+def _han_value(run: str) -> str:
+    """Return the value of digits and Chinese numerals as a plain decimal: 3.5万, 二千零五, 一九九八."""
+    parts = _HAN_PARTS.findall(run)
+    if len(parts) > 1 and all(part in _HAN_DIGITS for part in parts):
+        return str(int("".join(str(_HAN_DIGITS[part]) for part in parts)))
+    total = section = current = Decimal(0)
+    for part in parts:
+        if part in _HAN_DIGITS:
+            current = Decimal(_HAN_DIGITS[part])
+        elif part in _HAN_SCALES:
+            scale = _HAN_SCALES[part]
+            if scale < 10**4:
+                section += (current or 1) * scale
+            else:
+                total += (section + current or 1) * scale
+                section = Decimal(0)
+            current = Decimal(0)
+        else:
+            current = Decimal(part.replace(",", ""))
+    return _format_decimal(total + section + current)
 
 
 def _in_years(value: int | str, unit: str, ordinal: bool) -> tuple[str, str]:
@@ -340,39 +448,20 @@ def _in_years(value: int | str, unit: str, ordinal: bool) -> tuple[str, str]:
     return str(int(value) * years), "year"
 
 
-def _decimal(match: re.Match[str]) -> str:
+def _decimal(match: re.Match[str], grammar: Grammar) -> str:
     """Return a number in digits as a plain decimal; "1990s" keeps its s."""
-    value = Decimal(re.sub(r"[,\u00a0\u202f]", "", match["digits"]))
+    digits = match["digits"].replace("٫", "." if grammar.profile.decimal_sign == "." else ",")
+    if grammar.profile.decimal_sign == ".":
+        digits = re.sub(r"[,\u00a0\u202f'’٬]", "", digits)
+    elif re.fullmatch(r"\d{1,3}(?:[.\u00a0\u202f ٬'’]\d{3})+(?:,\d+)?", digits) and not digits.startswith("0"):
+        digits = re.sub(r"[.\u00a0\u202f ٬'’]", "", digits).replace(",", ".")
+    else:
+        digits = digits.replace(",", ".")
+    value = Decimal(digits)
     scale = match["scale"] or ""
     if scale:
-        value *= {"bn": 10**9, "k": 1000}.get(scale) or _SCALES[scale]
+        value *= 1000 if scale == "k" else grammar.scales[scale]
     return _format_decimal(value) + ("s" if match["decade"] else "")
-
-
-def _parse_number_words(words: list[str]) -> list[int]:
-    """Return the numbers in `words`: five thousand and two; nineteen ninety-five; two, then three."""
-    numbers: list[int] = []
-    total = part = 0  # of the current number: whole thousands, and the rest so far
-    room = 0  # a value below this can be added to `part`
-    for word in words:
-        scale = _SCALES.get(word) or _SCALES.get(word.removesuffix("th"))
-        value = NUMBER_WORDS.get(word, 0)
-        if scale == 100:
-            part, room = (part or 1) * 100, 100
-        elif scale:
-            total, part, room = total + (part or 1) * scale, 0, scale
-        elif word == "and":
-            continue
-        elif 0 < value < room:
-            part += value
-            room = 10 if value >= 20 else 0
-        elif total == 0 and 10 <= part < 100 and value >= 10:  # nineteen ninety
-            part, room = part * 100 + value, 10 if value >= 20 else 0
-        else:
-            if total or part:
-                numbers.append(total + part)
-            total, part, room = 0, value, 10 if value >= 20 else 0
-    return [*numbers, total + part]
 
 
 def _format_decimal(value: Decimal) -> str:
@@ -381,29 +470,88 @@ def _format_decimal(value: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text.lstrip("0") or "0"
 
 
-def compare_quantities(source: Quantities, variant: Quantities, complete: bool) -> tuple[str, str]:
-    """Return (reason, detail) of the first disagreement, ("", "") without one."""
-    lost_numbers = source.stated - variant.numbers.keys() - variant.implied
-    if complete and lost_numbers:
-        return "number", f"{min(lost_numbers)} is lost"
-    new_numbers = variant.stated - source.numbers.keys() - source.implied
-    replaced = source.numbers.keys() - variant.numbers.keys() - variant.implied
-    if new_numbers - variant.counted or (new_numbers and replaced):
-        return "number", f"{min(new_numbers)} is not in the source"
-    lost_months = source.months - variant.months - variant.uncertain_months if complete else set()
-    new_months = variant.months - source.months - source.uncertain_months
-    if lost_months or new_months:
-        month = min(lost_months or new_months)
-        return "date", f"{MONTHS[month - 1].title()} is {'lost' if lost_months else 'not in the source'}"
-    for month, day in sorted(variant.days - source.days):
-        known_days = source.days | source.named_days.keys()
-        if (month, day) not in known_days and any(month == known[0] or day == known[1] for known in known_days):
-            return "date", f"{day} {MONTHS[month - 1].title()} is not in the source"
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A fact that one of two texts has: its `reason` in `REASONS`, the evidence, and whether it is `sure` to be a fault.
+
+    `lost` facts are of the source, others are new. One that is not sure is in doubt, unless a lost and a new one of a kind
+    stand side by side: then one was replaced by the other.
+    """
+
+    reason: str
+    detail: str
+    sure: bool = True
+    lost: bool = False
+
+
+def compare_quantities(
+    source: Quantities, variant: Quantities, complete: bool, known: Quantities, kept: Quantities
+) -> Iterator[Difference]:
+    """Yield the differences. `known` quantities of the source's frame may appear, `kept` are those of the variant's frame."""
+    present = variant.numbers.keys() | variant.implied | kept.numbers.keys() | kept.implied
+    allowed = source.numbers.keys() | source.implied | known.numbers.keys() | known.implied
+    lost = source.stated - present if complete else set()
+    for number in sorted(lost, key=_by_size):
+        sure = not (number in source.counted and int(number) <= _MAX_COUNT) and not _is_written_otherwise(
+            number, present
+        )
+        yield Difference("number", f"{number} is lost", sure and not _has_parts(number, present), lost=True)
+    new = (variant.stated | {number for number in kept.stated if len(number) > 2}) - allowed
+    replaced = source.numbers.keys() - present
+    for number in sorted(new, key=_by_size):
+        if number in variant.counted and not (replaced and complete):
+            if int(number) > 5:
+                yield Difference("number", f"{number} is not in the source", sure=False)
+            continue
+        small = not complete and number.isdigit() and int(number) <= _MAX_COUNT and not variant.numbers.get(number)
+        derived = not complete and _is_derived(number, source)
+        sure = not (small or derived or _is_written_otherwise(number, allowed) or _has_parts(number, allowed))
+        yield Difference("number", f"{number} is not in the source", sure)
+    yield from _compare_dates(source, variant, complete, known, kept)
     for number, units in variant.numbers.items():
         # An implied number (a decade, a dozen) has the unit of its word, or any.
         known_units = source.numbers.get(number, {_IMPLIED_UNIT[number]} if number in _IMPLIED_UNIT else units)
-        new_units = units - known_units
-        if new_units and (known_units or not new_units <= source.units | _OPTIONAL_UNITS):
+        new_units = units - known_units - known.numbers.get(number, set())
+        if new_units and (known_units or not new_units <= source.units | known.units | _OPTIONAL_UNITS):
             listed = f"with {', '.join(sorted(known_units))}" if known_units else "without a unit"
-            return "unit", f"{number} {min(new_units)}: the source has {number} {listed}"
-    return "", ""
+            yield Difference("unit", f"{number} {min(new_units)}: the source has {number} {listed}")
+
+
+def _compare_dates(
+    source: Quantities, variant: Quantities, complete: bool, known: Quantities, kept: Quantities
+) -> Iterator[Difference]:
+    lost = source.months - variant.months - variant.uncertain_months - kept.months if complete else set()
+    new = variant.months - source.months - source.uncertain_months - known.months
+    for month in sorted(lost or new):
+        yield Difference("date", f"{MONTHS[month - 1].title()} is {'lost' if lost else 'not in the source'}")
+    known_days = source.days | known.days | source.named_days.keys()
+    for month, day in sorted(variant.days - known_days):
+        if any(month == other[0] or day == other[1] for other in known_days):
+            yield Difference("date", f"{day} {MONTHS[month - 1].title()} is not in the source")
+
+
+def _by_size(number: str) -> tuple[int, str]:
+    return -len(number), number
+
+
+def _is_written_otherwise(number: str, others: Iterable[str]) -> bool:
+    """Return whether a number differs from one of `others` in the place of its point only: 1.234 may be 1,234."""
+    if "." not in number and len(number) < 4:
+        return False
+    digits = number.replace(".", "")
+    return any(digits == other.replace(".", "") for other in others if "." in other or "." in number)
+
+
+def _has_parts(number: str, others: Iterable[str]) -> bool:
+    """Return whether a time of day is there in parts: 14:30, 14 Uhr 30."""
+    return ":" in number and {part.lstrip("0") or "0" for part in number.split(":")} <= {*others, "0"}
+
+
+def _is_derived(number: str, source: Quantities) -> bool:
+    """Return whether a number is the sum or the difference of two numbers of the source."""
+    try:
+        values = [Decimal(one) for one in source.stated if len(one) > 1 and one.replace(".", "").isdigit()][:40]
+        value = Decimal(number)
+    except ArithmeticError:
+        return False
+    return any(value in (a + b, abs(a - b)) for index, a in enumerate(values) for b in values[index + 1 :])
