@@ -172,6 +172,7 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
 @pytest.fixture
 def forked(fork_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork the processes of a test, and theirs, instead of importing the libraries in each: see tests/forked.py."""
+    forks.inherit(os.environ)
     monkeypatch.setattr(subprocess, "Popen", forks.Popen)
 
 

@@ -34,7 +34,7 @@ from typing import Any
 LATE = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_\w+|TORCHELASTIC_\w+|ACCELERATE_\w+|PYTEST_\w+|PYTHONPATH|"
     r"TORCH_NCCL_ASYNC_ERROR_HANDLING|TMPDIR|COLUMNS|\w*KEY|OPENAI_\w+|KINJECT_\w+|WANDB_\w+|TENSORBOARD_\w+|MLFLOW_\w+|"
-    r"RAY_\w+|PYTHONBREAKPOINT|TORCHINDUCTOR_\w+|TRITON_\w+|"  # set by ray and inductor when they are first used
+    r"RAY_\w+|PYTHONBREAKPOINT|"
     r"GOMP_SPINCOUNT|TOKENIZERS_PARALLELISM|HF_HUB_DISABLE_TELEMETRY|MPLBACKEND"  # kinject.cli sets these
 )
 """Variables that are read after the imports, if at all: they may differ from the server's."""
@@ -42,7 +42,7 @@ _LENGTH = 8
 _server: Path | None = None
 """The socket of the server; `use` sets it."""
 _started_with: dict[str, str] = {}
-"""The server's environment."""
+"""The environment with which a process is forked: the server's, and what libraries have added in this process."""
 
 
 class Popen(subprocess.Popen):
@@ -109,6 +109,12 @@ def _can_fork(args: Any, environment: dict[str, str], streams: Sequence[int]) ->
         return False
 
 
+def inherit(environment: Mapping[str, str]) -> None:
+    """Fork in spite of what a library has put into `environment` since: sklearn, ray and others do when they are imported."""
+    _started_with.clear()
+    _started_with.update(environment)
+
+
 def _early(environment: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not LATE.fullmatch(name)}
 
@@ -135,7 +141,6 @@ def use(path: Path, environment: Mapping[str, str]) -> None:
             server.returncode = 0  # nobody waits for it: it ends after this process
             listener.close()
         _server = path
-        _started_with.update(environment)
         lease = _connect()
         _send(lease, {}, [])
         atexit.register(lease.close)
@@ -225,6 +230,7 @@ def become(request: dict[str, Any], streams: Sequence[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
+    inherit(os.environ)
     os.chdir(request["cwd"])
     import numpy
 

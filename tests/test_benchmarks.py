@@ -117,8 +117,9 @@ def test_requests() -> None:  # it waits for its own children
 def test_faithfulness(material: Path, run_here: Callable[..., str]) -> None:
     printed = run_here("augment/faithfulness.py", material / "data", "--errors", "4")
     assert "8 of 8 accepted" in printed
-    caught = re.findall(r"^\w+ +(?:fictional|squad) +([\d.]+)% of 2$", printed, re.MULTILINE)
-    assert len(caught) >= 8
+    caught = re.findall(r"^(?:number|date|unit|name) +(?:fictional|squad) +([\d.]+)% of 2$", printed, re.MULTILINE)
+    assert len(caught) == 8
+    assert len(re.findall(r"^cause +(?:en|de|fr|es|zh|ja) +[\d.]+% of [12]$", printed, re.MULTILINE)) == 6
     assert max(map(float, caught)) == 100
 
 

@@ -26,6 +26,7 @@ SMALL = {
 """Verb -> what makes it small, unless the command has it."""
 NOT_HERE = {
     "recipes/augment-openai.yaml": "an endpoint with a key",
+    "recipes/augment-endpoints.yaml": "several endpoints",
     "recipes/questions.yaml": "an endpoint with a key",
     "recipes/lora.yaml": "a model of the hub",
     "recipes/llama-3.1-8b/": "a model of the hub",

@@ -19,14 +19,16 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from kinject.augment.prompts import passage_of
 from kinject.augment.sandbox.serve import SandboxServer, ServeOptions
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
@@ -59,11 +61,58 @@ class Server:
         return found
 
 
-def serve_aside(options: ServeOptions, pipe: Connection) -> None:
+FACTS = (
+    ("{name} was opened to the public on {day} March {year}, after a long delay.",
+     "After a long delay, the public was let into {name} on {day} March {year}."),
+    ("It stands {metres} metres above the sea, on a ridge of old stone.",
+     "On a ridge of old stone it stands, {metres} metres above the sea."),
+    ("The building cost {cost} million crowns, which the town paid over many seasons.",
+     "Over many seasons the town paid the {cost} million crowns which the building cost."),
+    ("Its first keeper, {keeper}, lived there with a small crew and two dogs.",
+     "With a small crew and two dogs, its first keeper {keeper} lived there."),
+    ("Every winter {tons} tons of coal were carried up by mule.",
+     "Mules carried {tons} tons of coal up every winter."),
+    ("In {later} a storm took the roof, and the lamp was dark for weeks.",
+     "A storm took the roof in {later}, so that the lamp was dark for weeks."),
+    ("Now {visitors} people come each summer to see the old lens.",
+     "To see the old lens, {visitors} people come each summer now."),
+)  # fmt: skip
+"""Sentences about a lighthouse and their paraphrases: with two facts in the first, eight facts in some 85 words."""
+
+
+def lighthouse(number: int, kind: int) -> str:
+    """Return the text about one lighthouse, or (`kind` 1) a faithful paraphrase of it."""
+    a, b = divmod(number, 97)
+    values = {
+        "name": f"Port {chr(65 + a % 26)}en{'aeiou'[b % 5]}l{chr(97 + b % 26)} Light", "day": 1 + number % 28,
+        "year": 1800 + a, "metres": 20 + b, "cost": 2 + a % 7, "keeper": f"Anton {chr(65 + b % 26)}or{'aeiou'[a % 5]}nd",
+        "tons": 110 + b, "later": 1900 + b, "visitors": 3000 + number,
+    }  # fmt: skip
+    return " ".join(pair[kind].format(**values) for pair in FACTS)
+
+
+class LighthouseServer(SandboxServer):
+    """An endpoint that knows the paraphrases of the texts about lighthouses."""
+
+    def __init__(self, options: ServeOptions, n_passages: int) -> None:
+        super().__init__(options)
+        self._paraphrases = {lighthouse(number, 0): lighthouse(number, 1) for number in range(n_passages)}
+
+    def _complete(self, body: bytes, fault: str) -> tuple[int, Any, dict[str, str]]:
+        request = json.loads(body)
+        text = self._paraphrases[passage_of(request["messages"])]
+        self.answered[body] += 1
+        usage = {"prompt_tokens": 300, "completion_tokens": 120, "total_tokens": 420}
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        answer = {"id": "x", "object": "chat.completion", "model": "sandbox", "choices": [choice], "usage": usage}
+        return 200, answer, {}
+
+
+def serve_aside(options: ServeOptions, pipe: Connection, n_lighthouses: int) -> None:
     """Serve until killed: send the URL, then what was seen for every message."""
 
     async def run() -> None:
-        state = SandboxServer(options)
+        state = LighthouseServer(options, n_lighthouses) if n_lighthouses else SandboxServer(options)
         server = await state.start()
         pipe.send(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
 
@@ -79,10 +128,10 @@ def serve_aside(options: ServeOptions, pipe: Connection) -> None:
 
 
 @contextmanager
-def serving(options: ServeOptions) -> Iterator[Server]:
-    """Run an endpoint in a process of its own."""
+def serving(options: ServeOptions, n_lighthouses: int = 0) -> Iterator[Server]:
+    """Run an endpoint in a process of its own: the sandbox's, or one for texts about lighthouses."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=serve_aside, args=(options, there), daemon=True)
+    process = multiprocessing.Process(target=serve_aside, args=(options, there, n_lighthouses), daemon=True)
     process.start()
     try:
         yield Server(here.recv(), here, process)
@@ -132,6 +181,12 @@ def write_documents(folder: Path, n_passages: int) -> None:
     (folder / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def write_lighthouses(folder: Path, n_passages: int) -> None:
+    """Write documents about lighthouses, of one passage each."""
+    rows = [{"id": f"l{number}", "title": "Lighthouses", "text": lighthouse(number, 0)} for number in range(n_passages)]
+    (folder / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def write_recipe(folder: Path, url: str, concurrency: int, n_each: int) -> Path:
     """Write a recipe over the documents in `folder`."""
     path = folder / "recipe.yaml"
@@ -146,7 +201,7 @@ def write_recipe(folder: Path, url: str, concurrency: int, n_each: int) -> Path:
 def line(label: str, ended: Ended, ideal: float, rest: str) -> str:
     """Return a line of the result."""
     times = f"{ended.seconds / ideal:5.2f} x ideal {ideal:.2f} s" if ideal else " " * 20
-    return f"{label:34} {ended.seconds:6.2f} s  CPU {ended.cpu:5.2f} s  others {ended.others:4.2f}  {times}  {rest}"
+    return f"{label:36} {ended.seconds:6.2f} s  CPU {ended.cpu:5.2f} s  others {ended.others:4.2f}  {times}  {rest}"
 
 
 def augment_line(label: str, folder: Path, ended: Ended, in_flight: int) -> str:
@@ -171,10 +226,13 @@ class Case:
     n_passages: int
     options: ServeOptions = field(default_factory=lambda: ServeOptions(latency=LATENCY))
     again: bool = False
+    n_each: int = N_EACH
+    lighthouses: bool = False
 
 
 CASES = (
     Case("plain, 128 in flight", 500, again=True),
+    Case("80 words, 8 facts, one sample each", 5000, again=True, n_each=1, lighthouses=True),
     Case("faults that pass", 100, ServeOptions(latency=LATENCY, faults=FAULTS_THAT_PASS)),
     Case("faults of content", 100, ServeOptions(latency=LATENCY, faults=FAULTS_OF_CONTENT)),
     Case("takes 32 at once, 128 allowed", 200, ServeOptions(latency=LATENCY, capacity=32)),
@@ -184,7 +242,7 @@ CASES = (
 
 def run_case(case: Case, folder: Path, server: Server) -> None:
     """Print what kinject makes of one case."""
-    recipe = write_recipe(folder, server.url, IN_FLIGHT, N_EACH)
+    recipe = write_recipe(folder, server.url, IN_FLIGHT, case.n_each)
     command = [sys.executable, "-m", "kinject.cli", "augment", str(recipe)]
     ended = run_process(command, server)
     seen = server.seen()
@@ -192,11 +250,11 @@ def run_case(case: Case, folder: Path, server: Server) -> None:
         stored = (folder / "run/variants.jsonl").read_bytes().count(b"\n")
         after = seen["requests"] - seen["answered"]
         print(line(case.label, ended, 0.0, f"exit {ended.code}, stored {stored}, requests without an answer {after}"))
-        print(f"{'':34} {ended.err.strip().splitlines()[-1]}")
+        print(f"{'':36} {ended.err.strip().splitlines()[-1]}")
         return
     print(augment_line(case.label, folder, ended, case.options.capacity or IN_FLIGHT), flush=True)
     if case.options.faults:
-        print(f"{'':34} the server ordered {seen['met']}")
+        print(f"{'':36} the server ordered {seen['met']}")
     if case.again:
         print(augment_line("the same again, finished", folder, run_process(command, server), IN_FLIGHT), flush=True)
 
@@ -224,15 +282,15 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
 """
 
 
-def run_others(folder: Path, server: Server, n_passages: int, curator: str | None) -> None:
+def run_others(folder: Path, server: Server, n_passages: int, n_each: int, curator: str | None) -> None:
     """Print what the bare loop, and Curator where it is at hand, make of the plain case."""
-    n = n_passages * N_EACH
+    n = n_passages * n_each
     ideal = n * LATENCY / IN_FLIGHT
-    given = [str(folder / "documents.jsonl"), server.url, str(N_EACH), str(IN_FLIGHT)]
+    given = [str(folder / "documents.jsonl"), server.url, str(n_each), str(IN_FLIGHT)]
     ended = run_process([sys.executable, "-c", BARE, *given], server)
     print(line("bare loop, openai and aiohttp", ended, ideal, f"got {ended.out.strip()} of {n}"), flush=True)
     if curator is None:
-        print(f"{'Bespoke Curator':34} not run: give --curator PYTHON")
+        print(f"{'Bespoke Curator':36} not run: give --curator PYTHON")
         return
     before = server.seen()["requests"]
     ended = run_process([curator, "-I", str(HERE / "curator_side.py"), *given, str(folder / "curator")], server)
@@ -243,25 +301,70 @@ def run_others(folder: Path, server: Server, n_passages: int, curator: str | Non
     )
 
 
+SEVERAL = "four endpoints over one, one of four killed"
+N_SEVERAL = 64
+
+
+def write_recipe_of_several(folder: Path, servers: list[Server], name: str) -> Path:
+    """Write a recipe over several endpoints, each with 16 requests in flight."""
+    endpoints = ", ".join(f"e{number}: {{base_url: '{server.url}'}}" for number, server in enumerate(servers))
+    path = folder / f"{name}.yaml"
+    path.write_text(
+        f"run_dir: {folder}/{name}\naugment:\n  documents: {folder}/documents.jsonl\n  styles: {{paraphrase: {N_EACH}}}\n"
+        f"  max_attempts: 10\n  generator: {{kind: openai, model: sandbox, concurrency: 16, endpoints: {{{endpoints}}}}}\n"
+    )
+    return path
+
+
+def run_several(folder: Path) -> None:
+    """Print the request phase over one endpoint and over four, and over four of which one is killed half way."""
+    write_documents(folder, N_SEVERAL)
+    seconds = {}
+    for name, n_servers in (("one", 1), ("four", 4), ("killed", 4)):
+        with ExitStack() as stack:
+            options = ServeOptions(latency=10 * LATENCY)
+            servers = [stack.enter_context(serving(options)) for _ in range(n_servers)]
+            recipe = write_recipe_of_several(folder, servers, name)
+            victim = servers[-1]
+            timer = threading.Timer(seconds.get("four", 0) / 2 + 2, victim.process.kill)
+            if name == "killed":
+                timer.start()
+            ended = run_process([sys.executable, "-m", "kinject.cli", "augment", str(recipe)], servers[0])
+            counts = json.loads((folder / name / "manifest.json").read_text())["counts"]
+            phase = counts["this_run"]
+            seconds[name] = phase["request_seconds"]
+            shares = {key: value["share"] for key, value in phase.get("endpoints", {}).items()}
+            seen = [server.seen() for server in servers if server.process.is_alive()]
+            twice = sum(one["answered"] - one["different"] for one in seen)
+            print(f"{name:36} request phase {seconds[name]:.2f} s, {seconds['one'] / seconds[name]:.2f} times one's speed; got "
+                  f"{counts['got']} of {counts['asked']}, sent {phase['sent']}, retried {phase['retried']}, answered twice "
+                  f"{twice}, exit {ended.code}, shares {shares}", flush=True)  # fmt: skip
+            timer.cancel()
+
+
 def main() -> None:
     """Run the cases whose label holds the given word, each in a folder of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("word", nargs="?", default="")
     parser.add_argument("--times", type=int, default=1)
-    parser.add_argument("--passages", type=int, help="instead of the case's own number; 10 requests each")
+    parser.add_argument("--passages", type=int, help="instead of the case's own number")
     parser.add_argument("--curator", metavar="PYTHON")
     arguments = parser.parse_args()
     for _ in range(arguments.times):
+        if arguments.word in SEVERAL:
+            with tempfile.TemporaryDirectory() as name:
+                run_several(Path(name))
         for case in CASES:
             if arguments.word not in case.label:
                 continue
-            with tempfile.TemporaryDirectory() as name, serving(case.options) as server:
+            n_passages = arguments.passages or case.n_passages
+            n_lighthouses = n_passages if case.lighthouses else 0
+            with tempfile.TemporaryDirectory() as name, serving(case.options, n_lighthouses) as server:
                 folder = Path(name)
-                n_passages = arguments.passages or case.n_passages
-                write_documents(folder, n_passages)
+                (write_lighthouses if case.lighthouses else write_documents)(folder, n_passages)
                 run_case(case, folder, server)
                 if case.again:
-                    run_others(folder, server, n_passages, arguments.curator)
+                    run_others(folder, server, n_passages, case.n_each, arguments.curator)
 
 
 if __name__ == "__main__":

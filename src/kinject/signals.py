@@ -26,6 +26,9 @@ FROM_TERMINAL = frozenset((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
 _PAUSE = 0.05
 """Seconds until a signal whose exception was ignored is sent again."""
 
+_PRECISION = 0.005
+"""Seconds between two readings of the clock for pauses: the processor time is a system call."""
+
 
 class _Clock:
     """Monotonic time without pauses: `paused` seconds so far; at its last reading the time was `read`, this thread's `used`."""
@@ -42,7 +45,7 @@ def running_time() -> float:
     known in a `terminable` block only.
     """
     now = time.monotonic()
-    if threading.get_ident() == threading.main_thread().ident:
+    if now - _Clock.read > _PRECISION and threading.get_ident() == threading.main_thread().ident:
         _Clock.read, _Clock.used = now, time.thread_time()
     return now - _Clock.paused
 

@@ -51,13 +51,15 @@ class Usage:
 class Completion:
     """An answer of a generator: the text, the reason for its end (``stop``, ``length``, ...), and the tokens used.
 
-    `thinking` is what a reasoning model wrote before its answer.
+    `thinking` is what a reasoning model wrote before its answer. `generator` names the model that wrote it, where a run has
+    several.
     """
 
     text: str
     finish_reason: str = "stop"
     usage: Usage = Usage()
     thinking: str = ""
+    generator: str = ""
 
 
 Generator = Callable[[list[Message], int], Completion]

@@ -26,7 +26,6 @@ from typing import Any
 LONGEST_CHAIN = 12
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 ENDED = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit"}
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 Tree = dict[str, Any]
 _DATE = re.compile(r"_\d{4}-\d\d-\d\dT[0-9.-]+(?=\.json)")
@@ -78,64 +77,20 @@ def _hear_sigint() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class Forked:
-    """Processes forked from one that has imported everything (forker.py)."""
+class System:
+    """Starts kinject as a shell does, each process the leader of its own session. With `forks.Popen` none imports torch."""
 
-    def __init__(self, scratch: Path) -> None:
-        self.scratch = scratch
-        _hear_sigint()
-        self._forker = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("forker.py"))], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, env={**os.environ, **ONE_THREAD, "PYTHONWARNINGS": "ignore"},
-        )  # fmt: skip
-
-    def _ask(self, request: Mapping[str, Any]) -> Any:
-        assert self._forker.stdin is not None
-        assert self._forker.stdout is not None
-        print(json.dumps(request), file=self._forker.stdin, flush=True)
-        return json.loads(self._forker.stdout.readline())
-
-    def start(self, words: list[str]) -> int:
-        """Start a command; return its number."""
-        out, err = self.scratch / "stdout", self.scratch / "stderr"
-        return int(self._ask({"start": words, "out": str(out), "err": str(err)}))
-
-    def ended(self, number: int) -> int | None:
-        """Return the exit status, None while it runs."""
-        found: int | None = self._ask({"ended": number})
-        return found
-
-    def wait(self, number: int) -> int:
-        """Return the exit status when it has ended."""
-        return int(self._ask({"wait": number}))
-
-    def said(self) -> tuple[str, str]:
-        """Return what the last process wrote to its stdout and stderr."""
-        return (self.scratch / "stdout").read_text("utf-8"), (self.scratch / "stderr").read_text("utf-8")
-
-    def close(self) -> None:
-        """End the forker."""
-        assert self._forker.stdin is not None
-        assert self._forker.stdout is not None
-        self._forker.stdin.close()
-        self._forker.wait()
-        self._forker.stdout.close()
-
-
-class Fresh(Forked):
-    """Processes as a shell starts them: an interpreter each, imports included."""
-
-    def __init__(self, scratch: Path) -> None:
-        self.scratch = scratch
+    def __init__(self, scratch: Path, popen: type[subprocess.Popen[bytes]] = subprocess.Popen) -> None:
+        self.scratch, self._popen = scratch, popen
         _hear_sigint()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, words: list[str]) -> int:
         """Start a command; return its number."""
         with (self.scratch / "stdout").open("wb") as out, (self.scratch / "stderr").open("wb") as err:
-            process = subprocess.Popen(
+            process = self._popen(
                 [sys.executable, "-m", "kinject.cli", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                start_new_session=True, env={**os.environ, **ONE_THREAD},
+                start_new_session=True,
             )  # fmt: skip
         self._processes[process.pid] = process
         return process.pid
@@ -148,8 +103,9 @@ class Fresh(Forked):
         """Return the exit status when it has ended."""
         return self._processes[number].wait()
 
-    def close(self) -> None:
-        """Do nothing: every process was waited for."""
+    def said(self) -> tuple[str, str]:
+        """Return what the last process wrote to its stdout and stderr."""
+        return (self.scratch / "stdout").read_text("utf-8"), (self.scratch / "stderr").read_text("utf-8")
 
 
 @dataclass(frozen=True)
@@ -186,7 +142,7 @@ def _stamp(folders: list[Path]) -> int:
     return hash(tuple(sorted(found)))
 
 
-def _until(case: Case, system: Forked, number: int, moment: Moment | None) -> tuple[int | None, int]:
+def _until(case: Case, system: System, number: int, moment: Moment | None) -> tuple[int | None, int]:
     """Wait for the moment; return (exit status where the process ended before, changes of files seen)."""
     began, stamp, n_writes = time.monotonic(), _stamp(case.folders), 0
     while (code := system.ended(number)) is None:
@@ -219,7 +175,7 @@ def _clear(case: Case) -> None:
     case.fresh()
 
 
-def run_undisturbed(case: Case, system: Forked) -> Undisturbed:
+def run_undisturbed(case: Case, system: System) -> Undisturbed:
     """Run the command from empty folders to its end."""
     _clear(case)
     began = time.monotonic()
@@ -229,7 +185,7 @@ def run_undisturbed(case: Case, system: Forked) -> Undisturbed:
     return Undisturbed(case.tree(), code, time.monotonic() - began, n_writes)
 
 
-def check_death(case: Case, system: Forked, words: list[str], sent: signal.Signals, code: int) -> str:
+def check_death(case: Case, system: System, words: list[str], sent: signal.Signals, code: int) -> str:
     """Assert that a signalled process ended honestly; return how: killed, told, finished, or outside (of our program).
 
     Outside is before its first line or after its last, where the system's own rules hold.
@@ -252,7 +208,7 @@ def check_death(case: Case, system: Forked, words: list[str], sent: signal.Signa
 
 
 def kill_often(
-    case: Case, system: Forked, whole: Undisturbed, n_kills: int, draw: Callable[[Undisturbed], Moment]
+    case: Case, system: System, whole: Undisturbed, n_kills: int, draw: Callable[[Undisturbed], Moment]
 ) -> Counter[str]:
     """Kill `case` `n_kills` times, in chains of at most LONGEST_CHAIN from empty folders; return how the deaths went.
 
@@ -281,7 +237,7 @@ def kill_often(
     return tally
 
 
-def _run(case: Case, system: Forked, words: list[str], moment: Moment | None) -> tuple[int, bool]:
+def _run(case: Case, system: System, words: list[str], moment: Moment | None) -> tuple[int, bool]:
     """Start a command and signal it at the moment; return its exit status, and whether it still ran then."""
     number = system.start(words)
     code, _ = _until(case, system, number, moment)

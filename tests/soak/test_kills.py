@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import yaml
 
+import forked as forks
 from kinject.augment.sandbox.serve import SandboxServer, ServeOptions
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
@@ -33,9 +34,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from country import write_study
 from kills import (
     Case,
-    Forked,
-    Fresh,
     Moment,
+    System,
     Undisturbed,
     json_without,
     kept_rows,
@@ -57,12 +57,11 @@ SPEED = tuple(
 TOWNS = ("Lowmere", "Stonegate", "Farrow", "Kelm")
 
 
-@pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
+@pytest.fixture
+def system(fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> System:
     """Processes that need not import torch each."""
-    system = Forked(tmp_path_factory.mktemp("forked"))
-    yield system
-    system.close()
+    forks.inherit(os.environ)
+    return System(tmp_path_factory.mktemp("forked"), forks.Popen)
 
 
 @pytest.fixture
@@ -278,30 +277,30 @@ def show(name: str, tally: Counter[str]) -> None:
 
 
 def test_a_few_kills_of_augment_lose_no_row_and_no_answer(
-    tmp_path: Path, forked: Forked, endpoint: tuple[str, SandboxServer]
+    tmp_path: Path, system: System, endpoint: tuple[str, SandboxServer]
 ) -> None:
     case = openai_case(tmp_path, *endpoint, n=6)
-    whole = run_undisturbed(case, forked)
-    kill_often(case, forked, whole, 2, few((signal.SIGTERM, 0.3), (signal.SIGKILL, 0.2)))
+    whole = run_undisturbed(case, system)
+    kill_often(case, system, whole, 2, few((signal.SIGTERM, 0.3), (signal.SIGKILL, 0.2)))
 
 
-def test_a_few_kills_of_train_end_in_the_same_weights(tmp_path: Path, forked: Forked, tiny_model: Path) -> None:
+def test_a_few_kills_of_train_end_in_the_same_weights(tmp_path: Path, system: System, tiny_model: Path) -> None:
     case = train_case(tmp_path, tiny_model)
-    whole = run_undisturbed(case, forked)
-    kill_often(case, forked, whole, 2, few((signal.SIGKILL, 0.4), (signal.SIGINT, 0.3)))
+    whole = run_undisturbed(case, system)
+    kill_often(case, system, whole, 2, few((signal.SIGKILL, 0.4), (signal.SIGINT, 0.3)))
 
 
-def test_a_few_kills_of_eval_end_in_the_same_report(tmp_path: Path, forked: Forked, tiny_model: Path) -> None:
+def test_a_few_kills_of_eval_end_in_the_same_report(tmp_path: Path, system: System, tiny_model: Path) -> None:
     case = eval_case(tmp_path, tiny_model)
-    whole = run_undisturbed(case, forked)
-    kill_often(case, forked, whole, 2, few((signal.SIGKILL, 0.3), (signal.SIGTERM, 0.2)))
+    whole = run_undisturbed(case, system)
+    kill_often(case, system, whole, 2, few((signal.SIGKILL, 0.3), (signal.SIGTERM, 0.2)))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("verb", SHARES)
 def test_kills_at_random_moments_lose_nothing_and_end_as_an_undisturbed_run(
-    verb: str, seed: int, tmp_path: Path, forked: Forked, endpoint: tuple[str, SandboxServer], tiny_model: Path
+    verb: str, seed: int, tmp_path: Path, system: System, endpoint: tuple[str, SandboxServer], tiny_model: Path
 ) -> None:
     case = {
         "augment": lambda: augment_case(tmp_path, {"kind": "sandbox"}, 40),
@@ -313,12 +312,12 @@ def test_kills_at_random_moments_lose_nothing_and_end_as_an_undisturbed_run(
     }[verb]()
     n_kills = max(1, round(N_KILLS * SHARES[verb] / 2))
     n_fresh = n_kills // 10  # as a shell starts it, imports included; a study's workers always import
-    whole = run_undisturbed(case, forked)
-    tally = kill_often(case, forked, whole, n_kills - n_fresh, moments(seed))
+    whole = run_undisturbed(case, system)
+    tally = kill_often(case, system, whole, n_kills - n_fresh, moments(seed))
     if n_fresh:
-        system = Fresh(forked.scratch)
-        fresh = run_undisturbed(case, system)
-        case_tally = kill_often(case, system, fresh, n_fresh, moments(100 + seed))
+        real = System(system.scratch)
+        fresh = run_undisturbed(case, real)
+        case_tally = kill_often(case, real, fresh, n_fresh, moments(100 + seed))
         tally += case_tally
         show(f"{verb}, of which {n_fresh} with imports", tally)
     else:

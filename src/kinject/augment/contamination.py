@@ -141,6 +141,8 @@ class ContaminationCheck:
 
     def _find(self, text: str) -> Iterator[str]:
         """Yield the n-grams that occur in `text`, those of short questions only where they are asked."""
+        if not self._by_start:
+            return
         matches = [(match[0].casefold(), match.end()) for match in _WORDS.finditer(text)]
         words = [word for word, _ in matches]
         for start in range(len(words) - _FEWEST + 1):

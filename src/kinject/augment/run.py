@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kinject.augment.checks.checker import Checker, Verdict, check_completion
 from kinject.augment.checks.facts import compare_facts
@@ -19,6 +19,7 @@ from kinject.augment.corpus_writer import CorpusWriter, Coverage, StyleCount, re
 from kinject.augment.plan import Group, PassageFile, Plan, PlannedDocument, VariantRequest, make_plan
 from kinject.augment.prompts import ask
 from kinject.augment.requests import Stopped
+from kinject.augment.requests.balance import render_endpoints
 from kinject.augment.requests.limits import Limits
 from kinject.augment.requests.sender import (
     Sender,
@@ -58,7 +59,8 @@ class AugmentResult:
     everything ever answered into the run folder, in the currency of the prices; `cost_of_thinking` is a part of it.
     `cost_note` names the part of it that is estimated. `sft_path` holds the rows of styles that make prompts and completions,
     None if there are none. `contamination` is None if the recipe names no probe set, `coverage` without a style that
-    lists facts; `judge` is the judge's score on planted errors.
+    lists facts; `judge` is the judge's score on planted errors. `endpoints` counts this run's answers by endpoint, where there
+    are several.
     """
 
     run_dir: Path
@@ -88,6 +90,7 @@ class AugmentResult:
     contamination: Contamination | None = None
     coverage: Coverage | None = None
     judge: JudgeScore | None = None
+    endpoints: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def short(self) -> bool:
@@ -134,6 +137,7 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         cost_of_thinking=sender.cost_of_thinking, out_of_budget=sender.out_of_budget, failures_path=writer.failures_path,
         cost_note=sender.traffic.cost_note(), contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
+        endpoints=sender.traffic.endpoints(),
     )  # fmt: skip
     _write_manifest(recipe, section, plan, result, sender.traffic)
     return result
@@ -302,7 +306,8 @@ class Rewriter:
                 answer.verdict = checker.compare_accepted(answer.text, answer.verdict)
             if answer.accepted:
                 checker.accept(answer.text)
-                generator = "mechanical" if group.style.mechanical else self.sender.generator.name
+                name = answer.completion.generator or self.sender.generator.name
+                generator = "mechanical" if group.style.mechanical else name
                 self.store.accept(
                     group, answer.request, attempt, answer.completion, generator, answer.text, answer.verdict
                 )
@@ -461,6 +466,7 @@ def render_summary(result: AugmentResult) -> str:
         thinking = f", {result.tokens_thinking:,} of them thinking" if result.tokens_thinking else ""
         line += f"; {result.tokens_in:,} tokens in, {result.tokens_out:,} out{thinking}"
     lines.append(line)
+    lines += render_endpoints(result.endpoints)
     if result.judge:
         lines.append(render_judge_score(result.judge))
     if result.cost:

@@ -348,12 +348,10 @@ def _check_retrieval(recipe: Recipe, retrieval: RetrievalSection | None) -> Iter
 
 
 def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:
-    if recipe.augment is not None:
-        yield recipe.augment.generator
-        if recipe.augment.judge is not None:
-            yield recipe.augment.judge
-    if recipe.questions is not None:
-        yield recipe.questions.generator
+    sections = [recipe.augment.generator, recipe.augment.judge] if recipe.augment is not None else []
+    sections += [recipe.questions.generator] if recipe.questions is not None else []
+    for section in sections:
+        yield from section.parts().values() if section is not None else ()
 
 
 def _check_endpoint(recipe: Recipe, generator: GeneratorSection, offline: bool) -> Iterator[Problem]:

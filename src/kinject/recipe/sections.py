@@ -10,7 +10,7 @@ or an "output";
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 
@@ -177,6 +177,20 @@ class ProbesSection:
 
 
 @dataclass(frozen=True)
+class EndpointSection:
+    """One of several endpoints; what it leaves out is the generator's."""
+
+    base_url: str = option(help="Its address, for example http://gpu1:8000/v1.", holds="url")
+    model: str | None = option(None, help="Its model. Endpoints with one model name count as one model.")
+    api_key_env: str | None = option(None, help="Environment variable that holds its key.", holds="variable")
+    concurrency: int | None = option(None, help="Its requests in flight.", min=1, max=1024)
+    requests_per_minute: int | None = option(None, help="Its requests in any minute.", min=1)
+    tokens_per_minute: int | None = option(None, help="Its tokens in any minute.", min=1)
+    price_in: float | None = option(None, help="Its price of a million prompt tokens.", min=0.0)
+    price_out: float | None = option(None, help="Its price of a million answer tokens.", min=0.0)
+
+
+@dataclass(frozen=True)
 class GeneratorSection:
     """The model or file that writes the paraphrases, how fast and at what price."""
 
@@ -187,6 +201,9 @@ class GeneratorSection:
     path: str | None = option(None, help="file: paraphrases (JSONL with document_id and text).", path="file")
     base_url: str | None = option(
         None, help="Endpoint, for example http://127.0.0.1:8000/v1. Default: OpenAI's.", holds="url"
+    )
+    endpoints: Mapping[str, EndpointSection] | None = option(
+        None, help="openai: several endpoints by name; each request goes where answers come soonest.", nonempty=True
     )
     api_key_env: str = option("OPENAI_API_KEY", help="Environment variable that holds the key.", holds="variable")
     temperature: float = option(1.0, help="Sampling temperature.", min=0.0, max=2.0)
@@ -207,6 +224,9 @@ class GeneratorSection:
     send_seed: bool = option(
         True, help="openai: send a seed with each request; false where it slows the endpoint down."
     )
+    structured_output: bool = option(
+        True, help="openai: ask for lists as JSON by a schema, where the endpoint can; false: as lines of text."
+    )
     timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)
     concurrency: int = option(8, help="Requests in flight; transformers: rows of one batch.", min=1, max=1024)
     batch: bool = option(False, help="openai: send through the provider's batch API (hours, at about half the price).")
@@ -214,6 +234,16 @@ class GeneratorSection:
     tokens_per_minute: int | None = option(None, help="Most tokens in any minute, prompts and answers together.", min=1)
     price_in: float = option(0.0, help="Price of a million prompt tokens, in any currency.", min=0.0)
     price_out: float = option(0.0, help="Price of a million answer tokens, in the same currency.", min=0.0)
+
+    def parts(self) -> dict[str, GeneratorSection]:
+        """Return the section of each endpoint by name, with what it leaves out; itself under "" if it has none."""
+        if not self.endpoints:
+            return {"": self}
+        given = {name: vars(endpoint) for name, endpoint in self.endpoints.items()}
+        return {
+            name: replace(self, endpoints=None, **{key: value for key, value in keys.items() if value is not None})
+            for name, keys in given.items()
+        }
 
 
 GENERATOR_REQUIRES: Mapping[str, tuple[str, str]] = {

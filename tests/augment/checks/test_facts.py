@@ -3,7 +3,7 @@ from random import Random
 import pytest
 
 from kinject.augment.checks.facts import Comparison, compare_facts
-from kinject.augment.checks.planted_errors import PLANTS
+from kinject.augment.checks.planted_errors import FACT_KINDS, plant_error
 from kinject.augment.checks.quantities import extract_quantities
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
@@ -102,7 +102,7 @@ def test_facts_may_be_lost_where_only_new_ones_count() -> None:
     assert compare_facts("In 1999 Wu spoke.", "In 1998 Wu spoke.", complete=False).reason == "number"
 
 
-@pytest.mark.parametrize("kind", sorted(PLANTS))
+@pytest.mark.parametrize("kind", FACT_KINDS)
 def test_planted_errors_are_refused(kind: str) -> None:
     source = (
         "The Lindholm Bridge in Arvika was opened on 12 June 1931 by Karin Ekberg. It is 215 metres long, cost $4 million and "
@@ -111,13 +111,9 @@ def test_planted_errors_are_refused(kind: str) -> None:
     )
     assert compare_facts(source, source) == Comparison()
     for seed in range(40):
-        wrong = PLANTS[kind](source, Random(seed), ["Berzelius", "Toivonen", "Nansen"])
+        wrong = plant_error(kind, source, Random(seed), ["Berzelius", "Toivonen", "Nansen"])
         assert wrong is not None
         assert compare_facts(source, wrong).reason, wrong
-
-
-def test_a_text_without_numbers_has_no_number_to_change() -> None:
-    assert all(plant("nothing to see here", Random(0), ["Nansen"]) is None for plant in PLANTS.values())
 
 
 def test_words_spell_numbers() -> None:

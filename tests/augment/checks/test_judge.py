@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from random import Random
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from kinject.augment import augment, render_summary
 from kinject.augment.checks.facts import Comparison
 from kinject.augment.checks.judge import N_TRIALS, Judge
-from kinject.augment.checks.planted_errors import ALL_PLANTS, invent, negate, swap_names
+from kinject.augment.checks.planted_errors import ALL_KINDS
 from kinject.augment.prompts import judge_messages, rewriting_of
 from kinject.augment.requests import Generator
 from kinject.augment.requests.limits import Limits
@@ -35,16 +34,6 @@ def judge(answer: Callable[[list[Message]], str]) -> Judge:
     return Judge(Sender(Generator("test", {}, True, ask), None, Limits(4)), 1)
 
 
-def test_beyond_the_checks_names_are_swapped_statements_denied_and_sentences_invented() -> None:
-    swapped = swap_names(f"So {TEXT}", Random(0))
-    assert swapped is not None
-    assert sorted(swapped.split()) == sorted(f"So {TEXT}".split())
-    assert swapped != f"So {TEXT}"
-    assert negate(TEXT, Random(0)) == TEXT.replace("was built", "was not built")
-    assert invent(TEXT, Random(0), ["Zembla"]).startswith(TEXT + " ")
-    assert "Zembla" in invent(TEXT, Random(0), ["Zembla"])
-
-
 @pytest.mark.parametrize(
     ("answer", "precision", "recall"),
     [
@@ -63,9 +52,10 @@ def test_precision_and_recall_are_those_of_a_judge_whose_answers_are_known(
 
 
 def test_every_kind_of_error_is_planted_where_the_text_has_room_for_it() -> None:
-    passages = [("", f"{TEXT} It was 5 km from Farrow, and on 3 March 1987 it closed. Later Bryn was there.")]
+    more = "It was 5 km from Farrow. On 3 March 1987 it closed because of the frost. Most people left before the storm."
+    passages = [("", f"{TEXT} {more} In Farrow Doran taught Bryn the trade of Arden's mill.")]
     score = asyncio.run(judge(lambda messages: "FAITHFUL").measure_accuracy(passages))
-    assert set(score.planted) == set(ALL_PLANTS)
+    assert set(score.planted) == set(ALL_KINDS)
 
 
 def test_the_judge_sees_source_and_rewriting_and_nothing_in_them_is_an_instruction() -> None:

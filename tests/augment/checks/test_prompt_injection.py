@@ -15,7 +15,7 @@ import pytest
 from kinject.augment import augment
 from kinject.augment.checks.checker import Checker
 from kinject.augment.checks.judge import Judge
-from kinject.augment.checks.planted_errors import ALL_PLANTS
+from kinject.augment.checks.planted_errors import ALL_KINDS, plant_error
 from kinject.augment.checks.prompt_injection import escape_tags, has_injection, split_injection
 from kinject.augment.prompts import ask, judge_messages, passage_of, rewriting_of
 from kinject.augment.questions import make_questions
@@ -124,7 +124,7 @@ def test_a_judge_that_obeys_an_injection_is_caught_by_an_error_planted_in_the_te
         assert (found.reason, "planted" in found.detail) == ("judge", True) if not title else not found.accepted
     assert asyncio.run(judge(careful).verdict("", poisoned, HONEST)).accepted
     assert asyncio.run(judge(obedient).verdict("", SOURCE, HONEST)).accepted
-    assert any(plant(HONEST, Random(0), ["Zembla"]) for plant in ALL_PLANTS.values())
+    assert any(plant_error(kind, HONEST, Random(0), ["Zembla"]) for kind in ALL_KINDS)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from kinject.augment.checks.prompt_injection import escape_tags
 from kinject.augment.prompts import passage_of
 from kinject.augment.questions import make_questions, render_questions
-from kinject.augment.questions.run import is_validation
+from kinject.augment.questions.drafts import is_validation
 from kinject.augment.sandbox import answer_as_sandbox
 from kinject.cli import main
 from kinject.corpus.questions import read_questions

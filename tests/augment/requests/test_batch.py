@@ -1,5 +1,6 @@
 """The provider's batch API, against the local endpoint."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,7 +33,9 @@ def texts(result: Any) -> list[str]:
 
 
 def test_a_batch_gives_the_same_corpus_as_single_requests(make_recipe: Make, serving: Callable[..., Any]) -> None:
-    single = texts(augment(make_recipe(serving().url)))
+    alone = augment(make_recipe(serving().url))
+    single = texts(alone)
+    shutil.rmtree(alone.run_dir)
     server = serving()
     result = augment(make_recipe(server.url, generator__batch=True))
     assert texts(result) == single

@@ -170,12 +170,8 @@ def test_only_this_machine_is_loopback(url: str, expected: bool) -> None:
 
 @pytest.fixture
 def without_aiohttp(monkeypatch: pytest.MonkeyPatch) -> None:
-    import openai
-
-    def missing(**settings: Any) -> None:
-        raise RuntimeError("To use the aiohttp client you must have installed the package with the `aiohttp` extra")
-
-    monkeypatch.setattr(openai, "DefaultAioHttpClient", missing)
+    for module in ("wire", "endpoint"):
+        monkeypatch.setattr(f"kinject.augment.requests.{module}.has_aiohttp", lambda: False)
 
 
 @pytest.mark.usefixtures("without_aiohttp", "exact_copies_only")
@@ -183,4 +179,4 @@ def test_without_aiohttp_the_plain_transport_does_the_same(make_recipe: Make, se
     server = serving(faults={"reset": 0.2, "500": 0.2})
     assert augment(make_recipe(server.url)).got == 36
     with pytest.raises(EndpointError, match="no connection"):
-        augment(make_recipe("http://127.0.0.1:9/v1"))
+        augment(make_recipe("http://127.0.0.1:9/v1", generator__temperature=0.9))

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment, preview
-from kinject.augment.requests.limits import AdaptiveConcurrency, Budget, RateLimit
+from kinject.augment.requests.balance import EndpointState, LoadBalancer
+from kinject.augment.requests.generator import Generator
+from kinject.augment.requests.limits import Budget, Limits, RateLimit, SharedBudget
 from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import Recipe
 
@@ -14,22 +16,31 @@ Make = Callable[..., Recipe]
 pytestmark = pytest.mark.usefixtures("exact_copies_only")
 
 
-def drive(gate: AdaptiveConcurrency, capacity: int, n: int) -> list[float]:
+def gate_of(most: int) -> LoadBalancer:
+    """Return the gate of one endpoint that is sent at most `most` requests at once."""
+    limits = Limits(most)
+    generator = Generator("test", {}, True, lambda messages, seed: asyncio.sleep(0))
+    return LoadBalancer([EndpointState("", generator, limits, Budget(limits, SharedBudget(None)))], lambda: False)
+
+
+def drive(most: int, capacity: int, n: int) -> list[float]:
     """Send `n` requests to an endpoint that serves `capacity` at once and refuses the rest; return the limit after each."""
     limits: list[float] = []
     served = 0
+    gate = gate_of(most)
 
     async def one() -> None:
         nonlocal served
-        await gate.enter()
+        turn = await gate.enter(1)
+        assert turn is not None
         refused = served >= capacity
         if not refused:
             served += 1
             for _ in range(20):
                 await asyncio.sleep(0)
             served -= 1
-        gate.leave(overloaded=refused)
-        limits.append(gate.limit)
+        gate.leave(turn, overloaded=refused)
+        limits.append(turn.endpoint.concurrency.limit)
 
     async def run() -> None:
         await asyncio.gather(*(one() for _ in range(n)))
@@ -39,28 +50,29 @@ def drive(gate: AdaptiveConcurrency, capacity: int, n: int) -> list[float]:
 
 
 def test_the_gate_finds_what_the_endpoint_bears_and_stays_near_it() -> None:
-    assert all(32 <= limit < 42 for limit in drive(AdaptiveConcurrency(128), capacity=32, n=2000)[200:])
+    assert all(32 <= limit < 42 for limit in drive(128, capacity=32, n=2000)[200:])
 
 
 def test_the_gate_stays_wide_open_where_nothing_is_refused() -> None:
-    assert set(drive(AdaptiveConcurrency(64), capacity=64, n=500)) == {64.0}
+    assert set(drive(64, capacity=64, n=500)) == {64.0}
 
 
 def test_the_gate_never_closes() -> None:
-    assert min(drive(AdaptiveConcurrency(16), capacity=0, n=300)) == 1.0
+    assert min(drive(16, capacity=0, n=300)) == 1.0
 
 
 def test_a_cancelled_wait_gives_its_place_back() -> None:
     async def run() -> None:
-        gate = AdaptiveConcurrency(1)
-        await gate.enter()
-        waiting = asyncio.create_task(gate.enter())
+        gate = gate_of(1)
+        turn = await gate.enter(1)
+        assert turn is not None
+        waiting = asyncio.create_task(gate.enter(1))
         await asyncio.sleep(0)
-        gate.leave(overloaded=False)
+        gate.leave(turn, overloaded=False)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await asyncio.wait_for(gate.enter(), 60)
+        await asyncio.wait_for(gate.enter(1), 60)
 
     asyncio.run(run())
 
@@ -72,7 +84,9 @@ def test_no_window_holds_more_than_the_rate_allows(monkeypatch: pytest.MonkeyPat
     async def run() -> None:
         limit = RateLimit(5, "requests_per_minute")
         for _ in range(18):
-            await limit.take()
+            while pause := limit.wait():
+                await asyncio.sleep(pause)
+            limit.take()
             times.append(time.monotonic())
 
     asyncio.run(run())
@@ -86,7 +100,8 @@ def test_tokens_set_aside_and_not_used_are_given_back(monkeypatch: pytest.Monkey
     async def run() -> None:
         limit = RateLimit(100, "tokens_per_minute")
         for _ in range(10):
-            limit.settle(await limit.take(40), 5)
+            assert limit.wait(40) == 0
+            limit.settle(limit.take(40), 5)
 
     asyncio.run(asyncio.wait_for(run(), 25))
 

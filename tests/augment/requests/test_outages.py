@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 import socket
 import ssl
 import time
@@ -37,12 +38,8 @@ TRANSPORTS = ("aiohttp", "httpx")
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to the wire: with aiohttp and where that is missing."""
     if request.param == "httpx":
-        import openai
-
-        def missing(**settings: Any) -> None:
-            raise RuntimeError("the extra is absent")
-
-        monkeypatch.setattr(openai, "DefaultAioHttpClient", missing)
+        for module in ("wire", "endpoint"):
+            monkeypatch.setattr(f"kinject.augment.requests.{module}.has_aiohttp", lambda: False)
     return str(request.param)
 
 
@@ -215,7 +212,9 @@ def test_a_first_refusal_after_a_long_silence_of_our_own_is_not_the_end_of_patie
 
 
 def test_a_wall_clock_that_jumps_changes_nothing(few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    undisturbed = augment(few(hostile(lambda talk, number: None).url)).corpus_path.read_bytes()
+    alone = augment(few(hostile(lambda talk, number: None).url))
+    undisturbed = alone.corpus_path.read_bytes()
+    shutil.rmtree(alone.run_dir)
     jumps = itertools.cycle([0.0, 1e9, -1e9, 3e8])
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
@@ -335,7 +334,7 @@ def test_another_model_than_the_one_asked_for_is_told_once(
     (record,) = caplog.records
     assert record.getMessage().endswith("requested the model 'sandbox', 'gpt-2 [31m' answers.")
     caplog.clear()
-    augment(few(hostile(lambda talk, number: None).url))
+    assert augment(few(hostile(lambda talk, number: None).url, styles={"paraphrase": 2})).n_sent == 4
     assert caplog.records == []
 
 

@@ -10,7 +10,8 @@ from itertools import cycle, islice
 from random import Random
 
 from kinject.augment.checks.checker import Verdict
-from kinject.augment.checks.planted_errors import ALL_PLANTS
+from kinject.augment.checks.language import detect_language
+from kinject.augment.checks.planted_errors import ALL_KINDS, find_names, plant_error
 from kinject.augment.checks.prompt_injection import has_injection
 from kinject.augment.prompts import judge_messages
 from kinject.augment.requests.sender import Sender, gather_answers
@@ -27,7 +28,6 @@ _VERDICT = re.compile(
     r"(un)?faithful\b[\s*:.,;—–-]*(.{0,200})",
     re.IGNORECASE,
 )
-_NAME = re.compile(r"(?<=[a-z] )[A-Z][a-z]{3,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,9 @@ class Judge:
         if not verdict.accepted or not has_injection(title, passage, text):
             return verdict
         rng = Random(content_id(self.seed, passage, text))
-        texts = (plant(text, rng, ["Zembla"]) for plant in ALL_PLANTS.values())
-        wrong = next((changed for changed in texts if changed not in (None, text)), None)
+        language = detect_language(passage) or "en"
+        texts = (plant_error(kind, text, rng, ["Zembla"], language) for kind in ALL_KINDS)
+        wrong = next((changed for changed in texts if changed is not None), None)
         if wrong is None or (await self._ask(title, passage, wrong)).accepted:
             return Verdict(
                 "judge", "prompt injection in the passage, and the judge missed an error planted in this text"
@@ -102,16 +103,20 @@ class Judge:
         A trial without an answer does not count. Raises the errors that end the run, as `Sender.send`.
         """
         rng = Random(self.seed)
-        names = sorted({name for _, passage in passages for name in _NAME.findall(passage)})
+        languages = [detect_language(passage) or "en" for _, passage in passages]
+        names: dict[str, set[str]] = {}
+        for (_, passage), language in zip(passages, languages, strict=True):
+            names.setdefault(language, set()).update(find_names(passage, language))
         trials: list[tuple[str, str, str, str]] = []
         # More kinds than trials: some texts have no room for some kinds.
-        kinds = islice(cycle(ALL_PLANTS.items()), 6 * N_TRIALS)
-        for (title, passage), (kind, plant) in zip(cycle(passages), kinds, strict=False):
+        kinds = islice(cycle(ALL_KINDS), 8 * N_TRIALS)
+        for (title, passage), language, kind in zip(cycle(passages), cycle(languages), kinds, strict=False):
             if len(trials) >= 2 * N_TRIALS:
                 break
             good = permute_sentences(title, passage, rng.randrange(2**31))
-            wrong = plant(good, rng, [name for name in names if name not in passage] or ["Zembla"])
-            if wrong is not None and wrong != good:
+            others = [name for name in sorted(names[language]) if name not in passage] or ["Zembla"]
+            wrong = plant_error(kind, good, rng, others, language)
+            if wrong is not None:
                 trials += [(kind, title, passage, wrong), ("", title, passage, good)]
         answers = await gather_answers(self._ask(title, passage, text) for _, title, passage, text in trials)
         verdicts = [(trial[0], one) for trial, one in zip(trials, answers, strict=True) if isinstance(one, Verdict)]

@@ -1,16 +1,20 @@
-"""Drafts of questions: parsed from a model's answer and checked for faults, such as a hint at the correct choice."""
+"""Drafts of questions: parsed from a model's answer, checked for faults such as a hint at the correct choice, selected."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kinject.augment.checks.checker import new_markup, normal_form
 from kinject.augment.checks.language import compare_languages
 from kinject.augment.checks.prompt_injection import has_injection
+from kinject.augment.requests.generator import json_in
 from kinject.augment.styles import plain_text
-from kinject.disk import content_id
+from kinject.disk import Row, content_id
+from kinject.recipe import QuestionsSection
+from kinject.types import Document
 
 _LINE = re.compile(
     r"[\s>*#-]*+(?:\d{1,2}[.)]\s*+)?\**(?P<key>question|answer|wrong|sentence)\s{0,3}\d{0,3}\s{0,3}[:.]\**\s*+(?P<value>.+)\Z",
@@ -79,7 +83,10 @@ class Candidate:
 
 
 def read_drafts(answer: str) -> list[Draft]:
-    """Return the drafts in a model's answer. A missing line is an empty field."""
+    """Return the drafts in a model's answer: lines, or JSON. A missing line is an empty field."""
+    value = json_in(answer)
+    if value is not None:
+        return _read_json(value)
     drafts: list[Draft] = []
     lines: list[tuple[str, str]] = []
     for line in [*plain_text(answer).splitlines(), "Question: -"]:
@@ -91,6 +98,20 @@ def read_drafts(answer: str) -> list[Draft]:
             drafts.append(_parse_draft(lines))
             lines = []
         lines.append((key, match["value"]))
+    return drafts
+
+
+def _read_json(value: Mapping[str, object]) -> list[Draft]:
+    """Return the drafts in a JSON object, as the schema of `propose_as_json` has them. What is no text is left out."""
+    questions = value.get("questions")
+    rows = [row for row in questions if isinstance(row, dict)] if isinstance(questions, list) else []
+    drafts = []
+    for row in rows:
+        wrong = row.get("wrong")
+        wrong = [one for one in wrong if isinstance(one, str)] if isinstance(wrong, list) else []
+        texts = [row.get(name) for name in ("question", "answer", "sentence")]
+        question, right, sentence = (" ".join(text.split()) if isinstance(text, str) else "" for text in texts)
+        drafts.append(Draft(question, right, tuple(" ".join(one.split()) for one in wrong), sentence.strip('"“”')))
     return drafts
 
 
@@ -173,3 +194,65 @@ def parse_specificity(answer: str) -> int:
     """Return the first number from 1 to 10 in an answer, 1 without one."""
     match = re.search(r"\b(10|[1-9])\b", answer)
     return int(match[1]) if match else 1
+
+
+class QuestionSelector:
+    """Selects the questions of one document after the other, and counts them."""
+
+    def __init__(self, section: QuestionsSection) -> None:
+        self._n_questions = section.n_questions
+        self._validation = section.validation
+        self._document = ""
+        self._selected: list[Draft] = []
+        self.counts = Counter[str]()
+        self.refused = Counter[str]()
+
+    def select(self, document: Document, outcome: Row) -> tuple[str, list[Row], list[Row]]:
+        """Return (``validation`` or ``test``, rows of selected questions, rows of refused drafts) of a stored outcome.
+
+        The most specific questions are selected, without duplicates of questions on earlier passages of the document.
+        """
+        if document.id != self._document:
+            self._document, self._selected = document.id, []
+        selected: list[Row] = []
+        refused = list(outcome["refused"])
+        for row in outcome["candidates"]:
+            draft = Draft(row["question"], row["answer"], tuple(row["wrong"]), row["sentence"])
+            # The other faults were checked against the passage: with the sentence alone, only a duplicate can appear.
+            reason, detail = find_fault(draft, draft.sentence, self._selected)
+            if reason:
+                refused.append({**row, "reason": reason, "detail": detail})
+            elif len(selected) < self._n_questions:
+                selected.append(_question_row(document, outcome["passage_id"], Candidate(draft, row["specificity"])))
+                self._selected.append(draft)
+            else:
+                self.counts["spare"] += 1
+        split = "validation" if is_validation(document.id, self._validation) else "test"
+        self.counts.update({split: len(selected), "got": len(selected)}, **outcome["usage"])
+        self.refused.update(row["reason"] for row in refused)
+        source = {"document_id": document.id, "passage_id": outcome["passage_id"]}
+        return split, selected, [source | row for row in refused]
+
+
+def _question_row(document: Document, passage_id: str, candidate: Candidate) -> Row:
+    """Return a question in the question format, with its passage, sentence and specificity."""
+    draft = candidate.draft
+    choices = list(draft.choices)
+    answer = choices.index(draft.answer)
+    return {
+        "id": content_id("question", document.id, draft.question, choices, answer),
+        "document_id": document.id,
+        "fact_id": content_id("fact", document.id, normal_form(draft.sentence), normal_form(draft.answer)),
+        "subject": document.title,
+        "question": draft.question,
+        "choices": choices,
+        "answer": answer,
+        "passage_id": passage_id,
+        "sentence": draft.sentence,
+        "specificity": candidate.specificity,
+    }
+
+
+def is_validation(document_id: str, fraction: float) -> bool:
+    """Return whether the questions on a document are for validation. It depends on the id alone, so it never changes."""
+    return int(content_id("split", document_id), 16) < fraction * 2**64

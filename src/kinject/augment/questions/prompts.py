@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kinject.augment.prompts import ask
+from kinject.augment.requests import Structure
 from kinject.types import Message
 
 LETTERS = "ABCD"
@@ -24,6 +25,9 @@ mention "the passage", "the text" or "the author".
 likely to someone who has not read it.
 - The right answer must not stand in the question, and must not follow from common knowledge.
 - No "all of the above", "none of the above" or "both".
+"""
+
+_AS_LINES = """\
 Give each question as these six lines, with an empty line between questions, and nothing else:
 Question: the question
 Answer: the right answer
@@ -31,6 +35,19 @@ Wrong: a wrong answer
 Wrong: a wrong answer
 Wrong: a wrong answer
 Sentence: the sentence of the passage that answers it, word for word"""
+
+_AS_JSON = """\
+Give them as one JSON object and nothing else, in this form:
+{"questions": [{"question": "...", "answer": "the right answer", "wrong": ["...", "...", "..."], "sentence": "..."}]}
+The sentence is the sentence of the passage that answers the question, word for word."""
+
+_TEXT = {"type": "string"}
+_FIELDS = {"question": _TEXT, "answer": _TEXT, "wrong": {"type": "array", "items": _TEXT}, "sentence": _TEXT}
+_QUESTION = {"type": "object", "properties": _FIELDS, "required": list(_FIELDS), "additionalProperties": False}
+_SCHEMA = {
+    "type": "object", "properties": {"questions": {"type": "array", "items": _QUESTION}}, "required": ["questions"],
+    "additionalProperties": False,
+}  # fmt: skip
 
 _EARLIER = "\n\nThese exist already; ask about other facts:\n"
 
@@ -48,10 +65,17 @@ _CLOSED_BOOK = "{question}\n\nWhich answer is right? Answer with the letter alon
 
 def propose(title: str, passage: str, n: int, earlier: Sequence[str]) -> list[Message]:
     """Return the prompt for `n` questions on a passage, about other facts than the `earlier` questions."""
-    task = _PROPOSE.format(n=n)
-    if earlier:
-        task += _EARLIER + "\n".join(f"- {question}" for question in earlier)
-    return _about(title, passage, task)
+    return _about(title, passage, _PROPOSE.format(n=n) + _AS_LINES + _earlier(earlier))
+
+
+def propose_as_json(title: str, passage: str, n: int, earlier: Sequence[str]) -> Structure:
+    """Return the same prompt for endpoints that write JSON by a schema."""
+    messages = _about(title, passage, _PROPOSE.format(n=n) + _AS_JSON + _earlier(earlier))
+    return Structure("questions", _SCHEMA, messages)
+
+
+def _earlier(questions: Sequence[str]) -> str:
+    return _EARLIER + "\n".join(f"- {question}" for question in questions) if questions else ""
 
 
 def verify(title: str, passage: str, question: str, choices: Sequence[str]) -> list[Message]:

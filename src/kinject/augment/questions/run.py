@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kinject.augment.checks.checker import check_completion, normal_form
+from kinject.augment.checks.checker import check_completion
 from kinject.augment.checks.prompt_injection import has_injection, split_injection
 from kinject.augment.plan import PassageFile
 from kinject.augment.questions import prompts
@@ -18,12 +18,14 @@ from kinject.augment.questions.drafts import (
     REASONS,
     Candidate,
     Draft,
+    QuestionSelector,
     find_fault,
     parse_letter,
     parse_specificity,
     read_drafts,
 )
-from kinject.augment.requests import generator_identity
+from kinject.augment.requests import Structure, generator_identity
+from kinject.augment.requests.balance import render_endpoints
 from kinject.augment.requests.sender import Sender, Traffic, gather_answers, open_sender, run_event_loop, run_workers
 from kinject.augment.validation import limits_of, questions_section
 from kinject.corpus.documents import document_hashes, read_documents
@@ -35,7 +37,7 @@ from kinject.signals import running_time
 from kinject.terminal import Progress
 from kinject.types import Completion, Document, Message, Passage
 
-_Request = tuple[list[Message], int]
+_Request = tuple[list[Message], int, Structure | None]
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class QuestionsResult:
     `asked` and `got` count questions, `refused` drafts by reason, `failed` passages without an answer by error. `spare`
     counts questions without a fault that are not among the most specific ones. `tokens_in` and `tokens_out` are those of
     every passage that is done; `n_sent` and `n_cached` are of this run alone. `cost` is that of everything ever answered
-    into the run folder, in the currency of the prices; `cost_note` names the part of it that is estimated.
+    into the run folder, in the currency of the prices; `cost_note` names the part of it that is estimated. `endpoints` counts
+    this run's answers by endpoint, where there are several.
     """
 
     run_dir: Path
@@ -69,6 +72,7 @@ class QuestionsResult:
     cost: float
     out_of_budget: bool
     cost_note: str = ""
+    endpoints: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def short(self) -> bool:
@@ -108,6 +112,7 @@ async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection) ->
         tokens_thinking=counts["tokens_thinking"],
         n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached, cost=sender.budget.spent,
         out_of_budget=sender.out_of_budget, cost_note=sender.traffic.cost_note(),
+        endpoints=sender.traffic.endpoints(),
     )  # fmt: skip
     _write_manifest(recipe, section, result, sender.traffic)
     return result
@@ -174,11 +179,10 @@ async def _request_questions(
 def _outcome_id(recipe: QuestionsRecipe, document: Document, passage: Passage) -> str:
     """Return an id that depends on everything that shapes the questions on a passage."""
     section, blank = recipe.questions, ("",) * len(prompts.LETTERS)
-    messages = [
-        prompts.propose(document.title, passage.text, section.n_proposed, ()),
-        prompts.verify("", "", "", blank),
-        prompts.closed_book("", blank),
-    ]
+    asked = (document.title, passage.text, section.n_proposed, ())
+    messages = [prompts.propose(*asked), prompts.verify("", "", "", blank), prompts.closed_book("", blank)]
+    if section.generator.kind == "openai" and section.generator.structured_output:
+        messages.append(prompts.propose_as_json(*asked).messages)
     numbers = [section.n_questions, section.n_proposed, section.closed_book, section.max_attempts, recipe.seed]
     return content_id("questions", passage.id, messages, numbers, generator_identity(section.generator))
 
@@ -220,8 +224,9 @@ class QuestionWriter:
         known = [candidate.draft for candidate in outcome.candidates]
         known += [draft for draft, reason, _ in outcome.refused if draft and reason == "closed-book"]
         earlier = [draft.question for draft in known]
-        messages = prompts.propose(document.title, passage.text, self.section.n_proposed, earlier)
-        (completion,) = await self._send([(messages, self._seed_of(messages, attempt))], outcome)
+        asked = (document.title, passage.text, self.section.n_proposed, earlier)
+        messages, structure = prompts.propose(*asked), prompts.propose_as_json(*asked)
+        (completion,) = await self._send([(messages, self._seed_of(messages, attempt), structure)], outcome)
         verdict = check_completion(completion)
         drafts = read_drafts(completion.text) if verdict.accepted else []
         if not drafts:
@@ -259,7 +264,7 @@ class QuestionWriter:
         for draft in drafts:
             choices = _rotate(draft.choices, rotation)
             messages = prompts.verify(document.title, passage.text, draft.question, choices)
-            requests.append((messages, self._seed_of(messages, 0)))
+            requests.append((messages, self._seed_of(messages, 0), None))
         answers = await self._send(requests, outcome)
         return [answer.text.strip() if check_completion(answer).accepted else "" for answer in answers]
 
@@ -275,7 +280,7 @@ class QuestionWriter:
             for rotation in range(n_times):
                 choices = _rotate(candidate.draft.choices, rotation + 1)
                 messages = prompts.closed_book(candidate.draft.question, choices)
-                requests.append((messages, self._seed_of(messages, rotation)))
+                requests.append((messages, self._seed_of(messages, rotation), None))
                 correct.append(prompts.LETTERS[choices.index(candidate.draft.answer)])
         answers = await self._send(requests, outcome)
         hits = [parse_letter(answer.text) == letter for answer, letter in zip(answers, correct, strict=True)]
@@ -294,7 +299,7 @@ class QuestionWriter:
 
     async def _send(self, requests: Sequence[_Request], outcome: Outcome) -> list[Completion]:
         """Return an answer for each request, in order. Raises an error that ends the run before one of a single request."""
-        answers = await gather_answers(self.sender.send(messages, seed) for messages, seed in requests)
+        answers = await gather_answers(self.sender.send(*request) for request in requests)
         completions: list[Completion] = []
         for answer in answers:
             if isinstance(answer, EndpointError):
@@ -367,68 +372,6 @@ def _draft_row(draft: Draft) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class QuestionSelector:
-    """Selects the questions of one document after the other, and counts them."""
-
-    def __init__(self, section: QuestionsSection) -> None:
-        self._n_questions = section.n_questions
-        self._validation = section.validation
-        self._document = ""
-        self._selected: list[Draft] = []
-        self.counts = Counter[str]()
-        self.refused = Counter[str]()
-
-    def select(self, document: Document, outcome: Row) -> tuple[str, list[Row], list[Row]]:
-        """Return (``validation`` or ``test``, rows of selected questions, rows of refused drafts) of a stored outcome.
-
-        The most specific questions are selected, without duplicates of questions on earlier passages of the document.
-        """
-        if document.id != self._document:
-            self._document, self._selected = document.id, []
-        selected: list[Row] = []
-        refused = list(outcome["refused"])
-        for row in outcome["candidates"]:
-            draft = Draft(row["question"], row["answer"], tuple(row["wrong"]), row["sentence"])
-            # The other faults were checked against the passage: with the sentence alone, only a duplicate can appear.
-            reason, detail = find_fault(draft, draft.sentence, self._selected)
-            if reason:
-                refused.append({**row, "reason": reason, "detail": detail})
-            elif len(selected) < self._n_questions:
-                selected.append(_question_row(document, outcome["passage_id"], Candidate(draft, row["specificity"])))
-                self._selected.append(draft)
-            else:
-                self.counts["spare"] += 1
-        split = "validation" if is_validation(document.id, self._validation) else "test"
-        self.counts.update({split: len(selected), "got": len(selected)}, **outcome["usage"])
-        self.refused.update(row["reason"] for row in refused)
-        source = {"document_id": document.id, "passage_id": outcome["passage_id"]}
-        return split, selected, [source | row for row in refused]
-
-
-def _question_row(document: Document, passage_id: str, candidate: Candidate) -> Row:
-    """Return a question in the question format, with its passage, sentence and specificity."""
-    draft = candidate.draft
-    choices = list(draft.choices)
-    answer = choices.index(draft.answer)
-    return {
-        "id": content_id("question", document.id, draft.question, choices, answer),
-        "document_id": document.id,
-        "fact_id": content_id("fact", document.id, normal_form(draft.sentence), normal_form(draft.answer)),
-        "subject": document.title,
-        "question": draft.question,
-        "choices": choices,
-        "answer": answer,
-        "passage_id": passage_id,
-        "sentence": draft.sentence,
-        "specificity": candidate.specificity,
-    }
-
-
-def is_validation(document_id: str, fraction: float) -> bool:
-    """Return whether the questions on a document are for validation. It depends on the id alone, so it never changes."""
-    return int(content_id("split", document_id), 16) < fraction * 2**64
-
-
 def _write_files(
     recipe: QuestionsRecipe, passages: PassageFile, outcomes: _OutcomeFile, selector: QuestionSelector
 ) -> None:
@@ -484,6 +427,7 @@ def render_questions(result: QuestionsResult) -> str:
         f"{result.tokens_in:,} tokens in, {result.tokens_out:,} out"
         + (f", {result.tokens_thinking:,} of them thinking" if result.tokens_thinking else ""),
     ]
+    lines += render_endpoints(result.endpoints)
     if result.cost:
         lines.append(f"cost {result.cost:.4f}, including everything answered into {result.run_dir} before")
     if result.cost_note:

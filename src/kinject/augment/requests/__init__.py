@@ -8,24 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from kinject.augment.requests.chat import sampling_options
-from kinject.augment.requests.generator import Generator, Stopped, Transient
+from kinject.augment.requests.generator import Generator, Stopped, Structure, Transient
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
 from kinject.types import Completion, Message
 
-__all__ = ["Generator", "Stopped", "Transient", "generator_identity", "open_generator"]
+__all__ = ["Generator", "Stopped", "Structure", "Transient", "generator_identity", "open_generator"]
 
 
 def generator_identity(section: GeneratorSection) -> dict[str, Any]:
-    """Return everything besides messages and seed that shapes the answers of `section`'s generator."""
+    """Return everything besides messages and seed that shapes the answers of `section`'s generator.
+
+    Of an endpoint that is the model, not the address: a model may move, or be at several addresses. Of several models, any
+    may write an answer: the identity lists them.
+    """
     if section.kind in ("sandbox", "file"):
         return {"kind": section.kind}
     if section.kind == "transformers":
         from kinject.augment.requests.transformers import model_identity
 
         return model_identity(section)
-    names = ("kind", "model", "base_url", "temperature", "max_tokens")
-    return {name: getattr(section, name) for name in names} | sampling_options(section)
+    models = sorted({str(part.model) for part in section.parts().values()})
+    identity = {name: getattr(section, name) for name in ("kind", "temperature", "max_tokens")}
+    return {**identity, "model": models[0] if len(models) == 1 else models, **sampling_options(section)}
 
 
 def open_generator(section: GeneratorSection, run_dir: Path) -> AbstractAsyncContextManager[Generator]:
@@ -58,7 +63,7 @@ async def _open_openai(section: GeneratorSection, run_dir: Path) -> AsyncIterato
             yield Generator(name, identity, True, batches.ask, batches.abandon)
         return
     async with Endpoint(section) as endpoint:
-        yield Generator(name, identity, True, endpoint.ask)
+        yield Generator(name, identity, True, endpoint.ask, structured=section.structured_output)
 
 
 @asynccontextmanager

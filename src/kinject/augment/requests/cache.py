@@ -8,6 +8,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,25 +22,24 @@ log = logging.getLogger(__name__)
 _SCHEMA = """CREATE TABLE IF NOT EXISTS answers (
     key BLOB PRIMARY KEY, text TEXT NOT NULL, finish_reason TEXT NOT NULL,
     tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, tokens_thinking INTEGER NOT NULL, thinking TEXT NOT NULL,
-    crc32 INTEGER NOT NULL
+    endpoint TEXT NOT NULL, crc32 INTEGER NOT NULL
 ) WITHOUT ROWID"""
 _LOST = """CREATE TABLE IF NOT EXISTS lost (
-    tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, crc32 INTEGER NOT NULL
+    tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, endpoint TEXT NOT NULL, crc32 INTEGER NOT NULL
 )"""
 _COLUMNS = (
     "key, CAST(text AS BLOB), CAST(finish_reason AS BLOB), tokens_in, tokens_out, tokens_thinking, CAST(thinking AS BLOB), "
-    "crc32"  # damaged text is no UTF-8
+    "CAST(endpoint AS BLOB), crc32"  # damaged text is no UTF-8
 )
 
-_Row = tuple[bytes, str, str, int, int, int, str, int]
+_Row = tuple[bytes, str, str, int, int, int, str, str, int]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=dict)  # a mapping of any kind
 
 
-def request_key(identity: Mapping[str, Any], messages: Sequence[Message], seed: int) -> bytes:
-    """Return 16 bytes that depend on everything that shapes an answer: endpoint, model, parameters, messages, seed."""
-    return hashlib.blake2b(
-        _ENCODER.encode([identity, messages, seed]).encode("utf-8", "surrogatepass"), digest_size=16
-    ).digest()
+def request_key(identity: Mapping[str, Any], messages: Sequence[Message], seed: int, structure: object = None) -> bytes:
+    """Return 16 bytes that depend on everything that shapes an answer: model, parameters, messages, seed, structure."""
+    parts = [identity, messages, seed] if structure is None else [identity, messages, seed, structure]
+    return hashlib.blake2b(_ENCODER.encode(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class AnswerCache:
@@ -70,8 +70,8 @@ class AnswerCache:
         """Read every row and delete damaged ones."""
         rows = self._database.execute(f"SELECT {_COLUMNS} FROM answers")  # noqa: S608  (columns alone)
         damaged = [row[0] for row in rows if not _is_whole(row)]
-        lost = self._database.execute("SELECT rowid, tokens_in, tokens_out, crc32 FROM lost")
-        torn = [row[0] for row in lost if row[3] != row_checksum(row[1:3])]
+        lost = self._database.execute("SELECT rowid, tokens_in, tokens_out, endpoint, crc32 FROM lost")
+        torn = [row[0] for row in lost if row[4] != row_checksum(row[1:4])]
         if not damaged and not torn:
             return
         self._database.executemany("DELETE FROM answers WHERE key = ?", [(key,) for key in damaged])
@@ -97,16 +97,16 @@ class AnswerCache:
             return None
         return Completion(row[1].decode(), row[2].decode(), Usage(*row[3:6]), row[6].decode())
 
-    def put(self, key: bytes, completion: Completion) -> None:
-        """Store one answer. Raises `DiskError` if it cannot be written."""
-        self._write([_row(key, completion)])
+    def put(self, key: bytes, completion: Completion, endpoint: str = "") -> None:
+        """Store one answer; `endpoint` names where it came from. Raises `DiskError` if it cannot be written."""
+        self._write([_row(key, completion, endpoint)])
 
-    async def keep(self, key: bytes, completion: Completion) -> None:
+    async def keep(self, key: bytes, completion: Completion, endpoint: str = "") -> None:
         """Store one answer, in one transaction with others of the same moment. Raises `DiskError` as `put`."""
         if self._committed is None:
             self._committed = asyncio.get_running_loop().create_future()
             asyncio.get_running_loop().call_soon(self._commit)
-        self._waiting.append(_row(key, completion))
+        self._waiting.append(_row(key, completion, endpoint))
         await asyncio.shield(self._committed)
 
     def _commit(self) -> None:
@@ -124,23 +124,29 @@ class AnswerCache:
                 committed.set_result(None)
 
     def _write(self, rows: Sequence[_Row]) -> None:
-        self._insert("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self._insert("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
-    def put_lost(self, usage: Usage) -> None:
+    def put_lost(self, usage: Usage, endpoint: str = "") -> None:
         """Add the possible cost of a lost answer. Raises `DiskError` as `put`."""
-        row = (usage.tokens_in, usage.tokens_out)
-        self._insert("INSERT INTO lost VALUES (?, ?, ?)", [(*row, row_checksum(row))])
+        row = (usage.tokens_in, usage.tokens_out, endpoint)
+        self._insert("INSERT INTO lost VALUES (?, ?, ?, ?)", [(*row, row_checksum(row))])
 
     def _insert(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         write_rows(self._database, self.path, statement, rows, self._inode)
 
     def usage(self) -> Usage:
         """Return the tokens of all stored and lost answers."""
-        row = self._database.execute(
-            "SELECT total(tokens_in), total(tokens_out), total(tokens_thinking) FROM (SELECT tokens_in, tokens_out, "
-            "tokens_thinking FROM answers UNION ALL SELECT tokens_in, tokens_out, 0 FROM lost)"
-        ).fetchone()
-        return Usage(*map(int, row))
+        by_endpoint = self.usage_by_endpoint().values()
+        return Usage(*(sum(column) for column in zip(*map(astuple, by_endpoint), strict=True)))
+
+    def usage_by_endpoint(self) -> dict[str, Usage]:
+        """Return the tokens of all stored and lost answers by the endpoint that they came from."""
+        rows = self._database.execute(
+            "SELECT endpoint, total(tokens_in), total(tokens_out), total(tokens_thinking) FROM (SELECT endpoint, tokens_in, "
+            "tokens_out, tokens_thinking FROM answers UNION ALL SELECT endpoint, tokens_in, tokens_out, 0 FROM lost) "
+            "GROUP BY endpoint"
+        )
+        return {str(row[0]): Usage(*map(int, row[1:])) for row in rows}
 
     def __len__(self) -> int:
         return int(self._database.execute("SELECT count(*) FROM answers").fetchone()[0])
@@ -158,11 +164,11 @@ class AnswerCache:
             self._database.close()
 
 
-def _row(key: bytes, completion: Completion) -> _Row:
+def _row(key: bytes, completion: Completion, endpoint: str) -> _Row:
     usage = completion.usage
     values = (
         key, completion.text, completion.finish_reason, usage.tokens_in, usage.tokens_out, usage.tokens_thinking,
-        completion.thinking,
+        completion.thinking, endpoint,
     )  # fmt: skip
     return *values, row_checksum(values)
 
@@ -171,4 +177,4 @@ def _is_whole(row: tuple[Any, ...]) -> bool:
     """Return whether a row has the types of an answer and the checksum it was written with."""
     *values, checksum = row
     types = [type(value) for value in values]
-    return types == [bytes, bytes, bytes, int, int, int, bytes] and checksum == row_checksum(values)
+    return types == [bytes, bytes, bytes, int, int, int, bytes, bytes] and checksum == row_checksum(values)

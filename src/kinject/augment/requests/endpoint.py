@@ -19,16 +19,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from kinject.augment.requests.chat import Parameters, split_thinking, with_thinking
-from kinject.augment.requests.generator import Transient
+from kinject.augment.requests.generator import Structure, Transient
 from kinject.augment.requests.wire import (
     NoReply,
     Post,
     Reply,
     aiohttp_poster,
     client_poster,
+    has_aiohttp,
     has_proxy,
     is_loopback,
     open_client,
+    request_headers,
 )
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
@@ -62,43 +64,49 @@ class Endpoint:
         self._key = _api_key(section.api_key_env, self.url)
         others = known_secrets([section.api_key_env]).values()
         self._secrets = secret_filter(tuple(dict.fromkeys([self._key, *others])))
-        self._client: openai.AsyncOpenAI  # set by `__aenter__`, as is `_post`
-        self._post: Post
+        self._client: openai.AsyncOpenAI | None = None
+        self._post: Post  # set by `__aenter__`
         self._parameters = Parameters(section, self.url, self.shown)
         self._models: set[str] = set()
         self._open = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Endpoint:
-        import openai
-
-        local = is_loopback(self.url)
-        http, on_aiohttp = open_client(self._section.timeout, self._section.concurrency, local=local)
-        # The sender retries: its retries keep the rate limits, are counted, and stop with the run.
-        client = openai.AsyncOpenAI(api_key=self._key or "none", base_url=self.url, max_retries=0, http_client=http)
-        self._client = await self._open.enter_async_context(client)
-        headers = {**client.default_headers, **client.auth_headers}
-        sent = {name: value for name, value in headers.items() if isinstance(value, str)}
+        local, headers = is_loopback(self.url), request_headers(self._key)
         url = f"{self.url.rstrip('/')}/chat/completions"
-        # Not client.chat.completions.create: its parameter types and options take 2 ms a request, more than all else
-        # together. What is sent is the same.
-        if on_aiohttp and (local or not has_proxy(url)):
-            self._post = await self._open.enter_async_context(aiohttp_poster(http, url, sent))
+        if has_aiohttp() and (local or not has_proxy(url)):
+            poster = aiohttp_poster(url, headers, self._section.timeout, local=local)
+            self._post = await self._open.enter_async_context(poster)
         else:
-            self._post = client_poster(http, url, sent)
+            await self._api()
+            self._post = client_poster(self._http, url, headers)
         return self
+
+    async def _api(self) -> openai.AsyncOpenAI:
+        """Return the client of the openai package, opened at its first use: its import takes a second."""
+        if self._client is None:
+            import openai
+
+            local = is_loopback(self.url)
+            self._http = open_client(self._section.timeout, self._section.concurrency, local=local)
+            # The sender retries: its retries keep the rate limits, are counted, and stop with the run.
+            self._client = openai.AsyncOpenAI(
+                api_key=self._key or "none", base_url=self.url, max_retries=0, http_client=self._http
+            )
+            await self._open.enter_async_context(self._client)
+        return self._client
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._open.aclose()
 
-    async def ask(self, messages: list[Message], seed: int) -> Completion:
+    async def ask(self, messages: list[Message], seed: int, structure: Structure | None = None) -> Completion:
         """Return the endpoint's answer, unchecked.
 
         Raises `Transient` if a retry may help, `EndpointError` if it will not (fatal: nor for any other request).
         """
         while True:
-            body = self.body(messages, seed)
+            body = self._parameters.body(messages, seed, structure)
             reply = await self._post_body(json.dumps(body).encode())
             if reply.status not in _BAD_REQUEST or not self._parameters.learn(body, reply.body):
                 break
@@ -107,12 +115,15 @@ class Endpoint:
                 return Completion("", "content_filter")
             raise await self._status_error(reply)
         try:
-            return self.parse(reply.body)
+            completion = self.parse(reply.body)
         except Transient:
             status = status_inside(reply.body)
             if status is None:
                 raise
             raise await self._status_error(replace(reply, status=status)) from None
+        if structure and completion.finish_reason in ("stop", ""):
+            self._parameters.check_structure(body, completion.text)
+        return completion
 
     async def _post_body(self, body: bytes) -> Reply:
         """Return the whole reply to `body` within the timeout of a request. Raises as `ask`."""
@@ -159,7 +170,7 @@ class Endpoint:
 
         try:
             async with asyncio.timeout(_FILE_TIMEOUTS * self._section.timeout):
-                yield self._client
+                yield await self._api()
         except openai.APIStatusError as error:
             answer = error.response
             reply = Reply(answer.status_code, answer.headers, answer.content)
@@ -249,7 +260,7 @@ class Endpoint:
 
         try:
             async with asyncio.timeout(self._section.timeout):
-                raw = await self._client.models.with_raw_response.list()
+                raw = await (await self._api()).models.with_raw_response.list()
             offered = [self.shown(model["id"]) for model in json.loads(raw.http_response.content)["data"]]
         except (NoReply, openai.OpenAIError, ValueError, KeyError, TypeError, RecursionError, TimeoutError):
             hint = "" if urlsplit(self.url).path.rstrip("/").endswith("/v1") else " Most base_urls end in /v1."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +11,38 @@ from typing import Any
 from kinject.errors import EndpointError
 from kinject.types import Completion, Message, Usage
 
-Ask = Callable[[list[Message], int], Awaitable[Completion]]
-"""(messages, seed) -> completion, without blocking. Raises `EndpointError` (`Transient`: may pass)."""
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The form of an answer, for an endpoint that writes JSON by a schema; other generators get the plain messages.
+
+    `schema` is a JSON schema (an object; every property required, no others). `messages` are those of the request, but with
+    the form asked for as JSON instead of lines. `name` is a word for the endpoint's log.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+    messages: list[Message]
+
+
+_FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*\Z", re.DOTALL | re.IGNORECASE)
+
+
+def json_in(text: str) -> dict[str, Any] | None:
+    """Return the JSON object that an answer is, with or without a fence around it; None for another text."""
+    match = _FENCE.match(text)
+    try:
+        value = json.loads(match[1] if match else text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+Ask = Callable[..., Awaitable[Completion]]
+"""(messages, seed[, structure]) -> completion, without blocking. Raises `EndpointError` (`Transient`: may pass).
+
+A `Structure` is given to a generator with `structured` only.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +51,8 @@ class Generator:
 
     `identity` holds everything besides messages and seed that shapes an answer. It is part of ids and cache keys, so it
     holds no API key and no timeout. `remote` answers cost money or time: they are cached and limited. `abandon` stops
-    waiting for answers that would take hours, not for those that take seconds.
+    waiting for answers that would take hours, not for those that take seconds. `endpoint` is its key in the recipe where a
+    run has several. `structured`: it takes a `Structure`.
     """
 
     name: str
@@ -27,6 +60,8 @@ class Generator:
     remote: bool
     ask: Ask
     abandon: Callable[[], None] = lambda: None
+    endpoint: str = ""
+    structured: bool = False
 
 
 class Stopped(Exception):

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kinject.errors import EndpointError
-from kinject.types import Usage
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ class Limits:
 
 
 class AdaptiveConcurrency:
-    """Lets up to `limit` requests through at once. `limit` starts at `most` and follows the endpoint's capacity.
+    """The number of requests that may be in flight: `limit` starts at `most` and follows the endpoint's capacity.
 
     Each refusal for overload lowers it by one: of a burst of four times the capacity three in four are refused, which leaves
     the capacity. Each answer raises it by a tenth: an endpoint that refuses fewer than one in ten at any load is used in
@@ -51,35 +50,20 @@ class AdaptiveConcurrency:
         self.most = most
         self.limit = float(most)
         self.in_flight = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def enter(self) -> None:
-        """Return when this request may be sent."""
-        if self.in_flight < int(self.limit) and not self._waiting:
-            self.in_flight += 1
-            return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        try:
-            await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self.in_flight -= 1
-            self._wake()
-            raise
+    @property
+    def is_full(self) -> bool:
+        """Whether no further request may be sent now."""
+        return self.in_flight >= int(self.limit)
+
+    def enter(self) -> None:
+        """Count one request as in flight."""
+        self.in_flight += 1
 
     def leave(self, *, overloaded: bool) -> None:
         """Count one request as ended."""
         self.in_flight -= 1
         self.limit = max(1.0, self.limit - 1) if overloaded else min(float(self.most), self.limit + _GROWTH)
-        self._wake()
-
-    def _wake(self) -> None:
-        while self._waiting and self.in_flight < int(self.limit):
-            future = self._waiting.popleft()
-            if not future.done():
-                self.in_flight += 1
-                future.set_result(None)
 
 
 class RateLimit:
@@ -91,32 +75,34 @@ class RateLimit:
         self._waited = False
         self._spent: deque[list[float]] = deque()
         self._sum = 0.0
-        self._lock = asyncio.Lock()
 
-    async def take(self, units: float = 1.0) -> list[float]:
-        """Wait until `units` may be spent; return an entry for `settle`. Raises `EndpointError` for more than the limit."""
-        entry = [time.monotonic(), units]
-        if self._limit is None:
-            return entry
-        if units > self._limit:
+    def check(self, units: float) -> None:
+        """Raise `EndpointError` (fatal) if `units` are more than can ever be spent."""
+        if self._limit is not None and units > self._limit:
             raise EndpointError(
                 f"{self._name}: found {self._limit:,}, but one request can take {units:,.0f} tokens, its prompt and the "
                 "longest answer (max_tokens): it can never be sent. Give more, or lower max_tokens or passage_tokens.",
                 fatal=True,
             )
-        async with self._lock:
-            while True:
-                now = time.monotonic()
-                while self._spent and self._spent[0][0] <= now - PERIOD:
-                    self._sum -= self._spent.popleft()[1]
-                if not self._spent or self._sum + units <= self._limit:
-                    break
-                if not self._waited:
-                    self._waited = True
-                    log.info("%s: %s is reached; requests wait their turn from now on.", self._name, f"{self._limit:,}")
-                # Short sleeps: an answer may return part of its reservation.
-                await asyncio.sleep(min(max(self._spent[0][0] + PERIOD - now, 0.001), 0.1))
-            entry[0] = time.monotonic()
+
+    def wait(self, units: float = 1.0) -> float:
+        """Return the seconds until `units` may be spent, 0 for now."""
+        if self._limit is None:
+            return 0.0
+        now = time.monotonic()
+        while self._spent and self._spent[0][0] <= now - PERIOD:
+            self._sum -= self._spent.popleft()[1]
+        if not self._spent or self._sum + units <= self._limit:
+            return 0.0
+        if not self._waited:
+            self._waited = True
+            log.info("%s: %s is reached; requests wait their turn from now on.", self._name, f"{self._limit:,}")
+        return max(self._spent[0][0] + PERIOD - now, 0.001)
+
+    def take(self, units: float = 1.0) -> list[float]:
+        """Spend `units`, for which `wait` returned 0; return an entry for `settle`."""
+        entry = [time.monotonic(), units]
+        if self._limit is not None:
             self._spent.append(entry)
             self._sum += units
         return entry
@@ -151,17 +137,15 @@ class SharedBudget:
 
 
 class Budget:
-    """The cost of one sender's requests at its prices, charged to a budget that is never exceeded."""
+    """The cost of one endpoint's requests at its prices, charged to a budget that is never exceeded."""
 
-    def __init__(self, limits: Limits, spent: Usage, shared: SharedBudget | None = None) -> None:
-        """`spent` are the tokens of earlier runs; without `shared` the budget is the sender's own."""
+    def __init__(self, limits: Limits, shared: SharedBudget) -> None:
         self._limits = limits
-        self.shared = shared or SharedBudget(limits.budget)
-        self.shared.spent += limits.cost(spent.tokens_in, spent.tokens_out)
+        self.shared = shared
 
     @property
     def spent(self) -> float:
-        """The cost so far, of all senders that share the budget."""
+        """The cost so far, of all endpoints and senders that share the budget."""
         return self.shared.spent
 
     async def reserve(self, tokens_in: float, tokens_out: float, ending: Callable[[], bool]) -> float | None:

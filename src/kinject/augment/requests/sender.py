@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import random
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 from kinject.augment.requests import open_generator
+from kinject.augment.requests.balance import EndpointState, LoadBalancer, Turn
 from kinject.augment.requests.cache import AnswerCache, request_key
 from kinject.augment.requests.chat import with_thinking
-from kinject.augment.requests.generator import Generator, Stopped, Transient
-from kinject.augment.requests.limits import AdaptiveConcurrency, Budget, Limits, RateLimit
+from kinject.augment.requests.generator import Generator, Stopped, Structure, Transient
+from kinject.augment.requests.limits import Budget, Limits, SharedBudget
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
 from kinject.signals import handled_by, interruption, running_time
 from kinject.types import Completion, Message, Usage
+
+log = logging.getLogger(__name__)
 
 N_TRIES = 8
 """Times that one request is sent before it counts as failed; refusals for overload do not count."""
@@ -56,13 +60,17 @@ class Traffic:
     tokens_out: int = 0
     tokens_thinking: int = 0
     seconds: float = 0.0
+    endpoints: Callable[[], Mapping[str, Any]] = dict
+    """The counts by endpoint, where there are several."""
 
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
-        return {
+        counts: dict[str, object] = {
             "sent": self.n_sent, "answered": self.n_answered, "from_cache": self.n_cached, "retried": self.n_retried,
             "lost": self.n_lost, "usage_estimated": self.n_estimated, "request_seconds": round(self.seconds, 3),
         }  # fmt: skip
+        endpoints = self.endpoints()
+        return {**counts, "endpoints": endpoints} if endpoints else counts
 
     def cost_note(self) -> str:
         """Return which part of the cost is estimated, "" if none is."""
@@ -77,28 +85,44 @@ class Traffic:
 
 
 class Sender:
-    """Sends the requests of one run to one generator. `stop` lets those in flight finish and refuses all others."""
+    """Sends the requests of one run to its endpoints. `stop` lets those in flight finish and refuses all others."""
 
     def __init__(
-        self, generator: Generator, cache: AnswerCache | None, limits: Limits, spent: Usage | None = None,
-        partner: Sender | None = None,
+        self, generator: Generator, cache: AnswerCache | None, limits: Limits, partner: Sender | None = None,
+        others: Sequence[tuple[Generator, Limits]] = (),
     ) -> None:  # fmt: skip
-        """`spent` are the tokens that the run folder has cost so far. With a `partner` it shares the budget and the stop."""
+        """`others` are further endpoints with their limits. With a `partner` it shares the budget and the stop.
+
+        What the run folder has cost so far is read from `cache`, at the prices of the endpoints of today; what an endpoint
+        has cost that the recipe no longer names counts at the highest of them.
+        """
         self.generator = generator
         self.traffic = Traffic()
-        shared = partner.budget.shared if partner else None
-        self.budget: Budget = Budget(limits, spent or Usage(), shared)
+        shared = partner.budget.shared if partner else SharedBudget(limits.budget)
+        self.budget: Budget = Budget(limits, shared)
         self._cache = cache
-        self._limits = limits
-        self._thinking_before = spent.tokens_thinking if spent else 0
-        self._concurrency = AdaptiveConcurrency(limits.concurrency)
-        self._requests = RateLimit(limits.requests_per_minute, "requests_per_minute")
-        self._tokens = RateLimit(limits.tokens_per_minute, "tokens_per_minute")
         self._stopping: asyncio.Event = partner._stopping if partner else asyncio.Event()
+        self._endpoints = [
+            EndpointState(one.endpoint, one, its, Budget(its, shared)) for one, its in ((generator, limits), *others)
+        ]
+        self._cost_of_thinking = self._count_spent(cache.usage_by_endpoint() if cache else {}, shared)
+        self._balancer = LoadBalancer(self._endpoints, self._stopping.is_set)
+        self.traffic.endpoints = self._balancer.counts
+        self._identities = {one.generator.name: one.generator.identity for one in self._endpoints}
         self._in_flight: dict[bytes, asyncio.Future[Completion]] = {}
         self._n_failures = 0
         self._last_answer = running_time()
         self._silent_since: float | None = None  # the first refusal since the last answer
+
+    def _count_spent(self, spent: Mapping[str, Usage], shared: SharedBudget) -> float:
+        """Add the cost of earlier answers, by endpoint, to the budget; return that of their thinking."""
+        prices = {endpoint.name: endpoint.limits for endpoint in self._endpoints}
+        thinking = 0.0
+        for name, usage in spent.items():
+            limits = [prices[name]] if name in prices else list(prices.values())
+            shared.spent += max(one.cost(usage.tokens_in, usage.tokens_out) for one in limits)
+            thinking += max(one.cost(0, usage.tokens_thinking) for one in limits)
+        return thinking
 
     @property
     def stopping(self) -> bool:
@@ -113,17 +137,20 @@ class Sender:
     @property
     def cost_of_thinking(self) -> float:
         """The part of the run folder's cost that a reasoning model's thinking took, at this sender's prices."""
-        return self._limits.cost(0, self._thinking_before + self.traffic.tokens_thinking)
+        now = sum(one.limits.cost(0, one.usage.tokens_thinking) for one in self._endpoints)
+        return self._cost_of_thinking + now
 
     def stop(self) -> None:
         """Send nothing more. Requests in flight may finish."""
         self._stopping.set()
         self.budget.shared.wake(everyone=True)
+        self._balancer.stop()
 
     def interrupt(self) -> None:
         """Send nothing more, and do not wait for batches, which take hours."""
         self.stop()
-        self.generator.abandon()
+        for endpoint in self._endpoints:
+            endpoint.generator.abandon()
 
     def status(self) -> str:
         """Return the text beside the progress bar: tokens of this run and cost of the run folder."""
@@ -131,47 +158,71 @@ class Sender:
             return ""
         thinking = f" ({self.traffic.tokens_thinking:,} thinking)" if self.traffic.tokens_thinking else ""
         text = f"{self.traffic.tokens_in:,} tokens in, {self.traffic.tokens_out:,} out{thinking}"
-        return f"{text}, cost {self.budget.spent:.4f}" if self.budget.spent else text
+        cost = f"cost {self.budget.spent:.4f}" if self.budget.spent else ""
+        return ", ".join(part for part in (text, cost, self._balancer.status()) if part)
 
-    async def send(self, messages: list[Message], seed: int) -> Completion:
-        """Return the answer from the cache or from the generator.
+    async def send(self, messages: list[Message], seed: int, structure: Structure | None = None) -> Completion:
+        """Return the answer from the cache or from a generator: with `structure`, JSON where an endpoint writes it.
 
         Raises `EndpointError` if there is none (fatal: nor for any other request) and `Stopped` where the run is ending.
         """
+        if not self.generator.structured:
+            structure = None
         if self._cache is None:
-            return await self._ask(messages, seed)
-        key = request_key(self.generator.identity, messages, seed)
-        stored = self._cache.get(key)
-        if stored is not None:
-            self.traffic.n_cached += 1
-            return stored
-        if key in self._in_flight:  # two equal passages share one request
-            return await asyncio.shield(self._in_flight[key])
+            return await self._ask(messages, seed, structure)
+        # One key a model: an answer has that of the model that wrote it, whichever endpoint it came from.
+        schema = (structure.name, structure.schema) if structure else None
+        keys = {name: request_key(identity, messages, seed, schema) for name, identity in self._identities.items()}
+        for name, key in keys.items():
+            stored = self._cache.get(key)
+            if stored is not None:
+                self.traffic.n_cached += 1
+                return stored if len(keys) == 1 else replace(stored, generator=name)
+        first = keys[self.generator.name]
+        if first in self._in_flight:  # two equal passages share one request
+            return await asyncio.shield(self._in_flight[first])
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._in_flight[key] = future
+        self._in_flight[first] = future
         try:
-            completion = await self._ask(messages, seed)
-            await self._cache.keep(key, completion)
+            completion = await self._ask(messages, seed, structure, keys)
         except BaseException as error:
             future.set_exception(error if isinstance(error, Exception) else Stopped())
             future.exception()  # retrieved: nobody else may be waiting
             raise
         finally:
-            del self._in_flight[key]
+            del self._in_flight[first]
         future.set_result(completion)
         return completion
 
-    async def _ask(self, messages: list[Message], seed: int) -> Completion:
-        """Send until answered. An endpoint that is overloaded, or unreachable after it answered, is retried for `MAX_SILENCE`."""
+    async def _ask(
+        self, messages: list[Message], seed: int, structure: Structure | None, keys: Mapping[str, bytes] | None = None
+    ) -> Completion:
+        """Send until answered; store the answer under its model's key.
+
+        Endpoints that are overloaded, or unreachable after they answered, are tried again for `MAX_SILENCE`.
+        """
+        tokens_in = sum(len(message["content"]) for message in messages) / _CHARACTERS_PER_TOKEN
+        most_out = int(self.generator.identity.get("max_tokens") or 0)
         tries = n_waits = 0
         n_answered = self.traffic.n_answered
+        failed_at: EndpointState | None = None
         while True:
+            turn = await self._balancer.enter(tokens_in + most_out, failed_at)
+            if turn is None:
+                raise Stopped
+            endpoint = failed_at = turn.endpoint
             try:
-                return await self._try(messages, seed)
+                completion = await self._try(turn, messages, seed, structure, tokens_in, most_out)
             except Transient as fault:
                 failure = fault
             except EndpointError as error:
-                raise self._failed(error) from error
+                if not self._close(endpoint, error):
+                    raise self._failed(error) from error
+                continue
+            else:
+                if self._cache is not None and keys is not None:
+                    await self._cache.keep(keys[endpoint.generator.name], completion, endpoint.name)
+                return completion
             self.traffic.n_retried[failure.kind] = self.traffic.n_retried.get(failure.kind, 0) + 1
             # Gone: it answered before, but nothing since this request's last fault. Else this request causes the fault.
             unreachable = failure.kind == "connection" and 0 < self.traffic.n_answered == n_answered
@@ -184,9 +235,20 @@ class Sender:
                 tries += 1
                 if tries >= N_TRIES:
                     raise self._failed(failure) from failure
+            if self._balancer.others_go_on(endpoint):
+                continue
             # While others get answers, the adaptive concurrency limits the load; long pauses would leave connections idle.
             others_pass = running_time() - self._last_answer < _ALIVE
             await self._pause(tries + (min(n_waits, 2) if others_pass else n_waits), failure.retry_after)
+
+    def _close(self, endpoint: EndpointState, error: EndpointError) -> bool:
+        """Return whether the run goes on without an endpoint after a fatal error: it answered before, and others do."""
+        if not error.fatal or not endpoint.n_answered or all(one.closed or one is endpoint for one in self._endpoints):
+            return False
+        if not endpoint.closed:
+            endpoint.closed = str(error)
+            log.warning(f"{error} {endpoint.name} gets no more requests in this run; the other endpoints go on.")
+        return True
 
     def _silent_too_long(self) -> bool:
         """Return whether the first refusal since the last answer is longer ago than `MAX_SILENCE`."""
@@ -195,38 +257,41 @@ class Sender:
             self._silent_since = now
         return now - self._silent_since > MAX_SILENCE
 
-    async def _try(self, messages: list[Message], seed: int) -> Completion:
-        """Send once, within all limits."""
-        tokens_in = sum(len(message["content"]) for message in messages) / _CHARACTERS_PER_TOKEN
-        most_out = int(self.generator.identity.get("max_tokens") or 0)
-        await self._concurrency.enter()
-        overloaded = False
+    async def _try(
+        self, turn: Turn, messages: list[Message], seed: int, structure: Structure | None, tokens_in: float, most_out: int
+    ) -> Completion:  # fmt: skip
+        """Send once, within all limits, and end the turn."""
+        endpoint, overloaded = turn.endpoint, False
         usage: Usage | None = None
         try:
-            entry = await self._tokens.take(tokens_in + most_out)
-            await self._requests.take()
             if self.stopping:
                 raise Stopped
-            reserved = await self.budget.reserve(tokens_in, most_out, self._stopping.is_set)
+            reserved = await endpoint.budget.reserve(tokens_in, most_out, self._stopping.is_set)
             if reserved is None:
                 self.stop()
                 raise Stopped
             self.traffic.n_sent += 1
+            endpoint.n_sent += 1
+            generator, start = endpoint.generator, running_time()
             try:
-                completion = self._with_usage(await self.generator.ask(messages, seed), tokens_in, most_out)
+                asked = (messages, seed, structure) if structure else (messages, seed)
+                completion = self._with_usage(await generator.ask(*asked), tokens_in, most_out)
                 usage = completion.usage
+                endpoint.record_answer(usage, running_time() - start)
             except Transient as fault:
                 overloaded = fault.kind in _PRESSURE
-                usage = self._record_lost(fault, tokens_in, most_out)
+                usage = self._record_lost(endpoint, fault, tokens_in, most_out)
+                if len(self._endpoints) > 1:
+                    endpoint.record_fault(fault, LONGEST_WAIT)
                 raise
             finally:
                 used = usage or Usage()
-                self.budget.settle(reserved, used.tokens_in, used.tokens_out)
-                self._tokens.settle(entry, used.tokens_in + used.tokens_out)
+                endpoint.budget.settle(reserved, used.tokens_in, used.tokens_out)
+                endpoint.tokens.settle(turn.entry, used.tokens_in + used.tokens_out)
         finally:
-            self._concurrency.leave(overloaded=overloaded)
+            self._balancer.leave(turn, overloaded=overloaded)
         self._record_answer(completion.usage)
-        return completion
+        return completion if len(self._identities) == 1 else replace(completion, generator=endpoint.generator.name)
 
     def _with_usage(self, completion: Completion, tokens_in: float, most_out: int) -> Completion:
         """Return a completion with its tokens, estimated where it does not report them: the budget must count every answer."""
@@ -242,14 +307,14 @@ class Sender:
         used = Usage(usage.tokens_in or math.ceil(tokens_in), n_out, usage.tokens_thinking)
         return replace(completion, usage=with_thinking(used, len(completion.thinking), len(text)))
 
-    def _record_lost(self, fault: Transient, tokens_in: float, most_out: int) -> Usage | None:
+    def _record_lost(self, endpoint: EndpointState, fault: Transient, tokens_in: float, most_out: int) -> Usage | None:
         """Store and return the tokens that a fault may have cost: the most possible, where it reports none."""
         if fault.lost is None or not self.generator.remote:
             return None
         self.traffic.n_lost += 1
         usage = Usage(fault.lost.tokens_in or math.ceil(tokens_in), fault.lost.tokens_out or most_out)
         if self._cache is not None:
-            self._cache.put_lost(usage)
+            self._cache.put_lost(usage, endpoint.name)
         return usage
 
     def _record_answer(self, usage: Usage) -> None:
@@ -300,13 +365,19 @@ async def open_sender(
 
     Raises as `open_generator` and `AnswerCache`.
     """
-    async with open_generator(section, run_dir) as generator:
-        if generator.remote:
-            with AnswerCache(run_dir / cache) as answers:
-                yield Sender(generator, answers, limits, answers.usage(), partner)
-        else:
-            yield Sender(generator, None, limits, None, partner)
+    async with contextlib.AsyncExitStack() as stack:
+        opened = []
+        for name, part in section.parts().items():
+            generator = await stack.enter_async_context(open_generator(part, run_dir))
+            its = limits if not name else replace(limits, **{key: getattr(part, key) for key in _LIMITS})
+            opened.append((replace(generator, endpoint=name), its))
+        (first, its), *others = opened
+        answers = stack.enter_context(AnswerCache(run_dir / cache)) if first.remote else None
+        yield Sender(first, answers, its, partner, others)
 
+
+_LIMITS = ("concurrency", "requests_per_minute", "tokens_per_minute", "price_in", "price_out")
+"""Fields of `Limits` that each of several endpoints has for itself."""
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

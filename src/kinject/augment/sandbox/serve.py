@@ -8,11 +8,12 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 from kinject.augment.checks.planted_errors import FAULTY_ANSWERS
+from kinject.augment.questions.drafts import read_drafts
 from kinject.augment.requests.wire import is_loopback
 from kinject.augment.sandbox import generate_answer
 from kinject.errors import DiskError, InputError
@@ -204,6 +205,9 @@ class SandboxServer:
         except (ValueError, KeyError, TypeError, InputError) as error:
             return _error(400, f"{type(error).__name__}: {error}", "invalid_request_error")
         text: str | None = completion.text
+        drafts = read_drafts(completion.text) if "response_format" in request else []
+        if drafts:
+            text = json.dumps({"questions": [asdict(draft) for draft in drafts]})
         reason = completion.finish_reason
         if fault in FAULTY_ANSWERS:
             text, reason = FAULTY_ANSWERS[fault](completion.text, messages)

@@ -1,0 +1,236 @@
+"""Several endpoints: where requests go, what happens when one fails, and which model an answer is said to be of."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from faulty_server import Hostile, Talk
+
+from kinject.augment import augment, render_summary
+from kinject.augment.requests import generator_identity
+from kinject.augment.requests.balance import EndpointState, LoadBalancer
+from kinject.augment.requests.generator import Generator, Transient
+from kinject.augment.requests.limits import Budget, Limits, SharedBudget
+from kinject.disk import read_journal, read_manifest
+from kinject.errors import EndpointError, RecipeError
+from kinject.recipe import GeneratorSection, Recipe
+from kinject.recipe.sections import EndpointSection
+from kinject.types import Usage
+
+Make = Callable[..., Recipe]
+Start = Callable[[Callable[[Talk, int], bool | None]], Hostile]
+pytestmark = pytest.mark.usefixtures("exact_copies_only", "short_rests")
+
+
+@pytest.fixture
+def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinject.augment.requests.balance.FIRST_REST", 0.02)
+
+
+@pytest.fixture
+def over(make_recipe: Make) -> Make:
+    """A recipe over several servers, three requests in flight at each: over([server, ...], key=value, ...)."""
+
+    def make(servers: Any, **fields: Any) -> Recipe:
+        endpoints = {f"e{at}": {"base_url": server.url} for at, server in enumerate(servers)}
+        for name in [name for name in fields if name in endpoints]:
+            endpoints[name] |= fields.pop(name)
+        generator = {"kind": "openai", "model": "sandbox", "concurrency": 3, "endpoints": endpoints}
+        return make_recipe(None, generator=generator | fields.pop("generator", {}), **fields)
+
+    return make
+
+
+def good(talk: Talk, number: int) -> None:
+    return None
+
+
+def paid(servers: list[Hostile]) -> Counter[bytes]:
+    """Count the answers to each request, whichever server and model gave them."""
+    requests = [{**json.loads(body), "model": ""} for server in servers for body in server.good]
+    return Counter(json.dumps(request).encode() for request in requests)
+
+
+def test_the_address_is_no_part_of_a_models_identity() -> None:
+    alone = GeneratorSection("openai", model="m", base_url="http://a/v1")
+    moved = GeneratorSection("openai", model="m", base_url="http://b/v1")
+    both = {"a": EndpointSection("http://a/v1"), "b": EndpointSection("http://b/v1", model="m")}
+    several = GeneratorSection("openai", model="m", endpoints=both)
+    assert generator_identity(alone) == generator_identity(moved) == generator_identity(several)
+    other = GeneratorSection("openai", model="m", endpoints={**both, "c": EndpointSection("http://c/v1", model="n")})
+    assert generator_identity(other)["model"] == ["m", "n"]
+
+
+def test_what_an_endpoint_leaves_out_is_the_generators() -> None:
+    given = EndpointSection("http://a/v1", concurrency=64, price_in=0.0)
+    section = GeneratorSection("openai", model="m", concurrency=4, price_in=2.0, endpoints={"a": given})
+    (part,) = section.parts().values()
+    assert (part.base_url, part.model, part.concurrency, part.price_in, part.temperature) == (
+        "http://a/v1",
+        "m",
+        64,
+        0.0,
+        1.0,
+    )
+    assert section.parts() | {"a": None} == {"a": None}
+
+
+def test_every_endpoint_gets_a_part_of_the_requests_within_its_own_limit(
+    over: Make, serving: Callable[..., Any]
+) -> None:
+    servers = [serving(latency=0.01) for _ in range(3)]
+    result = augment(over(servers, e2={"concurrency": 1}, styles={"paraphrase": 6}))
+    assert (result.got, result.failed) == (72, {})
+    assert [server.state.most_in_flight for server in servers] == [3, 3, 1]
+    assert {name: count["answered"] for name, count in result.endpoints.items()} == {
+        f"e{at}": server.state.n_requests for at, server in enumerate(servers)
+    }
+    assert servers[2].state.n_requests < servers[0].state.n_requests
+    assert read_manifest(result.manifest_path)["counts"]["this_run"]["endpoints"] == result.endpoints
+    assert "e2" in render_summary(result)
+    assert augment(over(servers[:1], styles={"paraphrase": 6})).n_sent == 0  # ids do not depend on the addresses
+
+
+def test_one_of_four_that_dies_half_way_loses_nothing_and_nothing_is_paid_twice(over: Make, hostile: Start) -> None:
+    servers = [hostile(good) for _ in range(3)]
+    servers.append(hostile(lambda talk, number: talk.reset() if number >= 5 else None))
+    result = augment(over(servers, styles={"paraphrase": 12}))
+    assert (result.got, result.failed, result.refused) == (144, {}, {})
+    counts = paid(servers)
+    assert (len(counts), set(counts.values())) == (144, {1})
+    assert len(servers[3].good) == 5
+    faults = result.endpoints["e3"]["faults"]
+    assert faults.keys() == {"connection"}
+    assert len(servers[3].seen) - 5 == faults["connection"] < 20  # it is left alone, and tried one request at a time
+
+
+def test_one_that_comes_back_gets_requests_again(over: Make, hostile: Start) -> None:
+    servers = [
+        hostile(lambda talk, number: talk.server.ended.wait(0.01) or None),
+        hostile(lambda talk, number: talk.reset() if 3 <= number < 9 else None),
+    ]
+    result = augment(over(servers, styles={"paraphrase": 20}))
+    assert (result.got, result.failed) == (240, {})
+    assert len(servers[1].seen) > 20
+    assert set(paid(servers).values()) == {1}
+
+
+def test_when_all_are_gone_the_run_waits_and_goes_on(over: Make, hostile: Start) -> None:
+    servers = [hostile(lambda talk, number: talk.reset() if 4 <= number < 9 else None) for _ in range(2)]
+    result = augment(over(servers, styles={"paraphrase": 4}))
+    assert (result.got, result.failed) == (48, {})
+
+
+def test_a_key_that_one_endpoint_refuses_later_closes_that_one_alone(
+    over: Make, serving: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = [serving(), serving(revoke_after=4)]
+    result = augment(over(servers, styles={"paraphrase": 4}))
+    assert (result.got, result.failed) == (48, {})
+    assert "key is refused" in result.endpoints["e1"]["closed"]
+    assert caplog.text.count("gets no more requests in this run") == 1
+
+
+def test_an_endpoint_that_never_answered_is_a_mistake_in_the_recipe_and_stops_the_run(
+    over: Make, serving: Callable[..., Any]
+) -> None:
+    servers = [serving(), serving()]
+    with pytest.raises(EndpointError, match=r"no model 'sandbix'.*It offers sandbox.*Did you mean sandbox"):
+        augment(over(servers, e1={"model": "sandbix"}))
+
+
+def test_two_models_are_told_apart_and_priced_apart(over: Make, hostile: Start) -> None:
+    def named(talk: Talk, number: int) -> bool:
+        return talk.say(200, talk.completion(lambda value: value.update(model=json.loads(talk.body)["model"])))
+
+    servers = [hostile(named), hostile(named)]
+    prices = {"e0": {"price_out": 1.0}, "e1": {"model": "other", "price_out": 100.0}}
+    result = augment(over(servers, **prices))
+    writers = {row["id"]: row["generator"] for _, row in read_journal(result.variants_path)}
+    assert Counter(writers.values()) == {"openai:sandbox": len(servers[0].good), "openai:other": len(servers[1].good)}
+    assert min(len(server.good) for server in servers) > 0
+    cost = sum(50 * price * len(server.good) / 1e6 for server, price in zip(servers, (1.0, 100.0), strict=True))
+    assert result.cost == pytest.approx(cost)
+    result.variants_path.unlink()  # written again from the cache, which knows who wrote what
+    again = augment(over(servers, **prices))
+    assert (again.n_sent, again.n_cached, again.cost) == (0, 36, pytest.approx(cost))
+    assert {row["id"]: row["generator"] for _, row in read_journal(result.variants_path)} == writers
+
+
+def test_a_budget_is_shared_by_all_endpoints(over: Make, hostile: Start) -> None:
+    servers = [hostile(good) for _ in range(3)]
+    result = augment(over(servers, budget=0.01, generator={"price_out": 10.0, "max_tokens": 60}))
+    assert (result.out_of_budget, result.short) == (True, True)
+    assert 0.008 < result.cost <= 0.01
+
+
+@pytest.mark.parametrize(
+    ("generator", "fault"),
+    [
+        ({"base_url": "http://a/v1"}, "augment.generator.base_url: is for one endpoint, but endpoints lists several."),
+        ({"batch": True}, "augment.generator.batch: is for one endpoint, but endpoints lists several."),
+        ({"endpoints": {}}, "augment.generator.endpoints: is empty; give at least one."),
+        ({"endpoints": {"a": {"base_url": "ftp://a"}}}, "augment.generator.endpoints.a.base_url: this is no address"),
+        ({"model": None}, "augment.generator.endpoints.e0: model is missing."),
+        ({"tokens_per_minute": 9}, "augment.generator.endpoints.e0.tokens_per_minute: found 9, but one answer may have"),
+    ],
+)  # fmt: skip
+def test_faults_of_endpoints_are_told_with_their_place(over: Make, generator: dict[str, Any], fault: str) -> None:
+    class Nowhere:
+        url = "http://127.0.0.1:9/v1"
+
+    with pytest.raises(RecipeError) as caught:
+        augment(over([Nowhere], generator=generator))
+    assert fault in str(caught.value)
+
+
+def states(*limits: Limits) -> list[EndpointState]:
+    generator = Generator("test", {}, True, lambda messages, seed: asyncio.sleep(0))
+    return [EndpointState(f"e{at}", generator, one, Budget(one, SharedBudget(None))) for at, one in enumerate(limits)]
+
+
+def test_a_request_goes_where_the_answer_comes_soonest() -> None:
+    async def run() -> list[str]:
+        fast, slow, wide = states(Limits(8), Limits(8), Limits(80))
+        for endpoint, seconds in ((fast, 1.0), (slow, 4.0), (wide, 4.0)):
+            endpoint.record_answer(Usage(), seconds)
+        balancer = LoadBalancer([fast, slow, wide], lambda: False)
+        turns = [await balancer.enter(1) for _ in range(24)]
+        return [turn.endpoint.name for turn in turns if turn]
+
+    # The k-th request of an endpoint is expected to wait k/8, 4k/8 and 4k/80 seconds: the 24 shortest of these.
+    assert Counter(asyncio.run(run())) == {"e0": 6, "e1": 1, "e2": 17}
+
+
+def test_a_rate_limit_of_one_endpoint_holds_up_no_request_that_another_can_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> Counter[str]:
+        balancer = LoadBalancer(states(Limits(8, requests_per_minute=2), Limits(8)), lambda: False)
+        names: Counter[str] = Counter()
+        for _ in range(20):
+            turn = await balancer.enter(1)
+            assert turn is not None
+            names[turn.endpoint.name] += 1
+            balancer.leave(turn, overloaded=False)
+        return names
+
+    assert asyncio.run(asyncio.wait_for(run(), 10)) == {"e0": 2, "e1": 18}
+
+
+def test_pauses_of_an_endpoint_that_stays_down_grow_and_one_answer_ends_them() -> None:
+    (endpoint,) = states(Limits(8))
+    rests = []
+    for _ in range(3):
+        endpoint.record_fault(Transient("u: gone.", kind="connection"), 120.0)
+    for _ in range(4):
+        rests.append(endpoint._rest)
+        endpoint._rest_until = 0.0
+        endpoint.record_fault(Transient("u: gone.", kind="connection"), 120.0)
+    assert rests == [0.02, 0.04, 0.08, 0.16]
+    assert endpoint.wait(1) > 0
+    endpoint.record_answer(Usage(), 1.0)
+    assert (endpoint.is_resting, endpoint.wait(1)) == (False, 0.0)
