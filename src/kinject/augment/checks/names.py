@@ -163,10 +163,12 @@ _GERMAN_NOUN_ENDINGS = (
     "ung", "heit", "keit", "schaft", "tät", "tion", "sion", "ismus", "ment", "nis", "tum", "chen", "lein", "ling", "anz", "enz",
     "ierung", "erei", "nisse", "isten", "ist", "logie", "graf", "graph", "meter", "zeug", "werk", "haus", "weise",
 )  # fmt: skip
-_GERMAN_ARTICLES = frozenset(
-    "der die das den dem des ein eine einen einem einer eines kein keine keinen jeder jede jedes dieser diese dieses sein seine ihr "
-    "ihre ihren im am zum zur vom beim ans ins mit als ist wie oder nur auch".split()
-)
+_BEFORE_PLACES = frozenset(("of", "in", "to", "from", "at", "by", "for", "with", "near"))
+_GERMAN_ARTICLES_TEXT = """
+der die das den dem des ein eine einen einem einer eines kein keine keinen jeder jede jedes dieser diese dieses sein seine ihr
+ihre ihren im am zum zur vom beim ans ins mit als ist wie oder nur auch
+"""
+_GERMAN_ARTICLES = frozenset(_GERMAN_ARTICLES_TEXT.split())
 _KATAKANA = re.compile(r"[ァ-ヺー]{2,}")
 _TRANSLITERATED = re.compile(
     "[阿埃艾爱安奥澳巴白班邦保鲍北贝本比彼边别宾波伯博勃布查茨达戴丹道德登邓迪蒂丁东杜顿多恩尔法凡范菲费芬丰弗福盖甘冈高戈格葛根古瓜圭哈海汉"
@@ -365,7 +367,7 @@ class NameReader:
             return 2
         if raw in common:
             # Paris is as common in other languages as in German; so are Hotel and Film, but an article may precede them.
-            if any(raw not in common_words(code) for code in ("en", "fr", "es", "it")):
+            if sum(raw in common_words(code) for code in ("en", "fr", "es", "it", "pt")) < 4:
                 return 0
             pairs = zip(names.sequence, names.sequence[1:], strict=False)
             return int(
@@ -479,12 +481,12 @@ def compare_names(
         candidates = sorted(required - variant.words - kept.words - source.lower)
         for name in candidates:
             weight = 0 if _is_generic(name, reader) else reader.weight(name, source)
-            if weight and not _is_kept(name, source, variant, reader) and not _is_kept(name, source, kept, reader):
-                if not _is_misspelled(name, source, variant):
-                    yield Difference("name", f"{source.spelling[name]} is lost", weight > 1, lost=True)
+            found = weight and (_is_kept(name, source, variant, reader) or _is_kept(name, source, kept, reader))
+            if weight and not found and not _is_misspelled(name, source, variant):
+                yield Difference("name", f"{source.spelling[name]} is lost", weight > 1, lost=True)
     new = (variant.certain | (variant.possible - variant.lower)) - source.words - known.words - kept.words - day_words
     for name in sorted(new):
-        weight = 0 if _is_generic(name, reader) else reader.weight(name, variant)
+        weight = 0 if _is_generic(name, reader) and not _stands_alone(name, variant) else reader.weight(name, variant)
         if not weight or _is_kept(name, variant, source, reader) or _is_kept(name, variant, known, reader):
             continue
         if (name in variant.possible and not reader.unspaced and _is_common(name, source)) or name in quoted:
@@ -495,6 +497,14 @@ def compare_names(
 
 def _is_generic(name: str, reader: NameReader) -> bool:
     return reader.english and name in _GENERIC_WORDS
+
+
+def _stands_alone(name: str, names: Names) -> bool:
+    """Return whether a generic word is a whole name: "in Gold" is one, "the Gold" and "Gold Coast" are not."""
+    around = zip(names.sequence, names.sequence[1:], [*names.sequence[2:], ""], strict=False)
+    return any(
+        word == name and before in _BEFORE_PLACES and after not in names.certain for before, word, after in around
+    )
 
 
 def _is_kept(name: str, names: Names, other: Names, reader: NameReader) -> bool:

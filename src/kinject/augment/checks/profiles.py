@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a table of words, in which Chinese characters count double)
 """Language profiles: what the checks know of a language. A new language is one entry in `_TABLE`.
 
 Names of months, units, countries and cities, and the decimal sign, come from CLDR (through Babel), for every language. How
@@ -32,7 +33,7 @@ class Profile:
     ``value word word ...; ...``: a word that ends in ~ takes each of the `endings`. `scales` are factors, written alike.
     `joins` stand between the words of a number; with `compound`, number words are written as one word. `added_to` are tens to
     which French adds 10 to 19. `ambiguous` number words have another, common meaning. `implied` has words that imply a
-    number; `generic` words in names that denote a kind of thing; `units` more spellings of units, ``unit: word|word``.
+    number; `units` more spellings of units, ``unit: word|word``; `regions` places that CLDR lacks.
     """
 
     code: str
@@ -47,6 +48,7 @@ class Profile:
     ordinal: str = ""
     implied: str = ""
     units: Mapping[str, str] = field(default_factory=dict)
+    regions: str = ""
 
     @property
     def checks_off(self) -> tuple[str, ...]:
@@ -153,6 +155,7 @@ class Profile:
         names = [name for code, name in self._locale.territories.items() if code not in ("001", "ZZ")]
         names += [name for code, name in self._locale.languages.items() if len(code) == 2]
         names += [zone["city"] for zone in self._locale.time_zones.values() if "city" in zone]
+        names += self.regions.split()
         return frozenset(name.lower() for name in names if len(name) > 1)
 
     @cached_property
@@ -224,7 +227,7 @@ _CLDR_UNITS = {
 _SYMBOLS_OF_UNITS = {
     "km": "km", "m": "m", "cm": "cm", "mm": "mm", "kg": "kg", "g": "g", "mg": "mg", "litre": "l", "ml": "ml",
     "hectare": "ha", "km2": "km²|km2", "m2": "m²|m2", "celsius": "°c|° c", "fahrenheit": "°f|° f", "degree": "°",
-    "km/h": "km/h|kmh", "mph": "mph", "millisecond": "ms", "hz": "hz", "khz": "khz", "mhz": "mhz", "ghz": "ghz", "w": "w",
+    "km/h": "km/h|kmh", "mph": "mph", "millisecond": "ms", "second": "s|sec", "minute": "min", "hour": "h", "hz": "hz", "khz": "khz", "mhz": "mhz", "ghz": "ghz", "w": "w",
     "kw": "kw", "mw": "mw", "gw": "gw", "volt": "v", "kb": "kb", "mb": "mb", "gb": "gb", "tb": "tb", "%": "%|％",
     "dollar": "dollar|dollars|usd|$|dólar|dólares|dollari|us-dollar|美元|ドル", "sterling": "gbp|£",
     "euro": "euro|euros|eur|€|欧元|ユーロ", "yen": "yen|jpy|日元|円|yens", "yuan": "yuan|cny|元|人民币|元人民币",
@@ -320,7 +323,12 @@ _TABLE = (
         "70 siebzig; 80 achtzig; 90 neunzig",
         scales="100 hundert; 1000 tausend; 1000000 million millionen; 1000000000 milliarde milliarden;"
         "1000000000000 billion billionen",
-        ambiguous=frozenset(("achten", "achter", "achte", "achtes", "achtem", "elf", "erst", "sieben", "ersten", "zweiten")),
+        regions="Schottland England Wales Nordirland Bayern Sachsen Hessen Thüringen Brandenburg Niedersachsen Schleswig-Holstein"
+        " Hamburg Bremen München Köln Frankfurt Stuttgart Dresden Leipzig Hannover Nürnberg Tirol Kärnten Steiermark Salzburg"
+        " Genf Basel Bern Mailand Venedig Neapel Florenz Genua Sizilien Toskana Burgund Elsass Lothringen Bretagne Normandie"
+        " Flandern Böhmen Mähren Schlesien Pommern Ostpreußen Krakau Danzig Posen Breslau Kiew Moskau Petersburg Sibirien"
+        " Kalifornien Florida Texas Virginia Chicago Washington Boston Kanton Peking Shanghai Sowjetunion Preußen",
+        ambiguous=frozenset(("achten", "achter", "achte", "achtes", "achtem", "erst", "ersten", "zweiten")),
         implied="2 beide beiden beider beides paar doppelt doppelte doppelten zweimal zweifach halb hälfte;"
         "1 einzig einzige einzigen einmal erstmals nur; 3 dreimal dreifach trio drittel; 4 viertel viermal; 12 dutzend;"
         "0.5 halb halbe halben hälfte; 50 hälfte; 25 viertel; 10 jahrzehnt jahrzehnte jahrzehnten; 0 kein keine keinen;"
@@ -405,7 +413,11 @@ _TABLE = (
         units={"year": "jaar|jaren|jarige", "%": "%|procent", "century": "eeuw|eeuwen", "hour": "uur|uren", "degree": "graad|graden|°"},
     ),
     Profile(
-        "zh", "han", ordinal="", implied="2 双 两 倍 半; 12 打; 0.5 半; 50 半; 10 十 年代; 100 百 世纪; 1 一 唯一 首 单 元; 7 周 星期; 24 天; 60 小时; 0 无 没 零",
+        "zh", "han",
+        regions="北京 天津 上海 重庆 河北 山西 辽宁 吉林 黑龙江 江苏 浙江 安徽 福建 江西 山东 河南 湖北 湖南 广东 广西 海南 四川 贵州 云南 西藏 陕西"
+        " 甘肃 青海 宁夏 新疆 内蒙古 香港 澳门 台湾 台北 广州 深圳 南京 杭州 苏州 武汉 成都 西安 沈阳 大连 青岛 厦门 长沙 郑州 济南 昆明 哈尔滨 苏联"
+        " 纽约 华盛顿 旧金山 波士顿 芝加哥 慕尼黑 汉堡 法兰克福 米兰 威尼斯 日内瓦 巴塞罗那 曼彻斯特 利物浦 爱丁堡 苏格兰 英格兰 威尔士 加州 大阪 京都"
+        " 横滨 神户 名古屋 北海道 圣彼得堡 孟买", implied="2 双 两 倍 半; 12 打; 0.5 半; 50 半; 10 十 年代; 100 百 世纪; 1 一 唯一 首 单 元; 7 周 星期; 24 天; 60 小时; 0 无 没 零",
         units={"km": "公里|千米", "m": "米", "cm": "厘米|公分", "mm": "毫米", "kg": "公斤|千克", "g": "克", "mg": "毫克", "tonne": "吨|公吨",
                "litre": "升|公升", "ml": "毫升", "hour": "小时|个小时|钟头", "minute": "分钟|分", "second": "秒|秒钟", "day": "天|日|号|昼夜",
                "week": "周|星期|个星期|礼拜", "month": "个月|月", "year": "年|岁|周年|周岁|年代", "century": "世纪|个世纪", "degree": "度|°", "mile": "英里",
@@ -413,7 +425,11 @@ _TABLE = (
                "%": "%|％", "acre": "英亩", "mu": "亩", "li": "里", "decade": "个年代"},
     ),
     Profile(
-        "ja", "kana", implied="2 両 二人 双 倍 半 ふた 二つ; 0.5 半; 50 半; 10 十 年代; 100 百 世紀; 1 一 ひと 唯一 単 初; 7 週; 24 日; 60 時間; 0 無 零 ゼロ なし",
+        "ja", "kana",
+        regions="北海道 青森 岩手 宮城 秋田 山形 福島 茨城 栃木 群馬 埼玉 千葉 東京 神奈川 新潟 富山 石川 福井 山梨 長野 岐阜 静岡 愛知 三重 滋賀 京都"
+        " 大阪 兵庫 奈良 和歌山 鳥取 島根 岡山 広島 山口 徳島 香川 愛媛 高知 福岡 佐賀 長崎 熊本 大分 宮崎 鹿児島 沖縄 札幌 仙台 横浜 川崎 名古屋 神戸"
+        " 北九州 金沢 鎌倉 北京 上海 台北 香港",
+        implied="2 両 二人 双 倍 半 ふた 二つ; 0.5 半; 50 半; 10 十 年代; 100 百 世紀; 1 一 ひと 唯一 単 初; 7 週; 24 日; 60 時間; 0 無 零 ゼロ なし",
         units={"km": "キロメートル|キロ", "m": "メートル", "cm": "センチメートル|センチ", "mm": "ミリメートル|ミリ", "kg": "キログラム", "g": "グラム",
                "tonne": "トン", "litre": "リットル", "hour": "時間|時", "minute": "分|分間", "second": "秒|秒間", "day": "日|日間", "week": "週|週間",
                "month": "か月|ヶ月|カ月|ヵ月|箇月|月", "year": "年|年間|歳|才|周年|年代", "century": "世紀", "degree": "度|°", "mile": "マイル", "foot": "フィート",

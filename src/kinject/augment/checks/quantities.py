@@ -71,6 +71,10 @@ _HAN_NUMBER = re.compile(
 )
 _HAN_PERCENT = re.compile(rf"百分之([\d.{_HAN}]+)")
 _HAN_PARTS = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?|[{_HAN}]")
+_COUNTERS = frozenset(
+    "个個名艘人位座条條只隻次种種本张張家国國所间間层層台辆架匹头頭首部篇项項件场場届組组批代枚冊軒階階回社着校つ棟尾羽丁幅支株棵块片"
+)
+"""What stands between a number and what it counts, in Chinese and Japanese."""
 _NO_NUMBERS = frozenset(("千万", "万一", "万千", "十百", "百千", "千百", "百万千"))
 
 
@@ -162,7 +166,7 @@ class Grammar:
                     len(spelling) == 1
                     and spelling.isalpha()
                     and spelling.isascii()
-                    and not (in_digits and spelling in "mglwvh")
+                    and not (in_digits and spelling in "mglwvhs")
                 ):
                     continue
                 return self.units[spelling]
@@ -376,7 +380,7 @@ def _add_dates(text: str, grammar: Grammar, quantities: Quantities) -> None:
         month = months[(match["month"] or match["month2"]).lower()]
         quantities.months.add(month)
         quantities.days.update((month, int(day)) for day in re.findall(r"\d+", match["before"] or match["after"]))
-    for match in grammar.month_alone.finditer(text if grammar.profile.code in ("en", "de") else text.lower()):
+    for match in grammar.month_alone.finditer(text if grammar.profile.code == "en" else text.lower()):
         month = months[match[0].lower()]
         if match[0] not in _AMBIGUOUS_MONTHS or grammar.profile.code != "en" or _is_month(text, match):
             quantities.months.add(month)
@@ -404,12 +408,13 @@ def _add_han_numbers(text: str, grammar: Grammar, quantities: Quantities) -> Non
             continue
         number = _han_value(run)
         unit = _SIGNS.get(match["symbol"] or "") or grammar.unit_after(text, match.end(), in_digits=True)
-        if not in_digits and len(run) == 1 and (number in ("0", "1", "10", "100", "1000", "10000") or not unit):
+        counted = unit or text[match.end() : match.end() + 1] in _COUNTERS
+        if not in_digits and len(run) == 1 and (number in ("0", "1", "10", "100", "1000", "10000") or not counted):
             # 一 and 十 are parts of many words; a single numeral is a number before a unit only.
             quantities.implied.add(number)
             if text[match.start() - 1 : match.start()] != "第":
                 continue
-        stated = in_digits or len(run) > 1 or (bool(unit) and number not in ("1", "2"))
+        stated = in_digits or len(run) > 1 or (bool(counted) and number not in ("1", "2"))
         quantities.add(*_in_years(number, unit, False), stated=stated)
         if not in_digits and not unit and len(number) < 3 and int(number) <= _MAX_COUNT:
             quantities.counted.add(number)
@@ -496,6 +501,9 @@ def compare_quantities(
             number, present
         )
         yield Difference("number", f"{number} is lost", sure and not _has_parts(number, present), lost=True)
+    if lost:  # five became two: a word that need not be a number replaces one
+        for number in sorted(variant.numbers.keys() - variant.stated - allowed - {"0", "1"}, key=_by_size):
+            yield Difference("number", f"{number} is not in the source", sure=False)
     new = (variant.stated | {number for number in kept.stated if len(number) > 2}) - allowed
     replaced = source.numbers.keys() - present
     for number in sorted(new, key=_by_size):
