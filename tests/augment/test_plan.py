@@ -41,7 +41,8 @@ def test_a_preview_counts_what_is_stored_up_to_a_damaged_line(make_recipe: Make,
 
 def test_preparations_and_verifications_are_requests_too(make_recipe: Make) -> None:
     found = preview(make_recipe(styles={"active_reading": 2, "implications": 1, "permuted": 5}))
-    assert (found.n_asked, found.n_requests) == (12 * 8, 12 * (2 + 1) + 12 * 2)
+    # eight strategies are expected for each document
+    assert (found.n_asked, found.n_requests) == (12 * (2 * 8 + 1 + 5), 12 * (2 * 8 + 1) + 12 * 2)
 
 
 def test_a_style_that_goes_by_facts_is_expected_to_find_one_in_each_sentence(

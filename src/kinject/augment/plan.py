@@ -5,23 +5,28 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import islice
+from math import comb
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from kinject.augment.checks.judge import N_TRIALS
-from kinject.augment.prompts import ask
+from kinject.augment.groups import Group, Precomputed, VariantRequest, new_items, read_precomputed
+from kinject.augment.prompts import describe_source
 from kinject.augment.requests import generator_identity
 from kinject.augment.requests.limits import Limits
-from kinject.augment.styles import STYLES, Style
+from kinject.augment.styles import Item, Preparation, Style, read_styles
 from kinject.augment.validation import augment_section, limits_of
 from kinject.corpus.documents import read_documents
-from kinject.corpus.passages import sentences, split_passages, token_spans, word_spans
+from kinject.corpus.passages import split_passages, token_spans, word_spans
 from kinject.disk import OffsetIndex, content_id, read_jsonl, unwritable
 from kinject.errors import InputError
 from kinject.recipe import AugmentRecipe
+from kinject.recipe.sections import MAX_SAMPLES
 from kinject.types import Document, Message, Passage
 
 _TOKENS_PER_WORD = 1.35
@@ -35,76 +40,55 @@ PlannedDocument = tuple[Document, list[Passage]]
 """A document and its passages, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The variants of one passage in one style. They must differ from each other, so one worker requests them all.
+_BLOCK = 64
+"""Requests of one group that are sent at once."""
+Notes = Callable[[str], tuple[str, ...] | None]
+"""Id of `Plan.notes_id` -> the stored items, None if there are none yet."""
 
-    `texts` holds variants that a file provides; None if a generator writes them.
+
+class Schedule:
+    """The requests of one group in blocks, each of which must be counted before the next.
+
+    With a target of tokens the blocks end once the accepted texts have as many, or a block brought none.
     """
 
-    document: Document
-    passage: Passage
-    style: Style
-    n_samples: int
-    texts: tuple[str, ...] | None = None
+    def __init__(self, plan: Plan, group: Group, items: Sequence[Item]) -> None:
+        self._requests = plan.requests(group, items)
+        self._target, self._spans = group.target, _spans(plan.tokenizer)
+        self._expected = max(1, len(word_spans(group.passage.text))) if group.target else 0
+        self._n_texts = self._n_tokens = 0
 
-    def messages(self, sample: int, notes: tuple[str, ...] = ()) -> list[Message]:
-        """Return the prompt for one sample."""
-        return self.style.messages(self.document.title, self.passage.text, sample, notes)
+    def __iter__(self) -> Iterator[list[VariantRequest]]:
+        size = self._size()
+        while size and (block := list(islice(self._requests, size))):
+            before = self._n_texts
+            yield block
+            size = self._size() if self._target is None or self._n_texts > before else 0
 
-    def preparation(self) -> list[Message]:
-        """Return the prompt that is sent once before all samples."""
-        return ask(self.document.title, self.passage.text, self.style.prepare)
+    def count(self, texts: Iterable[str]) -> None:
+        """Count the accepted texts of the last block."""
+        if self._target is not None:
+            for text in texts:
+                self._n_texts += 1
+                self._n_tokens += len(self._spans(text))
 
-
-@dataclass(frozen=True, slots=True)
-class VariantRequest:
-    """A request for one variant. `id` is the id that the variant will have."""
-
-    id: str
-    sample: int
-    prompt_hash: str
-
-
-@dataclass(frozen=True, slots=True)
-class Precomputed:
-    """Variants read from a file, by document in file order. `lines` maps each document id to its first line."""
-
-    path: Path
-    texts: Mapping[str, tuple[str, ...]]
-    lines: Mapping[str, int]
-
-    def check_documents(self, known: Iterable[str]) -> None:
-        """Raise `InputError` (file:line) if a text belongs to no document."""
-        unknown = self.texts.keys() - set(known)
-        if unknown:
-            first = min(unknown, key=lambda name: self.lines[name])
-            raise InputError(
-                f"{self.path}:{self.lines[first]}: document_id {first!r} is the id of no document. "
-                f"{len(unknown)} such ids in all; they must be those of augment.documents."
-            )
+    def _size(self) -> int:
+        """Return the number of requests in the next block."""
+        if self._target is None:
+            return _BLOCK
+        mean = self._n_tokens / self._n_texts if self._n_texts else self._expected
+        return min(_BLOCK, max(0, -int(-(self._target - self._n_tokens) // max(1, mean))))
 
 
-def read_precomputed(path: Path) -> Precomputed:
-    """Read rows of ``document_id`` and ``text``, all into memory. Raises `InputError` (file:line) on any other row."""
-    texts: dict[str, list[str]] = {}
-    lines: dict[str, int] = {}
-    for number, row in read_jsonl(path):
-        for key in ("document_id", "text"):
-            if not isinstance(row.get(key), str) or not row[key].strip():
-                raise InputError(
-                    f"{path}:{number}: {key}: found {row.get(key)!r}, expected a string that is not empty."
-                )
-        texts.setdefault(row["document_id"], []).append(row["text"])
-        lines.setdefault(row["document_id"], number)
-    if not texts:
-        raise InputError(f"{path}: holds no rewritings. Expected rows with document_id and text.")
-    return Precomputed(path, {name: tuple(one) for name, one in texts.items()}, lines)
+_spans = lru_cache(maxsize=4)(token_spans)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that decides which variants a run requests. `styles` maps a style's name to samples of a passage."""
+    """Everything that decides which variants a run requests.
+
+    `styles` maps a style's name to samples of a passage, `targets` to tokens; `catalog` holds the styles themselves.
+    """
 
     documents_path: Path
     passage_tokens: int
@@ -112,19 +96,22 @@ class Plan:
     styles: Mapping[str, int]
     seed: int
     identity: dict[str, Any]
+    catalog: Mapping[str, Style]
     precomputed: Precomputed | None = None
+    targets: Mapping[str, int] = field(default_factory=dict)
+    document_tokens: int = 0
 
     @property
     def n_samples(self) -> int:
         """Most variants of one passage, in all styles."""
-        return sum(self.styles.values())
+        return sum(min(n, _BLOCK) for n in self.styles.values())
 
     def read_passages(self) -> Iterator[PlannedDocument]:
         """Read and split the documents, in order.
 
         Raises as `read_documents` and `token_spans`, and `InputError` if a precomputed text belongs to no document.
         """
-        spans = token_spans(self.tokenizer)
+        spans = _spans(self.tokenizer)
         ids = set[str]()
         for document in read_documents(self.documents_path):
             if self.precomputed:
@@ -134,42 +121,94 @@ class Plan:
             self.precomputed.check_documents(ids)
 
     def groups(self, document: Document, passages: list[Passage]) -> Iterator[Group]:
-        """Yield the groups of one document by passage and style.
+        """Yield the groups of one document: by passage and style, then those of styles that show whole documents.
 
         Raises `InputError` if a file provides variants of the whole document but it is split.
         """
+        for passage in passages:
+            yield from self.groups_of(document, passage, n_passages=len(passages))
+        yield from self.document_groups(document)
+
+    def groups_of(self, document: Document, passage: Passage, n_passages: int = 1) -> Iterator[Group]:
+        """Yield the groups of one passage, by style. Raises as `groups`."""
         texts = self.precomputed.texts.get(document.id, ()) if self.precomputed else ()
-        if texts and len(passages) > 1:
+        if texts and n_passages > 1:
             raise InputError(
-                f"{document.source}: document {document.id!r} is split into {len(passages)} passages, but "
+                f"{document.source}: document {document.id!r} is split into {n_passages} passages, but "
                 f"{self.precomputed.path if self.precomputed else ''} rewrites it whole. "
                 f"Raise augment.passage_tokens (now {self.passage_tokens})."
             )
-        for passage in passages:
-            for name, n_samples in self.styles.items():
-                style = STYLES[name]
-                if self.precomputed is None or style.mechanical:
-                    yield Group(document, passage, style, n_samples)
-                else:
-                    yield Group(document, passage, style, min(n_samples, len(texts)), texts)
+        for name, n_samples in self.styles.items():
+            style = self.catalog[name]
+            if style.scope == "document":
+                continue
+            if self.precomputed is None or style.mechanical:
+                yield self._group(document, passage, style)
+            else:
+                yield Group(document, passage, style, min(n_samples, len(texts)), texts)
 
-    def requests(self, group: Group, notes: tuple[str, ...] | None = None) -> list[VariantRequest]:
-        """Return the requests of `group` by sample. A style with `per_note` has `n_samples` for each of the notes."""
-        n_requests = group.n_samples * (len(notes or ()) or 1 if group.style.per_note else 1)
-        return [self._request(group, sample) for sample in range(n_requests)]
+    def document_groups(self, document: Document) -> Iterator[Group]:
+        """Yield the groups of the styles that show whole documents; a very long one counts as several."""
+        styles = [self.catalog[name] for name in self.styles if self.catalog[name].scope == "document"]
+        if styles:
+            for part in split_passages(document, self.document_tokens, _spans(self.tokenizer)):
+                yield from (self._group(document, part, style) for style in styles)
 
-    def _request(self, group: Group, sample: int) -> VariantRequest:
+    def _group(self, document: Document, passage: Passage, style: Style) -> Group:
+        group = Group(document, passage, style, self.styles[style.name], target=self.targets.get(style.name))
+        skipped = style.missing_need(group.source) if style.needs else ""
+        return replace(group, skipped=skipped) if skipped else group
+
+    def items(self, group: Group, notes: Notes) -> list[Item] | None:
+        """Return what the prompts of a group are about, from stored `notes`; None if a preparation is not answered yet."""
+        items: list[Item] = [{}]
+        for step in group.style.prepare:
+            answers = [notes(self.notes_id(group, step, item)) for item in items]
+            if any(answer is None for answer in answers):
+                return None
+            items = new_items(group, step, items, [answer or () for answer in answers])
+        return items
+
+    def requests(self, group: Group, items: Sequence[Item]) -> Iterator[VariantRequest]:
+        """Yield the requests of `group` in order: its samples; for styles with preparations, samples of each item.
+
+        A style that combines items has `n_samples` of all combinations, each once.
+        """
+        if group.skipped:
+            return
+        style, n = group.style, group.n_samples
+        if style.combine:
+            schedule = style.schedule(items, content_id("schedule", self.seed, group.passage.id))
+            pairs: Iterator[tuple[int, Item]] = ((0, item) for item in islice(schedule, n))
+        else:
+            pairs = ((turn, item) for turn in range(n) for item in items)
+        for sample, (turn, item) in enumerate(pairs):
+            yield self._request(group, sample, turn, item)
+
+    def unprepared(self, group: Group) -> list[VariantRequest]:
+        """Return requests that stand for those of a group whose preparation has no answer."""
+        n_requests = 1 if group.target or group.style.combine else group.n_samples
+        ids = (content_id("unprepared", group.passage.id, group.style.name, turn) for turn in range(n_requests))
+        return [VariantRequest(name, sample, "") for sample, name in enumerate(ids)]
+
+    def _request(self, group: Group, sample: int, turn: int, item: Item) -> VariantRequest:
         style = group.style
-        # Without the notes of the preparation: they exist only once it was answered, and the id must not change then.
-        prompt = group.messages(sample) if group.texts is None else group.texts[sample]
-        prompt_hash = content_id(prompt, style.prepare, style.verify)
+        messages: list[Message] = []
+        if group.texts is not None:
+            prompt_hash = content_id(group.texts[sample], style.identity)
+        elif style.mechanical:
+            prompt_hash = content_id(group.document.title, group.passage.text, style.name)
+        else:
+            messages = style.messages(group.source, turn, item)
+            prompt_hash = content_id(messages, style.identity)
         identity = {} if style.mechanical else self.identity
-        variant_id = content_id("variant", group.passage.id, style.name, prompt_hash, identity, self.seed, sample)
-        return VariantRequest(variant_id, sample, prompt_hash)
+        variant_id = content_id("variant", group.passage.id, style.name, prompt_hash, identity, self.seed, turn)
+        return VariantRequest(variant_id, sample, prompt_hash, turn, item, messages)
 
-    def notes_id(self, group: Group) -> str:
-        """Return the id of the notes that the preparation of `group` makes."""
-        return content_id("notes", group.passage.id, group.style.name, group.preparation(), self.identity, self.seed)
+    def notes_id(self, group: Group, step: Preparation, item: Item) -> str:
+        """Return the id of the items that a preparation of `group` makes of `item`."""
+        messages = group.style.preparation(step, group.source, item)
+        return content_id("notes", group.passage.id, group.style.name, step.name, messages, self.identity, self.seed)
 
     def sample_seed(self, prompt_hash: str, sample: int, attempt: int) -> int:
         """Return the seed (31 bits) of one attempt. It depends on the prompt, not on order or time."""
@@ -183,7 +222,10 @@ def make_plan(recipe: AugmentRecipe) -> Plan:
     precomputed = read_precomputed(Path(generator.path)) if generator.kind == "file" and generator.path else None
     return Plan(
         documents_path=Path(section.documents), passage_tokens=section.passage_tokens, tokenizer=section.tokenizer,
-        styles=section.styles, seed=recipe.seed, identity=generator_identity(generator), precomputed=precomputed,
+        styles={name: n if isinstance(n, int) else MAX_SAMPLES for name, n in section.styles.items()},
+        targets={name: n.tokens for name, n in section.styles.items() if not isinstance(n, int)},
+        catalog=read_styles(section.style_files), document_tokens=section.document_tokens, seed=recipe.seed,
+        identity=generator_identity(generator), precomputed=precomputed,
     )  # fmt: skip
 
 
@@ -303,21 +345,42 @@ def _index_stored(path: Path, stored: OffsetIndex) -> None:
 
 
 def _count_group(plan: Plan, group: Group, stored: OffsetIndex, counts: Counter[str]) -> None:
-    # The number of facts is unknown before the preparation: about one a sentence.
-    requests = plan.requests(group, tuple(sentences(group.passage.text)) if group.style.per_note else None)
-    offsets = stored.offsets_of_all([request.id for request in requests])
-    missing = [request for request, known in zip(requests, offsets, strict=True) if not known]
-    counts["asked"] += len(requests)
-    counts["stored"] += len(requests) - len(missing)
+    if group.skipped or not group.n_samples:
+        return
+    n_requests, n_preparations = _expected_requests(plan, group)
+    known = 0
+    if not group.style.prepare and group.target is None:  # else the prompts depend on answers
+        requests = list(plan.requests(group, [{}]))
+        known = sum(bool(offsets) for offsets in stored.offsets_of_all([request.id for request in requests]))
+    missing = n_requests - known
+    counts["asked"] += n_requests
+    counts["stored"] += known
     if group.style.mechanical or group.texts is not None or not missing:
         return
-    prompt = sum(len(word_spans(message["content"])) for message in group.messages(missing[0].sample))
+    shown = len(word_spans(describe_source(group.source)["source"]))
+    prompt = shown + sum(len(word_spans(text)) for text in (group.style.user, group.style.system))
     per_variant = 2 if group.style.verify else 1
-    counts["requests"] += len(missing) * per_variant + bool(group.style.prepare)
-    counts["judged"] += len(missing)
-    counts["judge_in"] += round(prompt * _TOKENS_PER_WORD * 2 * len(missing))  # source and variant
-    counts["tokens_in"] += round(prompt * _TOKENS_PER_WORD * len(missing) * per_variant)
-    counts["tokens_out"] += round(len(word_spans(group.passage.text)) * _TOKENS_PER_WORD * len(missing))
+    counts["requests"] += missing * per_variant + n_preparations
+    counts["judged"] += missing
+    counts["judge_in"] += round(prompt * _TOKENS_PER_WORD * 2 * missing)  # source and variant
+    counts["tokens_in"] += round(prompt * _TOKENS_PER_WORD * (missing * per_variant + n_preparations))
+    n_words = len(word_spans(group.passage.text))
+    counts["tokens_out"] += round(n_words * _TOKENS_PER_WORD * (missing + n_preparations))
+
+
+def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
+    """Return the expected numbers of variants and of preparations of a group."""
+    described = describe_source(group.source)
+    per = {"answer": 1, "sentence": described["n_sentences"], "name": described["n_names"]}
+    n_items, n_preparations = 1, 0
+    for step in group.style.prepare:
+        n_preparations += n_items
+        n_items *= step.expected * max(1, per[step.per])
+    n_all = sum(comb(n_items, size) for size in group.style.combine)
+    n_requests = min(n_all, group.n_samples) if group.style.combine else n_items * group.n_samples
+    if group.target is not None:
+        n_requests = min(n_requests, -(-group.target // max(1, len(_spans(plan.tokenizer)(group.passage.text)))))
+    return n_requests, n_preparations
 
 
 def _count_judge(limits: Limits, counts: Counter[str]) -> float:

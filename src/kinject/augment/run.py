@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from kinject.augment.answers import LISTS, says_none, says_yes
 from kinject.augment.checks.checker import Checker, Verdict, check_completion
 from kinject.augment.checks.facts import compare_facts
-from kinject.augment.checks.judge import N_TRIALS, Judge, JudgeScore, render_judge_score
-from kinject.augment.checks.prompt_injection import has_injection
-from kinject.augment.contamination import Contamination, ContaminationCheck, render_contamination
-from kinject.augment.corpus_writer import CorpusWriter, Coverage, StyleCount, render_coverage
-from kinject.augment.plan import Group, PassageFile, Plan, PlannedDocument, VariantRequest, make_plan
-from kinject.augment.prompts import ask
+from kinject.augment.checks.judge import N_TRIALS, Judge
+from kinject.augment.checks.prompt_injection import escape_tags, has_injection
+from kinject.augment.contamination import ContaminationCheck
+from kinject.augment.corpus_writer import CorpusWriter
+from kinject.augment.groups import Group, VariantRequest, new_items
+from kinject.augment.plan import PassageFile, Plan, PlannedDocument, Schedule, make_plan
 from kinject.augment.requests import Stopped
-from kinject.augment.requests.balance import render_endpoints
 from kinject.augment.requests.limits import Limits
 from kinject.augment.requests.sender import (
     Sender,
@@ -31,71 +31,20 @@ from kinject.augment.requests.sender import (
     run_workers,
 )
 from kinject.augment.store import Store
-from kinject.augment.styles import notes_of, says_yes
+from kinject.augment.styles import Item, Preparation
+from kinject.augment.summary import AugmentProgress, AugmentResult
 from kinject.augment.validation import augment_section, limits_of
 from kinject.corpus.documents import document_hashes
 from kinject.disk import content_id, file_hash, lock_dir, write_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import AugmentRecipe, AugmentSection
 from kinject.signals import running_time
-from kinject.terminal import Progress
 from kinject.types import Completion
 
 Reply = TypeVar("Reply")
 
 _INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passage, the model does not say yes")
 _INJECTED = Verdict("injection", "the passage gives orders, so that the model's own yes to this text proves nothing")
-_BLOCK = 64
-"""Requests of one group that are sent at once."""
-
-
-@dataclass(frozen=True)
-class AugmentResult:
-    """The result of `augment`.
-
-    `refused` counts answers by reason, `failed` variants without an answer by error; `failures_path` lists the failed ones
-    of this run. `tokens_in` and `tokens_out` are those of every stored answer, refused ones too; `tokens_thinking` is the part
-    of `tokens_out` that a reasoning model's thinking took. `n_sent` and `n_cached` are of this run alone. `cost` is that of
-    everything ever answered into the run folder, in the currency of the prices; `cost_of_thinking` is a part of it.
-    `cost_note` names the part of it that is estimated. `sft_path` holds the rows of styles that make prompts and completions,
-    None if there are none. `contamination` is None if the recipe names no probe set, `coverage` without a style that
-    lists facts; `judge` is the judge's score on planted errors. `endpoints` counts this run's answers by endpoint, where there
-    are several.
-    """
-
-    run_dir: Path
-    corpus_path: Path
-    sft_path: Path | None
-    variants_path: Path
-    rejected_path: Path
-    manifest_path: Path
-    n_documents: int
-    n_passages: int
-    n_rows: int
-    asked: int
-    got: int
-    styles: Mapping[str, StyleCount]
-    refused: Mapping[str, int]
-    failed: Mapping[str, int]
-    tokens_in: int
-    tokens_out: int
-    tokens_thinking: int
-    n_sent: int
-    n_cached: int
-    cost: float
-    cost_of_thinking: float
-    out_of_budget: bool
-    failures_path: Path
-    cost_note: str = ""
-    contamination: Contamination | None = None
-    coverage: Coverage | None = None
-    judge: JudgeScore | None = None
-    endpoints: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def short(self) -> bool:
-        """Whether there are fewer variants than requested."""
-        return self.got < self.asked
 
 
 def augment(recipe: AugmentRecipe) -> AugmentResult:
@@ -122,7 +71,7 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         with Store(recipe.run_dir, keep_thinking=section.keep_thinking) as store, progress:
             rewriter = await _rewrite(recipe, section, limits, plan, passages, store, progress)
             writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination)
-            contamination.check_prompts(plan.styles)
+            contamination.check_prompts(plan.catalog[name] for name in plan.styles)
             writer.write(passages, include_originals=section.include_originals)
     sender, styles = rewriter.sender, writer.styles
     result = AugmentResult(
@@ -155,7 +104,9 @@ def _read_documents(plan: Plan, passages: PassageFile, contamination: Contaminat
             contamination.add_source(document.text)
         counts["documents"] += 1
         counts["passages"] += len(split)
-        counts["variants"] += sum(group.n_samples for group in plan.groups(document, split))
+        counts["variants"] += sum(
+            group.n_samples for group in plan.groups(document, split) if not group.skipped and group.target is None
+        )
     return counts
 
 
@@ -242,54 +193,72 @@ class Rewriter:
 
     async def _fill(self, group: Group) -> None:
         """Request the missing variants of one group in blocks. A block is judged in sample order, not arrival order."""
-        style = group.style
-        notes = await self._prepare(group) if style.per_note and group.n_samples else ()
-        requests = self.plan.requests(group, notes)
-        self.progress.total += len(requests) - group.n_samples
-        stored = self.store.variants(requests)
-        self.progress.count_stored(len(stored))
-        missing = [request for request in requests if request.id not in stored]
-        if not missing:
+        if group.skipped or not group.n_samples:
             return
-        if style.prepare and not style.per_note:
-            notes = await self._prepare(group)
-        if notes is None:
-            self._fail(missing, "the preparation of the style got no usable answer")
+        items = await self._prepare(group)
+        if items is None:
+            self._fail(self.plan.unprepared(group), "the preparation of the style got no usable answer")
             return
-        checker = Checker(group.passage.text, group.style.rules)
-        for variant in stored.values():
-            checker.accept(variant.text)
-        for start in range(0, len(missing), _BLOCK):
-            block = missing[start : start + _BLOCK]
+        schedule = Schedule(self.plan, group, items)
+        source = group.source
+        context = "\n".join((source.title, *source.headings))
+        checker = Checker(group.passage.text, group.style.rules, group.style.literals, context)
+        n_requests, n_announced = 0, group.n_samples if group.target is None else 0
+        for requests in schedule:
+            n_requests += len(requests)
+            self.progress.total += max(0, n_requests - n_announced)
+            n_announced = max(n_announced, n_requests)
+            stored = self.store.variants(requests)
+            self.progress.count_stored(len(stored))
+            for variant in stored.values():
+                if variant.text:
+                    checker.accept(variant.text)
+            block = [request for request in requests if request.id not in stored]
             for attempt in range(self.max_attempts if group.texts is None else 1):
                 if block:
-                    block = await self._attempt(group, block, attempt, checker, notes)
+                    block = await self._attempt(group, block, attempt, checker)
             self.progress.advance(len(block))
+            if group.target is not None:
+                schedule.count(variant.text for variant in self.store.variants(requests).values() if variant.text)
+        self.progress.total += n_requests - n_announced
 
-    async def _prepare(self, group: Group) -> tuple[str, ...] | None:
-        """Return the notes of the group's style, from the store if they are there. None without a usable answer."""
-        notes_id = self.plan.notes_id(group)
+    async def _prepare(self, group: Group) -> list[Item] | None:
+        """Return what the group's prompts are about, from the store as far as it is there. None without a usable answer."""
+        items: list[Item] = [{}]
+        for index, step in enumerate(group.style.prepare):
+            answers = await _gather(group, (self._ask_items(group, step, item) for item in items))
+            if any(isinstance(answer, EndpointError) for answer in answers) or (not index and answers == [None]):
+                return None
+            items = new_items(group, step, items, [answer for answer in answers if isinstance(answer, tuple)])
+        return items
+
+    async def _ask_items(self, group: Group, step: Preparation, item: Item) -> tuple[str, ...] | None:
+        """Return the items in the answer to one preparation, () if the model answers NONE. None without a usable answer."""
+        notes_id = self.plan.notes_id(group, step, item)
         stored = self.store.notes(notes_id)
-        if stored:
+        if stored is not None:
             return stored
-        messages = group.preparation()
+        notes: tuple[str, ...] = ()
+        messages = group.style.preparation(step, group.source, item)
         for attempt in range(self.max_attempts):
-            seed = self.plan.sample_seed(content_id(messages), 0, attempt)
-            (answer,) = await _gather(group, [self.sender.send(messages, seed)])
-            if isinstance(answer, Completion) and check_completion(answer).accepted:
-                notes = notes_of(answer.text)
-                if notes:
-                    self.store.add_notes(notes_id, group, notes)
-                    return notes
-        return None
+            completion = await self.sender.send(messages, self.plan.sample_seed(content_id(messages), 0, attempt))
+            if check_completion(completion).accepted:
+                notes = () if says_none(completion.text) else tuple(LISTS[step.parser](completion.text))
+                if notes or says_none(completion.text):
+                    break
+        else:
+            if step.for_each is None:
+                return None  # else it is one item of many: the others are enough
+        self.store.add_notes(notes_id, group, step.name, notes)
+        return notes
 
     async def _attempt(
-        self, group: Group, block: list[VariantRequest], attempt: int, checker: Checker, notes: tuple[str, ...]
+        self, group: Group, block: list[VariantRequest], attempt: int, checker: Checker
     ) -> list[VariantRequest]:
         """Send a block once and store the answers; return the requests that are still open."""
-        completions = await self._complete(group, block, attempt, notes)
+        completions = await self._complete(group, block, attempt)
         read = (
-            self._read_answer(group, request, completion, checker, notes)
+            self._read_answer(group, request, completion, checker)
             for request, completion in zip(block, completions, strict=True)
         )
         answers: Iterable[_Answer] = read
@@ -302,10 +271,11 @@ class Rewriter:
             if answer.error is not None:
                 self._fail([answer.request], str(answer.error))
                 continue
-            if asks_models and answer.accepted:
+            if asks_models and answer.accepted and answer.text:
                 answer.verdict = checker.compare_accepted(answer.text, answer.verdict)
             if answer.accepted:
-                checker.accept(answer.text)
+                if answer.text:
+                    checker.accept(answer.text)
                 name = answer.completion.generator or self.sender.generator.name
                 generator = "mechanical" if group.style.mechanical else name
                 self.store.accept(
@@ -319,32 +289,33 @@ class Rewriter:
         return still_open
 
     async def _complete(
-        self, group: Group, block: list[VariantRequest], attempt: int, notes: tuple[str, ...]
+        self, group: Group, block: list[VariantRequest], attempt: int
     ) -> list[Completion | EndpointError]:
         """Return the completions of a block, in order."""
         if group.texts is not None:
             return [Completion(group.texts[request.sample]) for request in block]
-        seeds = [self.plan.sample_seed(request.prompt_hash, request.sample, attempt) for request in block]
+        seeds = [self.plan.sample_seed(request.prompt_hash, request.turn, attempt) for request in block]
         if group.style.mechanical:
             rewrite = group.style.mechanical
             return [Completion(rewrite(group.document.title, group.passage.text, seed)) for seed in seeds]
-        prompts = (group.messages(request.sample, notes) for request in block)
-        return await _gather(group, map(self.sender.send, prompts, seeds))
+        pairs = zip(block, seeds, strict=True)
+        return await _gather(group, (self.sender.send(list(request.messages), seed) for request, seed in pairs))
 
     def _read_answer(
-        self, group: Group, request: VariantRequest, completion: Completion | EndpointError, checker: Checker,
-        notes: tuple[str, ...],
-    ) -> _Answer:  # fmt: skip
-        """Parse and check one completion."""
+        self, group: Group, request: VariantRequest, completion: Completion | EndpointError, checker: Checker
+    ) -> _Answer:
+        """Parse and check one completion. The text of an accepted NONE is empty."""
         if isinstance(completion, EndpointError):
             return _Answer(request, Completion(""), error=completion)
         verdict = check_completion(completion)
         if not verdict.accepted:
             return _Answer(request, completion, verdict=verdict)
+        if group.style.none and says_none(completion.text):
+            return _Answer(request, completion)
         text = group.style.parse(completion.text)
         verdict = checker.check(text)
-        if verdict.accepted and group.style.per_note:
-            compared = compare_facts(notes[request.sample % len(notes)], text)
+        if verdict.accepted and group.style.keeps:
+            compared = compare_facts(str(request.item[group.style.keeps]), text)
             verdict = replace(
                 verdict, reason=compared.reason, detail=compared.detail, doubts=verdict.doubts + compared.doubts
             )
@@ -354,8 +325,11 @@ class Rewriter:
         """Ask about each accepted answer: the generator whether it follows from the passage, then the judge."""
         title, passage = group.document.title, group.passage.text
         if group.style.verify:
-            accepted = [answer for answer in answers if answer.accepted]
-            prompts = [ask(title, passage, group.style.verify.format(text=answer.text)) for answer in accepted]
+            accepted = [answer for answer in answers if answer.accepted and answer.text]
+            prompts = [
+                group.style.verification(group.source, answer.request.item, escape_tags(answer.text))
+                for answer in accepted
+            ]
             seeds = [self.plan.sample_seed(content_id(prompt), 0, 0) for prompt in prompts]
             replies = await _gather(group, map(self.sender.send, prompts, seeds))
             injected = has_injection(title, passage)
@@ -366,7 +340,7 @@ class Rewriter:
                     answer.verdict = _INCONSISTENT
         if self.judge is None or group.style.mechanical:
             return
-        accepted = [answer for answer in answers if answer.accepted]
+        accepted = [answer for answer in answers if answer.accepted and answer.text]
         judge = self.judge
         verdicts = await _gather(group, (judge.verdict(title, passage, answer.text) for answer in accepted))
         for answer, verdict in zip(accepted, verdicts, strict=True):
@@ -386,34 +360,6 @@ async def _gather(group: Group, requests: Iterable[Awaitable[Reply]]) -> list[Re
         return await gather_answers(requests)
     except InputError as error:
         raise InputError(f"{group.document.source}: {error}") from error
-
-
-class AugmentProgress(Progress):
-    """Progress in variants: stored, refused, tokens and cost."""
-
-    def __init__(self, total: int) -> None:
-        super().__init__("augment", total, "rewritings")
-        self._n_refused = 0
-        self._status: Callable[[], str] = str
-
-    def watch(self, status: Callable[[], str]) -> None:
-        """Show what `status` returns (tokens, cost) beside the count."""
-        self._status = status
-
-    def count_stored(self, n: int) -> None:
-        """Count `n` variants that an earlier run stored. They do not count towards the rate."""
-        self._done_before += n
-        self.advance(n)
-
-    def count_refused(self) -> None:
-        """Count one more refused answer."""
-        self._n_refused += 1
-
-    def advance(self, n: int = 1) -> None:
-        """Count `n` more variants as done: stored, or given up."""
-        refused = f"{self._n_refused:,} refused" if self._n_refused else ""
-        self._status_text = ", ".join(words for words in (refused, self._status()) if words)
-        super().advance(n)
 
 
 def _write_manifest(
@@ -438,50 +384,3 @@ def _write_manifest(
     write_manifest(
         result.manifest_path, stage="augment", inputs=inputs, recipe=recipe.raw, counts=counts, outputs=written
     )
-
-
-def render_summary(result: AugmentResult) -> str:
-    """Return the table at the end of a run: counts by style, refusals by reason, and the fix for a short corpus."""
-    lines = [
-        f"{result.n_documents} documents, {result.n_passages} passages -> {result.n_rows} rows in {result.corpus_path}",
-        "",
-        f"{'style':<16}{'asked':>8}{'got':>8}{'refused':>9}{'failed':>8}",
-    ]
-    for name, count in result.styles.items():
-        row = f"{name:<16}{count.asked:>8}{count.got:>8}{sum(count.refused.values()):>9}{count.failed:>8}"
-        reasons = ", ".join(f"{reason} {number}" for reason, number in count.refused.items())
-        # With one style the list below has the same counts.
-        lines.append(f"{row}  {reasons}" if reasons and len(result.styles) > 1 else row)
-    if result.refused:
-        lines += ["", f"answers refused (each with its text in {result.rejected_path}):"]
-        lines += [f"{number:>8}  {reason}" for reason, number in result.refused.items()]
-    if result.failed:
-        lines += ["", f"rewritings without an answer (each in {result.failures_path}):"]
-        lines += [f"{number:>8}  {error}" for error, number in result.failed.items()]
-    lines.append("")
-    if result.sft_path:
-        lines.append(f"prompts and completions: {result.sft_path}")
-    line = f"{result.n_sent} requests sent in this run, {result.n_cached} answered from the cache"
-    if result.tokens_in or result.tokens_out:
-        thinking = f", {result.tokens_thinking:,} of them thinking" if result.tokens_thinking else ""
-        line += f"; {result.tokens_in:,} tokens in, {result.tokens_out:,} out{thinking}"
-    lines.append(line)
-    lines += render_endpoints(result.endpoints)
-    if result.judge:
-        lines.append(render_judge_score(result.judge))
-    if result.cost:
-        thinking = f"; {result.cost_of_thinking:.4f} of it for thinking" if result.cost_of_thinking else ""
-        lines.append(f"cost {result.cost:.4f}, everything answered into {result.run_dir} included{thinking}")
-    if result.cost_note:
-        lines.append(result.cost_note)
-    if result.out_of_budget:
-        lines.append("Stopped before the budget was exceeded.")
-    if result.coverage:
-        lines.append(render_coverage(result.coverage))
-    if result.contamination:
-        lines.append(render_contamination(result.contamination))
-    if result.short:
-        fixes = ["run again for what failed"] if result.failed else []
-        fixes += ["raise augment.max_attempts for what was refused"] if result.refused and result.n_sent else []
-        lines.append(f"Short by {result.asked - result.got}" + (f": {'; '.join(fixes)}." if fixes else "."))
-    return "\n".join(lines)

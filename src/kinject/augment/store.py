@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kinject.augment.checks.checker import Verdict
-from kinject.augment.plan import Group, VariantRequest
+from kinject.augment.groups import Group, VariantRequest
 from kinject.disk import Journal, OffsetIndex, Row, content_id
 from kinject.errors import InputError
 from kinject.types import Completion, Usage, Variant
@@ -101,16 +101,16 @@ class Store:
         }  # fmt: skip
         self._rejected_offsets.add(request.id, self._rejected.append(row))
 
-    def notes(self, notes_id: str) -> tuple[str, ...]:
-        """Return the notes stored under an id of `Plan.notes_id`, () if there are none."""
+    def notes(self, notes_id: str) -> tuple[str, ...] | None:
+        """Return the items stored under an id of `Plan.notes_id`, None if there is no answer yet."""
         offsets = self._notes_offsets.offsets_of(notes_id)
-        return tuple(self._notes.row_at(offsets[-1])["notes"]) if offsets else ()
+        return tuple(self._notes.row_at(offsets[-1])["notes"]) if offsets else None
 
-    def add_notes(self, notes_id: str, group: Group, notes: tuple[str, ...]) -> None:
-        """Store the notes of a preparation."""
+    def add_notes(self, notes_id: str, group: Group, name: str, notes: tuple[str, ...]) -> None:
+        """Store the items that the preparation `name` made of one answer."""
         row: Row = {
             "id": notes_id, "passage_id": group.passage.id, "document_id": group.passage.document_id,
-            "style": group.style.name, "notes": list(notes),
+            "style": group.style.name, "preparation": name, "notes": list(notes),
         }  # fmt: skip
         self._notes_offsets.add(notes_id, self._notes.append(row))
 

@@ -183,5 +183,5 @@ def test_the_page_lists_every_reason_with_its_meaning_and_every_style() -> None:
     page = PAGE.read_text("utf-8")
     reasons = page.split("\n## Which checks")[1].split("\n## ")[0]
     assert dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", reasons, re.MULTILINE)) == REASONS
-    styles = re.findall(r"^\| (`[^|]+) \|", page.split("\n## Which checks")[0], re.MULTILINE)
+    styles = re.findall(r"^\| (`[^|]+) \|", page.split("\n## What does a prompt")[0], re.MULTILINE)
     assert {name for cell in styles for name in re.findall(r"`(\w+)`", cell)} == STYLES.keys()

@@ -161,9 +161,11 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         followed = next((text for injection, text in INJECTIONS.items() if escape_tags(injection) in asked), None)
         if "Answer with one word, yes or no" in asked:
             return Completion("yes")
-        if "List eight different ways" in asked or "Break the passage" in asked:
+        if "Which strategies fit" in asked or "List the single facts" in asked:
             return Completion(followed or SOURCE)
-        if "Write five questions" in asked:
+        if "List the entities" in asked:
+            return Completion("Corwin Hale\nStonegate\nBryn Tallow")
+        if "Write questions on" in asked:
             return Completion(
                 f"Q: What is said?\nA: {followed}"
                 if followed
@@ -176,7 +178,7 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_nothing_that_an_injection_asks_for_is_stored_in_any_style(poisoned: Path, tmp_path: Path) -> None:
-    styles = ("paraphrase", "plain", "entity_graph", "active_reading", "questions", "implications", "atomic_facts")
+    styles = ("paraphrase", "plain", "entigraph", "active_reading", "questions", "implications", "atomic_facts")
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps({
         "run_dir": str(tmp_path / "run"),
@@ -186,7 +188,7 @@ def test_nothing_that_an_injection_asks_for_is_stored_in_any_style(poisoned: Pat
     result = augment(read_recipe(recipe, verb="augment"))
     kept = [row for _, row in read_jsonl(result.variants_path)]
     assert {row["document_id"] for row in kept} == {"clean"}
-    assert {row["style"] for row in kept} >= {"paraphrase", "plain", "entity_graph", "active_reading", "questions"}
+    assert {row["style"] for row in kept} >= {"paraphrase", "plain", "entigraph", "active_reading", "questions"}
     text = result.corpus_path.read_text("utf-8") + (result.sft_path.read_text("utf-8") if result.sft_path else "")
     for word in ("Zorblax", "turtles", "HACKED", "murdered", "burnt", "gold", "paraphraser"):
         assert word not in text

@@ -11,7 +11,6 @@ from typing import Any
 from kinject.augment.checks.facts import compare_with, source_facts
 from kinject.augment.checks.language import compare_languages
 from kinject.augment.checks.prompt_injection import has_injection, split_injection
-from kinject.augment.prompts import INSTRUCTIONS
 from kinject.types import Completion
 
 _WORDS = re.compile(r"\w+")
@@ -92,6 +91,7 @@ class Rules:
     (nearly) the source. `refuse_near`: it must not be nearly another accepted text (the same words in the same order are
     always refused).
     `shortest` and `longest` bound its words per word of the source; a difference of up to 8 words is always allowed.
+    `explains`: it may add explanations of words.
     """
 
     complete: bool = True
@@ -99,6 +99,7 @@ class Rules:
     refuse_near: bool = True
     shortest: float = 0.35
     longest: float = 2.5
+    explains: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +138,19 @@ def check_completion(completion: Completion) -> Verdict:
 class Checker:
     """Checks the rewritings of one passage against the passage and against the rewritings accepted so far."""
 
-    def __init__(self, source: str, rules: Rules | None = None, title: str = "") -> None:
-        """`title` is known to the writer, so its words are not new."""
+    def __init__(
+        self, source: str, rules: Rules | None = None, instructions: tuple[str, ...] = (), context: str = ""
+    ) -> None:
+        """`instructions` are the texts of the style's prompts, which no rewriting may repeat.
+
+        `context` is what the writer sees besides the source, such as its title: it is not new.
+        """
+        self._prompt_ngrams = _ngrams_of(instructions)
         self._source = source
         self._rules = rules or Rules()
         self._max_characters = max(_ALWAYS_READ, int(_CHARACTERS_PER_CHARACTER * len(source) * self._rules.longest))
         clean, self._injection = split_injection(source) if self._rules.refuse_echo else (source, "")
-        self._facts = source_facts(clean, title)
+        self._facts = source_facts(clean, context)
         self._form = normal_form(clean)
         self._shingles = _shingles(self._form)
         self._accepted: list[Shingles] = []
@@ -169,7 +176,7 @@ class Checker:
             return Verdict("language", change)
         form, shingles = _form_and_shingles(text)
         from_prompt = next(
-            (ngram for ngram in _ngrams(form) if ngram in _PROMPT_NGRAMS and ngram not in self._form), None
+            (ngram for ngram in _ngrams(form) if ngram in self._prompt_ngrams and ngram not in self._form), None
         )
         if from_prompt is not None:
             return Verdict("prompt", f"found {from_prompt!r}")
@@ -281,7 +288,7 @@ def overlap(one: Shingles, other: Shingles) -> float:
     return shared / max(1, len(one) + len(other) - shared)
 
 
-_PROMPT_NGRAMS = frozenset(
-    ngram for text in INSTRUCTIONS for part in re.split(r"\{\w+\}", text) for ngram in _ngrams(normal_form(part))
-)
-"""Every `_NGRAM` words in a row of the prompts."""
+@lru_cache(maxsize=64)
+def _ngrams_of(instructions: tuple[str, ...]) -> frozenset[str]:
+    """Return every `_NGRAM` words in a row of the prompts."""
+    return frozenset(ngram for text in instructions for ngram in _ngrams(normal_form(text)))

@@ -13,9 +13,9 @@ from kinject.augment.checks.checker import Verdict
 from kinject.augment.checks.language import detect_language
 from kinject.augment.checks.planted_errors import ALL_KINDS, find_names, plant_error
 from kinject.augment.checks.prompt_injection import has_injection
+from kinject.augment.mechanical import permute_sentences
 from kinject.augment.prompts import judge_messages
 from kinject.augment.requests.sender import Sender, gather_answers
-from kinject.augment.styles import permute_sentences
 from kinject.disk import content_id
 from kinject.types import Message
 

@@ -1,6 +1,6 @@
 """Proper names: which words of a text are names, and which of them are in another text.
 
-English word lists come first: sentence starters, generic words in names, synonyms, endings. In other languages CLDR's names of
+English has word lists: sentence starters, generic words in names, synonyms, endings. In other languages CLDR's names of
 countries and cities and wordfreq's lists of common words take their place.
 """
 
@@ -9,131 +9,27 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from kinject.augment.checks.profiles import Profile, common_words, profile_of
 from kinject.augment.checks.quantities import NUMBER_WORDS, Difference, roman_value
-
-_STARTERS_TEXT = """
-a about above according across additionally after afterwards again against alas albeit all almost along alongside
-already also although altogether always amid amidst among amongst an and another any anyone are around as aside at
-away back based because become before began behind being below beneath beside besides between beyond both but by can
-certain clearly come consequently considered critics currently data de despite did do does down due during each
-earlier early eight either elsewhere en enough especially even eventually ever every everyone everything evidently
-except experts fans far few fewer finally first five following for former formerly fortunately founded four friday
-from further furthermore given had has have he hence her here hers high his historically hosted how however i if in
-indeed initially inside instead into is it its itself just known last late later latter least led less like likewise
-little local located long made many may maybe meanwhile members men mere might modern monday more moreover most much
-must my named near nearby nearly neither never nevertheless new next nine no nobody none nonetheless nor not notable
-notably nothing now of off often old on once one only onto open or originally other others otherwise our out outside
-over overall part particularly people perhaps plus post prior quite rather recent regardless researchers same saturday
-scientists second seen set seven several shall she should similarly since six so some someone something sometimes soon
-still students subsequently such sunday supposedly surely take taken ten than that the their theirs them themselves
-then there thereafter thereby therefore these they third this those though three through throughout thursday thus to
-today together too toward towards tuesday twenty two under unfortunately unless unlike until up upon us usually
-various very via was we wednesday well were what whatever when whenever where whereas wherever whether which while who
-whoever whole whom whose why will with within without women would yesterday yet you your
-yours ours mine hers theirs myself itself himself herself themselves ourselves yourself yourselves
-"""
-_GENERIC_TEXT = """
-academy administration agency airport army assembly association award bank battle bay board book building bureau
-capital captain castle cathedral center central centre century chair chairman chamber championship chancellor chapter
-chief church city club coast college colonel commander commission committee community company conference congress
-constitution convention corporation council count county coup court cup day defence defense department development
-director district division doctor dome duke dynasty east eastern eastside economy emperor empire era event executive
-expo fair federal federation festival field final finals first force forces forest fort foundation fund galaxy games
-general global gold government governor grand great group gulf hall head headquarters high hill hills hospital hotel
-house hurricane inc independent institute international island islands judge justice king kingdom lake law league
-level lieutenant lord lower magazine main major march marquis mayor medal media memorial meteorological minister
-ministry minor miss mission monument mount mountain mountains movement mr mrs ms museum nation national new north
-northeast northern northside northwest ocean office officer official old olympic opera operation order organisation
-organization pact palace park parliament party peace peninsula people people's plan planet police pope port premier
-president president's presidential press prime prince princess professor program project protocol province public
-queen radio rail railway region regional republic research reserve revolution river road royal saint school science
-sea secretary senate senator series service show showdown shrine sir sister society solar south southeast southern
-southside southwest square st stadium star state states station storm street summer summit supreme system team
-television temple territory theater theatre tournament tower town trade treaty tribunal tropical tsunami typhoon union
-united university upper valley village war water west western westside winter world zone
-"""
-_FOLLOWERS_TEXT = """
-and became began can could did died does founded had has held is joined led left lived made moved played received said
-served took was will won worked works would wrote
-"""
-_COMMON_ENDINGS_TEXT = """
-able ance ed ence er ers ful hood ible ic ical ies ing ings ism ist ists ities ity ive less ly man men ment ments ness
-or ors ous ship sion sions tion tions ual ures wards wise
-"""
-_DERIVED_ENDINGS_TEXT = """
-'s ais an ans ch ean eans egian ene enes er ers es ese i ian ians ic ine ines inian ish ite ites n nian nians ns ois s
-tic uese vian
-"""
-_SYNONYMS_TEXT = """
-us usa america american americans united states
-uk britain british united kingdom
-mars martian martians
-france french
-spain spanish spaniards
-netherlands dutch holland
-wales welsh
-denmark danish danes
-turkey turkish turks
-poland polish poles
-greece greek greeks
-finland finnish finns
-switzerland swiss
-england english
-anglo british britain uk english england
-ireland irish
-scotland scottish scots
-normandy norman normans
-europe european europeans eu
-earth earthly terrestrial extraterrestrial interplanetary interstellar intergalactic planet world globe
-asia asian asians asiatic
-germany german germans
-china chinese
-burma myanmar
-catholicism catholic
-christ christian christianity christmas
-tv television
-hq hqs headquarters headquartered headquarter
-wwi ww1 world war one i first
-wwii ww2 world war two ii second
-un united nations
-roman rome romans
-"""
-
-SENTENCE_STARTERS = frozenset(_STARTERS_TEXT.split())
-"""Stop words and other words that begin sentences and are not names."""
-
-_GENERIC_WORDS = frozenset(_GENERIC_TEXT.split())
-"""Words in names that denote a kind of thing (museum, river, president): a rewriting may replace them."""
-
-_NAME_FOLLOWERS = frozenset(_FOLLOWERS_TEXT.split())
-"""Words that follow a name at the beginning of a sentence."""
-
-_COMMON_ENDINGS = tuple(_COMMON_ENDINGS_TEXT.split())
-"""Endings of words that begin sentences and are not names."""
-
-_DERIVED_ENDINGS = frozenset(_DERIVED_ENDINGS_TEXT.split())
-"""Endings of words derived from names: Haiti, Haitian."""
-
-_BASE_ENDINGS = frozenset(("", "a", "ia", "e", "o", "y", "en", "land", "s", "us", "os", "ay", "al", "ium", "is", "ce"))
-"""Endings of names that a derived ending replaces: Canada, Canadian."""
-
-
-def _group_synonyms() -> dict[str, frozenset[str]]:
-    synonyms: dict[str, frozenset[str]] = {}
-    for line in _SYNONYMS_TEXT.strip().splitlines():
-        words = frozenset(line.split())
-        for word in words:
-            synonyms[word] = synonyms.get(word, frozenset()) | words
-    return synonyms
-
-
-_SYNONYMS = _group_synonyms()
-"""Word -> words with the same meaning."""
+from kinject.augment.checks.word_lists import (
+    BASE_ENDINGS,
+    BEFORE_PLACES,
+    COMMON_ENDINGS,
+    DERIVED_ENDINGS,
+    GENERIC_WORDS,
+    GERMAN_ARTICLES,
+    GERMAN_ENDINGS,
+    GERMAN_LINKS,
+    GERMAN_NOUN_ENDINGS,
+    NAME_FOLLOWERS,
+    SENTENCE_STARTERS,
+    SYNONYMS,
+    TRANSLITERATED,
+)
 
 _TOKEN = re.compile(r"(?:[A-Z]\.){2,}|[^\W_]*\d[^\W_]*|[^\W\d_]+(?:['’][^\W\d_]+)*|[^\w\s]|\n")
 _TOKEN_WITHOUT_ELISION = re.compile(r"(?:[A-Z]\.){2,}|[^\W_]*\d[^\W_]*|[^\W\d_]+|[^\w\s]|\n")
@@ -157,25 +53,7 @@ _MEASURE = re.compile(r"\d+([^\W\d_]+)")
 _ENDINGS_AFTER_DIGITS = frozenset(
     ("st", "nd", "rd", "th", "s", "bn", "k", "er", "ers", "e", "ème", "eme", "o", "a", "os", "as", "ste", "de")
 )
-_GERMAN_ENDINGS = ("ern", "es", "en", "er", "e", "n", "s", "")
-_GERMAN_LINKS = ("es", "s", "en", "n", "er", "e", "")
-_GERMAN_NOUN_ENDINGS = (
-    "ung", "heit", "keit", "schaft", "tät", "tion", "sion", "ismus", "ment", "nis", "tum", "chen", "lein", "ling", "anz", "enz",
-    "ierung", "erei", "nisse", "isten", "ist", "logie", "graf", "graph", "meter", "zeug", "werk", "haus", "weise",
-)  # fmt: skip
-_BEFORE_PLACES = frozenset(("of", "in", "to", "from", "at", "by", "for", "with", "near"))
-_GERMAN_ARTICLES_TEXT = """
-der die das den dem des ein eine einen einem einer eines kein keine keinen jeder jede jedes dieser diese dieses sein seine ihr
-ihre ihren im am zum zur vom beim ans ins mit als ist wie oder nur auch
-"""
-_GERMAN_ARTICLES = frozenset(_GERMAN_ARTICLES_TEXT.split())
 _KATAKANA = re.compile(r"[ァ-ヺー]{2,}")
-_TRANSLITERATED = re.compile(
-    "[阿埃艾爱安奥澳巴白班邦保鲍北贝本比彼边别宾波伯博勃布查茨达戴丹道德登邓迪蒂丁东杜顿多恩尔法凡范菲费芬丰弗福盖甘冈高戈格葛根古瓜圭哈海汉"
-    "豪赫亨胡华怀霍基吉加佳迦杰金卡凯坎康考科柯可克肯孔库夸奎昆拉莱赖兰朗劳勒雷里利莉立连廉列林琳龙隆卢鲁路伦罗洛马玛迈麦曼梅门蒙米密明缪莫默"
-    "墨姆穆内纳娜南尼妮宁纽努诺欧帕潘庞培佩彭皮匹平珀普奇齐契恰乔切琼丘热日荣茹瑞若萨塞赛桑瑟森沙莎山尚绍舍申圣施史士舒斯丝司思松苏索塔泰坦汤"
-    "特滕提廷通图托瓦万旺威韦维魏温文翁沃乌吾武伍希西锡席夏肖歇谢辛欣休雅亚延扬耶叶伊因英尤于约泽扎詹珍芝治朱卓兹佐]{3,}"
-)
 _JOINED_HAN = re.compile(r"[\u4e00-\u9fff]{1,6}(?:[·・‧][\u4e00-\u9fff]{1,6})+")
 _HAN_TITLE = re.compile(r"《([^《》\n]{1,40})》")
 _HAN = re.compile(r"[\u4e00-\u9fff]+")
@@ -206,6 +84,20 @@ class Names:
         return "".join(word[0] for word in self.sequence)
 
 
+class _Kinds(dict[str, tuple[str, str]]):
+    """Token -> its normal form and kind, worked out once."""
+
+    def __init__(self, classify: Callable[[str], tuple[str, str]]) -> None:
+        super().__init__()
+        self._classify = classify
+
+    def __missing__(self, token: str) -> tuple[str, str]:
+        if len(self) > 65_536:
+            self.clear()
+        kind = self[token] = self._classify(token)
+        return kind
+
+
 class NameReader:
     """Reads the names of texts in one language."""
 
@@ -213,22 +105,14 @@ class NameReader:
         self.profile = profile
         self.english = profile.code == "en"
         self.unspaced = profile.names in ("han", "kana") or profile.code in ("th", "km", "lo", "my")
-        self._kinds: dict[str, tuple[str, str]] = {}
+        self._kinds = _Kinds(self._classify)
 
     def read(self, text: str) -> Names:
         """Return the names in `text`: words with a capital letter or with digits among letters, without common beginnings."""
         if self.unspaced:
             return self._read_unspaced(text)
         tokens = (_TOKEN if self.english else _TOKEN_WITHOUT_ELISION).findall(text)
-        kinds = self._kinds
-        classified = []
-        for token in tokens:
-            kind = kinds.get(token)
-            if kind is None:
-                if len(kinds) > 65_536:
-                    kinds.clear()
-                kind = kinds[token] = self._classify(token)
-            classified.append(kind)
+        classified = list(map(self._kinds.__getitem__, tokens))
         sequence = [word for word, _ in classified if word]
         names = Names(
             words=set(sequence), lower={word for word, kind in classified if kind == _LOWER}, sequence=sequence
@@ -259,7 +143,7 @@ class NameReader:
         if following[:1].isupper() and not (common and following.lower() in self.profile.common_words):
             names.certain.add(word)
             names.spelling.setdefault(word, token)
-        elif not common and (not self.english or following in _NAME_FOLLOWERS or token.endswith(("'s", "’s"))):
+        elif not common and (not self.english or following in NAME_FOLLOWERS or token.endswith(("'s", "’s"))):
             names.possible.add(word)
             names.spelling.setdefault(word, token)
 
@@ -276,7 +160,7 @@ class NameReader:
             return word, _LOWER
         if not may_be_name or (len(token) > 4 and token.isupper() and token.lower() in self.profile.common_words):
             return word, _NEVER_NAME
-        common = self.english and word.endswith(_COMMON_ENDINGS)
+        common = self.english and word.endswith(COMMON_ENDINGS)
         return word, _COMMON_ENDING if common else _CAPITALIZED
 
     def _is_code(self, word: str) -> bool:
@@ -300,7 +184,7 @@ class NameReader:
         if self.profile.names == "kana":
             found = _KATAKANA.findall(text)
         else:
-            found = [*_JOINED_HAN.findall(text), *_HAN_TITLE.findall(text), *_TRANSLITERATED.findall(text)]
+            found = [*_JOINED_HAN.findall(text), *_HAN_TITLE.findall(text), *TRANSLITERATED.findall(text)]
         places = self.profile.places
         found += [
             run[start : start + n]
@@ -355,7 +239,7 @@ class NameReader:
         """Return whether a word comes after a name: surnames may be compounds, too."""
         pairs = zip(names.sequence, names.sequence[1:], strict=False)
         before = {word for word, after in pairs if after == name and word in names.certain}
-        return any(not is_german_compound(word) and not word.endswith(_GERMAN_NOUN_ENDINGS) for word in before)
+        return any(not is_german_compound(word) and not word.endswith(GERMAN_NOUN_ENDINGS) for word in before)
 
     def _german_weight(self, raw: str, name: str, names: Names) -> int:
         """Return `weight` of a German noun or name: a noun is common, is made of common words, or has the ending of a noun."""
@@ -371,16 +255,16 @@ class NameReader:
                 return 0
             pairs = zip(names.sequence, names.sequence[1:], strict=False)
             return int(
-                not any(word == name and before in _GERMAN_ARTICLES for before, word in pairs)
-                and raw not in _GERMAN_ARTICLES
+                not any(word == name and before in GERMAN_ARTICLES for before, word in pairs)
+                and raw not in GERMAN_ARTICLES
             )
-        if raw.endswith(_GERMAN_NOUN_ENDINGS):
+        if raw.endswith(GERMAN_NOUN_ENDINGS):
             return 0
         if is_german_compound(raw):
             return int(self._is_after_a_name(name, names))
-        bases = {raw.removesuffix(ending) for ending in _GERMAN_ENDINGS if raw.endswith(ending)}
+        bases = {raw.removesuffix(ending) for ending in GERMAN_ENDINGS if raw.endswith(ending)}
         if any(
-            base in common or base + "e" in common or base + "en" in common or base.endswith(_GERMAN_NOUN_ENDINGS)
+            base in common or base + "e" in common or base + "en" in common or base.endswith(GERMAN_NOUN_ENDINGS)
             for base in bases
             if len(base) > 3
         ):
@@ -410,17 +294,17 @@ def is_german_compound(word: str, depth: int = 3) -> bool:
         head = word[:cut]
         if not any(
             head.removesuffix(link) in common and len(head.removesuffix(link)) > 2
-            for link in _GERMAN_LINKS
+            for link in GERMAN_LINKS
             if head.endswith(link)
         ):
             continue
         tail = word[cut:]
-        bases = [tail.removesuffix(ending) for ending in _GERMAN_ENDINGS if tail.endswith(ending)]
+        bases = [tail.removesuffix(ending) for ending in GERMAN_ENDINGS if tail.endswith(ending)]
         if any(base in common for base in bases if len(base) > 2) or (
             depth > 1 and is_german_compound(tail, depth - 1)
         ):
             return True
-        if len(tail) > 5 and tail.endswith(_GERMAN_NOUN_ENDINGS):
+        if len(tail) > 5 and tail.endswith(GERMAN_NOUN_ENDINGS):
             return True
     return False
 
@@ -436,7 +320,7 @@ def normal_word(token: str) -> str:
 
 def _is_same_name(one: str, other: str) -> bool:
     """Return whether two words are one name: equal, plural, derived from one another, or known synonyms."""
-    if one == other or one in _SYNONYMS.get(other, ()):
+    if one == other or one in SYNONYMS.get(other, ()):
         return True
     n_shared = 0
     for a, b in zip(one, other, strict=False):
@@ -449,9 +333,7 @@ def _is_same_name(one: str, other: str) -> bool:
     # The last shared letters may belong to the endings: Itali|an, Ital|y.
     for back in range(min(3, n_shared - 2)):
         left, right = (one[n_shared - back :], other[n_shared - back :]) if back else tails
-        if (left in _DERIVED_ENDINGS and right in _BASE_ENDINGS) or (
-            right in _DERIVED_ENDINGS and left in _BASE_ENDINGS
-        ):
+        if (left in DERIVED_ENDINGS and right in BASE_ENDINGS) or (right in DERIVED_ENDINGS and left in BASE_ENDINGS):
             return True
     return False
 
@@ -496,14 +378,14 @@ def compare_names(
 
 
 def _is_generic(name: str, reader: NameReader) -> bool:
-    return reader.english and name in _GENERIC_WORDS
+    return reader.english and name in GENERIC_WORDS
 
 
 def _stands_alone(name: str, names: Names) -> bool:
     """Return whether a generic word is a whole name: "in Gold" is one, "the Gold" and "Gold Coast" are not."""
     around = zip(names.sequence, names.sequence[1:], [*names.sequence[2:], ""], strict=False)
     return any(
-        word == name and before in _BEFORE_PLACES and after not in names.certain for before, word, after in around
+        word == name and before in BEFORE_PLACES and after not in names.certain for before, word, after in around
     )
 
 

@@ -143,9 +143,13 @@ class Profile:
         from babel.units import UnknownUnitError, format_unit
 
         for key, unit in _CLDR_UNITS.items():
-            for length, number in ((length, number) for length in ("long", "short") for number in (1, 2, 5)):
+            for number in (1, 2, 5):
                 with contextlib.suppress(UnknownUnitError):
-                    yield unit, _NUMBER.sub("", format_unit(number, key, length, locale=self._locale)).strip().lower()
+                    for text in (
+                        format_unit(number, key, "long", locale=self._locale),
+                        format_unit(number, key, "short", locale=self._locale),
+                    ):
+                        yield unit, _NUMBER.sub("", text).strip().lower()
 
     @cached_property
     def places(self) -> frozenset[str]:
