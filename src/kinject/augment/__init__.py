@@ -4,7 +4,7 @@ import sys
 
 from kinject import VerbPackage
 from kinject.augment.corpus_writer import StyleCount
-from kinject.augment.plan import Preview, preview, render_preview
+from kinject.augment.preview import Preview, preview, render_preview
 from kinject.augment.run import augment
 from kinject.augment.summary import AugmentResult, render_summary
 

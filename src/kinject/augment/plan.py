@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
-from math import comb
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from kinject.augment.checks.judge import N_TRIALS
 from kinject.augment.groups import Group, Precomputed, VariantRequest, new_items, read_precomputed
-from kinject.augment.prompts import describe_source
 from kinject.augment.requests import generator_identity
-from kinject.augment.requests.limits import Limits
 from kinject.augment.styles import Item, Preparation, Style, read_styles
-from kinject.augment.validation import augment_section, limits_of
+from kinject.augment.validation import augment_section
 from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import split_passages, token_spans, word_spans
-from kinject.disk import OffsetIndex, content_id, read_jsonl, unwritable
+from kinject.disk import content_id, unwritable
 from kinject.errors import InputError
 from kinject.recipe import AugmentRecipe
 from kinject.recipe.sections import MAX_SAMPLES
 from kinject.types import Document, Message, Passage
-
-_TOKENS_PER_WORD = 1.35
-"""Estimate for English: tokens of a language model for each word or punctuation mark."""
-_JUDGE_TOKENS = 20
-"""Estimate: tokens of a judge's answer."""
-_SECONDS_PER_TOKEN = 0.02
-"""Estimate: time in which an endpoint writes one token."""
 
 PlannedDocument = tuple[Document, list[Passage]]
 """A document and its passages, in order."""
@@ -54,7 +42,7 @@ class Schedule:
 
     def __init__(self, plan: Plan, group: Group, items: Sequence[Item]) -> None:
         self._requests = plan.requests(group, items)
-        self._target, self._spans = group.target, _spans(plan.tokenizer)
+        self._target, self._spans = group.target, spans_of(plan.tokenizer)
         self._expected = max(1, len(word_spans(group.passage.text))) if group.target else 0
         self._n_texts = self._n_tokens = 0
 
@@ -80,7 +68,8 @@ class Schedule:
         return min(_BLOCK, max(0, -int(-(self._target - self._n_tokens) // max(1, mean))))
 
 
-_spans = lru_cache(maxsize=4)(token_spans)
+spans_of = lru_cache(maxsize=4)(token_spans)
+"""`token_spans` of a tokenizer, loaded once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +100,7 @@ class Plan:
 
         Raises as `read_documents` and `token_spans`, and `InputError` if a precomputed text belongs to no document.
         """
-        spans = _spans(self.tokenizer)
+        spans = spans_of(self.tokenizer)
         ids = set[str]()
         for document in read_documents(self.documents_path):
             if self.precomputed:
@@ -151,7 +140,7 @@ class Plan:
         """Yield the groups of the styles that show whole documents; a very long one counts as several."""
         styles = [self.catalog[name] for name in self.styles if self.catalog[name].scope == "document"]
         if styles:
-            for part in split_passages(document, self.document_tokens, _spans(self.tokenizer)):
+            for part in split_passages(document, self.document_tokens, spans_of(self.tokenizer)):
                 yield from (self._group(document, part, style) for style in styles)
 
     def _group(self, document: Document, passage: Passage, style: Style) -> Group:
@@ -277,134 +266,3 @@ class PassageFile:
             self._file.close()
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class Preview:
-    """What a run would request, by estimate. `n_stored` of the `n_asked` variants are stored and need no request."""
-
-    n_documents: int
-    n_passages: int
-    n_words: int
-    longest: int
-    n_asked: int
-    n_stored: int
-    n_requests: int
-    tokens_in: int
-    tokens_out: int
-    cost: float
-    seconds: float
-    first: tuple[str, ...]
-
-
-def preview(recipe: AugmentRecipe) -> Preview:
-    """Return what `augment` would do. Sends nothing and writes nothing.
-
-    Raises as `augment` does for documents and recipes.
-    """
-    plan = make_plan(recipe)
-    section = augment_section(recipe)
-    limits = limits_of(section)
-    counts = Counter[str]()
-    longest, first = 0, list[str]()
-    with OffsetIndex() as stored:
-        _index_stored(recipe.run_dir / "variants.jsonl", stored)
-        for document, passages in plan.read_passages():
-            counts["documents"] += 1
-            for passage in passages:
-                n_words = len(word_spans(passage.text))
-                counts["passages"] += 1
-                counts["words"] += n_words
-                longest = max(longest, n_words)
-                if len(first) < 3:
-                    first.append(passage.text)
-            for group in plan.groups(document, passages):
-                _count_group(plan, group, stored, counts)
-    cost = limits.cost(counts["tokens_in"], counts["tokens_out"])
-    if section.judge:
-        cost += _count_judge(limits_of(replace(section, generator=section.judge)), counts)
-    n_tokens = counts["tokens_in"] + counts["tokens_out"]
-    rates = (counts["requests"], limits.requests_per_minute), (n_tokens, limits.tokens_per_minute)
-    seconds = max(n / (most or float("inf")) * 60 for n, most in rates)
-    if section.generator.kind in ("openai", "transformers"):  # the others take no time
-        seconds = max(counts["tokens_out"] * _SECONDS_PER_TOKEN / max(1, limits.concurrency), seconds)
-    return Preview(
-        n_documents=counts["documents"], n_passages=counts["passages"], n_words=counts["words"], longest=longest,
-        n_asked=counts["asked"], n_stored=counts["stored"], n_requests=counts["requests"], tokens_in=counts["tokens_in"],
-        tokens_out=counts["tokens_out"], cost=cost, seconds=seconds, first=tuple(first),
-    )  # fmt: skip
-
-
-def _index_stored(path: Path, stored: OffsetIndex) -> None:
-    """Add the ids of stored variants to an index on disk, for there may be millions."""
-    if path.exists():
-        # A run cuts off a torn last line and reports other damage; a preview counts the rows before it.
-        with contextlib.suppress(InputError):
-            for number, row in read_jsonl(path):
-                stored.add(str(row.get("id")), number)
-
-
-def _count_group(plan: Plan, group: Group, stored: OffsetIndex, counts: Counter[str]) -> None:
-    if group.skipped or not group.n_samples:
-        return
-    n_requests, n_preparations = _expected_requests(plan, group)
-    known = 0
-    if not group.style.prepare and group.target is None:  # else the prompts depend on answers
-        requests = list(plan.requests(group, [{}]))
-        known = sum(bool(offsets) for offsets in stored.offsets_of_all([request.id for request in requests]))
-    missing = n_requests - known
-    counts["asked"] += n_requests
-    counts["stored"] += known
-    if group.style.mechanical or group.texts is not None or not missing:
-        return
-    shown = len(word_spans(describe_source(group.source)["source"]))
-    prompt = shown + sum(len(word_spans(text)) for text in (group.style.user, group.style.system))
-    per_variant = 2 if group.style.verify else 1
-    counts["requests"] += missing * per_variant + n_preparations
-    counts["judged"] += missing
-    counts["judge_in"] += round(prompt * _TOKENS_PER_WORD * 2 * missing)  # source and variant
-    counts["tokens_in"] += round(prompt * _TOKENS_PER_WORD * (missing * per_variant + n_preparations))
-    n_words = len(word_spans(group.passage.text))
-    counts["tokens_out"] += round(n_words * _TOKENS_PER_WORD * (missing + n_preparations))
-
-
-def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
-    """Return the expected numbers of variants and of preparations of a group."""
-    described = describe_source(group.source)
-    per = {"answer": 1, "sentence": described["n_sentences"], "name": described["n_names"]}
-    n_items, n_preparations = 1, 0
-    for step in group.style.prepare:
-        n_preparations += n_items
-        n_items *= step.expected * max(1, per[step.per])
-    n_all = sum(comb(n_items, size) for size in group.style.combine)
-    n_requests = min(n_all, group.n_samples) if group.style.combine else n_items * group.n_samples
-    if group.target is not None:
-        n_requests = min(n_requests, -(-group.target // max(1, len(_spans(plan.tokenizer)(group.passage.text)))))
-    return n_requests, n_preparations
-
-
-def _count_judge(limits: Limits, counts: Counter[str]) -> float:
-    """Add the judge's requests and tokens to `counts`, its trial on planted errors included; return their cost."""
-    trials = 2 * N_TRIALS
-    tokens_in = round(counts["judge_in"] * (1 + trials / max(1, counts["judged"])))
-    tokens_out = _JUDGE_TOKENS * (counts["judged"] + trials)
-    counts.update(requests=counts["judged"] + trials, tokens_in=tokens_in, tokens_out=tokens_out)
-    return limits.cost(tokens_in, tokens_out)
-
-
-def render_preview(preview: Preview) -> str:
-    """Return the preview as lines of text."""
-    lines = [
-        f"documents   {preview.n_documents:>12,}",
-        f"passages    {preview.n_passages:>12,}  (longest {preview.longest:,} words and marks, {preview.n_words:,} in all)",
-        f"rewritings  {preview.n_asked:>12,}  ({preview.n_stored:,} of them stored already)",
-        f"requests    {preview.n_requests:>12,}  (at least: a refused answer is requested again)",
-        f"tokens      {preview.tokens_in:>12,}  in, {preview.tokens_out:,} out, by estimate",
-    ]
-    if preview.cost:
-        lines.append(f"cost        {preview.cost:>12,.4f}  by estimate")
-    if preview.seconds:
-        lines.append(f"time        {preview.seconds:>12,.0f}  seconds, by estimate")
-    for text in preview.first:
-        lines += ["", text if len(text) <= 300 else text[:297] + "..."]
-    return "\n".join(lines)

@@ -43,6 +43,9 @@ from kinject.types import Completion
 
 Reply = TypeVar("Reply")
 
+_MOST_EQUAL = 3
+"""Answers in a row that are refused at the same point before a style pauses for a passage."""
+
 _INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passage, the model does not say yes")
 _INJECTED = Verdict("injection", "the passage gives orders, so that the model's own yes to this text proves nothing")
 
@@ -86,7 +89,7 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         cost_of_thinking=sender.cost_of_thinking, out_of_budget=sender.out_of_budget, failures_path=writer.failures_path,
         cost_note=sender.traffic.cost_note(), contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
-        endpoints=sender.traffic.endpoints(),
+        endpoints=sender.traffic.endpoints(), paused={name: dict(count) for name, count in rewriter.paused.items()},
     )  # fmt: skip
     _write_manifest(recipe, section, plan, result, sender.traffic)
     return result
@@ -169,8 +172,34 @@ class _Answer:
 
 
 @dataclass
+class _Refusals:
+    """The refusals in a row of one group that got nothing yet. `stuck` is the reason of `_MOST_EQUAL` equal ones."""
+
+    stuck: str = ""
+    _point: tuple[str, str] = ("", "")
+    _n_equal: int = 0
+    _accepted: bool = False
+
+    def accept(self) -> None:
+        """Count an accepted answer: the group is not stuck, whatever comes."""
+        self._accepted, self.stuck = True, ""
+
+    def refuse(self, verdict: Verdict) -> None:
+        """Count a refused answer."""
+        point = (verdict.reason, verdict.detail)
+        self._n_equal = self._n_equal + 1 if point == self._point else 1
+        self._point = point
+        if self._n_equal >= _MOST_EQUAL and not self._accepted:
+            self.stuck = verdict.reason
+
+
+@dataclass
 class Rewriter:
-    """Fills a store with the variants of a plan. `failed` maps ids of requests without an answer to the last error."""
+    """Fills a store with the variants of a plan. `failed` maps ids of requests without an answer to the last error.
+
+    `paused` counts by style and reason the passages that a style was given up for: nothing was accepted, and `_MOST_EQUAL`
+    answers in a row were refused at the same point.
+    """
 
     plan: Plan
     sender: Sender
@@ -179,6 +208,7 @@ class Rewriter:
     max_attempts: int
     failed: dict[str, str] = field(default_factory=dict)
     judge: Judge | None = None
+    paused: dict[str, Counter[str]] = field(default_factory=dict)
 
     async def run(self, documents: Iterable[PlannedDocument], concurrency: int) -> None:
         """Request every missing variant, several groups at a time.
@@ -204,6 +234,7 @@ class Rewriter:
         context = "\n".join((source.title, *source.headings))
         checker = Checker(group.passage.text, group.style.rules, group.style.literals, context)
         n_requests, n_announced = 0, group.n_samples if group.target is None else 0
+        refusals = _Refusals()
         for requests in schedule:
             n_requests += len(requests)
             self.progress.total += max(0, n_requests - n_announced)
@@ -211,13 +242,17 @@ class Rewriter:
             stored = self.store.variants(requests)
             self.progress.count_stored(len(stored))
             for variant in stored.values():
+                refusals.accept()
                 if variant.text:
                     checker.accept(variant.text)
             block = [request for request in requests if request.id not in stored]
             for attempt in range(self.max_attempts if group.texts is None else 1):
-                if block:
-                    block = await self._attempt(group, block, attempt, checker)
+                if block and not refusals.stuck:
+                    block = await self._attempt(group, block, attempt, checker, refusals)
             self.progress.advance(len(block))
+            if refusals.stuck:
+                self.paused.setdefault(group.style.name, Counter())[refusals.stuck] += 1
+                break
             if group.target is not None:
                 schedule.count(variant.text for variant in self.store.variants(requests).values() if variant.text)
         self.progress.total += n_requests - n_announced
@@ -253,7 +288,7 @@ class Rewriter:
         return notes
 
     async def _attempt(
-        self, group: Group, block: list[VariantRequest], attempt: int, checker: Checker
+        self, group: Group, block: list[VariantRequest], attempt: int, checker: Checker, refusals: _Refusals
     ) -> list[VariantRequest]:
         """Send a block once and store the answers; return the requests that are still open."""
         completions = await self._complete(group, block, attempt)
@@ -266,6 +301,7 @@ class Rewriter:
         if asks_models:
             answers = list(read)
             await self._ask_models(group, answers)
+        asks_writer = group.texts is None and not group.style.mechanical
         still_open = []
         for answer in answers:  # each is read after the one before it was accepted, unless models were asked about all
             if answer.error is not None:
@@ -274,6 +310,7 @@ class Rewriter:
             if asks_models and answer.accepted and answer.text:
                 answer.verdict = checker.compare_accepted(answer.text, answer.verdict)
             if answer.accepted:
+                refusals.accept()
                 if answer.text:
                     checker.accept(answer.text)
                 name = answer.completion.generator or self.sender.generator.name
@@ -285,6 +322,8 @@ class Rewriter:
             else:
                 self.store.refuse(group, answer.request, attempt, answer.completion, answer.verdict)
                 self.progress.count_refused()
+                if asks_writer:
+                    refusals.refuse(answer.verdict)
                 still_open.append(answer.request)
         return still_open
 
@@ -371,7 +410,7 @@ def _write_manifest(
         inputs[str(plan.precomputed.path)] = file_hash(plan.precomputed.path)
     names = (
         "n_documents", "n_passages", "n_rows", "asked", "got", "refused", "failed", "tokens_in", "tokens_out",
-        "tokens_thinking", "cost", "cost_of_thinking", "out_of_budget",
+        "tokens_thinking", "cost", "cost_of_thinking", "out_of_budget", "paused",
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}
     counts["styles"] = {name: asdict(count) for name, count in result.styles.items()}

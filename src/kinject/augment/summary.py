@@ -54,7 +54,7 @@ class AugmentResult:
     `cost_note` names the part of it that is estimated. `sft_path` holds the rows of styles that make prompts and completions,
     None if there are none. `contamination` is None if the recipe names no probe set, `coverage` without a style that
     lists facts; `judge` is the judge's score on planted errors. `endpoints` counts this run's answers by endpoint, where there
-    are several.
+    are several. `paused` counts by style and reason the passages whose first answers were all refused at the same point.
     """
 
     run_dir: Path
@@ -85,6 +85,7 @@ class AugmentResult:
     coverage: Coverage | None = None
     judge: JudgeScore | None = None
     endpoints: Mapping[str, Any] = field(default_factory=dict)
+    paused: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def short(self) -> bool:
@@ -108,6 +109,10 @@ def render_summary(result: AugmentResult) -> str:
             lines.append(f"{'':<16}{count.nothing:>8}  of them answered NONE: there was nothing to write")
         for need, number in count.skipped.items():
             lines.append(f"{'':<16}{number:>8}  passages skipped: {SKIPPED[need]}")
+        for reason, number in result.paused.get(name, {}).items():
+            lines.append(
+                f"{'':<16}{number:>8}  passages paused: refused three times in a row at the same point ({reason})"
+            )
     if result.refused:
         lines += ["", f"answers refused (each with its text in {result.rejected_path}):"]
         lines += [f"{number:>8}  {reason}" for reason, number in result.refused.items()]
@@ -138,7 +143,45 @@ def render_summary(result: AugmentResult) -> str:
         lines.append(render_contamination(result.contamination))
     if result.short:
         fixes = ["run again for what failed"] if result.failed else []
-        fixes += ["raise augment.max_attempts for what was refused"] if result.refused and result.n_sent else []
+        fixes += refusal_advice(result.refused) if result.refused and result.n_sent else []
         n_short = result.asked - result.got - sum(count.nothing for count in result.styles.values())
-        lines.append(f"Short by {n_short}" + (f": {'; '.join(fixes)}." if fixes else "."))
+        if len(fixes) > 1:
+            lines += [f"Short by {n_short}. What to do:", *(f"  - {fix}." for fix in fixes)]
+        else:
+            lines.append(f"Short by {n_short}" + (f": {fixes[0]}." if fixes else "."))
     return "\n".join(lines)
+
+
+_DRAW_AGAIN = "raise augment.max_attempts, or take a stronger model: another answer may keep what this one changed"
+_ADVICE: Mapping[str, str] = {
+    "truncated": "raise generator.max_tokens (thinking counts), or lower augment.passage_tokens",
+    "filtered": "take another endpoint for these passages: its content filter stops them at each attempt",
+    "no answer": "look at the endpoint's log: it answers without text, as with a wrong chat template",
+    "secret": "take the keys out of the documents, or read rejected.jsonl for what the endpoint repeats",
+    "empty": "look at the prompt with `kinject styles`: the model does not write in the style's form",
+    "refusal": "take a model that does not decline these texts; more attempts change little",
+    "prompt": "take a model that follows instructions: this one repeats the request",
+    "markup": "take a model that follows instructions: this one adds HTML",
+    "wrapper": "take a model that follows instructions, or lower generator.temperature: it writes to the user around the text "
+    "at each attempt (see rejected.jsonl)",
+    "language": "take a model that writes the language of the documents",
+    "echo": "raise generator.temperature: the model copies the passage",
+    "duplicate": "ask for fewer samples of a passage, or raise generator.temperature: the texts repeat one another",
+    "length": "lower augment.passage_tokens: the model shortens or stretches passages of this length",
+    "inconsistent": "ask for fewer samples of such styles, or take a stronger model: it does not confirm its own statements",
+    "injection": "take the text that speaks to a language model out of the documents",
+    "judge": "read the judge's reasons in rejected.jsonl, and its precision above: it may be the judge that errs",
+}
+"""Reason of refusals -> what helps; others are helped by `_DRAW_AGAIN`."""
+_DOMINANT = 0.25
+
+
+def refusal_advice(refused: Mapping[str, int]) -> list[str]:
+    """Return what to do about the reasons that stand for a quarter or more of the refusals, the most frequent first."""
+    n_refused = sum(refused.values())
+    ranked = sorted(refused.items(), key=lambda item: -item[1])
+    dominant = [reason for reason, number in ranked if number >= _DOMINANT * n_refused] or [ranked[0][0]]
+    advice: dict[str, list[str]] = {}
+    for reason in dominant:
+        advice.setdefault(_ADVICE.get(reason, _DRAW_AGAIN), []).append(reason)
+    return [f"{', '.join(reasons)}: {text}" for text, reasons in advice.items()]

@@ -11,6 +11,7 @@ from kinject.disk import read_checked_json
 from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.statistics import chance, holm, relative_gain, smallest_difference
+from kinject.executors import LOG
 from kinject.recipe.study_section import ClaimSection, ScalingSection, StudySection
 from kinject.results import (
     ALPHA,
@@ -30,7 +31,6 @@ from kinject.results import (
     SweepPoint,
 )
 from kinject.study.arms import BASE, RAG, Arm, StudyArms, value_label
-from kinject.study.executors import LOG
 from kinject.study.inference import (
     CorrectnessMatrix,
     aligned,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -40,6 +41,27 @@ def request_key(identity: Mapping[str, Any], messages: Sequence[Message], seed: 
     """Return 16 bytes that depend on everything that shapes an answer: model, parameters, messages, seed, structure."""
     parts = [identity, messages, seed] if structure is None else [identity, messages, seed, structure]
     return hashlib.blake2b(_ENCODER.encode(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+_USAGE = (
+    "SELECT endpoint, total(tokens_in), total(tokens_out), total(tokens_thinking) FROM (SELECT endpoint, tokens_in, "
+    "tokens_out, tokens_thinking FROM answers UNION ALL SELECT endpoint, tokens_in, tokens_out, 0 FROM lost) "
+    "GROUP BY endpoint"
+)
+
+
+def stored_usage(path: Path) -> Usage:
+    """Return the tokens of the answers in a cache file, which is only read; none if it is missing or damaged."""
+    if not path.exists():
+        return Usage()
+    # A closed cache has no log beside it, and needs none to be read.
+    mode = "mode=ro" if path.with_name(path.name + "-wal").exists() else "immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)) as database:
+            rows = database.execute(_USAGE).fetchall()
+    except sqlite3.Error:  # a run reports the damage
+        return Usage()
+    return Usage(*(int(sum(column)) for column in zip(*(row[1:] for row in rows), strict=True))) if rows else Usage()
 
 
 class AnswerCache:
@@ -141,11 +163,7 @@ class AnswerCache:
 
     def usage_by_endpoint(self) -> dict[str, Usage]:
         """Return the tokens of all stored and lost answers by the endpoint that they came from."""
-        rows = self._database.execute(
-            "SELECT endpoint, total(tokens_in), total(tokens_out), total(tokens_thinking) FROM (SELECT endpoint, tokens_in, "
-            "tokens_out, tokens_thinking FROM answers UNION ALL SELECT endpoint, tokens_in, tokens_out, 0 FROM lost) "
-            "GROUP BY endpoint"
-        )
+        rows = self._database.execute(_USAGE)
         return {str(row[0]): Usage(*map(int, row[1:])) for row in rows}
 
     def __len__(self) -> int:
