@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from kinject.augment.checks.grammar import Grammar, grammar_of
-from kinject.augment.checks.profiles import profile_of
+from kinject.augment.checks.profiles import Grammar, grammar_of, profile_of
 
 _ENGLISH = profile_of("en")
 NUMBER_WORDS = _ENGLISH.number_words
