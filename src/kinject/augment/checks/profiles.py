@@ -251,7 +251,9 @@ def _entries() -> dict[str, dict[str, Any]]:
 @lru_cache(maxsize=256)
 def profile_of(code: str) -> Profile:
     """Return the profile of a language. A language without an entry has names by capitals, and digits."""
-    entry = {key: tuple(value) if isinstance(value, list) else value for key, value in _entries().get(code, {}).items()}
+    entry: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in _entries().get(code, {}).items()
+    }
     return Profile(code, **entry)
 
 
