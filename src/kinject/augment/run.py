@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from kinject.augment.answers import LISTS, says_none, says_yes
 from kinject.augment.checks.checker import Checker, Verdict, check_completion
-from kinject.augment.checks.facts import compare_facts
+from kinject.augment.checks.facts import checks_off, compare_facts
 from kinject.augment.checks.judge import N_TRIALS, Judge
 from kinject.augment.checks.prompt_injection import escape_tags, has_injection
 from kinject.augment.contamination import ContaminationCheck
@@ -89,6 +89,7 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         cost_of_thinking=sender.cost_of_thinking, out_of_budget=sender.out_of_budget, failures_path=writer.failures_path,
         cost_note=sender.traffic.cost_note(), contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
+        languages=dict(writer.languages.most_common()),
         endpoints=sender.traffic.endpoints(), paused={name: dict(count) for name, count in rewriter.paused.items()},
     )  # fmt: skip
     _write_manifest(recipe, section, plan, result, sender.traffic)
@@ -122,7 +123,8 @@ async def _rewrite(
         sender = await stack.enter_async_context(open_sender(section.generator, recipe.run_dir, limits))
         progress.watch(sender.status)
         judge = await _open_judge(stack, recipe, section, passages, sender)
-        rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
+        refuse = judge is None and section.checks is not None and section.checks.in_doubt == "refuse"
+        rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge, refuse_in_doubt=refuse)
         start = running_time()
         try:
             await rewriter.run(passages, limits.concurrency)
@@ -208,6 +210,7 @@ class Rewriter:
     max_attempts: int
     failed: dict[str, str] = field(default_factory=dict)
     judge: Judge | None = None
+    refuse_in_doubt: bool = False
     paused: dict[str, Counter[str]] = field(default_factory=dict)
 
     async def run(self, documents: Iterable[PlannedDocument], concurrency: int) -> None:
@@ -358,6 +361,9 @@ class Rewriter:
             verdict = replace(
                 verdict, reason=compared.reason, detail=compared.detail, doubts=verdict.doubts + compared.doubts
             )
+        if verdict.accepted and verdict.doubts and self.refuse_in_doubt and not group.style.mechanical:
+            reason, detail = verdict.doubts[0]
+            verdict = replace(verdict, reason=reason, detail=f"in doubt: {detail}")
         return _Answer(request, completion, text, verdict)
 
     async def _ask_models(self, group: Group, answers: Sequence[_Answer]) -> None:
@@ -386,7 +392,7 @@ class Rewriter:
             if isinstance(verdict, EndpointError):
                 answer.error = verdict
             elif not verdict.accepted:
-                answer.verdict = verdict
+                answer.verdict = replace(verdict, doubts=answer.verdict.doubts)
 
     def _fail(self, requests: list[VariantRequest], error: str) -> None:
         self.failed.update((request.id, error) for request in requests)
@@ -414,6 +420,9 @@ def _write_manifest(
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}
     counts["styles"] = {name: asdict(count) for name, count in result.styles.items()}
+    counts["languages"] = {
+        code or "unknown": {"texts": n, "not_checked": checks_off(code)} for code, n in result.languages.items()
+    }
     counts["this_run"] = traffic.counts()
     for name in ("judge", "coverage", "contamination"):
         if (part := getattr(result, name)) is not None:

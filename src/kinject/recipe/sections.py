@@ -262,6 +262,15 @@ class TokenTarget:
 
 
 @dataclass(frozen=True)
+class ChecksSection:
+    """The checks of a paraphrase against its passage."""
+
+    in_doubt: Literal["accept", "refuse"] = option(
+        "accept", help="A paraphrase in doubt, without a judge; with one, the judge decides."
+    )
+
+
+@dataclass(frozen=True)
 class AugmentSection:
     """Documents to passages to paraphrases to a corpus."""
 
@@ -286,6 +295,7 @@ class AugmentSection:
         None, help="Most that the run folder may cost, in the currency of the prices.", min=0.0
     )
     judge: GeneratorSection | None = option(None, help="A model that compares each paraphrase with its source.")
+    checks: ChecksSection | None = option(None, help="What becomes of a paraphrase that the checks cannot decide.")
     keep_thinking: bool = option(
         False, help="Store a reasoning model's thinking beside each paraphrase in variants.jsonl."
     )

@@ -198,7 +198,8 @@ class Checker:
         if injected:
             return Verdict("injection", injected)
         measures = {"length_ratio": ratio, "source_overlap": echo, "sibling_overlap": nearest}
-        return Verdict(measures={name: round(value, 3) for name, value in measures.items()}, doubts=compared.doubts)
+        rounded: dict[str, Any] = {name: round(value, 3) for name, value in measures.items()}
+        return Verdict(measures=rounded | {"language": self._facts.code}, doubts=compared.doubts)
 
     def compare_accepted(self, text: str, verdict: Verdict) -> Verdict:
         """Return the `verdict` of an accepted text, or its refusal if rewritings accepted since then resemble it."""
