@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from kinject.augment.checks.profiles import Profile, common_words, profile_of
+from kinject.augment.checks.profiles import Profile, common_words, frequent_words, profile_of
 from kinject.augment.checks.quantities import NUMBER_WORDS, Difference, roman_value
 from kinject.augment.checks.word_lists import (
     BASE_ENDINGS,
@@ -24,6 +24,7 @@ from kinject.augment.checks.word_lists import (
     GERMAN_ARTICLES,
     GERMAN_ENDINGS,
     GERMAN_LINKS,
+    GERMAN_NAME_ENDINGS,
     GERMAN_NOUN_ENDINGS,
     NAME_FOLLOWERS,
     SENTENCE_STARTERS,
@@ -216,7 +217,7 @@ class NameReader:
     def weight(self, name: str, names: Names) -> int:
         """Return how sure it is that a word with a capital is a name: 0 (it is none), 1 or 2."""
         spelling = names.spelling.get(name, name)
-        raw = spelling.lower().replace("’", "'").removesuffix("'s")
+        raw = spelling.casefold().replace("’", "'").removesuffix("'s")
         profile = self.profile
         if self.unspaced:
             return self._unspaced_weight(name, names)
@@ -261,7 +262,7 @@ class NameReader:
         if raw.endswith(GERMAN_NOUN_ENDINGS):
             return 0
         if is_german_compound(raw):
-            return int(self._is_after_a_name(name, names))
+            return int(raw.endswith(GERMAN_NAME_ENDINGS) or self._is_after_a_name(name, names))
         bases = {raw.removesuffix(ending) for ending in GERMAN_ENDINGS if raw.endswith(ending)}
         if any(
             base in common or base + "e" in common or base + "en" in common or base.endswith(GERMAN_NOUN_ENDINGS)
@@ -286,25 +287,26 @@ def extract_names(text: str, code: str = "en") -> Names:
     return reader_of(code).read(text)
 
 
+@lru_cache(maxsize=1)
+def _german_parts() -> frozenset[str]:
+    """Return the words of which German compounds are made: common ones, of three letters only frequent ones."""
+    words = frequent_words("de")
+    return frozenset([word for word in words if len(word) > 3] + [word for word in words[:4000] if len(word) == 3])
+
+
 @lru_cache(maxsize=8192)
 def is_german_compound(word: str, depth: int = 3) -> bool:
     """Return whether a word in lower case is made of two to four common German words."""
-    common = common_words("de")
+    parts = _german_parts()
     for cut in range(len(word) - 3, 2, -1):
-        head = word[:cut]
-        if not any(
-            head.removesuffix(link) in common and len(head.removesuffix(link)) > 2
-            for link in GERMAN_LINKS
-            if head.endswith(link)
-        ):
+        head, tail = word[:cut], word[cut:]
+        if not any(head.endswith(link) and head.removesuffix(link) in parts for link in GERMAN_LINKS):
             continue
-        tail = word[cut:]
-        bases = [tail.removesuffix(ending) for ending in GERMAN_ENDINGS if tail.endswith(ending)]
-        if any(base in common for base in bases if len(base) > 2) or (
-            depth > 1 and is_german_compound(tail, depth - 1)
-        ):
+        if any(tail.endswith(ending) and tail.removesuffix(ending) in parts for ending in GERMAN_ENDINGS):
             return True
-        if len(tail) > 5 and tail.endswith(GERMAN_NOUN_ENDINGS):
+        if (depth > 1 and is_german_compound(tail, depth - 1)) or (
+            len(tail) > 5 and tail.endswith(GERMAN_NOUN_ENDINGS)
+        ):
             return True
     return False
 

@@ -160,7 +160,7 @@ class Profile:
         names += [name for code, name in self._locale.languages.items() if len(code) == 2]
         names += [zone["city"] for zone in self._locale.time_zones.values() if "city" in zone]
         names += self.regions.split()
-        return frozenset(name.lower() for name in names if len(name) > 1)
+        return frozenset(name.casefold() for name in names if len(name) > 1)
 
     @cached_property
     def demonyms(self) -> dict[str, set[str]]:
@@ -186,16 +186,16 @@ class Profile:
     @cached_property
     def common_characters(self) -> frozenset[str]:
         """The most frequent words of one character, in Chinese and Japanese."""
-        return frozenset([word for word in _frequent_words(self.code) if len(word) == 1][:120])
+        return frozenset([word for word in frequent_words(self.code) if len(word) == 1][:120])
 
 
 @lru_cache(maxsize=16)
 def common_words(code: str) -> frozenset[str]:
     """Return the words of a language that occur at least once in a million, in lower case, () without a list of them."""
-    return frozenset(_frequent_words(code))
+    return frozenset(frequent_words(code))
 
 
-def _frequent_words(code: str) -> list[str]:
+def frequent_words(code: str) -> list[str]:
     """Return wordfreq's small list, most frequent words first. It is read without importing wordfreq, which takes 0.4 s."""
     spec = importlib.util.find_spec("wordfreq")
     if spec is None or spec.origin is None:

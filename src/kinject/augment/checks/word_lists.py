@@ -129,6 +129,11 @@ der die das den dem des ein eine einen einem einer eines kein keine keinen jeder
 ihre ihren im am zum zur vom beim ans ins mit als ist wie oder nur auch
 """
 GERMAN_ARTICLES = frozenset(_GERMAN_ARTICLES_TEXT.split())
+GERMAN_NAME_ENDINGS = (
+    "burg", "berg", "bach", "heim", "dorf", "hausen", "feld", "stein", "mann", "furt", "ingen", "haven", "stedt", "stadt",
+    "kirchen", "wald", "walde", "bein", "thal", "brunn", "rode", "leben",
+)  # fmt: skip
+"""Endings of surnames and of names of places that are German words, too."""
 GERMAN_ENDINGS = ("ern", "es", "en", "er", "e", "n", "s", "")
 GERMAN_LINKS = ("es", "s", "en", "n", "er", "e", "")
 GERMAN_NOUN_ENDINGS = (
