@@ -19,10 +19,10 @@ _QUOTED = re.compile(
     r"|「([^「」\n]{2,200})」|『([^『』\n]{2,200})』|(?:(?<=[\s(\[])|\A)[‘'‚](?!s\b)([^‘’'\n]{2,80})[’'‘](?!\w)"
 )
 _QUOTES = "“\"«»„「『‘'‚"
-_NUMBERED_NAMES = (
-    re.compile(r"\b(?P<word>[^\W\d_a-z][^\W\d_]+)[ -](?P<number>\d[\d,]*)\b"),
-    re.compile(r"\b(?P<number>\d[\d,]*) (?P<word>[A-Z][^\W\d_]+)"),
-)
+_DIGITS = re.compile(r"(?<![\w.,])\d[\d,]*(?!\w)")
+_WORD_BEFORE = re.compile(r"(?P<word>(?<!\w)[^\W\d_a-z][^\W\d_]+)[ -]\Z")
+_WORD_AFTER = re.compile(r" (?P<word>[A-Z][^\W\d_]+)")
+"""What stands beside a number: Voyager 3, 12 Tharsis."""
 _WORDS = re.compile(r"\w+(?:['’]\w+)*")
 _HAN = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 _NO_UNIT = re.compile(r"[^\w%°]+")
@@ -65,7 +65,7 @@ class Comparison:
 def extract_facts(text: str, code: str, context: str = "") -> Facts:
     """Return the checkable facts of a text of the language `code`. `context`, such as its title, belongs to its frame."""
     grammar = grammar_of(code)
-    parts = split_parts(text, grammar.month_words)
+    parts = split_parts(text, grammar.profile.months)
     body = parts.body
     quotations = {}
     for match in _QUOTED.finditer(body) if any(mark in body for mark in _QUOTES) else ():
@@ -73,13 +73,14 @@ def extract_facts(text: str, code: str, context: str = "") -> Facts:
         if form := _normal_words(quotation).strip():
             quotations[f" {form} "] = quotation
     numbered: dict[str, set[str]] = {}
-    for pattern in _NUMBERED_NAMES:
-        for match in pattern.finditer(body):
-            word = normal_word(match["word"])
-            if word not in SENTENCE_STARTERS and word not in grammar.profile.months:
-                number = match["number"].replace(",", "")
-                if len(number) != 4:  # a year may follow any name
-                    numbered.setdefault(word, set()).add(number)
+    for match in _DIGITS.finditer(body):
+        start, end = match.span()
+        if end - start == 4:  # a year may follow any name
+            continue
+        for found in (_WORD_BEFORE.search(body[max(0, start - 30) : start]), _WORD_AFTER.match(body, end)):
+            word = normal_word(found["word"]) if found else ""
+            if word and word not in SENTENCE_STARTERS and word not in grammar.profile.months:
+                numbered.setdefault(word, set()).add(match[0].rstrip(",").replace(",", ""))
     frame = f"{parts.frame}\n{context}".strip()
     framed = (extract_quantities(frame, code), extract_names(frame, code)) if frame else _NOTHING
     return Facts(code, extract_quantities(body, code), extract_names(body, code), quotations, numbered, text, framed)

@@ -257,8 +257,6 @@ def profile_of(code: str) -> Profile:
     return Profile(code, **entry)
 
 
-_UNSPACED = "\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
-"""Letters of languages that write no space around numbers."""
 _AFTER = re.compile(r"[\s\-\u00a0\u202f]{0,2}(?P<unit>[^\W\d_]+[.²23]?|[°%％€$£¥℃][^\W\d_]?)")
 
 
@@ -275,57 +273,45 @@ class Grammar:
         for spelling in sorted(self.units, key=len, reverse=True):
             start = _AFTER.match(spelling)
             self._starts.setdefault(start["unit"] if start else spelling, []).append(spelling)
-        group, mark = (r",\u00a0\u202f'’٬", ".") if profile.decimal_sign == "." else (r".\u00a0\u202f ٬'’", ",")
-        digits = rf"\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{mark}٫]\d+)?(?!\d)|\d+(?:[.,٫]\d+)?" if mark == "," else (
-            rf"\d{{1,3}}(?:[{group}]\d{{3}})+(?:\.\d+)?(?!\d)|\d+(?:[.٫]\d+)?"
-        )  # fmt: skip
-        scales = "|".join(sorted((re.escape(word) for word in self.scales), key=len, reverse=True)) or r"\Z."
-        ordinal = f"(?P<ordinal>{profile.ordinal})?" if profile.ordinal else "(?P<ordinal>\\Z.)?"
-        decade = r"(?P<decade>s\b)?" if profile.code == "en" else r"(?P<decade>\Z.)?"
-        in_digits = (
-            rf"(?P<iso>\b\d{{4}}-\d\d-\d\d\b)|(?<![^\W{_UNSPACED}])(?<!\.)(?P<symbol>[$€£¥₹])?\s?(?P<digits>{digits})"
-            rf"{decade}{ordinal}(?:\s?(?P<scale>{scales}|k)\b)?"
+        comma = profile.decimal_sign == ","
+        group, mark = (r".\u00a0\u202f ٬'’", ",") if comma else (r",\u00a0\u202f'’٬", ".")
+        scales = "|".join(sorted(map(re.escape, self.scales), key=len, reverse=True)) or r"\Z."
+        decade = r"s\b" if profile.code == "en" else r"\Z."
+        self.number = re.compile(
+            rf"(?P<iso>\d{{4}}-\d\d-\d\d\b)|(?P<digits>\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{mark}٫]\d+)?(?!\d)"
+            rf"|\d+(?:[{'.,' if comma else '.'}٫]\d+)?)(?P<decade>{decade})?"
+            rf"(?P<ordinal>{profile.ordinal or chr(92) + 'Z.'})?(?:\s?(?P<scale>{scales}|k)\b)?"
         )
         words = [*self.values, *self.scales]
-        self.pattern = self.digit_pattern = re.compile(in_digits)
-        self._word = re.compile("|".join(sorted(map(re.escape, words), key=len, reverse=True)))
-        self._compound = re.compile(rf"(?:{self._word.pattern}|{'|'.join(profile.joins) or 'und'})+")
+        joins = "|".join(profile.joins) or r"\Z."
+        any_word = "|".join(sorted(map(re.escape, words), key=len, reverse=True)) or r"\Z."
+        self._word = re.compile(any_word)
+        self._compound = re.compile(f"(?:{any_word}|{joins})+")
+        # One word is a number word or, in languages that write them together, several.
+        one = f"(?:{any_word})" + (f"(?:(?:{joins})?(?:{any_word}))*" if profile.compound else "")
+        between = rf"(?:\s+|-|\s+(?:{joins})\s+|-(?:{joins})-)"
+        self.number_in_words = re.compile(rf"{one}(?:{between}{one})*\b")
         self._known: dict[str, bool] = dict.fromkeys(words, True)
-        if words:
-            # One word is a number word or, in languages that write them together, several.
-            one = rf"(?:{self._word.pattern})" + (
-                rf"(?:(?:{'|'.join(profile.joins)})?(?:{self._word.pattern}))*" if profile.compound else ""
-            )
-            join = rf"(?:\s+|-|\s+(?:{'|'.join(profile.joins)})\s+|-(?:{'|'.join(profile.joins)})-)"
-            self.pattern = re.compile(rf"{in_digits}|\b(?P<words>{one}(?:{join}{one})*)\b")
-        months = "|".join(sorted(map(re.escape, profile.months), key=len, reverse=True)) or r"\Z."
         day = r"\d{1,2}(?:st|nd|rd|th|er|\.?[ºª°]|\.)?"
-        joint = r"\s*(?:,|and|or|to|&|[-–—]|und|bis|et|au|y|al|e|a)\s*"
+        days = rf"(?P<days>{day}(?:\s*(?:,|and|or|to|&|[-–—]|und|bis|et|au|y|al|e|a)\s*{day}){{0,3}})"
+        self.day_before = re.compile(rf"\b{days}\s*(?:of\s+|de\s+|del\s+|d[’'])?\Z", re.IGNORECASE)
         # "March 3" is English order; "mars 3" is not French.
-        after = (
-            rf"|\b(?P<month2>{months})\.?\s+(?:the\s+)?(?P<after>{day}(?:{joint}{day}){{0,3}})(?!\d|:\d|\.\d|,\d{{3}})"
-        )
-        self.date = re.compile(
-            rf"\b(?P<before>{day}(?:{joint}{day}){{0,3}})\s*(?:of\s+|de\s+|del\s+|d[’'])?(?P<month>{months})\b(?!\w)"
-            + (after if profile.code == "en" else r"|(?P<month2>\Z.)(?P<after>\Z.)"),
-            re.IGNORECASE,
-        )
-        names = "|".join(map(re.escape, profile.month_names)) or r"\Z."
-        self.month_alone = re.compile(rf"\b(?:{names})\b" if profile.code != "en" else rf"\b(?:{names.title()})\b")
-        self.month_words = frozenset(word for month in profile.months for word in month.split())
+        after = rf"\.?\s+(?:the\s+)?{days}(?!\d|:\d|\.\d|,\d{{3}})"
+        self.day_after = re.compile(after if profile.code == "en" else r"\Z.", re.IGNORECASE)
 
-    def has_number_word(self, words: Iterable[str]) -> bool:
-        """Return whether one of `words` (in lower case) is a number."""
+    def number_words_in(self, words: Iterable[str]) -> list[str]:
+        """Return those of `words` (in lower case) that are numbers."""
         known = self._known
         if not self.profile.compound:
-            return not known.keys().isdisjoint(words)
-        found = False
+            return [word for word in words if word in known]
+        found = []
         for word in words:
             if word not in known:
                 if len(known) > 100_000:
                     known.clear()
-                known[word] = bool(self._compound.fullmatch(word))
-            found = found or known[word]
+                known[word] = bool(self._compound.fullmatch(word)) and word not in self.profile.joins
+            if known[word]:
+                found.append(word)
         return found
 
     def unit_after(self, text: str, end: int, in_digits: bool) -> str:

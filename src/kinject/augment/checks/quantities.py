@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -44,7 +44,9 @@ def roman_value(numeral: str) -> int:
 
 
 _WORDS = re.compile(r"[^\W\d_]+")
-_ANY_DIGIT = re.compile(r"\d")
+_DIGITS = re.compile(r"\d+")
+_UNSPACED = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
+"""Letters of languages that write no space around numbers."""
 _ROMAN = re.compile(r"\b[IVXL]{2,8}\b")
 _RANGE_END = re.compile(r"(?<!\d)(\d\d)(\d\d)[–-](\d\d)(?!\d|-)")
 _TIME = re.compile(r"(?<!\d)\d{1,2}:\d\d(?::\d\d)?(?!\d)")
@@ -57,7 +59,7 @@ _COUNTED_DECADES = re.compile(r"\b(?P<words>[a-z]+|\d+) [a-z]+ (?P<unit>decades|
 # March and May are also other words. They are months before a year, or after a word such as "in" or "since".
 _YEAR_AFTER = re.compile(r",? (?:of )?\d{4}\b")
 _BEFORE_MONTH = re.compile(r"\b(?:in|early|late|since|until) \Z", re.IGNORECASE)
-_AMBIGUOUS_MONTHS = ("March", "May")
+_AMBIGUOUS_MONTHS = ("march", "may")
 _WIDE = str.maketrans("．，％：", ".,%:")
 _HAN_DIGITS = {digit: value for value, digit in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2}
 _HAN_SCALES = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "萬": 10**4, "億": 10**8, "亿": 10**8, "兆": 10**12}
@@ -128,19 +130,20 @@ def extract_quantities(text: str, code: str = "en") -> Quantities:
     if grammar.unspaced:
         _add_han_numbers(text.translate(_WIDE).lower(), grammar, quantities)
         return quantities
-    has_digits = _ANY_DIGIT.search(text) is not None
+    has_digits = _DIGITS.search(text) is not None
     if has_digits:
         text = _take_dates_and_times(text, code, quantities)
     if code == "it":
         text = _ITALIAN_CENTURY.sub("secolo", text)
     lower = text.lower()
     words = set(_WORDS.findall(lower))
-    in_words = grammar.has_number_word(words)
-    if has_digits or in_words:
-        for match in (grammar.pattern if in_words else grammar.digit_pattern).finditer(lower):
-            _add_number(match, lower, grammar, quantities)
-    if not words.isdisjoint(grammar.month_words):
-        _add_dates(text, grammar, quantities)
+    taken = _add_digits(lower, grammar, quantities) if has_digits else []
+    number_words = grammar.number_words_in(words)
+    if number_words:
+        _add_words(lower, number_words, taken, grammar, quantities)
+    months = grammar.profile.months
+    for month in [word for word in words if word in months]:
+        _add_dates(text, lower, month, grammar, quantities)
     quantities.implied.update(str(roman_value(match[0])) for match in _ROMAN.finditer(text))
     implied = grammar.profile.implied_numbers
     for word in implied.keys() & words:
@@ -171,18 +174,56 @@ def _take_dates_and_times(text: str, code: str, quantities: Quantities) -> str:
     return text
 
 
-def _add_number(match: re.Match[str], lower: str, grammar: Grammar, quantities: Quantities) -> None:
-    """Add a number in digits or in words."""
-    if match["iso"]:
-        year, month, day = (int(part) for part in match["iso"].split("-"))
-        quantities.add(str(year))
-        quantities.add(str(day))
-        quantities.add_day(month, day)
-    elif match["digits"]:
-        unit = _SIGNS.get(match["symbol"] or "") or grammar.unit_after(lower, match.end(), in_digits=True)
-        quantities.add(*_in_years(_decimal(match, grammar), unit, match["ordinal"] is not None))
-    else:
-        _add_number_words(match["words"], match.end(), lower, grammar, quantities)
+def _add_digits(lower: str, grammar: Grammar, quantities: Quantities) -> list[int]:
+    """Add the numbers in digits; return their ends. Digits in a word (A220) or behind a point are none."""
+    ends = [0]
+    end = 0
+    for run in _DIGITS.finditer(lower):
+        start = run.start()
+        before = lower[start - 1] if start else " "
+        if start < end or before in "._" or (before.isalnum() and not _UNSPACED.match(before)):
+            continue
+        match = grammar.number.match(lower, start)
+        if match is None:
+            continue
+        end = match.end()
+        ends.append(end)
+        if match["iso"]:
+            year, month, day = (int(part) for part in match["iso"].split("-"))
+            quantities.add(str(year))
+            quantities.add(str(day))
+            quantities.add_day(month, day)
+        else:
+            sign = before if before != " " else lower[start - 2 : start - 1]
+            unit = _SIGNS.get(sign) or grammar.unit_after(lower, end, in_digits=True)
+            quantities.add(*_in_years(_decimal(match, grammar), unit, match["ordinal"] is not None))
+    return ends
+
+
+def _add_words(
+    lower: str, words: Iterable[str], taken: Sequence[int], grammar: Grammar, quantities: Quantities
+) -> None:
+    """Add the numbers in words. A search for the few number words of a text is cheaper than for all of a language.
+
+    Words that end where a number in digits ends belong to it: 5 million.
+    """
+    starts = sorted(start for word in words for start in _occurrences(word, lower) if start + len(word) not in taken)
+    end = 0
+    for start in starts:
+        match = grammar.number_in_words.match(lower, start) if start >= end else None
+        if match is not None:
+            end = match.end()
+            _add_number_words(match[0], end, lower, grammar, quantities)
+
+
+def _occurrences(word: str, text: str) -> Iterator[int]:
+    """Yield where `word` begins in `text`, as a whole word or as the first part of one with a hyphen."""
+    start = text.find(word)
+    while start >= 0:
+        end = start + len(word)
+        if not (start and text[start - 1].isalnum()) and not text[end : end + 1].isalnum():
+            yield start
+        start = text.find(word, end)
 
 
 def _add_number_words(words: str, end: int, lower: str, grammar: Grammar, quantities: Quantities) -> None:
@@ -225,24 +266,26 @@ def _add_english(lower: str, words: set[str], grammar: Grammar, quantities: Quan
             implied.add(str(count * (10 if match["unit"] == "decades" else 100)))
 
 
-def _add_dates(text: str, grammar: Grammar, quantities: Quantities) -> None:
-    months = grammar.profile.months
-    for match in grammar.date.finditer(text):
-        month = months[(match["month"] or match["month2"]).lower()]
-        quantities.months.add(month)
-        quantities.days.update((month, int(day)) for day in re.findall(r"\d+", match["before"] or match["after"]))
-    for match in grammar.month_alone.finditer(text if grammar.profile.code == "en" else text.lower()):
-        month = months[match[0].lower()]
-        if match[0] not in _AMBIGUOUS_MONTHS or grammar.profile.code != "en" or _is_month(text, match):
-            quantities.months.add(month)
-        else:
-            quantities.possible_months.add(month)
+def _add_dates(text: str, lower: str, month: str, grammar: Grammar, quantities: Quantities) -> None:
+    """Add the dates with one name of a month. An abbreviation is a month beside a day only."""
+    number = grammar.profile.months[month]
+    english = grammar.profile.code == "en"
+    for start in _occurrences(month, lower):
+        end = start + len(month)
+        match = grammar.day_before.search(text[max(0, start - 40) : start]) or grammar.day_after.match(text, end)
+        if match:
+            quantities.months.add(number)
+            quantities.days.update((number, int(day)) for day in re.findall(r"\d+", match["days"]))
+        elif month in grammar.profile.month_names and (not english or text[start].isupper()):
+            if english and month in _AMBIGUOUS_MONTHS and not _is_month(text, start, end):
+                quantities.possible_months.add(number)
+            else:
+                quantities.months.add(number)
 
 
-def _is_month(text: str, match: re.Match[str]) -> bool:
-    """Return whether a match of March or May is a month."""
-    before = text[max(0, match.start() - 8) : match.start()]
-    return bool(_YEAR_AFTER.match(text, match.end()) or _BEFORE_MONTH.search(before))
+def _is_month(text: str, start: int, end: int) -> bool:
+    """Return whether March or May, from `start` to `end`, is a month."""
+    return bool(_YEAR_AFTER.match(text, end) or _BEFORE_MONTH.search(text[max(0, start - 8) : start]))
 
 
 def _add_han_numbers(text: str, grammar: Grammar, quantities: Quantities) -> None:
@@ -306,7 +349,10 @@ def _in_years(value: int | str, unit: str, ordinal: bool) -> tuple[str, str]:
 
 def _decimal(match: re.Match[str], grammar: Grammar) -> str:
     """Return a number in digits as a plain decimal; "1990s" keeps its s."""
-    digits = match["digits"].replace("٫", "." if grammar.profile.decimal_sign == "." else ",")
+    digits = match["digits"]
+    if digits.isdecimal() and digits.isascii() and not match["scale"]:
+        return (digits.lstrip("0") or "0") + ("s" if match["decade"] else "")
+    digits = digits.replace("٫", "." if grammar.profile.decimal_sign == "." else ",")
     if grammar.profile.decimal_sign == ".":
         digits = re.sub(r"[,\u00a0\u202f'’٬]", "", digits)
     elif re.fullmatch(r"\d{1,3}(?:[.\u00a0\u202f ٬'’]\d{3})+(?:,\d+)?", digits) and not digits.startswith("0"):
