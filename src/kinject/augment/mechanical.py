@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from random import Random
 
-from kinject.augment.checks.word_lists import SENTENCE_STARTERS
+from kinject.augment.checks.names import SENTENCE_STARTERS
 from kinject.corpus.passages import sentences
 
 Mechanical = Callable[[str, str, int], str]

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kinject.augment.checks.language import detect_language, find_script
-from kinject.augment.checks.names import Names, compare_names, extract_names, normal_word
+from kinject.augment.checks.names import SENTENCE_STARTERS, Names, compare_names, extract_names, normal_word
 from kinject.augment.checks.profiles import grammar_of, profile_of
 from kinject.augment.checks.quantities import Difference, Quantities, compare_quantities, extract_quantities
-from kinject.augment.checks.word_lists import SENTENCE_STARTERS
 
 _QUOTED = re.compile(
     r"“([^“”\n]{2,300})”|\"([^\"\n]{2,300})\"|«([^«»\n]{2,300})»|»([^«»\n]{2,300})«|„([^„“”\n]{2,300})[“”]"

@@ -13,24 +13,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from kinject.augment.checks.profiles import Profile, common_words, frequent_words, profile_of
+from kinject.augment.checks.profiles import Profile, common_words, frequent_words, profile_of, read_words
 from kinject.augment.checks.quantities import NUMBER_WORDS, Difference, roman_value
-from kinject.augment.checks.word_lists import (
-    BASE_ENDINGS,
-    BEFORE_PLACES,
-    COMMON_ENDINGS,
-    DERIVED_ENDINGS,
-    GENERIC_WORDS,
-    GERMAN_ARTICLES,
-    GERMAN_ENDINGS,
-    GERMAN_LINKS,
-    GERMAN_NAME_ENDINGS,
-    GERMAN_NOUN_ENDINGS,
-    NAME_FOLLOWERS,
-    SENTENCE_STARTERS,
-    SYNONYMS,
-    TRANSLITERATED,
+
+_LISTS = read_words("word_lists")
+SENTENCE_STARTERS = frozenset(_LISTS["sentence_starters"].split())
+"""English stop words and other words that begin sentences and are not names."""
+GENERIC_WORDS, NAME_FOLLOWERS, DERIVED_ENDINGS, BEFORE_PLACES, GERMAN_ARTICLES = (
+    frozenset(_LISTS[key].split())
+    for key in ("generic", "name_followers", "derived_endings", "before_places", "german_articles")
 )
+COMMON_ENDINGS, GERMAN_NAME_ENDINGS, GERMAN_NOUN_ENDINGS = (
+    tuple(_LISTS[key].split()) for key in ("common_endings", "german_name_endings", "german_noun_endings")
+)
+BASE_ENDINGS, GERMAN_ENDINGS, GERMAN_LINKS = (
+    tuple(_LISTS[key]) for key in ("base_endings", "german_endings", "german_links")
+)
+TRANSLITERATED = re.compile(f"[{''.join(_LISTS['transliterating'].split())}]{{3,}}")
+SYNONYMS: dict[str, frozenset[str]] = {}
+"""English word -> words with the same meaning."""
+for _line in _LISTS["synonyms"].splitlines():
+    for _word in _line.split():
+        SYNONYMS[_word] = SYNONYMS.get(_word, frozenset()) | frozenset(_line.split())
 
 _TOKEN = re.compile(r"(?:[A-Z]\.){2,}|[^\W_]*\d[^\W_]*|[^\W\d_]+(?:['’][^\W\d_]+)*|[^\w\s]|\n")
 _TOKEN_WITHOUT_ELISION = re.compile(r"(?:[A-Z]\.){2,}|[^\W_]*\d[^\W_]*|[^\W\d_]+|[^\w\s]|\n")

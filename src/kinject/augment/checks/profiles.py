@@ -241,11 +241,16 @@ SHARED_UNITS = {spelling: unit for unit, text in _SYMBOLS_OF_UNITS.items() for s
 """Spelling -> unit, in every language."""
 
 
-@lru_cache(maxsize=1)
-def _entries() -> dict[str, dict[str, Any]]:
-    text = Path(__file__).with_suffix(".yaml").read_text("utf-8")
-    loaded: dict[str, dict[str, Any]] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe)
+def read_words(name: str) -> dict[str, Any]:
+    """Return the tables of a YAML file beside this one."""
+    text = Path(__file__).with_name(f"{name}.yaml").read_text("utf-8")
+    loaded: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe)
     return loaded
+
+
+@lru_cache(maxsize=1)
+def _entries() -> dict[str, Any]:
+    return read_words("profiles")
 
 
 @lru_cache(maxsize=256)
