@@ -114,6 +114,14 @@ def test_requests() -> None:  # it waits for its own children
     assert re.search(r"bare loop.* got 20 of 20", printed)
 
 
+def test_costs(run_here: Callable[..., str]) -> None:
+    printed = run_here("augment/costs.py", "--documents", "2")
+    rows = {row[0]: row[1:] for row in re.findall(r"^\| `(\w+)` \| ([\d,]+) \|.* ([\d,]+) \|$", printed, re.MULTILINE)}
+    assert len(rows) == 12
+    assert rows["paraphrase"][0] == rows["paraphrase"][1]  # one request for each text
+    assert rows["implications"][0] >= rows["implications"][1]
+
+
 def test_faithfulness(material: Path, run_here: Callable[..., str]) -> None:
     printed = run_here("augment/faithfulness.py", material / "data", "--errors", "4")
     assert "8 of 8 accepted" in printed

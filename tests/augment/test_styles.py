@@ -18,7 +18,7 @@ from kinject.augment.answers import (
 )
 from kinject.augment.checks.prompt_injection import escape_tags
 from kinject.augment.mechanical import name_fully, permute_sentences, tag_source
-from kinject.augment.prompts import Source, ask, describe_source, entities_of, passage_of
+from kinject.augment.prompts import Source, ask, describe, entities_of, passage_of
 from kinject.augment.styles import STYLES, Style, read_style, read_styles
 from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
@@ -66,7 +66,7 @@ def test_every_request_for_a_text_names_the_language_of_the_passage(name: str) -
     german = (
         "Die Brücke ist von der Stadt und dem Land nicht mit einem Zug zu erreichen und für das Dorf auch im Winter."
     )
-    assert describe_source(Source("", german))["language"] == "German"
+    assert describe(Source("", german), "language") == "German"
     assert (
         "Write in German, the language of the passage."
         in prompts_of(MODELS[name], Source("", german))["variant"][1]["content"]
@@ -410,7 +410,7 @@ rules: {longer: 2}
     [
         "{{ source.__class__ }}",
         "{{ ''.__class__.__mro__ }}",
-        "{% for i in range(10 ** 9) %}a{% endfor %}",
+        "{{ source.join(9) }}",
         "{{ 1 / 0 }}",
     ],
 )

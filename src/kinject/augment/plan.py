@@ -222,13 +222,22 @@ class PassageFile:
     """The documents of a run with their passages, in a temporary file of the run folder.
 
     Documents are read, split and hashed once and added here. Everything later iterates over this file, one document in
-    memory at a time.
+    memory at a time. With `keep` the file stays, for a run over these documents in another process (`shards`).
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, keep: bool = False) -> None:
         """Open an empty file. Raises `DiskError` if it cannot be written."""
-        self._path = run_dir / ".passages.part"  # `lock_dir` deletes such a name after a kill
+        self._keep = keep
+        # `lock_dir` deletes a .part after a kill
+        self._path = run_dir / ("passages.jsonl" if keep else ".passages.part")
         self._file = self._open("w")
+
+    @classmethod
+    def kept(cls, run_dir: Path) -> Iterator[PlannedDocument]:
+        """Yield the documents of a file that was kept in `run_dir`."""
+        file = cls.__new__(cls)
+        file._path = run_dir / "passages.jsonl"
+        return file._read()
 
     def add(self, document: Document, passages: list[Passage]) -> None:
         """Append a document. Raises `DiskError` if it cannot be written."""
@@ -244,6 +253,9 @@ class PassageFile:
             self._file.flush()
         except OSError as error:
             raise unwritable(self._path, error) from error
+        yield from self._read()
+
+    def _read(self) -> Iterator[PlannedDocument]:
         with self._open("r") as file:
             for line in file:
                 identity, title, text, source, spans = json.loads(line)
@@ -265,4 +277,5 @@ class PassageFile:
         with contextlib.suppress(OSError):  # a full disk was reported by `add`
             self._file.close()
         with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+            if not self._keep:
+                self._path.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from kinject.augment.checks.judge import N_TRIALS
 from kinject.augment.groups import Group
 from kinject.augment.plan import Plan, make_plan, spans_of
-from kinject.augment.prompts import describe_source
+from kinject.augment.prompts import describe
 from kinject.augment.requests.cache import stored_usage
 from kinject.augment.requests.limits import Limits
 from kinject.augment.validation import augment_section, limits_of
@@ -207,7 +207,7 @@ def _count_group(plan: Plan, group: Group, stored: OffsetIndex, counts: Counter[
     counts["stored"] += known
     if group.style.mechanical or group.texts is not None or not missing:
         return
-    shown = len(word_spans(describe_source(group.source)["source"]))
+    shown = len(word_spans(describe(group.source, "source")))
     prompt = shown + sum(len(word_spans(text)) for text in (group.style.user, group.style.system))
     n_words = len(word_spans(group.passage.text))
     per_variant = 2 if group.style.verify else 1
@@ -223,12 +223,11 @@ def _count_group(plan: Plan, group: Group, stored: OffsetIndex, counts: Counter[
 
 def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
     """Return the expected numbers of variants and of preparations of a group."""
-    described = describe_source(group.source)
-    per = {"answer": 1, "sentence": described["n_sentences"], "name": described["n_names"]}
     n_items, n_preparations = 1, 0
     for step in group.style.prepare:
         n_preparations += n_items
-        n_items *= step.expected * max(1, per[step.per])
+        per = 1 if step.per == "answer" else describe(group.source, f"n_{step.per}s")
+        n_items *= step.expected * max(1, per)
     n_all = sum(comb(n_items, size) for size in group.style.combine)
     n_requests = min(n_all, group.n_samples) if group.style.combine else n_items * group.n_samples
     if group.target is not None:

@@ -6,13 +6,13 @@ Their text is part of every variant's id and seed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import DictLoader, StrictUndefined, nodes
+from jinja2 import DictLoader, StrictUndefined, Template, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kinject.augment.checks.language import detect_language, find_script, language_name
@@ -34,6 +34,7 @@ _ROW = re.compile(
 _HEADING = re.compile(r"^#{1,6}[ \t]+\S", re.MULTILINE)
 _NAME = re.compile(r"\b[A-Z][\w’-]+(?: (?:of |the |de |van |von )?[A-Z][\w’-]+)*")
 _NUMBER = re.compile(r"\d+")
+_INCLUDE = re.compile(r'^[ \t]*\{% include "(\w+)" %\}\n', re.MULTILINE)
 _MOST_QUESTIONS = 12
 
 
@@ -54,32 +55,37 @@ def entities_of(passage: str) -> list[str]:
 
 def language_line(text: str) -> str:
     """Return the rule that names the language of a passage."""
-    return render(shared_texts()["language"], {"language": language_name(detect_language(text))})
+    return render(shared_texts()["language"], Source("", text), {})
+
+
+def describe(source: Source, name: str) -> Any:
+    """Return the value of a variable of `VARIABLES` for a passage."""
+    return _describe(source, (name,))[name]
+
+
+def _describe(source: Source, names: Iterable[str]) -> Mapping[str, Any]:
+    """Return the values of `names` for a passage, and those that were computed before."""
+    values = _values(source)
+    for name in names:
+        if name not in values:
+            values[name] = VARIABLES[name](source)
+    return values
 
 
 @lru_cache(maxsize=256)
-def describe_source(source: Source) -> Mapping[str, Any]:
-    """Return the variables that templates may use for a passage.
-
-    A table is a passage of which half or more are rows of tables, lists, or keys and values.
-    """
-    text = source.text
-    names = entities_of(text)
-    n_rows = sum(len(match[0]) for match in _ROW.finditer(text))
-    n_sentences = len(sentences(text))
-    return {
-        "source": _render_source(source), "title": "" if has_injection(source.title) else source.title,
-        "language": language_name(detect_language(text)),
-        "quotations": bool(_QUOTED.search(text)), "code": bool(_CODE.search(text)),
-        "headings_inside": bool(_HEADING.search(text)), "table": n_rows > 0, "prose": 2 * n_rows < len(text),
-        "n_sentences": n_sentences, "n_questions": max(1, min(_MOST_QUESTIONS, n_sentences)),
-        "n_names": len(names), "relations": len(names) + len(_NUMBER.findall(text)) > 1 or not _marks_names(text),
-    }  # fmt: skip
+def _values(source: Source) -> dict[str, Any]:
+    """Return the mapping that keeps the values for a passage."""
+    return {}
 
 
 def _marks_names(text: str) -> bool:
     """Return whether the language of `text` is known to write names, and only them, with a capital letter."""
     return find_script(text) in ("Latin", "Cyrillic", "Greek") and detect_language(text) != "de"
+
+
+def _relates(source: Source) -> bool:
+    """Return whether a passage has two names or numbers, or is in a language whose names are not known by capitals."""
+    return len(entities_of(source.text)) + len(_NUMBER.findall(source.text)) > 1 or not _marks_names(source.text)
 
 
 def _render_source(source: Source) -> str:
@@ -97,6 +103,26 @@ def _render_source(source: Source) -> str:
     return f"{heading}<passage>\n{escape_tags(source.text)}\n</passage>"
 
 
+VARIABLES: Mapping[str, Callable[[Source], Any]] = {
+    "source": _render_source,
+    "title": lambda source: "" if has_injection(source.title) else source.title,
+    "language": lambda source: language_name(detect_language(source.text)),
+    "quotations": lambda source: bool(_QUOTED.search(source.text)),
+    "code": lambda source: bool(_CODE.search(source.text)),
+    "headings_inside": lambda source: bool(_HEADING.search(source.text)),
+    "table": lambda source: bool(_ROW.search(source.text)),
+    "prose": lambda source: 2 * sum(len(match[0]) for match in _ROW.finditer(source.text)) < len(source.text),
+    "n_sentences": lambda source: len(sentences(source.text)),
+    "n_questions": lambda source: max(1, min(_MOST_QUESTIONS, describe(source, "n_sentences"))),
+    "n_names": lambda source: len(entities_of(source.text)),
+    "relations": _relates,
+}
+"""Name of a variable of the templates -> its value for a passage.
+
+`table`: it has rows of a table or a list, or keys with values. `prose`: these are less than half of it.
+"""
+
+
 @cache
 def shared_texts() -> Mapping[str, str]:
     """Return the texts that templates may include, by name."""
@@ -106,20 +132,32 @@ def shared_texts() -> Mapping[str, str]:
 @cache
 def environment() -> ImmutableSandboxedEnvironment:
     """Return the environment of the templates: no attribute of Python is in reach, an unknown name is an error."""
-    return ImmutableSandboxedEnvironment(
+    made = ImmutableSandboxedEnvironment(
         loader=DictLoader(shared_texts()), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True, autoescape=False,
     )  # fmt: skip
+    made.globals.clear()  # nothing here needs them, and each template would get a copy
+    return made
 
 
-def render(template: str, variables: Mapping[str, Any]) -> str:
-    """Return `template`, filled in. Raises jinja2's errors, which the check of a style file rules out."""
-    return str(_compiled(template).render(variables)).strip()
+def render(template: str, source: Source, others: Mapping[str, Any]) -> str:
+    """Return `template`, filled in for a passage, with `others` besides `VARIABLES`.
+
+    Raises jinja2's errors, which the check of a style file rules out.
+    """
+    compiled, names, constant = _compiled(template)
+    if constant is not None:
+        return constant
+    return str(compiled.render({**_describe(source, names & VARIABLES.keys()), **others})).strip()
 
 
 @lru_cache(maxsize=1024)
-def _compiled(template: str) -> Any:
-    return environment().from_string(template)
+def _compiled(template: str) -> tuple[Template, frozenset[str], str | None]:
+    """Return the compiled template, the variables that it uses, and its text if it uses none."""
+    # An include of its own line is put in here: jinja2 takes longer for one than for all the rest of a prompt.
+    text = _INCLUDE.sub(lambda match: shared_texts().get(match[1], match[0]), template)
+    compiled, names = environment().from_string(text), meta.find_undeclared_variables(environment().parse(text))
+    return compiled, frozenset(names), None if names else compiled.render().strip()
 
 
 def first_words(template: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kinject.augment.answers import LISTS, says_none, says_yes
 from kinject.augment.checks.checker import Checker, Verdict, check_completion
@@ -21,17 +21,17 @@ from kinject.augment.corpus_writer import CorpusWriter
 from kinject.augment.groups import Group, VariantRequest, new_items
 from kinject.augment.plan import PassageFile, Plan, PlannedDocument, Schedule, make_plan
 from kinject.augment.requests import Stopped
+from kinject.augment.requests.balance import sum_counts
 from kinject.augment.requests.limits import Limits
 from kinject.augment.requests.sender import (
     Sender,
-    Traffic,
     gather_answers,
     graceful_shutdown,
     open_sender,
     run_event_loop,
     run_workers,
 )
-from kinject.augment.store import Store
+from kinject.augment.store import Store, merge_shards
 from kinject.augment.styles import Item, Preparation
 from kinject.augment.summary import AugmentProgress, AugmentResult
 from kinject.augment.validation import augment_section, limits_of
@@ -52,33 +52,49 @@ _INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passa
 _INJECTED = Verdict("injection", "the passage gives orders, so that the model's own yes to this text proves nothing")
 
 
-def augment(recipe: AugmentRecipe) -> AugmentResult:
+def augment(recipe: AugmentRecipe, *, part_of: Path | None = None) -> AugmentResult:
     """Write the variants and the corpus of `recipe`; a rerun requests only what is missing.
 
-    A run whose budget is spent ends short, with the corpus of what it has.
+    A run whose budget is spent ends short, with the corpus of what it has. With `part_of`, it is a shard of the run in that
+    folder: over the documents that were kept in its own run folder, with the answers that were paid for there.
 
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
     """
-    section = augment_section(recipe)
     with lock_dir(recipe.run_dir):
-        return run_event_loop(_augment(recipe, section, make_plan(recipe), limits_of(section)))
+        if part_of is None:
+            merge_shards(recipe.run_dir)  # of a run in several processes that was killed
+        return complete(recipe, part_of=part_of)
 
 
-async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, limits: Limits) -> AugmentResult:
+def complete(
+    recipe: AugmentRecipe, *, part_of: Path | None = None, shards: Sequence[Mapping[str, Any]] = ()
+) -> AugmentResult:
+    """Do as `augment` in a run folder that this process holds; `shards` are the counts of those that have just ended."""
+    section = augment_section(recipe)
+    plan, limits = make_plan(recipe), limits_of(section)
+    return run_event_loop(_augment(recipe, section, plan, limits, part_of, shards))
+
+
+async def _augment(
+    recipe: AugmentRecipe, section: AugmentSection, plan: Plan, limits: Limits, part_of: Path | None,
+    shards: Sequence[Mapping[str, Any]],
+) -> AugmentResult:  # fmt: skip
     contamination = ContaminationCheck(section.contamination_ngram)
     for path in section.contamination_check:
         contamination.read_questions(Path(path))
     with PassageFile(recipe.run_dir) as passages:
         # Every document is read before the first request: a fault on the last line must not cost money.
-        counts = _read_documents(plan, passages, contamination if section.contamination_check else None)
+        documents = PassageFile.kept(recipe.run_dir) if part_of else plan.read_passages()
+        counts = _read_documents(plan, documents, passages, contamination if section.contamination_check else None)
         progress = AugmentProgress(counts["variants"])
         with Store(recipe.run_dir, keep_thinking=section.keep_thinking) as store, progress:
-            rewriter = await _rewrite(recipe, section, limits, plan, passages, store, progress)
+            rewriter = await _rewrite(recipe, section, limits, plan, passages, store, progress, part_of)
             writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination)
             contamination.check_prompts(plan.catalog[name] for name in plan.styles)
             writer.write(passages, include_originals=section.include_originals)
     sender, styles = rewriter.sender, writer.styles
+    earlier = [shard["this_run"] for shard in shards]
     result = AugmentResult(
         run_dir=recipe.run_dir, corpus_path=writer.corpus_path, sft_path=writer.sft_path if writer.n_sft_rows else None,
         variants_path=store.variants_path, rejected_path=store.rejected_path,
@@ -87,23 +103,27 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         got=sum(count.got for count in styles.values()), styles=styles, refused=writer.refused,
         failed=dict(writer.failed.most_common()), tokens_in=writer.tokens["tokens_in"],
         tokens_out=writer.tokens["tokens_out"], tokens_thinking=writer.tokens["tokens_thinking"],
-        n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached, cost=sender.budget.spent,
+        n_sent=sender.traffic.n_sent + sum(one["sent"] for one in earlier),
+        n_cached=sender.traffic.n_cached + sum(one["from_cache"] for one in earlier), cost=sender.budget.spent,
         cost_of_thinking=sender.cost_of_thinking, out_of_budget=sender.out_of_budget, failures_path=writer.failures_path,
         cost_note=sender.traffic.cost_note(), contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
-        endpoints=sender.traffic.endpoints(), paused={name: dict(count) for name, count in rewriter.paused.items()},
+        endpoints=sum_counts([*(one.get("endpoints", {}) for one in earlier), sender.traffic.endpoints()]),
+        paused={name: dict(count) for name, count in rewriter.paused.items()},
     )  # fmt: skip
-    _write_manifest(recipe, section, plan, result, sender.traffic)
+    _write_manifest(recipe, section, plan, result, [*earlier, sender.traffic.counts()])
     return result
 
 
-def _read_documents(plan: Plan, passages: PassageFile, contamination: ContaminationCheck | None) -> Counter[str]:
+def _read_documents(
+    plan: Plan, documents: Iterable[PlannedDocument], passages: PassageFile, contamination: ContaminationCheck | None
+) -> Counter[str]:
     """Read, split and hash every document, once in a run; return the numbers of documents, passages and variants.
 
     Raises as `Plan.read_passages` and `Plan.groups`.
     """
     counts = Counter[str]()
-    for document, split in plan.read_passages():
+    for document, split in documents:
         passages.add(document, split)
         if contamination is not None:
             contamination.add_source(document.text)
@@ -117,13 +137,13 @@ def _read_documents(plan: Plan, passages: PassageFile, contamination: Contaminat
 
 async def _rewrite(
     recipe: AugmentRecipe, section: AugmentSection, limits: Limits, plan: Plan, passages: PassageFile, store: Store,
-    progress: AugmentProgress,
+    progress: AugmentProgress, part_of: Path | None,
 ) -> Rewriter:  # fmt: skip
     """Request all missing variants; return the rewriter with its counts."""
     async with contextlib.AsyncExitStack() as stack:
-        sender = await stack.enter_async_context(open_sender(section.generator, recipe.run_dir, limits))
+        sender = await stack.enter_async_context(open_sender(section.generator, recipe.run_dir, limits, base=part_of))
         progress.watch(sender.status)
-        judge = await _open_judge(stack, recipe, section, passages, sender)
+        judge = await _open_judge(stack, recipe, section, passages, sender, part_of)
         rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
         start = running_time()
         try:
@@ -141,13 +161,14 @@ async def _open_judge(
     section: AugmentSection,
     passages: PassageFile,
     partner: Sender,
+    part_of: Path | None,
 ) -> Judge | None:
     """Return the judge, scored on planted errors in the first passages, or None. Its answers have their own cache."""
     if section.judge is None:
         return None
     limits = limits_of(replace(section, generator=section.judge))
     sender = await stack.enter_async_context(
-        open_sender(section.judge, recipe.run_dir, limits, cache="judge.sqlite", partner=partner)
+        open_sender(section.judge, recipe.run_dir, limits, cache="judge.sqlite", partner=partner, base=part_of)
     )
     judge = Judge(sender, recipe.seed, section.judge_statements)
     pairs = ((document.title, passage.text) for document, split in passages for passage in split)
@@ -410,7 +431,11 @@ async def _gather(group: Group, requests: Iterable[Awaitable[Reply]]) -> list[Re
 
 
 def _write_manifest(
-    recipe: AugmentRecipe, section: AugmentSection, plan: Plan, result: AugmentResult, traffic: Traffic
+    recipe: AugmentRecipe,
+    section: AugmentSection,
+    plan: Plan,
+    result: AugmentResult,
+    traffic: Sequence[Mapping[str, Any]],
 ) -> None:
     inputs = document_hashes(plan.documents_path)
     inputs.update({name: file_hash(Path(name)) for name in section.contamination_check})
@@ -422,7 +447,9 @@ def _write_manifest(
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}
     counts["styles"] = {name: asdict(count) for name, count in result.styles.items()}
-    counts["this_run"] = traffic.counts()
+    counts["this_run"] = traffic[-1]
+    if len(traffic) > 1:
+        counts["shards"] = traffic[:-1]
     for name in ("judge", "coverage", "contamination"):
         if (part := getattr(result, name)) is not None:
             counts[name] = part.counts()

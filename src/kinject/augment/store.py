@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,7 +12,8 @@ from types import TracebackType
 
 from kinject.augment.checks.checker import Verdict
 from kinject.augment.groups import Group, VariantRequest
-from kinject.disk import Journal, OffsetIndex, Row, content_id
+from kinject.augment.requests.cache import CACHES, AnswerCache
+from kinject.disk import Journal, OffsetIndex, Row, content_id, lock_dir
 from kinject.errors import InputError
 from kinject.types import Completion, Usage, Variant
 
@@ -19,6 +21,10 @@ _FIX = (
     "Move variants.jsonl, rejected.jsonl and notes.jsonl away and run again: they are written again from the answers in "
     "cache.sqlite, where there is one, and nothing is paid twice."
 )
+
+
+SHARDS = "shards"
+"""Folder of a run folder with the run folders of its parts, while they run."""
 
 
 class Store:
@@ -114,6 +120,22 @@ class Store:
         }  # fmt: skip
         self._notes_offsets.add(notes_id, self._notes.append(row))
 
+    def merge(self, folder: Path) -> None:
+        """Append the rows of another store, in `folder`, that are not here. Raises as `Store`."""
+        for journal, offsets, key in (
+            (self._variants, self._variant_offsets, "id"),
+            (self._rejected, self._rejected_offsets, "variant_id"),
+            (self._notes, self._notes_offsets, "id"),
+        ):
+
+            def add(offset: int, row: Row, to: Journal = journal, index: OffsetIndex = offsets, key: str = key) -> None:
+                stored = (to.row_at(offset) for offset in index.offsets_of(row[key]))
+                if all(other["id"] != row["id"] for other in stored):
+                    index.add(row[key], to.append(row))
+
+            with Journal(folder / journal.path.name, sync=False, on_row=add, fix=_FIX):
+                pass  # opening it reads every row
+
     def __enter__(self) -> Store:
         return self
 
@@ -121,6 +143,25 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.close()
+
+
+def merge_shards(run_dir: Path) -> None:
+    """Move the rows and answers of shards into the run folder, if a run has left any; what is there already stays.
+
+    Raises `DiskError` if a process still works on one of them.
+    """
+    folders = sorted((run_dir / SHARDS).glob("*")) if (run_dir / SHARDS).is_dir() else []
+    if not folders:
+        return
+    with Store(run_dir) as store:
+        for folder in folders:
+            with lock_dir(folder):
+                for name in (name for name in CACHES if (folder / name).exists()):
+                    with AnswerCache(run_dir / name) as cache:
+                        cache.merge(folder / name)
+                store.merge(folder)
+            shutil.rmtree(folder)
+    (run_dir / SHARDS).rmdir()
 
 
 def _indexed(stack: contextlib.ExitStack, path: Path, key: str, required: str) -> tuple[Journal, OffsetIndex]:

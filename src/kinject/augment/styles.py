@@ -19,8 +19,9 @@ from kinject.augment.checks.checker import Rules
 from kinject.augment.mechanical import MECHANICAL, Mechanical
 from kinject.augment.prompts import (
     STYLE_FILES,
+    VARIABLES,
     Source,
-    describe_source,
+    describe,
     environment,
     render,
     shared_texts,
@@ -117,16 +118,16 @@ class Style:
         return self._render(self.verify, source, 0, {**item, "text": text})
 
     def _render(self, template: str, source: Source, sample: int, item: Item) -> list[Message]:
-        variables = {**describe_source(source), **item, "sample": sample, "variation": self._variation(source, sample)}
+        others = {**item, "sample": sample, "variation": self._variation(source, sample)}
         try:
-            system, user = render(self.system, variables), render(template, variables)
+            system, user = render(self.system, source, others), render(template, source, others)
         except _RENDER_ERRORS as error:
             raise InputError(f"style {self.name}: its template cannot be filled in for a passage: {error}.") from error
         return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
     def _variation(self, source: Source, sample: int) -> str:
-        lines = [line if isinstance(line, Variation) else Variation(line) for line in self.variations]
-        fitting = [line.text for line in lines if not _missing(line.needs, source)]
+        lines = (line for line in self.variations if isinstance(line, str) or not _missing(line.needs, source))
+        fitting = [line if isinstance(line, str) else line.text for line in lines]
         return fitting[sample % len(fitting)] if fitting else ""
 
     def corpus_rows(self, text: str, item: Item, sample: int) -> list[dict[str, Any]]:
@@ -139,7 +140,7 @@ class Style:
             return [{"text": paragraph} for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
         if self.rows == "text":
             return [{"text": text}]
-        return [{"prompt": render(self.rows[sample % len(self.rows)], item), "completion": f" {text}"}]
+        return [{"prompt": render(self.rows[sample % len(self.rows)], _EXAMPLE, item), "completion": f" {text}"}]
 
     @property
     def makes_instructions(self) -> bool:
@@ -172,10 +173,7 @@ class Style:
 
 
 def _missing(needs: Iterable[str], source: Source) -> str:
-    if not needs:
-        return ""
-    described = describe_source(source)
-    return next((need for need in needs if not described[need]), "")
+    return next((need for need in needs if not describe(source, need)), "")
 
 
 def _subsets(names: Sequence[str], size: int, rng: Random) -> Iterator[tuple[str, ...]]:
@@ -296,7 +294,8 @@ def _faults_of(template: str, known: Mapping[str, Any], required: str) -> Iterat
             yield 1, f"cannot be filled in: {error}"
 
 
-_EXAMPLE_VARIABLES: dict[str, Any] = {**describe_source(_EXAMPLE), "sample": 0, "variation": ""}
+_EXAMPLE_VARIABLES: dict[str, Any] = {name: describe(_EXAMPLE, name) for name in VARIABLES}
+_EXAMPLE_VARIABLES |= {"sample": 0, "variation": ""}
 _VARIABLES = {*_EXAMPLE_VARIABLES, "text"}
 
 STYLES: Mapping[str, Style] = {

@@ -20,6 +20,8 @@ from kinject.types import Completion, Message, Usage
 
 log = logging.getLogger(__name__)
 
+CACHES = ("cache.sqlite", "judge.sqlite")
+"""The caches of a run folder: of its generator, and of its judge."""
 _SCHEMA = """CREATE TABLE IF NOT EXISTS answers (
     key BLOB PRIMARY KEY, text TEXT NOT NULL, finish_reason TEXT NOT NULL,
     tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, tokens_thinking INTEGER NOT NULL, thinking TEXT NOT NULL,
@@ -68,12 +70,14 @@ class AnswerCache:
     """An open cache: `get`, `put` and `keep` by `request_key`.
 
     A row survives a kill of the process once `put` returns, or once `keep` is awaited. Each has a CRC-32: opening reads all
-    rows and deletes damaged ones with a warning.
+    rows and deletes damaged ones with a warning. `base` is another cache, that no process writes now: its answers count as
+    stored, but not as paid for here.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, base: Path | None = None) -> None:
         """Open or create the file. Raises `DiskError` if that fails, it is no cache, or more than rows is damaged."""
         self.path = path
+        self._base: sqlite3.Connection | None = None
         self._waiting: list[_Row] = []
         self._committed: asyncio.Future[None] | None = None
         try:
@@ -81,6 +85,8 @@ class AnswerCache:
             self._database = open_database(path, *pragmas, _SCHEMA, _LOST)
             self._inode = path.stat().st_ino
             self._check()
+            if base is not None and base.exists():
+                self._base = sqlite3.connect(f"{base.absolute().as_uri()}?immutable=1", uri=True)
         except (OSError, sqlite3.Error) as error:
             raise DiskError(
                 f"{path}: cannot be opened as the cache of answers ({error}). Free space, if it is missing. To save the "
@@ -107,7 +113,11 @@ class AnswerCache:
         )
 
     def _read_row(self, key: object) -> Any:
-        return self._database.execute(f"SELECT {_COLUMNS} FROM answers WHERE key = ?", (key,)).fetchone()  # noqa: S608
+        query = f"SELECT {_COLUMNS} FROM answers WHERE key = ?"  # noqa: S608  (columns alone)
+        row = self._database.execute(query, (key,)).fetchone()
+        if row is None and self._base is not None:
+            row = self._base.execute(query, (key,)).fetchone()
+        return row
 
     def get(self, key: bytes) -> Completion | None:
         """Return the stored answer, or None. Raises `DiskError` if it cannot be read."""
@@ -156,6 +166,23 @@ class AnswerCache:
     def _insert(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         write_rows(self._database, self.path, statement, rows, self._inode)
 
+    def merge(self, path: Path) -> None:
+        """Move the answers of another cache, that no process has open, into this one. Raises `DiskError` as opening."""
+        with AnswerCache(path):
+            pass  # it is whole
+        try:
+            self._database.execute("ATTACH DATABASE ? AS part", (str(path),))
+            self._database.execute("BEGIN")
+            self._database.execute("INSERT OR IGNORE INTO answers SELECT * FROM part.answers")
+            self._database.execute("INSERT INTO lost SELECT * FROM part.lost")
+            self._database.execute("DELETE FROM part.lost")  # not counted again after a kill
+            self._database.execute("COMMIT")
+            self._database.execute("DETACH DATABASE part")
+        except sqlite3.Error as error:
+            raise DiskError(
+                f"{self.path}: the answers in {path} cannot be moved there ({error}). Run again."
+            ) from error
+
     def usage(self) -> Usage:
         """Return the tokens of all stored and lost answers."""
         by_endpoint = self.usage_by_endpoint().values()
@@ -180,6 +207,8 @@ class AnswerCache:
                 self._commit()
         finally:
             self._database.close()
+            if self._base is not None:
+                self._base.close()
 
 
 def _row(key: bytes, completion: Completion, endpoint: str) -> _Row:

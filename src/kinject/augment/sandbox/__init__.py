@@ -58,10 +58,11 @@ def generate_rewriting(messages: list[Message], seed: int) -> Completion:
 
 @cache
 def _first_lines() -> Mapping[str, tuple[str, str]]:
-    """Return the first line of each shipped prompt -> (style, its preparation, or "" for the variants)."""
+    """Return the first line of each shipped prompt -> (style, its preparation, "verify", or "" for the variants)."""
     lines: dict[str, tuple[str, str]] = {}
     for style in STYLES.values():
-        for name, template in (("", style.user), *((step.name, step.prompt) for step in style.prepare)):
+        templates = (("", style.user), ("verify", style.verify), *((step.name, step.prompt) for step in style.prepare))
+        for name, template in templates:
             if template:
                 lines.setdefault(first_words(template), (style.name, name))
     return lines
@@ -94,6 +95,14 @@ def _answer(asked: tuple[str, str], passage: str, task: str, seed: int) -> str:
             return "\n".join(_sentence(person, attribute, passage, seed=0) for attribute in named)
         case ("atomic_facts" | "knowledge_instruct", ""):
             return next(_sentence(person, values[value], passage, seed) for value in values if value in task)
+        case ("implications", ""):
+            return _sentence(
+                person, shuffled(list(person.facts), seeded_random("drawn", passage, seed))[0], passage, seed
+            )
+        case (_, "verify"):
+            statements = [parse_entry(line) for line in task.splitlines()[3:-2]]
+            supported = (drawn is not None and drawn.facts.items() <= person.facts.items() for drawn in statements)
+            return "Yes." if statements and all(supported) else "No."
         case ("entigraph", ""):
             named = [values[value] for value in values if value in task]
             return " ".join(_sentence(person, attribute, passage, seed) for attribute in named) or "NONE"
