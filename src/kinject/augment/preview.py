@@ -216,7 +216,7 @@ def _count_group(plan: Plan, group: Group, stored: OffsetIndex, counts: Counter[
         counts["judged"] += missing
         counts["judge_requests"] += missing
         counts["judge_in"] += (_JUDGE_PROMPT + round((shown + n_words) * _TOKENS_PER_WORD)) * missing
-        counts["judge_out"] += _JUDGE_TOKENS * (1 + describe_source(group.source)["n_sentences"]) * missing
+        counts["judge_out"] += _JUDGE_TOKENS * (1 + describe(group.source, "n_sentences")) * missing
     counts["tokens_in"] += round(prompt * _TOKENS_PER_WORD * (missing * per_variant + n_preparations))
     counts["tokens_out"] += round(n_words * _TOKENS_PER_WORD * (missing + n_preparations))
 

@@ -181,11 +181,10 @@ def judge_messages(
 
     `statements` is a list of what the passage states, "" without one. It comes before the text, so that servers can reuse it.
     """
-    variables = {
+    shown = {
         "text": number_sentences(escape_tags(text)), "complete": complete, "statements": escape_tags(statements),
-        "language": language_name(detect_language(passage)),
     }  # fmt: skip
-    _, asked = ask(title, passage, render(JUDGE, variables))
+    _, asked = ask(title, passage, render(JUDGE, Source(title, passage), shown))
     return [{"role": "system", "content": shared_texts()["judge_system"].strip()}, asked]
 
 
