@@ -43,6 +43,12 @@ def lines_of(answer: str) -> list[str]:
     return [line for line in lines if line]
 
 
+def items_of(answer: str) -> list[str]:
+    """Return `lines_of` without a line that introduces the others and ends with a colon."""
+    lines = lines_of(answer)
+    return lines[1:] if len(lines) > 1 and lines[0].endswith((":", "：")) else lines
+
+
 def line_text(answer: str) -> str:
     """Return `lines_of` as one text."""
     return "\n".join(lines_of(answer))
@@ -93,7 +99,7 @@ PARSERS: Mapping[str, Callable[[str], str]] = {
 
 LISTS: Mapping[str, Callable[[str], list[str]]] = {
     "text": lambda answer: [text] if (text := plain_text(answer)) else [],
-    "lines": lines_of,
+    "lines": items_of,
     "sections": sections_of,
 }
 """Name of a parser in a preparation -> items in an answer."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kinject.augment.answers import LISTS, says_none, says_yes
-from kinject.augment.checks.checker import Checker, Verdict, check_completion
+from kinject.augment.checks.checker import Checker, Verdict, check_completion, declines
 from kinject.augment.checks.facts import compare_facts
 from kinject.augment.checks.judge import MIN_PRECISION, MIN_RECALL, N_TRIALS, Judge
 from kinject.augment.checks.prompt_injection import escape_tags, has_injection
@@ -306,7 +306,7 @@ class Rewriter:
         messages = group.style.preparation(step, group.source, item)
         for attempt in range(self.max_attempts):
             completion = await self.sender.send(messages, self.plan.sample_seed(content_id(messages), 0, attempt))
-            if check_completion(completion).accepted:
+            if check_completion(completion).accepted and not declines(completion.text):
                 notes = () if says_none(completion.text) else tuple(LISTS[step.parser](completion.text))
                 if notes or says_none(completion.text):
                     break

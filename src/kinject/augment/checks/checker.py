@@ -114,6 +114,11 @@ class Verdict:
         return not self.reason
 
 
+def declines(text: str) -> bool:
+    """Return whether an answer begins with the words of a refusal."""
+    return _REFUSAL.match(text) is not None
+
+
 def check_completion(completion: Completion) -> Verdict:
     """Return whether the endpoint gave a complete answer."""
     if completion.finish_reason == "length":
