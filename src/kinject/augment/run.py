@@ -22,6 +22,7 @@ from kinject.augment.groups import Group, VariantRequest, new_items
 from kinject.augment.plan import PassageFile, Plan, PlannedDocument, Schedule, make_plan
 from kinject.augment.requests import Stopped
 from kinject.augment.requests.balance import sum_counts
+from kinject.augment.requests.generator import items_in, list_structure
 from kinject.augment.requests.limits import Limits
 from kinject.augment.requests.sender import (
     Sender,
@@ -304,11 +305,15 @@ class Rewriter:
             return stored
         notes: tuple[str, ...] = ()
         messages = group.style.preparation(step, group.source, item)
+        structure = list_structure(messages) if step.parser == "lines" else None
         for attempt in range(self.max_attempts):
-            completion = await self.sender.send(messages, self.plan.sample_seed(content_id(messages), 0, attempt))
+            seed = self.plan.sample_seed(content_id(messages), 0, attempt)
+            completion = await self.sender.send(messages, seed, structure)
             if check_completion(completion).accepted and not declines(completion.text):
-                notes = () if says_none(completion.text) else tuple(LISTS[step.parser](completion.text))
-                if notes or says_none(completion.text):
+                items = items_in(completion.text)
+                nothing = says_none(completion.text) or items == []
+                notes = () if nothing else tuple(items or LISTS[step.parser](completion.text))
+                if notes or nothing:
                     break
         else:
             if step.for_each is None:

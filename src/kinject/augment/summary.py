@@ -12,7 +12,10 @@ from kinject.augment.contamination import Contamination, render_contamination
 from kinject.augment.corpus_writer import Coverage, StyleCount, render_coverage
 from kinject.augment.requests.balance import render_endpoints
 from kinject.augment.styles import SKIPPED
+from kinject.signals import running_time
 from kinject.terminal import Progress
+
+_SECONDS_BETWEEN_TEXTS = 0.1
 
 
 class AugmentProgress(Progress):
@@ -22,6 +25,7 @@ class AugmentProgress(Progress):
         super().__init__("augment", total, "rewritings")
         self._n_refused = 0
         self._status: Callable[[], str] = str
+        self._described = 0.0
 
     def watch(self, status: Callable[[], str]) -> None:
         """Show what `status` returns (tokens, cost) beside the count."""
@@ -38,8 +42,11 @@ class AugmentProgress(Progress):
 
     def advance(self, n: int = 1) -> None:
         """Count `n` more variants as done: stored, or given up."""
-        refused = f"{self._n_refused:,} refused" if self._n_refused else ""
-        self._status_text = ", ".join(words for words in (refused, self._status()) if words)
+        now = running_time()
+        if now - self._described >= _SECONDS_BETWEEN_TEXTS or self.done + n >= self.total:
+            self._described = now
+            refused = f"{self._n_refused:,} refused" if self._n_refused else ""
+            self._status_text = ", ".join(words for words in (refused, self._status()) if words)
         super().advance(n)
 
 
