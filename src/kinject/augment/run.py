@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 from kinject.augment.answers import LISTS, says_none, says_yes
 from kinject.augment.checks.checker import Checker, Verdict, check_completion, declines
 from kinject.augment.checks.facts import checks_off, compare_facts
-from kinject.augment.checks.judge import N_TRIALS, Judge
+from kinject.augment.checks.judge import MIN_PRECISION, MIN_RECALL, N_TRIALS, Judge
 from kinject.augment.checks.prompt_injection import escape_tags, has_injection
 from kinject.augment.contamination import ContaminationCheck
 from kinject.augment.corpus_writer import CorpusWriter
@@ -43,6 +44,7 @@ from kinject.signals import running_time
 from kinject.types import Completion
 
 Reply = TypeVar("Reply")
+log = logging.getLogger(__name__)
 
 _MOST_EQUAL = 3
 """Answers in a row that are refused at the same point before a style pauses for a passage."""
@@ -171,11 +173,19 @@ async def _open_judge(
     sender = await stack.enter_async_context(
         open_sender(section.judge, recipe.run_dir, limits, cache="judge.sqlite", partner=partner, base=part_of)
     )
-    judge = Judge(sender, recipe.seed)
+    judge = Judge(sender, recipe.seed, section.judge_statements)
     pairs = ((document.title, passage.text) for document, split in passages for passage in split)
     # Out of budget, the run ends before its first request.
     with graceful_shutdown(sender), contextlib.suppress(Stopped):
-        await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
+        score = await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
+        faults = score.faults(section.judge_min_recall or 0.0, section.judge_min_precision or 0.0)
+        if faults:
+            raise InputError(
+                f"augment.judge: on planted errors its {' and its '.join(faults)} (augment.judge_min_recall, "
+                "judge_min_precision). Take a stronger model as the judge, or lower the limits. Nothing was written yet."
+            )
+        for fault in score.faults(MIN_RECALL, MIN_PRECISION):
+            log.warning("augment.judge is not reliable: on planted errors its %s. Take a stronger model.", fault)
     return judge
 
 
@@ -412,8 +422,10 @@ class Rewriter:
         if self.judge is None or group.style.mechanical:
             return
         accepted = [answer for answer in answers if answer.accepted and answer.text]
-        judge = self.judge
-        verdicts = await _gather(group, (judge.verdict(title, passage, answer.text) for answer in accepted))
+        judge, complete = self.judge, group.style.rules.complete
+        verdicts = await _gather(
+            group, (judge.verdict(title, passage, answer.text, complete=complete) for answer in accepted)
+        )
         for answer, verdict in zip(accepted, verdicts, strict=True):
             if isinstance(verdict, EndpointError):
                 answer.error = verdict
