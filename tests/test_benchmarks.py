@@ -114,11 +114,22 @@ def test_requests() -> None:  # it waits for its own children
     assert re.search(r"bare loop.* got 20 of 20", printed)
 
 
+def test_costs(run_here: Callable[..., str]) -> None:
+    printed = run_here("augment/costs.py", "--documents", "2")
+    rows = {row[0]: row[1:] for row in re.findall(r"^\| `(\w+)` \| ([\d,]+) \|.* ([\d,]+) \|$", printed, re.MULTILINE)}
+    assert len(rows) == 12
+    assert rows["paraphrase"][0] == rows["paraphrase"][1]  # one request for each text
+    assert rows["implications"][0] >= rows["implications"][1]
+
+
 def test_faithfulness(material: Path, run_here: Callable[..., str]) -> None:
     printed = run_here("augment/faithfulness.py", material / "data", "--errors", "4")
     assert "8 of 8 accepted" in printed
-    caught = re.findall(r"^\w+ +(?:fictional|squad) +([\d.]+)% of 2$", printed, re.MULTILINE)
-    assert len(caught) >= 8
+    caught = re.findall(
+        r"^(?:number|date|unit|name) +(?:fictional|squad) +([\d.]+)% refused, .* of 2$", printed, re.MULTILINE
+    )
+    assert len(caught) == 8
+    assert len(re.findall(r"^cause +(?:en|de|fr|es|zh|ja) +[\d.]+% refused, .* of [12]$", printed, re.MULTILINE)) == 6
     assert max(map(float, caught)) == 100
 
 
@@ -127,6 +138,15 @@ def test_claims(run_here: Callable[..., str]) -> None:
     assert len(re.findall(r"^\| among ten null claims, .* \| [\d.]+ \([\d.]+\) \|$", printed, re.MULTILINE)) == 3
     assert len(re.findall(r"^\| \d+ documents, \d seeds, .* \|$", printed, re.MULTILINE)) == 6
     assert len(re.findall(r"^\| detectable: .* \|$", printed, re.MULTILINE)) == 4
+
+
+def test_refusals(run_here: Callable[..., str]) -> None:
+    printed = run_here("augment/refusals.py", "--show")
+    total = re.findall(r"^\| all \| (\d+) \| (\d+) .*\| (\d+) \| (\d+) \| \d+ \| \d+ \|$", printed, re.MULTILINE)
+    assert len(total) == 2
+    good, refused, bad, caught = map(int, total[0])
+    assert refused <= 0.08 * good
+    assert caught >= 0.8 * bad
 
 
 def test_fictional(material: Path, tmp_path: Path, run_here: Callable[..., str]) -> None:

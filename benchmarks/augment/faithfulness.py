@@ -1,27 +1,31 @@
 """Planted errors and paraphrases by others against the faithfulness checks.
 
-    python benchmarks/augment/faithfulness.py DATA [--errors 1000] [--missed 1]
+    python benchmarks/augment/faithfulness.py [DATA] [--passages LANGUAGE=FILE ...] [--errors 1000] [--missed 1]
 
-DATA holds fictional/fictional_knowledge_paraphrased.json and squad/squad2_dev_half_paragraphs.jsonl. Errors are planted
-in paraphrases that the checks accept and in the paragraphs themselves, so that nothing but the planted error differs;
-only the faithfulness checks run (no echo, duplicate or length check). `--missed` errors of each kind are printed.
+DATA holds fictional/fictional_knowledge_paraphrased.json and squad/squad2_dev_half_paragraphs.jsonl. A FILE of `--passages`
+is JSON as of SQuAD (XQuAD, FQuAD, JSQuAD) or JSONL with `text`; without it the passages of passages.jsonl, in six
+languages, are taken. Errors are planted in paraphrases that the checks accept and in the passages themselves, so that
+nothing but the planted error differs; only the faithfulness checks run (no echo, duplicate or length check). Each planted
+text counts once. `--missed` errors of each kind are printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import time
 from collections import Counter
 from pathlib import Path
 from random import Random
 
 from kinject.augment.checks.facts import compare_facts
-from kinject.augment.checks.planted_errors import PLANTS
+from kinject.augment.checks.planted_errors import ALL_KINDS, LANGUAGES, find_names, plant_error
+
+Pair = tuple[str, str]
+"""A source and a faithful text."""
 
 
-def read_pairs(data: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+def read_pairs(data: Path) -> tuple[list[Pair], list[Pair]]:
     """Return (source, paraphrase) of the fictional texts, and (paragraph, paragraph)."""
     fictional = json.loads((data / "fictional/fictional_knowledge_paraphrased.json").read_text())
     pairs = [(entry["train_context"], text) for entry in fictional for text in entry.get("paraphrases", [])]
@@ -30,49 +34,86 @@ def read_pairs(data: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
     return pairs, [(text, text) for text in paragraphs]
 
 
-def main() -> None:
-    """Print acceptance, detection by kind of error, and speed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--errors", type=int, default=1000, help="planted errors of each kind")
-    parser.add_argument("--missed", type=int, default=1, help="missed errors to print, of each kind and source")
-    arguments = parser.parse_args()
-    pairs, paragraphs = read_pairs(arguments.data)
-    verdicts = [compare_facts(source, text)[0] for source, text in pairs]
+def read_passages(path: Path, language: str = "") -> list[Pair]:
+    """Return (passage, passage) of a file: SQuAD's JSON, or JSONL, there of one `language` where rows name it."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".json":
+        articles = json.loads(text)["data"]
+        passages = [paragraph["context"] for article in articles for paragraph in article["paragraphs"]]
+        passages = [passage.rpartition("[SEP]")[2].strip() for passage in passages]  # JSQuAD puts the title before it
+    else:
+        rows = map(json.loads, text.splitlines())
+        passages = [row["text"] for row in rows if row.get("language", language) == language]
+    return [(passage, passage) for passage in dict.fromkeys(passages)]
+
+
+def plant(kind: str, base: list[Pair], language: str, n: int) -> list[tuple[str, str, str]]:
+    """Return up to `n` different (source, text, text with an error)."""
+    names = sorted({name for source, _ in base for name in find_names(source, language)})
+    rng, planted, left = Random(f"{kind} {language}"), dict[tuple[str, str, str], None](), list(base)
+    for _ in range(len(base) + 3 * n):
+        if not left or len(planted) == n:
+            break
+        index = rng.randrange(len(left))
+        source, text = left[index]
+        others = [name for name in rng.sample(names, min(len(names), 20)) if name not in source]
+        wrong = plant_error(kind, text, rng, others, language)
+        if wrong is None:
+            left.pop(index)
+        else:
+            planted[source, text, wrong] = None
+    return list(planted)
+
+
+def print_caught(label: str, base: list[Pair], language: str, n: int, n_missed: int) -> None:
+    """Print for each kind of error the fraction that the checks refuse."""
+    for kind in ALL_KINDS:
+        planted = plant(kind, base, language, n)
+        results = [(text, wrong, compare_facts(source, wrong)) for source, text, wrong in planted]
+        missed = [(text, wrong) for text, wrong, result in results if not result.reason]
+        n_doubts = sum(bool(result.doubts) for _, _, result in results)
+        if not planted:
+            print(f"{kind:11} {label:10} no room")
+            continue
+        share, doubts = 1 - len(missed) / len(planted), n_doubts / len(planted)
+        print(f"{kind:11} {label:10} {share:7.1%} refused, {doubts:6.1%} in doubt, of {len(planted)}")
+        for text, wrong in missed[:n_missed]:
+            at = next((i for i, (a, b) in enumerate(zip(text, wrong, strict=False)) if a != b), len(text))
+            print(f"        missed: ...{text[max(0, at - 40) : at + 40]!r} -> ...{wrong[max(0, at - 10) : at + 40]!r}")
+
+
+def print_data(data: Path, n: int, n_missed: int) -> None:
+    """Print acceptance, detection by kind of error, and speed on the English data."""
+    pairs, paragraphs = read_pairs(data)
+    verdicts = [compare_facts(source, text).reason for source, text in pairs]
     print(
         f"paraphrases by others: {verdicts.count('')} of {len(pairs)} accepted; refused {dict(Counter(filter(None, verdicts)))}"
     )
     accepted = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if not verdict]
-    names = sorted({name for source, _ in paragraphs for name in re.findall(r"(?<=[a-z] )[A-Z][a-z]{3,}", source)})
-    for kind, plant in PLANTS.items():
-        for label, base in (("fictional", accepted), ("squad", paragraphs)):
-            rng, caught, missed = Random(kind + label), 0, []
-            n = n_tries = 0
-            while n < arguments.errors // 2:
-                n_tries += 1
-                if n_tries > 100 * arguments.errors:
-                    raise SystemExit(f"{label}: too few texts in {arguments.data} hold a {kind} to change.")
-                source, text = rng.choice(base)
-                wrong = plant(text, rng, names)
-                if wrong is None or wrong == text:
-                    continue
-                n += 1
-                if compare_facts(source, wrong)[0]:
-                    caught += 1
-                else:
-                    missed.append((text, wrong))
-            print(f"{kind:7} {label:10} {caught / n:7.1%} of {n}")
-            for text, wrong in missed[: arguments.missed]:
-                at = next(i for i, (a, b) in enumerate(zip(text, wrong, strict=False)) if a != b)
-                print(
-                    f"        missed: ...{text[max(0, at - 40) : at + 40]!r} -> ...{wrong[max(0, at - 10) : at + 40]!r}"
-                )
+    print_caught("fictional", accepted, "en", n, n_missed)
+    print_caught("squad", paragraphs, "en", n, n_missed)
     began = time.process_time()
     for source, text in pairs:
         compare_facts(source, text)
     seconds = time.process_time() - began
     n_words = sum(len(text.split()) for _, text in pairs)
     print(f"speed: {n_words / 250 / seconds:.0f} variants of 250 words a second and core")
+
+
+def main() -> None:
+    """Print acceptance, detection by kind of error and language, and speed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--passages", action="append", default=[], metavar="LANGUAGE=FILE")
+    parser.add_argument("--errors", type=int, default=1000, help="planted errors of each kind and language")
+    parser.add_argument("--missed", type=int, default=1, help="missed errors to print, of each kind and source")
+    arguments = parser.parse_args()
+    if arguments.data:
+        print_data(arguments.data, arguments.errors // 2, arguments.missed)
+    own = Path(__file__).with_name("passages.jsonl")
+    files = [entry.partition("=")[::2] for entry in arguments.passages] or [(name, str(own)) for name in LANGUAGES]
+    for language, file in files:
+        print_caught(language, read_passages(Path(file), language), language, arguments.errors // 2, arguments.missed)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Model:
 
     def __call__(self, messages: list[Message], seed: int) -> Completion:
         task = messages[-1]["content"].rpartition("</passage>")[2]
-        if "atomic facts" in task:
+        if "List the single facts" in task:
             self.asked["facts"] += 1
             facts = sentences(passage_of(messages))
             return Completion(
@@ -107,7 +107,7 @@ def test_a_rewording_that_loses_the_number_of_its_fact_is_refused(make_recipe: M
         completion = made(messages, seed)
         return (
             completion
-            if "atomic facts" in messages[-1]["content"]
+            if "List the single facts" in messages[-1]["content"]
             else Completion(re.sub(r"19\d\d", "then", completion.text))
         )
 

@@ -15,16 +15,17 @@ from test_endpoint_faults import PAGE, table
 from test_outages import Start
 
 from kinject.augment import augment
+from kinject.augment.answers import pairs_of
 from kinject.augment.checks.checker import Checker, new_markup
-from kinject.augment.checks.judge import N_TRIALS, Judge
-from kinject.augment.prompts import INSTRUCTIONS, JUDGE, judge_messages
+from kinject.augment.checks.judge import Judge, make_trials
+from kinject.augment.prompts import JUDGE, judge_messages
 from kinject.augment.questions import make_questions
 from kinject.augment.questions.drafts import find_fault, read_drafts
 from kinject.augment.requests import Generator, Transient
 from kinject.augment.requests.limits import Limits
 from kinject.augment.requests.sender import Sender
 from kinject.augment.sandbox import answer_as_sandbox
-from kinject.augment.styles import STYLES, pairs_of
+from kinject.augment.styles import STYLES
 from kinject.errors import EndpointError
 from kinject.recipe import Recipe, read_recipe
 from kinject.types import Completion, Message
@@ -46,7 +47,7 @@ def test_every_reader_of_answers_takes_linear_time(begin: str, monkeypatch: pyte
     for piece in PIECES:
         said = begin + piece * (20_000 // len(piece)) + "x"
         for style in ("paraphrase", "questions", "implications"):
-            STYLES[style].rows(STYLES[style].parse(said))
+            STYLES[style].corpus_rows(STYLES[style].parse(said), {}, 0)
         Checker("Arden was born in Lowmere in 1987, 5 km from Farrow.").check(said)
         read_drafts(said)
         asyncio.run(judge.verdict("", "p", "t"))
@@ -66,9 +67,11 @@ def test_pairs_are_read_line_by_line(text: str, pairs: list[tuple[str, str]]) ->
 
 def test_no_instruction_of_ours_passes_for_a_rewriting() -> None:
     source = "Arden met Bryn at the mill, and they talked until the evening came over the river and the fields. " * 3
-    for text in INSTRUCTIONS:
-        if len(text.split()) >= 6:
-            assert Checker(source).check(f"{text}").reason in ("prompt", "wrapper", "injection"), text
+    for style in STYLES.values():
+        for text in style.literals if style.user else ():
+            if len(text.split()) >= 8:  # a mark or two may be no word
+                verdict = Checker(source, style.rules, style.literals).check(text)
+                assert verdict.reason in ("prompt", "wrapper", "injection", "quotation"), text
 
 
 def test_tags_that_the_source_has_may_stay_and_no_others() -> None:
@@ -125,12 +128,10 @@ def test_a_trial_of_the_judge_without_an_answer_does_not_count(monkeypatch: pyte
         return Completion("UNFAITHFUL: all of it")
 
     judge = Judge(Sender(Generator("test", {}, True, ask), None, Limits(1)), 1)
-    score = asyncio.run(
-        judge.measure_accuracy(
-            [("T", f"Arden met Bryn at the mill in {year}. Corwin was there.") for year in range(1900, 1950)]
-        )
-    )
-    assert score.n_good + sum(score.planted.values()) == 2 * N_TRIALS - 2 * N_TRIALS // 4
+    passages = [("T", f"Arden met Bryn at the mill in {year}. Corwin was there.") for year in range(1900, 1920)]
+    score = asyncio.run(judge.measure_accuracy(passages))
+    n_trials = len(make_trials(passages, 1))
+    assert score.n_good + sum(score.planted.values()) == n_trials - n_trials // 4
     assert score.recall == 1.0
 
 

@@ -13,7 +13,7 @@ import pytest
 from kinject.augment import augment
 from kinject.augment.checks.checker import Checker, Verdict
 from kinject.augment.plan import PassageFile, make_plan
-from kinject.augment.styles import STYLES
+from kinject.augment.styles import Style
 from kinject.corpus.documents import READERS
 from kinject.disk import read_jsonl
 from kinject.recipe import AugmentRecipe
@@ -50,13 +50,13 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setitem(READERS, ".jsonl", count_read)  # type: ignore[arg-type]
     monkeypatch.setattr("kinject.augment.plan.split_passages", count_split)
     monkeypatch.setattr(Checker, "check", count_check)
-    for name, style in list(STYLES.items()):
+    parse = Style.parse
 
-        def count_parse(answer: str, parse: Callable[[str], str] = style.parse) -> str:
-            counts["parsed"] += 1
-            return parse(answer)
+    def count_parse(self: Style, answer: str) -> str:
+        counts["parsed"] += 1
+        return parse(self, answer)
 
-        monkeypatch.setitem(STYLES, name, replace(style, parse=count_parse))  # type: ignore[arg-type]
+    monkeypatch.setattr(Style, "parse", count_parse)
     return counts
 
 

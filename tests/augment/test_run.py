@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment, render_summary
-from kinject.augment.run import AugmentProgress
+from kinject.augment.checks.checker import REASONS
+from kinject.augment.summary import AugmentProgress, refusal_advice
 from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import DiskError, EndpointError, InputError, RecipeError
 from kinject.recipe import Recipe
@@ -118,14 +119,58 @@ def test_a_paraphrase_that_is_never_good_is_given_up_and_the_result_is_short(
     make_recipe: Make, serving: Callable[..., Any]
 ) -> None:
     server = serving(faults={"refusal": 1.0})
-    result = augment(make_recipe(server.url, max_attempts=2))
-    assert (result.got, result.short, result.refused) == (0, True, {"refusal": 72})
-    assert server.state.n_requests == 72
+    result = augment(make_recipe(server.url, max_attempts=2, styles={"paraphrase": 2}))
+    assert (result.got, result.short, result.refused) == (0, True, {"refusal": 48})
+    assert server.state.n_requests == 48
     summary = render_summary(result)
-    assert "paraphrase            36       0       72       0" in summary
-    assert "      72  refusal" in summary
-    assert "Short by 36" in summary
-    assert augment(make_recipe(server.url, max_attempts=2)).n_sent == 0
+    assert "paraphrase            24       0       48       0" in summary
+    assert "      48  refusal" in summary
+    assert "Short by 24: refusal: take a model that does not decline" in summary
+    assert augment(make_recipe(server.url, max_attempts=2, styles={"paraphrase": 2})).n_sent == 0
+
+
+def test_a_style_pauses_for_a_passage_after_three_refusals_at_the_same_point(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
+    server = serving(faults={"wrapped": 1.0})
+    result = augment(make_recipe(server.url, max_attempts=5))
+    assert (result.got, result.refused, server.state.n_requests) == (0, {"wrapper": 36}, 36)
+    assert result.paused == {"paraphrase": {"wrapper": 12}}
+    summary = render_summary(result)
+    assert "12  passages paused: refused three times in a row at the same point (wrapper)" in summary
+    assert "max_attempts" not in summary
+    manifest = read_manifest(result.manifest_path)
+    assert manifest is not None
+    assert manifest["counts"]["paused"] == {"paraphrase": {"wrapper": 12}}
+    again = augment(make_recipe(server.url, max_attempts=5))
+    assert (again.n_sent, again.paused) == (0, result.paused)
+
+
+def test_a_style_does_not_pause_where_something_was_accepted_or_the_points_differ(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
+    augment(make_recipe(serving().url))
+    more = augment(make_recipe(serving(faults={"wrapped": 1.0}).url, styles={"paraphrase": 4}, max_attempts=5))
+    assert (more.paused, more.refused) == ({}, {"wrapper": 60})
+
+
+@pytest.mark.parametrize(
+    ("refused", "advice"),
+    [
+        ({"wrapper": 40}, ["wrapper: take a model that follows instructions"]),
+        ({"name": 40, "number": 30, "echo": 1}, ["name, number: raise augment.max_attempts"]),
+        ({"truncated": 20, "judge": 10}, ["truncated: raise generator.max_tokens", "judge: read the judge's reasons"]),
+    ],
+)
+def test_the_advice_fits_what_was_refused_most(refused: dict[str, int], advice: list[str]) -> None:
+    given = refusal_advice(refused)
+    assert len(given) == len(advice)
+    assert all(line.startswith(beginning) for line, beginning in zip(given, advice, strict=True))
+
+
+def test_every_reason_has_advice_or_is_helped_by_another_answer() -> None:
+    by_chance = {"number", "date", "unit", "quotation", "name"}
+    assert {reason for reason in REASONS if "max_attempts" in refusal_advice({reason: 1})[0]} == by_chance
 
 
 def test_with_several_styles_each_tells_its_own_reasons(make_recipe: Make, serving: Callable[..., Any]) -> None:

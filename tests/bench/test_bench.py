@@ -37,8 +37,8 @@ from kinject.bench.strategies import COMBINED, LORA, STRATEGIES, Setting, combin
 from kinject.cli import main
 from kinject.disk import read_jsonl, write_manifest
 from kinject.errors import InputError
+from kinject.executors import Outcome
 from kinject.recipe import Recipe, read_recipe
-from kinject.study.executors import Outcome
 from kinject.study.stages import Stage, run_stage
 
 CPU = Setting(

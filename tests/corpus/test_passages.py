@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinject.corpus.passages import sentence_ends, sentences, split_passages, token_spans, word_spans
+from kinject.corpus.passages import heading_path, sentence_ends, sentences, split_passages, token_spans, word_spans
 from kinject.errors import InputError
 from kinject.types import Document
 
@@ -99,3 +99,20 @@ def test_a_tokenizer_folder_gives_its_own_spans(tmp_path: Path) -> None:
 def test_a_folder_without_a_tokenizer_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no tokenizer can be loaded"):
         token_spans(str(tmp_path))
+
+
+def test_a_heading_stays_with_what_follows_it_and_rows_are_not_torn() -> None:
+    text = "# Works\n\nShe built one bridge.\n\n## Years\n\n| year | bridge |\n| 1931 | Falk |\n| 1940 | Lind |"
+    assert [p.text for p in split_passages(document(text), 14, word_spans)] == [
+        "# Works\n\nShe built one bridge.",
+        "## Years\n\n| year | bridge |\n| 1931 | Falk |",
+        "| 1940 | Lind |",
+    ]
+
+
+def test_the_headings_above_a_passage_are_its_path() -> None:
+    text = "# A\n\none\n\n## B ##\n\ntwo\n\n```\n# no heading\n```\n\n### C\n\nthree\n\n## D\n\nfour"
+    at = {word: heading_path(text, text.index(word)) for word in ("one", "two", "three", "four", "## D", "# A")}
+    assert at == {
+        "one": ("A",), "two": ("A", "B"), "three": ("A", "B", "C"), "four": ("A", "D"), "## D": ("A",), "# A": (),
+    }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kinject.errors import InputError
-from kinject.study.executors import Outcome, error_line
+from kinject.executors import Outcome, error_line
 from kinject.study.stages import Stage, run_stage
 
 

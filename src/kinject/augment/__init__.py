@@ -4,8 +4,9 @@ import sys
 
 from kinject import VerbPackage
 from kinject.augment.corpus_writer import StyleCount
-from kinject.augment.plan import Preview, preview, render_preview
-from kinject.augment.run import AugmentResult, augment, render_summary
+from kinject.augment.preview import Preview, preview, render_preview
+from kinject.augment.run import augment
+from kinject.augment.summary import AugmentResult, render_summary
 
 __all__ = [
     "AugmentResult", "Preview", "StyleCount", "augment", "preview", "render_preview", "render_summary",

@@ -6,12 +6,12 @@ A model that read a question with its answer learned the test, not the fact.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinject.augment.styles import STYLES
+from kinject.augment.styles import Style
 from kinject.corpus.questions import read_rows
 from kinject.errors import InputError
 
@@ -111,15 +111,11 @@ class ContaminationCheck:
         """Allow the n-grams that occur in a source document."""
         self._in_sources.update(self._find(text))
 
-    def check_prompts(self, styles: Mapping[str, int]) -> None:
-        """Search the prompts of `styles` (name -> samples) without titles and passages, which are the documents' own."""
-        for name, n_samples in styles.items():
-            style = STYLES[name]
-            for sample in range(n_samples):
-                for message in style.messages("", "", sample):
-                    self.check("prompts", name, message["content"])
-            for text in (style.prepare, style.verify):
-                self.check("prompts", name, text)
+    def check_prompts(self, styles: Iterable[Style]) -> None:
+        """Search the prompts of `styles` without titles and passages, which are the documents' own."""
+        for style in styles:
+            for text in style.literals:
+                self.check("prompts", style.name, text)
 
     def check_row(self, place: str, path: Path, row: Mapping[str, Any]) -> None:
         """Search a corpus row: its `text`, or `prompt` and `completion`."""

@@ -6,14 +6,13 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from pathlib import Path
 
 from kinject.augment.checks.facts import compare_facts
 from kinject.augment.contamination import ContaminationCheck
-from kinject.augment.plan import Group, Plan, PlannedDocument, VariantRequest
+from kinject.augment.groups import Group, VariantRequest
+from kinject.augment.plan import Plan, PlannedDocument, Schedule
 from kinject.augment.store import Store
-from kinject.augment.styles import STYLES
 from kinject.disk import Row, content_id, open_jsonl
 from kinject.types import Variant
 
@@ -22,12 +21,20 @@ _MOST_SHOWN = 5
 
 @dataclass(frozen=True)
 class StyleCount:
-    """Counts of one style: variants `asked` and `got`, answers refused by reason, variants without an answer."""
+    """Counts of one style: variants `asked` and `got`, answers refused by reason, variants without an answer.
+
+    `in_doubt` counts accepted texts that the checks could not decide, by the first reason, `refused_in_doubt` those refused.
+    `nothing` counts answers that there is nothing to write, `skipped` passages that lack what the style needs, by need.
+    """
 
     asked: int
     got: int
     refused: Mapping[str, int]
     failed: int
+    nothing: int = 0
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    in_doubt: Mapping[str, int] = field(default_factory=dict)
+    refused_in_doubt: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,11 @@ class _Count:
     asked: int = 0
     got: int = 0
     failed: int = 0
+    nothing: int = 0
     refused: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    in_doubt: Counter[str] = field(default_factory=Counter)
+    refused_in_doubt: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -99,10 +110,11 @@ class CorpusWriter:
         self._plan, self._store, self._failures, self._contamination = plan, store, failures, contamination
         self._counts = {style: _Count() for style in plan.styles}
         self._coverage = _CoverageCount()
-        self._quotas = [n for name, n in plan.styles.items() if STYLES[name].per_note and n]
+        self._quotas = [n for name, n in plan.styles.items() if plan.catalog[name].keeps and n]
         self.n_rows = self.n_sft_rows = 0
         self.failed = Counter[str]()
         self.tokens = Counter[str]()
+        self.languages = Counter[str]()
 
     def write(self, documents: Iterable[PlannedDocument], *, include_originals: bool) -> None:
         """Write the files: passages and their variants by style and sample, in the order of `documents`.
@@ -112,16 +124,19 @@ class CorpusWriter:
         with contextlib.ExitStack() as stack:
             write_corpus = stack.enter_context(open_jsonl(self.corpus_path))
             write_failure = stack.enter_context(open_jsonl(self.failures_path))
-            write_sft = stack.enter_context(open_jsonl(self.sft_path)) if "questions" in self._plan.styles else None
+            makes_sft = any(self._plan.catalog[name].makes_instructions for name in self._plan.styles)
+            write_sft = stack.enter_context(open_jsonl(self.sft_path)) if makes_sft else None
             write_fact = stack.enter_context(open_jsonl(self._coverage_path)) if self._quotas else None
+            files = (write_corpus, write_sft, write_fact, write_failure)
             for document, passages in documents:
-                groups = self._plan.groups(document, passages)
                 for passage in passages:
                     if include_originals:
                         row = {"id": passage.id, "document_id": document.id, "origin": "original", "text": passage.text}
                         self._write_row(row, write_corpus, write_sft)
-                    for group in islice(groups, len(self._plan.styles)):  # they come by passage, one a style
-                        self._write_group(group, write_corpus, write_sft, write_fact, write_failure)
+                    for group in self._plan.groups_of(document, passage):
+                        self._write_group(group, *files)
+                for group in self._plan.document_groups(document):
+                    self._write_group(group, *files)
 
     def _write_group(
         self,
@@ -131,18 +146,28 @@ class CorpusWriter:
         write_fact: _Write | None,
         write_failure: _Write,
     ) -> None:
-        notes = self._store.notes(self._plan.notes_id(group)) if group.style.per_note else ()
-        requests = self._plan.requests(group, notes)
-        variants = self._store.variants(requests)
-        self._count(group, requests, variants)
-        for request in requests:
-            if request.id in variants:
-                for row in _corpus_rows(group, variants[request.id]):
-                    self._write_row(row, write_corpus, write_sft)
-            elif request.id in self._failures:
-                write_failure(self._failure_row(group, request))
-        if write_fact is not None and group.style.per_note and group.n_samples:
-            for fact_row in self._fact_rows(group, notes, requests, variants):
+        if group.skipped:
+            self._counts[group.style.name].skipped[group.skipped] += 1
+        if group.skipped or not group.n_samples:
+            return
+        items = self._plan.items(group, self._store.notes)
+        schedule = Schedule(self._plan, group, items) if items is not None else [self._plan.unprepared(group)]
+        got = Counter[str]()
+        for requests in schedule:
+            variants = self._store.variants(requests)
+            self._count(group, requests, variants)
+            for request in requests:
+                variant = variants.get(request.id)
+                if variant is not None and variant.text:
+                    got[str(request.item.get(group.style.keeps or ""))] += 1
+                    for row in _corpus_rows(group, request, variant):
+                        self._write_row(row, write_corpus, write_sft)
+                elif variant is None and request.id in self._failures:
+                    write_failure(self._failure_row(group, request))
+            if isinstance(schedule, Schedule):
+                schedule.count(variant.text for variant in variants.values() if variant.text)
+        if write_fact is not None and group.style.keeps:
+            for fact_row in self._fact_rows(group, [str(item[group.style.keeps]) for item in items or ()], got):
                 write_fact(fact_row)
 
     def _write_row(self, row: Row, write_corpus: _Write, write_sft: _Write | None) -> None:
@@ -157,14 +182,22 @@ class CorpusWriter:
 
     def _count(self, group: Group, requests: Sequence[VariantRequest], variants: Mapping[str, Variant]) -> None:
         count = self._counts[group.style.name]
-        count.asked += len(requests)
-        count.got += len(variants)
+        n_texts = sum(bool(variant.text) for variant in variants.values())
+        count.asked += len(requests) if group.target is None else len(variants)
+        count.got += n_texts
+        count.nothing += len(variants) - n_texts
         refusals = self._store.refusals(requests)
         self._store.check_refusals(variants, refusals)
         for refusal in refusals:
             count.refused[refusal["reason"]] += 1
             self.tokens.update(refusal["usage"])
+            if refusal.get("in_doubt"):
+                count.refused_in_doubt[refusal["in_doubt"][0][0]] += 1
         for variant in variants.values():
+            if variant.checks.get("in_doubt"):
+                count.in_doubt[variant.checks["in_doubt"][0][0]] += 1
+            if "language" in variant.checks:
+                self.languages[variant.checks["language"]] += 1
             self.tokens.update(asdict(variant.usage))
 
     def _failure_row(self, group: Group, request: VariantRequest) -> Row:
@@ -176,32 +209,39 @@ class CorpusWriter:
             "style": group.style.name, "sample": request.sample, "error": error,
         }  # fmt: skip
 
-    def _fact_rows(
-        self, group: Group, facts: tuple[str, ...], requests: Sequence[VariantRequest], variants: Mapping[str, Variant]
-    ) -> Iterator[Row]:
+    def _fact_rows(self, group: Group, facts: Sequence[str], got: Mapping[str, int]) -> Iterator[Row]:
         """Yield each fact of a passage with its number of variants."""
         coverage = self._coverage
         if not facts:
             coverage.without_facts += 1
             return
-        reason, detail = compare_facts(group.passage.text, " ".join(facts))
-        if reason:
+        compared = compare_facts(group.passage.text, " ".join(facts))
+        if compared.reason:
             coverage.incomplete += 1
             if len(coverage.lost) < _MOST_SHOWN:
-                coverage.lost.append((group.passage.id, f"{reason}: {detail}"))
-        got = Counter(request.sample % len(facts) for request in requests if request.id in variants)
-        for index, fact in enumerate(facts):
-            coverage.by_count[got[index]] += 1
-            if got[index] < group.n_samples and len(coverage.short) < _MOST_SHOWN:
-                coverage.short.append((fact, got[index]))
+                coverage.lost.append((group.passage.id, f"{compared.reason}: {compared.detail}"))
+        for fact in facts:
+            n = got.get(fact, 0)
+            coverage.by_count[n] += 1
+            if n < group.n_samples and len(coverage.short) < _MOST_SHOWN:
+                coverage.short.append((fact, n))
             ids = {"document_id": group.passage.document_id, "passage_id": group.passage.id}
-            yield {**ids, "fact": fact, "asked": group.n_samples, "got": got[index]}
+            yield {**ids, "fact": fact, "asked": group.n_samples, "got": n}
 
     @property
     def styles(self) -> dict[str, StyleCount]:
         """The counts by style."""
         return {
-            name: StyleCount(count.asked, count.got, dict(count.refused.most_common()), count.failed)
+            name: StyleCount(
+                count.asked,
+                count.got,
+                dict(count.refused.most_common()),
+                count.failed,
+                count.nothing,
+                dict(count.skipped),
+                dict(count.in_doubt.most_common()),
+                dict(count.refused_in_doubt.most_common()),
+            )
             for name, count in self._counts.items()
         }
 
@@ -225,9 +265,9 @@ class CorpusWriter:
 _Write = Callable[[Row], None]
 
 
-def _corpus_rows(group: Group, variant: Variant) -> Iterator[Row]:
+def _corpus_rows(group: Group, request: VariantRequest, variant: Variant) -> Iterator[Row]:
     """Yield the corpus rows of a variant."""
-    for index, fields in enumerate(group.style.rows(variant.text)):
+    for index, fields in enumerate(group.style.corpus_rows(variant.text, request.item, request.turn)):
         row_id = content_id(variant.id, index) if index else variant.id
         yield {"id": row_id, "document_id": group.passage.document_id, "origin": "variant", **fields}
 

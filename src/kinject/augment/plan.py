@@ -4,107 +4,83 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from kinject.augment.checks.judge import N_TRIALS
-from kinject.augment.prompts import ask
+from kinject.augment.groups import Group, Precomputed, VariantRequest, new_items, read_precomputed
 from kinject.augment.requests import generator_identity
-from kinject.augment.requests.limits import Limits
-from kinject.augment.styles import STYLES, Style
-from kinject.augment.validation import augment_section, limits_of
+from kinject.augment.styles import Item, Preparation, Style, read_styles
+from kinject.augment.validation import augment_section
 from kinject.corpus.documents import read_documents
-from kinject.corpus.passages import sentences, split_passages, token_spans, word_spans
-from kinject.disk import OffsetIndex, content_id, read_jsonl, unwritable
+from kinject.corpus.passages import split_passages, token_spans, word_spans
+from kinject.disk import content_id, unwritable
 from kinject.errors import InputError
 from kinject.recipe import AugmentRecipe
+from kinject.recipe.sections import MAX_SAMPLES
 from kinject.types import Document, Message, Passage
-
-_TOKENS_PER_WORD = 1.35
-"""Estimate for English: tokens of a language model for each word or punctuation mark."""
-_JUDGE_TOKENS = 20
-"""Estimate: tokens of a judge's answer."""
-_SECONDS_PER_TOKEN = 0.02
-"""Estimate: time in which an endpoint writes one token."""
 
 PlannedDocument = tuple[Document, list[Passage]]
 """A document and its passages, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The variants of one passage in one style. They must differ from each other, so one worker requests them all.
+_BLOCK = 64
+"""Requests of one group that are sent at once."""
+_BARREN = 24
+"""Requests in a row without a text after which a target of tokens is given up."""
+Notes = Callable[[str], tuple[str, ...] | None]
+"""Id of `Plan.notes_id` -> the stored items, None if there are none yet."""
 
-    `texts` holds variants that a file provides; None if a generator writes them.
+
+class Schedule:
+    """The requests of one group in blocks, each of which must be counted before the next.
+
+    With a target of tokens the blocks end once the accepted texts have as many, or `_BARREN` requests brought none.
     """
 
-    document: Document
-    passage: Passage
-    style: Style
-    n_samples: int
-    texts: tuple[str, ...] | None = None
+    def __init__(self, plan: Plan, group: Group, items: Sequence[Item]) -> None:
+        self._requests = plan.requests(group, items)
+        self._target, self._spans = group.target, spans_of(plan.tokenizer)
+        self._expected = max(1, len(word_spans(group.passage.text))) if group.target else 0
+        self._n_texts = self._n_tokens = 0
 
-    def messages(self, sample: int, notes: tuple[str, ...] = ()) -> list[Message]:
-        """Return the prompt for one sample."""
-        return self.style.messages(self.document.title, self.passage.text, sample, notes)
+    def __iter__(self) -> Iterator[list[VariantRequest]]:
+        n_barren = 0
+        while n_barren < _BARREN and (block := list(islice(self._requests, self._size()))):
+            before = self._n_texts
+            yield block
+            if self._target is not None:
+                n_barren = 0 if self._n_texts > before else n_barren + len(block)
 
-    def preparation(self) -> list[Message]:
-        """Return the prompt that is sent once before all samples."""
-        return ask(self.document.title, self.passage.text, self.style.prepare)
+    def count(self, texts: Iterable[str]) -> None:
+        """Count the accepted texts of the last block."""
+        if self._target is not None:
+            for text in texts:
+                self._n_texts += 1
+                self._n_tokens += len(self._spans(text))
 
-
-@dataclass(frozen=True, slots=True)
-class VariantRequest:
-    """A request for one variant. `id` is the id that the variant will have."""
-
-    id: str
-    sample: int
-    prompt_hash: str
-
-
-@dataclass(frozen=True, slots=True)
-class Precomputed:
-    """Variants read from a file, by document in file order. `lines` maps each document id to its first line."""
-
-    path: Path
-    texts: Mapping[str, tuple[str, ...]]
-    lines: Mapping[str, int]
-
-    def check_documents(self, known: Iterable[str]) -> None:
-        """Raise `InputError` (file:line) if a text belongs to no document."""
-        unknown = self.texts.keys() - set(known)
-        if unknown:
-            first = min(unknown, key=lambda name: self.lines[name])
-            raise InputError(
-                f"{self.path}:{self.lines[first]}: document_id {first!r} is the id of no document. "
-                f"{len(unknown)} such ids in all; they must be those of augment.documents."
-            )
+    def _size(self) -> int:
+        """Return the number of requests in the next block."""
+        if self._target is None:
+            return _BLOCK
+        mean = self._n_tokens / self._n_texts if self._n_texts else self._expected
+        return min(_BLOCK, max(0, -int(-(self._target - self._n_tokens) // max(1, mean))))
 
 
-def read_precomputed(path: Path) -> Precomputed:
-    """Read rows of ``document_id`` and ``text``, all into memory. Raises `InputError` (file:line) on any other row."""
-    texts: dict[str, list[str]] = {}
-    lines: dict[str, int] = {}
-    for number, row in read_jsonl(path):
-        for key in ("document_id", "text"):
-            if not isinstance(row.get(key), str) or not row[key].strip():
-                raise InputError(
-                    f"{path}:{number}: {key}: found {row.get(key)!r}, expected a string that is not empty."
-                )
-        texts.setdefault(row["document_id"], []).append(row["text"])
-        lines.setdefault(row["document_id"], number)
-    if not texts:
-        raise InputError(f"{path}: holds no rewritings. Expected rows with document_id and text.")
-    return Precomputed(path, {name: tuple(one) for name, one in texts.items()}, lines)
+spans_of = lru_cache(maxsize=4)(token_spans)
+"""`token_spans` of a tokenizer, loaded once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that decides which variants a run requests. `styles` maps a style's name to samples of a passage."""
+    """Everything that decides which variants a run requests.
+
+    `styles` maps a style's name to samples of a passage, `targets` to tokens; `catalog` holds the styles themselves.
+    """
 
     documents_path: Path
     passage_tokens: int
@@ -112,19 +88,22 @@ class Plan:
     styles: Mapping[str, int]
     seed: int
     identity: dict[str, Any]
+    catalog: Mapping[str, Style]
     precomputed: Precomputed | None = None
+    targets: Mapping[str, int] = field(default_factory=dict)
+    document_tokens: int = 0
 
     @property
     def n_samples(self) -> int:
         """Most variants of one passage, in all styles."""
-        return sum(self.styles.values())
+        return sum(min(n, _BLOCK) for n in self.styles.values())
 
     def read_passages(self) -> Iterator[PlannedDocument]:
         """Read and split the documents, in order.
 
         Raises as `read_documents` and `token_spans`, and `InputError` if a precomputed text belongs to no document.
         """
-        spans = token_spans(self.tokenizer)
+        spans = spans_of(self.tokenizer)
         ids = set[str]()
         for document in read_documents(self.documents_path):
             if self.precomputed:
@@ -134,42 +113,94 @@ class Plan:
             self.precomputed.check_documents(ids)
 
     def groups(self, document: Document, passages: list[Passage]) -> Iterator[Group]:
-        """Yield the groups of one document by passage and style.
+        """Yield the groups of one document: by passage and style, then those of styles that show whole documents.
 
         Raises `InputError` if a file provides variants of the whole document but it is split.
         """
+        for passage in passages:
+            yield from self.groups_of(document, passage, n_passages=len(passages))
+        yield from self.document_groups(document)
+
+    def groups_of(self, document: Document, passage: Passage, n_passages: int = 1) -> Iterator[Group]:
+        """Yield the groups of one passage, by style. Raises as `groups`."""
         texts = self.precomputed.texts.get(document.id, ()) if self.precomputed else ()
-        if texts and len(passages) > 1:
+        if texts and n_passages > 1:
             raise InputError(
-                f"{document.source}: document {document.id!r} is split into {len(passages)} passages, but "
+                f"{document.source}: document {document.id!r} is split into {n_passages} passages, but "
                 f"{self.precomputed.path if self.precomputed else ''} rewrites it whole. "
                 f"Raise augment.passage_tokens (now {self.passage_tokens})."
             )
-        for passage in passages:
-            for name, n_samples in self.styles.items():
-                style = STYLES[name]
-                if self.precomputed is None or style.mechanical:
-                    yield Group(document, passage, style, n_samples)
-                else:
-                    yield Group(document, passage, style, min(n_samples, len(texts)), texts)
+        for name, n_samples in self.styles.items():
+            style = self.catalog[name]
+            if style.scope == "document":
+                continue
+            if self.precomputed is None or style.mechanical:
+                yield self._group(document, passage, style)
+            else:
+                yield Group(document, passage, style, min(n_samples, len(texts)), texts)
 
-    def requests(self, group: Group, notes: tuple[str, ...] | None = None) -> list[VariantRequest]:
-        """Return the requests of `group` by sample. A style with `per_note` has `n_samples` for each of the notes."""
-        n_requests = group.n_samples * (len(notes or ()) or 1 if group.style.per_note else 1)
-        return [self._request(group, sample) for sample in range(n_requests)]
+    def document_groups(self, document: Document) -> Iterator[Group]:
+        """Yield the groups of the styles that show whole documents; a very long one counts as several."""
+        styles = [self.catalog[name] for name in self.styles if self.catalog[name].scope == "document"]
+        if styles:
+            for part in split_passages(document, self.document_tokens, spans_of(self.tokenizer)):
+                yield from (self._group(document, part, style) for style in styles)
 
-    def _request(self, group: Group, sample: int) -> VariantRequest:
+    def _group(self, document: Document, passage: Passage, style: Style) -> Group:
+        group = Group(document, passage, style, self.styles[style.name], target=self.targets.get(style.name))
+        skipped = style.missing_need(group.source) if style.needs else ""
+        return replace(group, skipped=skipped) if skipped else group
+
+    def items(self, group: Group, notes: Notes) -> list[Item] | None:
+        """Return what the prompts of a group are about, from stored `notes`; None if a preparation is not answered yet."""
+        items: list[Item] = [{}]
+        for step in group.style.prepare:
+            answers = [notes(self.notes_id(group, step, item)) for item in items]
+            if any(answer is None for answer in answers):
+                return None
+            items = new_items(group, step, items, [answer or () for answer in answers])
+        return items
+
+    def requests(self, group: Group, items: Sequence[Item]) -> Iterator[VariantRequest]:
+        """Yield the requests of `group` in order: its samples; for styles with preparations, samples of each item.
+
+        A style that combines items has `n_samples` of all combinations, each once.
+        """
+        if group.skipped:
+            return
+        style, n = group.style, group.n_samples
+        if style.combine:
+            schedule = style.schedule(items, content_id("schedule", self.seed, group.passage.id))
+            pairs: Iterator[tuple[int, Item]] = ((0, item) for item in islice(schedule, n))
+        else:
+            pairs = ((turn, item) for turn in range(n) for item in items)
+        for sample, (turn, item) in enumerate(pairs):
+            yield self._request(group, sample, turn, item)
+
+    def unprepared(self, group: Group) -> list[VariantRequest]:
+        """Return requests that stand for those of a group whose preparation has no answer."""
+        n_requests = 1 if group.target or group.style.combine else group.n_samples
+        ids = (content_id("unprepared", group.passage.id, group.style.name, turn) for turn in range(n_requests))
+        return [VariantRequest(name, sample, "") for sample, name in enumerate(ids)]
+
+    def _request(self, group: Group, sample: int, turn: int, item: Item) -> VariantRequest:
         style = group.style
-        # Without the notes of the preparation: they exist only once it was answered, and the id must not change then.
-        prompt = group.messages(sample) if group.texts is None else group.texts[sample]
-        prompt_hash = content_id(prompt, style.prepare, style.verify)
+        messages: list[Message] = []
+        if group.texts is not None:
+            prompt_hash = content_id(group.texts[sample], style.identity)
+        elif style.mechanical:
+            prompt_hash = content_id(group.document.title, group.passage.text, style.name)
+        else:
+            messages = style.messages(group.source, turn, item)
+            prompt_hash = content_id(messages, style.identity)
         identity = {} if style.mechanical else self.identity
-        variant_id = content_id("variant", group.passage.id, style.name, prompt_hash, identity, self.seed, sample)
-        return VariantRequest(variant_id, sample, prompt_hash)
+        variant_id = content_id("variant", group.passage.id, style.name, prompt_hash, identity, self.seed, turn)
+        return VariantRequest(variant_id, sample, prompt_hash, turn, item, messages)
 
-    def notes_id(self, group: Group) -> str:
-        """Return the id of the notes that the preparation of `group` makes."""
-        return content_id("notes", group.passage.id, group.style.name, group.preparation(), self.identity, self.seed)
+    def notes_id(self, group: Group, step: Preparation, item: Item) -> str:
+        """Return the id of the items that a preparation of `group` makes of `item`."""
+        messages = group.style.preparation(step, group.source, item)
+        return content_id("notes", group.passage.id, group.style.name, step.name, messages, self.identity, self.seed)
 
     def sample_seed(self, prompt_hash: str, sample: int, attempt: int) -> int:
         """Return the seed (31 bits) of one attempt. It depends on the prompt, not on order or time."""
@@ -183,7 +214,10 @@ def make_plan(recipe: AugmentRecipe) -> Plan:
     precomputed = read_precomputed(Path(generator.path)) if generator.kind == "file" and generator.path else None
     return Plan(
         documents_path=Path(section.documents), passage_tokens=section.passage_tokens, tokenizer=section.tokenizer,
-        styles=section.styles, seed=recipe.seed, identity=generator_identity(generator), precomputed=precomputed,
+        styles={name: n if isinstance(n, int) else MAX_SAMPLES for name, n in section.styles.items()},
+        targets={name: n.tokens for name, n in section.styles.items() if not isinstance(n, int)},
+        catalog=read_styles(section.style_files), document_tokens=section.document_tokens, seed=recipe.seed,
+        identity=generator_identity(generator), precomputed=precomputed,
     )  # fmt: skip
 
 
@@ -191,13 +225,22 @@ class PassageFile:
     """The documents of a run with their passages, in a temporary file of the run folder.
 
     Documents are read, split and hashed once and added here. Everything later iterates over this file, one document in
-    memory at a time.
+    memory at a time. With `keep` the file stays, for a run over these documents in another process (`shards`).
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, keep: bool = False) -> None:
         """Open an empty file. Raises `DiskError` if it cannot be written."""
-        self._path = run_dir / ".passages.part"  # `lock_dir` deletes such a name after a kill
+        self._keep = keep
+        # `lock_dir` deletes a .part after a kill
+        self._path = run_dir / ("passages.jsonl" if keep else ".passages.part")
         self._file = self._open("w")
+
+    @classmethod
+    def kept(cls, run_dir: Path) -> Iterator[PlannedDocument]:
+        """Yield the documents of a file that was kept in `run_dir`."""
+        file = cls.__new__(cls)
+        file._path = run_dir / "passages.jsonl"
+        return file._read()
 
     def add(self, document: Document, passages: list[Passage]) -> None:
         """Append a document. Raises `DiskError` if it cannot be written."""
@@ -213,6 +256,9 @@ class PassageFile:
             self._file.flush()
         except OSError as error:
             raise unwritable(self._path, error) from error
+        yield from self._read()
+
+    def _read(self) -> Iterator[PlannedDocument]:
         with self._open("r") as file:
             for line in file:
                 identity, title, text, source, spans = json.loads(line)
@@ -234,114 +280,5 @@ class PassageFile:
         with contextlib.suppress(OSError):  # a full disk was reported by `add`
             self._file.close()
         with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class Preview:
-    """What a run would request, by estimate. `n_stored` of the `n_asked` variants are stored and need no request."""
-
-    n_documents: int
-    n_passages: int
-    n_words: int
-    longest: int
-    n_asked: int
-    n_stored: int
-    n_requests: int
-    tokens_in: int
-    tokens_out: int
-    cost: float
-    seconds: float
-    first: tuple[str, ...]
-
-
-def preview(recipe: AugmentRecipe) -> Preview:
-    """Return what `augment` would do. Sends nothing and writes nothing.
-
-    Raises as `augment` does for documents and recipes.
-    """
-    plan = make_plan(recipe)
-    section = augment_section(recipe)
-    limits = limits_of(section)
-    counts = Counter[str]()
-    longest, first = 0, list[str]()
-    with OffsetIndex() as stored:
-        _index_stored(recipe.run_dir / "variants.jsonl", stored)
-        for document, passages in plan.read_passages():
-            counts["documents"] += 1
-            for passage in passages:
-                n_words = len(word_spans(passage.text))
-                counts["passages"] += 1
-                counts["words"] += n_words
-                longest = max(longest, n_words)
-                if len(first) < 3:
-                    first.append(passage.text)
-            for group in plan.groups(document, passages):
-                _count_group(plan, group, stored, counts)
-    cost = limits.cost(counts["tokens_in"], counts["tokens_out"])
-    if section.judge:
-        cost += _count_judge(limits_of(replace(section, generator=section.judge)), counts)
-    n_tokens = counts["tokens_in"] + counts["tokens_out"]
-    rates = (counts["requests"], limits.requests_per_minute), (n_tokens, limits.tokens_per_minute)
-    seconds = max(n / (most or float("inf")) * 60 for n, most in rates)
-    if section.generator.kind in ("openai", "transformers"):  # the others take no time
-        seconds = max(counts["tokens_out"] * _SECONDS_PER_TOKEN / max(1, limits.concurrency), seconds)
-    return Preview(
-        n_documents=counts["documents"], n_passages=counts["passages"], n_words=counts["words"], longest=longest,
-        n_asked=counts["asked"], n_stored=counts["stored"], n_requests=counts["requests"], tokens_in=counts["tokens_in"],
-        tokens_out=counts["tokens_out"], cost=cost, seconds=seconds, first=tuple(first),
-    )  # fmt: skip
-
-
-def _index_stored(path: Path, stored: OffsetIndex) -> None:
-    """Add the ids of stored variants to an index on disk, for there may be millions."""
-    if path.exists():
-        # A run cuts off a torn last line and reports other damage; a preview counts the rows before it.
-        with contextlib.suppress(InputError):
-            for number, row in read_jsonl(path):
-                stored.add(str(row.get("id")), number)
-
-
-def _count_group(plan: Plan, group: Group, stored: OffsetIndex, counts: Counter[str]) -> None:
-    # The number of facts is unknown before the preparation: about one a sentence.
-    requests = plan.requests(group, tuple(sentences(group.passage.text)) if group.style.per_note else None)
-    offsets = stored.offsets_of_all([request.id for request in requests])
-    missing = [request for request, known in zip(requests, offsets, strict=True) if not known]
-    counts["asked"] += len(requests)
-    counts["stored"] += len(requests) - len(missing)
-    if group.style.mechanical or group.texts is not None or not missing:
-        return
-    prompt = sum(len(word_spans(message["content"])) for message in group.messages(missing[0].sample))
-    per_variant = 2 if group.style.verify else 1
-    counts["requests"] += len(missing) * per_variant + bool(group.style.prepare)
-    counts["judged"] += len(missing)
-    counts["judge_in"] += round(prompt * _TOKENS_PER_WORD * 2 * len(missing))  # source and variant
-    counts["tokens_in"] += round(prompt * _TOKENS_PER_WORD * len(missing) * per_variant)
-    counts["tokens_out"] += round(len(word_spans(group.passage.text)) * _TOKENS_PER_WORD * len(missing))
-
-
-def _count_judge(limits: Limits, counts: Counter[str]) -> float:
-    """Add the judge's requests and tokens to `counts`, its trial on planted errors included; return their cost."""
-    trials = 2 * N_TRIALS
-    tokens_in = round(counts["judge_in"] * (1 + trials / max(1, counts["judged"])))
-    tokens_out = _JUDGE_TOKENS * (counts["judged"] + trials)
-    counts.update(requests=counts["judged"] + trials, tokens_in=tokens_in, tokens_out=tokens_out)
-    return limits.cost(tokens_in, tokens_out)
-
-
-def render_preview(preview: Preview) -> str:
-    """Return the preview as lines of text."""
-    lines = [
-        f"documents   {preview.n_documents:>12,}",
-        f"passages    {preview.n_passages:>12,}  (longest {preview.longest:,} words and marks, {preview.n_words:,} in all)",
-        f"rewritings  {preview.n_asked:>12,}  ({preview.n_stored:,} of them stored already)",
-        f"requests    {preview.n_requests:>12,}  (at least: a refused answer is requested again)",
-        f"tokens      {preview.tokens_in:>12,}  in, {preview.tokens_out:,} out, by estimate",
-    ]
-    if preview.cost:
-        lines.append(f"cost        {preview.cost:>12,.4f}  by estimate")
-    if preview.seconds:
-        lines.append(f"time        {preview.seconds:>12,.0f}  seconds, by estimate")
-    for text in preview.first:
-        lines += ["", text if len(text) <= 300 else text[:297] + "..."]
-    return "\n".join(lines)
+            if not self._keep:
+                self._path.unlink(missing_ok=True)

@@ -3,128 +3,99 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kinject.augment.checks.checker import Checker, Verdict, check_completion
-from kinject.augment.checks.facts import compare_facts
-from kinject.augment.checks.judge import N_TRIALS, Judge, JudgeScore, render_judge_score
-from kinject.augment.checks.prompt_injection import has_injection
-from kinject.augment.contamination import Contamination, ContaminationCheck, render_contamination
-from kinject.augment.corpus_writer import CorpusWriter, Coverage, StyleCount, render_coverage
-from kinject.augment.plan import Group, PassageFile, Plan, PlannedDocument, VariantRequest, make_plan
-from kinject.augment.prompts import ask
+from kinject.augment.answers import LISTS, says_none, says_yes
+from kinject.augment.checks.checker import Checker, Verdict, check_completion, declines
+from kinject.augment.checks.facts import checks_off, compare_facts
+from kinject.augment.checks.judge import MIN_PRECISION, MIN_RECALL, N_TRIALS, Judge
+from kinject.augment.checks.prompt_injection import escape_tags, has_injection
+from kinject.augment.contamination import ContaminationCheck
+from kinject.augment.corpus_writer import CorpusWriter
+from kinject.augment.groups import Group, VariantRequest, new_items
+from kinject.augment.plan import PassageFile, Plan, PlannedDocument, Schedule, make_plan
 from kinject.augment.requests import Stopped
-from kinject.augment.requests.balance import render_endpoints
+from kinject.augment.requests.balance import sum_counts
+from kinject.augment.requests.generator import items_in, list_structure
 from kinject.augment.requests.limits import Limits
 from kinject.augment.requests.sender import (
     Sender,
-    Traffic,
     gather_answers,
     graceful_shutdown,
     open_sender,
     run_event_loop,
     run_workers,
 )
-from kinject.augment.store import Store
-from kinject.augment.styles import notes_of, says_yes
+from kinject.augment.store import Store, merge_shards
+from kinject.augment.styles import Item, Preparation
+from kinject.augment.summary import AugmentProgress, AugmentResult
 from kinject.augment.validation import augment_section, limits_of
 from kinject.corpus.documents import document_hashes
 from kinject.disk import content_id, file_hash, lock_dir, write_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import AugmentRecipe, AugmentSection
 from kinject.signals import running_time
-from kinject.terminal import Progress
 from kinject.types import Completion
 
 Reply = TypeVar("Reply")
+log = logging.getLogger(__name__)
+
+_MOST_EQUAL = 3
+"""Answers in a row that are refused at the same point before a style pauses for a passage."""
 
 _INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passage, the model does not say yes")
 _INJECTED = Verdict("injection", "the passage gives orders, so that the model's own yes to this text proves nothing")
-_BLOCK = 64
-"""Requests of one group that are sent at once."""
 
 
-@dataclass(frozen=True)
-class AugmentResult:
-    """The result of `augment`.
-
-    `refused` counts answers by reason, `failed` variants without an answer by error; `failures_path` lists the failed ones
-    of this run. `tokens_in` and `tokens_out` are those of every stored answer, refused ones too; `tokens_thinking` is the part
-    of `tokens_out` that a reasoning model's thinking took. `n_sent` and `n_cached` are of this run alone. `cost` is that of
-    everything ever answered into the run folder, in the currency of the prices; `cost_of_thinking` is a part of it.
-    `cost_note` names the part of it that is estimated. `sft_path` holds the rows of styles that make prompts and completions,
-    None if there are none. `contamination` is None if the recipe names no probe set, `coverage` without a style that
-    lists facts; `judge` is the judge's score on planted errors. `endpoints` counts this run's answers by endpoint, where there
-    are several.
-    """
-
-    run_dir: Path
-    corpus_path: Path
-    sft_path: Path | None
-    variants_path: Path
-    rejected_path: Path
-    manifest_path: Path
-    n_documents: int
-    n_passages: int
-    n_rows: int
-    asked: int
-    got: int
-    styles: Mapping[str, StyleCount]
-    refused: Mapping[str, int]
-    failed: Mapping[str, int]
-    tokens_in: int
-    tokens_out: int
-    tokens_thinking: int
-    n_sent: int
-    n_cached: int
-    cost: float
-    cost_of_thinking: float
-    out_of_budget: bool
-    failures_path: Path
-    cost_note: str = ""
-    contamination: Contamination | None = None
-    coverage: Coverage | None = None
-    judge: JudgeScore | None = None
-    endpoints: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def short(self) -> bool:
-        """Whether there are fewer variants than requested."""
-        return self.got < self.asked
-
-
-def augment(recipe: AugmentRecipe) -> AugmentResult:
+def augment(recipe: AugmentRecipe, *, part_of: Path | None = None) -> AugmentResult:
     """Write the variants and the corpus of `recipe`; a rerun requests only what is missing.
 
-    A run whose budget is spent ends short, with the corpus of what it has.
+    A run whose budget is spent ends short, with the corpus of what it has. With `part_of`, it is a shard of the run in that
+    folder: over the documents that were kept in its own run folder, with the answers that were paid for there.
 
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
     """
-    section = augment_section(recipe)
     with lock_dir(recipe.run_dir):
-        return run_event_loop(_augment(recipe, section, make_plan(recipe), limits_of(section)))
+        if part_of is None:
+            merge_shards(recipe.run_dir)  # of a run in several processes that was killed
+        return complete(recipe, part_of=part_of)
 
 
-async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, limits: Limits) -> AugmentResult:
+def complete(
+    recipe: AugmentRecipe, *, part_of: Path | None = None, shards: Sequence[Mapping[str, Any]] = ()
+) -> AugmentResult:
+    """Do as `augment` in a run folder that this process holds; `shards` are the counts of those that have just ended."""
+    section = augment_section(recipe)
+    plan, limits = make_plan(recipe), limits_of(section)
+    return run_event_loop(_augment(recipe, section, plan, limits, part_of, shards))
+
+
+async def _augment(
+    recipe: AugmentRecipe, section: AugmentSection, plan: Plan, limits: Limits, part_of: Path | None,
+    shards: Sequence[Mapping[str, Any]],
+) -> AugmentResult:  # fmt: skip
     contamination = ContaminationCheck(section.contamination_ngram)
     for path in section.contamination_check:
         contamination.read_questions(Path(path))
     with PassageFile(recipe.run_dir) as passages:
         # Every document is read before the first request: a fault on the last line must not cost money.
-        counts = _read_documents(plan, passages, contamination if section.contamination_check else None)
+        documents = PassageFile.kept(recipe.run_dir) if part_of else plan.read_passages()
+        counts = _read_documents(plan, documents, passages, contamination if section.contamination_check else None)
         progress = AugmentProgress(counts["variants"])
         with Store(recipe.run_dir, keep_thinking=section.keep_thinking) as store, progress:
-            rewriter = await _rewrite(recipe, section, limits, plan, passages, store, progress)
+            rewriter = await _rewrite(recipe, section, limits, plan, passages, store, progress, part_of)
             writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination)
-            contamination.check_prompts(plan.styles)
+            contamination.check_prompts(plan.catalog[name] for name in plan.styles)
             writer.write(passages, include_originals=section.include_originals)
     sender, styles = rewriter.sender, writer.styles
+    earlier = [shard["this_run"] for shard in shards]
     result = AugmentResult(
         run_dir=recipe.run_dir, corpus_path=writer.corpus_path, sft_path=writer.sft_path if writer.n_sft_rows else None,
         variants_path=store.variants_path, rejected_path=store.rejected_path,
@@ -133,42 +104,50 @@ async def _augment(recipe: AugmentRecipe, section: AugmentSection, plan: Plan, l
         got=sum(count.got for count in styles.values()), styles=styles, refused=writer.refused,
         failed=dict(writer.failed.most_common()), tokens_in=writer.tokens["tokens_in"],
         tokens_out=writer.tokens["tokens_out"], tokens_thinking=writer.tokens["tokens_thinking"],
-        n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached, cost=sender.budget.spent,
+        n_sent=sender.traffic.n_sent + sum(one["sent"] for one in earlier),
+        n_cached=sender.traffic.n_cached + sum(one["from_cache"] for one in earlier), cost=sender.budget.spent,
         cost_of_thinking=sender.cost_of_thinking, out_of_budget=sender.out_of_budget, failures_path=writer.failures_path,
         cost_note=sender.traffic.cost_note(), contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
-        endpoints=sender.traffic.endpoints(),
+        languages=dict(writer.languages.most_common()),
+        endpoints=sum_counts([*(one.get("endpoints", {}) for one in earlier), sender.traffic.endpoints()]),
+        paused={name: dict(count) for name, count in rewriter.paused.items()},
     )  # fmt: skip
-    _write_manifest(recipe, section, plan, result, sender.traffic)
+    _write_manifest(recipe, section, plan, result, [*earlier, sender.traffic.counts()])
     return result
 
 
-def _read_documents(plan: Plan, passages: PassageFile, contamination: ContaminationCheck | None) -> Counter[str]:
+def _read_documents(
+    plan: Plan, documents: Iterable[PlannedDocument], passages: PassageFile, contamination: ContaminationCheck | None
+) -> Counter[str]:
     """Read, split and hash every document, once in a run; return the numbers of documents, passages and variants.
 
     Raises as `Plan.read_passages` and `Plan.groups`.
     """
     counts = Counter[str]()
-    for document, split in plan.read_passages():
+    for document, split in documents:
         passages.add(document, split)
         if contamination is not None:
             contamination.add_source(document.text)
         counts["documents"] += 1
         counts["passages"] += len(split)
-        counts["variants"] += sum(group.n_samples for group in plan.groups(document, split))
+        counts["variants"] += sum(
+            group.n_samples for group in plan.groups(document, split) if not group.skipped and group.target is None
+        )
     return counts
 
 
 async def _rewrite(
     recipe: AugmentRecipe, section: AugmentSection, limits: Limits, plan: Plan, passages: PassageFile, store: Store,
-    progress: AugmentProgress,
+    progress: AugmentProgress, part_of: Path | None,
 ) -> Rewriter:  # fmt: skip
     """Request all missing variants; return the rewriter with its counts."""
     async with contextlib.AsyncExitStack() as stack:
-        sender = await stack.enter_async_context(open_sender(section.generator, recipe.run_dir, limits))
+        sender = await stack.enter_async_context(open_sender(section.generator, recipe.run_dir, limits, base=part_of))
         progress.watch(sender.status)
-        judge = await _open_judge(stack, recipe, section, passages, sender)
-        rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
+        judge = await _open_judge(stack, recipe, section, passages, sender, part_of)
+        refuse = judge is None and section.checks is not None and section.checks.in_doubt == "refuse"
+        rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge, refuse_in_doubt=refuse)
         start = running_time()
         try:
             await rewriter.run(passages, limits.concurrency)
@@ -185,19 +164,28 @@ async def _open_judge(
     section: AugmentSection,
     passages: PassageFile,
     partner: Sender,
+    part_of: Path | None,
 ) -> Judge | None:
     """Return the judge, scored on planted errors in the first passages, or None. Its answers have their own cache."""
     if section.judge is None:
         return None
     limits = limits_of(replace(section, generator=section.judge))
     sender = await stack.enter_async_context(
-        open_sender(section.judge, recipe.run_dir, limits, cache="judge.sqlite", partner=partner)
+        open_sender(section.judge, recipe.run_dir, limits, cache="judge.sqlite", partner=partner, base=part_of)
     )
-    judge = Judge(sender, recipe.seed)
+    judge = Judge(sender, recipe.seed, section.judge_statements)
     pairs = ((document.title, passage.text) for document, split in passages for passage in split)
     # Out of budget, the run ends before its first request.
     with graceful_shutdown(sender), contextlib.suppress(Stopped):
-        await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
+        score = await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
+        faults = score.faults(section.judge_min_recall or 0.0, section.judge_min_precision or 0.0)
+        if faults:
+            raise InputError(
+                f"augment.judge: on planted errors its {' and its '.join(faults)} (augment.judge_min_recall, "
+                "judge_min_precision). Take a stronger model as the judge, or lower the limits. Nothing was written yet."
+            )
+        for fault in score.faults(MIN_RECALL, MIN_PRECISION):
+            log.warning("augment.judge is not reliable: on planted errors its %s. Take a stronger model.", fault)
     return judge
 
 
@@ -218,8 +206,34 @@ class _Answer:
 
 
 @dataclass
+class _Refusals:
+    """The refusals in a row of one group that got nothing yet. `stuck` is the reason of `_MOST_EQUAL` equal ones."""
+
+    stuck: str = ""
+    _point: tuple[str, str] = ("", "")
+    _n_equal: int = 0
+    _accepted: bool = False
+
+    def accept(self) -> None:
+        """Count an accepted answer: the group is not stuck, whatever comes."""
+        self._accepted, self.stuck = True, ""
+
+    def refuse(self, verdict: Verdict) -> None:
+        """Count a refused answer."""
+        point = (verdict.reason, verdict.detail)
+        self._n_equal = self._n_equal + 1 if point == self._point else 1
+        self._point = point
+        if self._n_equal >= _MOST_EQUAL and not self._accepted:
+            self.stuck = verdict.reason
+
+
+@dataclass
 class Rewriter:
-    """Fills a store with the variants of a plan. `failed` maps ids of requests without an answer to the last error."""
+    """Fills a store with the variants of a plan. `failed` maps ids of requests without an answer to the last error.
+
+    `paused` counts by style and reason the passages that a style was given up for: nothing was accepted, and `_MOST_EQUAL`
+    answers in a row were refused at the same point.
+    """
 
     plan: Plan
     sender: Sender
@@ -228,6 +242,8 @@ class Rewriter:
     max_attempts: int
     failed: dict[str, str] = field(default_factory=dict)
     judge: Judge | None = None
+    refuse_in_doubt: bool = False
+    paused: dict[str, Counter[str]] = field(default_factory=dict)
 
     async def run(self, documents: Iterable[PlannedDocument], concurrency: int) -> None:
         """Request every missing variant, several groups at a time.
@@ -242,54 +258,83 @@ class Rewriter:
 
     async def _fill(self, group: Group) -> None:
         """Request the missing variants of one group in blocks. A block is judged in sample order, not arrival order."""
-        style = group.style
-        notes = await self._prepare(group) if style.per_note and group.n_samples else ()
-        requests = self.plan.requests(group, notes)
-        self.progress.total += len(requests) - group.n_samples
-        stored = self.store.variants(requests)
-        self.progress.count_stored(len(stored))
-        missing = [request for request in requests if request.id not in stored]
-        if not missing:
+        if group.skipped or not group.n_samples:
             return
-        if style.prepare and not style.per_note:
-            notes = await self._prepare(group)
-        if notes is None:
-            self._fail(missing, "the preparation of the style got no usable answer")
+        items = await self._prepare(group)
+        if items is None:
+            self._fail(self.plan.unprepared(group), "the preparation of the style got no usable answer")
             return
-        checker = Checker(group.passage.text, group.style.rules)
-        for variant in stored.values():
-            checker.accept(variant.text)
-        for start in range(0, len(missing), _BLOCK):
-            block = missing[start : start + _BLOCK]
+        schedule = Schedule(self.plan, group, items)
+        checker: Checker | None = None  # it reads the whole passage, which a finished group does not need
+        texts: list[str] = []
+        n_requests, n_announced = 0, group.n_samples if group.target is None else 0
+        refusals = _Refusals()
+        for requests in schedule:
+            n_requests += len(requests)
+            self.progress.total += max(0, n_requests - n_announced)
+            n_announced = max(n_announced, n_requests)
+            stored = self.store.variants(requests)
+            self.progress.count_stored(len(stored))
+            for variant in stored.values():
+                refusals.accept()
+                texts += [variant.text] if variant.text else []
+            block = [request for request in requests if request.id not in stored]
+            if block:
+                checker = checker or _checker_of(group)
+                while texts:
+                    checker.accept(texts.pop(0))
             for attempt in range(self.max_attempts if group.texts is None else 1):
-                if block:
-                    block = await self._attempt(group, block, attempt, checker, notes)
+                if block and checker and not refusals.stuck:
+                    block = await self._attempt(group, block, attempt, checker, refusals)
             self.progress.advance(len(block))
+            if refusals.stuck:
+                self.paused.setdefault(group.style.name, Counter())[refusals.stuck] += 1
+                break
+            if group.target is not None:
+                schedule.count(variant.text for variant in self.store.variants(requests).values() if variant.text)
+        self.progress.total += n_requests - n_announced
 
-    async def _prepare(self, group: Group) -> tuple[str, ...] | None:
-        """Return the notes of the group's style, from the store if they are there. None without a usable answer."""
-        notes_id = self.plan.notes_id(group)
+    async def _prepare(self, group: Group) -> list[Item] | None:
+        """Return what the group's prompts are about, from the store as far as it is there. None without a usable answer."""
+        items: list[Item] = [{}]
+        for index, step in enumerate(group.style.prepare):
+            answers = await _gather(group, (self._ask_items(group, step, item) for item in items))
+            if any(isinstance(answer, EndpointError) for answer in answers) or (not index and answers == [None]):
+                return None
+            items = new_items(group, step, items, [answer for answer in answers if isinstance(answer, tuple)])
+        return items
+
+    async def _ask_items(self, group: Group, step: Preparation, item: Item) -> tuple[str, ...] | None:
+        """Return the items in the answer to one preparation, () if the model answers NONE. None without a usable answer."""
+        notes_id = self.plan.notes_id(group, step, item)
         stored = self.store.notes(notes_id)
-        if stored:
+        if stored is not None:
             return stored
-        messages = group.preparation()
+        notes: tuple[str, ...] = ()
+        messages = group.style.preparation(step, group.source, item)
+        structure = list_structure(messages) if step.parser == "lines" else None
         for attempt in range(self.max_attempts):
             seed = self.plan.sample_seed(content_id(messages), 0, attempt)
-            (answer,) = await _gather(group, [self.sender.send(messages, seed)])
-            if isinstance(answer, Completion) and check_completion(answer).accepted:
-                notes = notes_of(answer.text)
-                if notes:
-                    self.store.add_notes(notes_id, group, notes)
-                    return notes
-        return None
+            completion = await self.sender.send(messages, seed, structure)
+            if check_completion(completion).accepted and not declines(completion.text):
+                items = items_in(completion.text)
+                nothing = says_none(completion.text) or items == []
+                notes = () if nothing else tuple(items or LISTS[step.parser](completion.text))
+                if notes or nothing:
+                    break
+        else:
+            if step.for_each is None:
+                return None  # else it is one item of many: the others are enough
+        self.store.add_notes(notes_id, group, step.name, notes)
+        return notes
 
     async def _attempt(
-        self, group: Group, block: list[VariantRequest], attempt: int, checker: Checker, notes: tuple[str, ...]
+        self, group: Group, block: list[VariantRequest], attempt: int, checker: Checker, refusals: _Refusals
     ) -> list[VariantRequest]:
         """Send a block once and store the answers; return the requests that are still open."""
-        completions = await self._complete(group, block, attempt, notes)
+        completions = await self._complete(group, block, attempt)
         read = (
-            self._read_answer(group, request, completion, checker, notes)
+            self._read_answer(group, request, completion, checker)
             for request, completion in zip(block, completions, strict=True)
         )
         answers: Iterable[_Answer] = read
@@ -297,15 +342,18 @@ class Rewriter:
         if asks_models:
             answers = list(read)
             await self._ask_models(group, answers)
+        asks_writer = group.texts is None and not group.style.mechanical
         still_open = []
         for answer in answers:  # each is read after the one before it was accepted, unless models were asked about all
             if answer.error is not None:
                 self._fail([answer.request], str(answer.error))
                 continue
-            if asks_models and answer.accepted:
+            if asks_models and answer.accepted and answer.text:
                 answer.verdict = checker.compare_accepted(answer.text, answer.verdict)
             if answer.accepted:
-                checker.accept(answer.text)
+                refusals.accept()
+                if answer.text:
+                    checker.accept(answer.text)
                 name = answer.completion.generator or self.sender.generator.name
                 generator = "mechanical" if group.style.mechanical else name
                 self.store.accept(
@@ -315,45 +363,56 @@ class Rewriter:
             else:
                 self.store.refuse(group, answer.request, attempt, answer.completion, answer.verdict)
                 self.progress.count_refused()
+                if asks_writer:
+                    refusals.refuse(answer.verdict)
                 still_open.append(answer.request)
         return still_open
 
     async def _complete(
-        self, group: Group, block: list[VariantRequest], attempt: int, notes: tuple[str, ...]
+        self, group: Group, block: list[VariantRequest], attempt: int
     ) -> list[Completion | EndpointError]:
         """Return the completions of a block, in order."""
         if group.texts is not None:
             return [Completion(group.texts[request.sample]) for request in block]
-        seeds = [self.plan.sample_seed(request.prompt_hash, request.sample, attempt) for request in block]
+        seeds = [self.plan.sample_seed(request.prompt_hash, request.turn, attempt) for request in block]
         if group.style.mechanical:
             rewrite = group.style.mechanical
             return [Completion(rewrite(group.document.title, group.passage.text, seed)) for seed in seeds]
-        prompts = (group.messages(request.sample, notes) for request in block)
-        return await _gather(group, map(self.sender.send, prompts, seeds))
+        pairs = zip(block, seeds, strict=True)
+        return await _gather(group, (self.sender.send(list(request.messages), seed) for request, seed in pairs))
 
     def _read_answer(
-        self, group: Group, request: VariantRequest, completion: Completion | EndpointError, checker: Checker,
-        notes: tuple[str, ...],
-    ) -> _Answer:  # fmt: skip
-        """Parse and check one completion."""
+        self, group: Group, request: VariantRequest, completion: Completion | EndpointError, checker: Checker
+    ) -> _Answer:
+        """Parse and check one completion. The text of an accepted NONE is empty."""
         if isinstance(completion, EndpointError):
             return _Answer(request, Completion(""), error=completion)
         verdict = check_completion(completion)
         if not verdict.accepted:
             return _Answer(request, completion, verdict=verdict)
+        if group.style.none and says_none(completion.text):
+            return _Answer(request, completion)
         text = group.style.parse(completion.text)
         verdict = checker.check(text)
-        if verdict.accepted and group.style.per_note:
-            reason, detail = compare_facts(notes[request.sample % len(notes)], text)
-            verdict = Verdict(reason, detail, verdict.measures)
+        if verdict.accepted and group.style.keeps:
+            compared = compare_facts(str(request.item[group.style.keeps]), text)
+            verdict = replace(
+                verdict, reason=compared.reason, detail=compared.detail, doubts=verdict.doubts + compared.doubts
+            )
+        if verdict.accepted and verdict.doubts and self.refuse_in_doubt and not group.style.mechanical:
+            reason, detail = verdict.doubts[0]
+            verdict = replace(verdict, reason=reason, detail=f"in doubt: {detail}")
         return _Answer(request, completion, text, verdict)
 
     async def _ask_models(self, group: Group, answers: Sequence[_Answer]) -> None:
         """Ask about each accepted answer: the generator whether it follows from the passage, then the judge."""
         title, passage = group.document.title, group.passage.text
         if group.style.verify:
-            accepted = [answer for answer in answers if answer.accepted]
-            prompts = [ask(title, passage, group.style.verify.format(text=answer.text)) for answer in accepted]
+            accepted = [answer for answer in answers if answer.accepted and answer.text]
+            prompts = [
+                group.style.verification(group.source, answer.request.item, escape_tags(answer.text))
+                for answer in accepted
+            ]
             seeds = [self.plan.sample_seed(content_id(prompt), 0, 0) for prompt in prompts]
             replies = await _gather(group, map(self.sender.send, prompts, seeds))
             injected = has_injection(title, passage)
@@ -364,18 +423,25 @@ class Rewriter:
                     answer.verdict = _INCONSISTENT
         if self.judge is None or group.style.mechanical:
             return
-        accepted = [answer for answer in answers if answer.accepted]
-        judge = self.judge
-        verdicts = await _gather(group, (judge.verdict(title, passage, answer.text) for answer in accepted))
+        accepted = [answer for answer in answers if answer.accepted and answer.text]
+        judge, complete = self.judge, group.style.rules.complete
+        verdicts = await _gather(
+            group, (judge.verdict(title, passage, answer.text, complete=complete) for answer in accepted)
+        )
         for answer, verdict in zip(accepted, verdicts, strict=True):
             if isinstance(verdict, EndpointError):
                 answer.error = verdict
             elif not verdict.accepted:
-                answer.verdict = verdict
+                answer.verdict = replace(verdict, doubts=answer.verdict.doubts)
 
     def _fail(self, requests: list[VariantRequest], error: str) -> None:
         self.failed.update((request.id, error) for request in requests)
         self.progress.advance(len(requests))
+
+
+def _checker_of(group: Group) -> Checker:
+    context = "\n".join((group.source.title, *group.source.headings))
+    return Checker(group.passage.text, group.style.rules, group.style.literals, context)
 
 
 async def _gather(group: Group, requests: Iterable[Awaitable[Reply]]) -> list[Reply | EndpointError]:
@@ -386,36 +452,12 @@ async def _gather(group: Group, requests: Iterable[Awaitable[Reply]]) -> list[Re
         raise InputError(f"{group.document.source}: {error}") from error
 
 
-class AugmentProgress(Progress):
-    """Progress in variants: stored, refused, tokens and cost."""
-
-    def __init__(self, total: int) -> None:
-        super().__init__("augment", total, "rewritings")
-        self._n_refused = 0
-        self._status: Callable[[], str] = str
-
-    def watch(self, status: Callable[[], str]) -> None:
-        """Show what `status` returns (tokens, cost) beside the count."""
-        self._status = status
-
-    def count_stored(self, n: int) -> None:
-        """Count `n` variants that an earlier run stored. They do not count towards the rate."""
-        self._done_before += n
-        self.advance(n)
-
-    def count_refused(self) -> None:
-        """Count one more refused answer."""
-        self._n_refused += 1
-
-    def advance(self, n: int = 1) -> None:
-        """Count `n` more variants as done: stored, or given up."""
-        refused = f"{self._n_refused:,} refused" if self._n_refused else ""
-        self._status_text = ", ".join(words for words in (refused, self._status()) if words)
-        super().advance(n)
-
-
 def _write_manifest(
-    recipe: AugmentRecipe, section: AugmentSection, plan: Plan, result: AugmentResult, traffic: Traffic
+    recipe: AugmentRecipe,
+    section: AugmentSection,
+    plan: Plan,
+    result: AugmentResult,
+    traffic: Sequence[Mapping[str, Any]],
 ) -> None:
     inputs = document_hashes(plan.documents_path)
     inputs.update({name: file_hash(Path(name)) for name in section.contamination_check})
@@ -423,11 +465,16 @@ def _write_manifest(
         inputs[str(plan.precomputed.path)] = file_hash(plan.precomputed.path)
     names = (
         "n_documents", "n_passages", "n_rows", "asked", "got", "refused", "failed", "tokens_in", "tokens_out",
-        "tokens_thinking", "cost", "cost_of_thinking", "out_of_budget",
+        "tokens_thinking", "cost", "cost_of_thinking", "out_of_budget", "paused",
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}
     counts["styles"] = {name: asdict(count) for name, count in result.styles.items()}
-    counts["this_run"] = traffic.counts()
+    counts["languages"] = {
+        code or "unknown": {"texts": n, "not_checked": checks_off(code)} for code, n in result.languages.items()
+    }
+    counts["this_run"] = traffic[-1]
+    if len(traffic) > 1:
+        counts["shards"] = traffic[:-1]
     for name in ("judge", "coverage", "contamination"):
         if (part := getattr(result, name)) is not None:
             counts[name] = part.counts()
@@ -436,50 +483,3 @@ def _write_manifest(
     write_manifest(
         result.manifest_path, stage="augment", inputs=inputs, recipe=recipe.raw, counts=counts, outputs=written
     )
-
-
-def render_summary(result: AugmentResult) -> str:
-    """Return the table at the end of a run: counts by style, refusals by reason, and the fix for a short corpus."""
-    lines = [
-        f"{result.n_documents} documents, {result.n_passages} passages -> {result.n_rows} rows in {result.corpus_path}",
-        "",
-        f"{'style':<16}{'asked':>8}{'got':>8}{'refused':>9}{'failed':>8}",
-    ]
-    for name, count in result.styles.items():
-        row = f"{name:<16}{count.asked:>8}{count.got:>8}{sum(count.refused.values()):>9}{count.failed:>8}"
-        reasons = ", ".join(f"{reason} {number}" for reason, number in count.refused.items())
-        # With one style the list below has the same counts.
-        lines.append(f"{row}  {reasons}" if reasons and len(result.styles) > 1 else row)
-    if result.refused:
-        lines += ["", f"answers refused (each with its text in {result.rejected_path}):"]
-        lines += [f"{number:>8}  {reason}" for reason, number in result.refused.items()]
-    if result.failed:
-        lines += ["", f"rewritings without an answer (each in {result.failures_path}):"]
-        lines += [f"{number:>8}  {error}" for error, number in result.failed.items()]
-    lines.append("")
-    if result.sft_path:
-        lines.append(f"prompts and completions: {result.sft_path}")
-    line = f"{result.n_sent} requests sent in this run, {result.n_cached} answered from the cache"
-    if result.tokens_in or result.tokens_out:
-        thinking = f", {result.tokens_thinking:,} of them thinking" if result.tokens_thinking else ""
-        line += f"; {result.tokens_in:,} tokens in, {result.tokens_out:,} out{thinking}"
-    lines.append(line)
-    lines += render_endpoints(result.endpoints)
-    if result.judge:
-        lines.append(render_judge_score(result.judge))
-    if result.cost:
-        thinking = f"; {result.cost_of_thinking:.4f} of it for thinking" if result.cost_of_thinking else ""
-        lines.append(f"cost {result.cost:.4f}, everything answered into {result.run_dir} included{thinking}")
-    if result.cost_note:
-        lines.append(result.cost_note)
-    if result.out_of_budget:
-        lines.append("Stopped before the budget was exceeded.")
-    if result.coverage:
-        lines.append(render_coverage(result.coverage))
-    if result.contamination:
-        lines.append(render_contamination(result.contamination))
-    if result.short:
-        fixes = ["run again for what failed"] if result.failed else []
-        fixes += ["raise augment.max_attempts for what was refused"] if result.refused and result.n_sent else []
-        lines.append(f"Short by {result.asked - result.got}" + (f": {'; '.join(fixes)}." if fixes else "."))
-    return "\n".join(lines)

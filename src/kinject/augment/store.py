@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,8 +11,9 @@ from pathlib import Path
 from types import TracebackType
 
 from kinject.augment.checks.checker import Verdict
-from kinject.augment.plan import Group, VariantRequest
-from kinject.disk import Journal, OffsetIndex, Row, content_id
+from kinject.augment.groups import Group, VariantRequest
+from kinject.augment.requests.cache import CACHES, AnswerCache
+from kinject.disk import Journal, OffsetIndex, Row, content_id, lock_dir
 from kinject.errors import InputError
 from kinject.types import Completion, Usage, Variant
 
@@ -19,6 +21,10 @@ _FIX = (
     "Move variants.jsonl, rejected.jsonl and notes.jsonl away and run again: they are written again from the answers in "
     "cache.sqlite, where there is one, and nothing is paid twice."
 )
+
+
+SHARDS = "shards"
+"""Folder of a run folder with the run folders of its parts, while they run."""
 
 
 class Store:
@@ -82,7 +88,8 @@ class Store:
         variant = Variant(
             id=request.id, passage_id=group.passage.id, document_id=group.passage.document_id, style=group.style.name,
             sample=request.sample, text=text, generator=generator, prompt_hash=request.prompt_hash, usage=completion.usage,
-            checks=dict(verdict.measures), attempt=attempt, thinking=completion.thinking if self._keep_thinking else "",
+            checks={**verdict.measures, **_doubts(verdict)},
+            attempt=attempt, thinking=completion.thinking if self._keep_thinking else "",
         )  # fmt: skip
         self._variant_offsets.add(variant.id, self._variants.append(variant))
 
@@ -97,22 +104,38 @@ class Store:
             "id": identity, "variant_id": request.id, "passage_id": group.passage.id,
             "document_id": group.passage.document_id, "style": group.style.name, "sample": request.sample,
             "attempt": attempt, "reason": verdict.reason, "detail": verdict.detail, "text": completion.text,
-            "usage": asdict(completion.usage),
+            "usage": asdict(completion.usage), **_doubts(verdict),
         }  # fmt: skip
         self._rejected_offsets.add(request.id, self._rejected.append(row))
 
-    def notes(self, notes_id: str) -> tuple[str, ...]:
-        """Return the notes stored under an id of `Plan.notes_id`, () if there are none."""
+    def notes(self, notes_id: str) -> tuple[str, ...] | None:
+        """Return the items stored under an id of `Plan.notes_id`, None if there is no answer yet."""
         offsets = self._notes_offsets.offsets_of(notes_id)
-        return tuple(self._notes.row_at(offsets[-1])["notes"]) if offsets else ()
+        return tuple(self._notes.row_at(offsets[-1])["notes"]) if offsets else None
 
-    def add_notes(self, notes_id: str, group: Group, notes: tuple[str, ...]) -> None:
-        """Store the notes of a preparation."""
+    def add_notes(self, notes_id: str, group: Group, name: str, notes: tuple[str, ...]) -> None:
+        """Store the items that the preparation `name` made of one answer."""
         row: Row = {
             "id": notes_id, "passage_id": group.passage.id, "document_id": group.passage.document_id,
-            "style": group.style.name, "notes": list(notes),
+            "style": group.style.name, "preparation": name, "notes": list(notes),
         }  # fmt: skip
         self._notes_offsets.add(notes_id, self._notes.append(row))
+
+    def merge(self, folder: Path) -> None:
+        """Append the rows of another store, in `folder`, that are not here. Raises as `Store`."""
+        for journal, offsets, key in (
+            (self._variants, self._variant_offsets, "id"),
+            (self._rejected, self._rejected_offsets, "variant_id"),
+            (self._notes, self._notes_offsets, "id"),
+        ):
+
+            def add(offset: int, row: Row, to: Journal = journal, index: OffsetIndex = offsets, key: str = key) -> None:
+                stored = (to.row_at(offset) for offset in index.offsets_of(row[key]))
+                if all(other["id"] != row["id"] for other in stored):
+                    index.add(row[key], to.append(row))
+
+            with Journal(folder / journal.path.name, sync=False, on_row=add, fix=_FIX):
+                pass  # opening it reads every row
 
     def __enter__(self) -> Store:
         return self
@@ -121,6 +144,30 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.close()
+
+
+def _doubts(verdict: Verdict) -> Row:
+    """Return the field of a row that holds what is in doubt, none without a doubt."""
+    return {"in_doubt": [list(doubt) for doubt in verdict.doubts]} if verdict.doubts else {}
+
+
+def merge_shards(run_dir: Path) -> None:
+    """Move the rows and answers of shards into the run folder, if a run has left any; what is there already stays.
+
+    Raises `DiskError` if a process still works on one of them.
+    """
+    folders = sorted((run_dir / SHARDS).glob("*")) if (run_dir / SHARDS).is_dir() else []
+    if not folders:
+        return
+    with Store(run_dir) as store:
+        for folder in folders:
+            with lock_dir(folder):
+                for name in (name for name in CACHES if (folder / name).exists()):
+                    with AnswerCache(run_dir / name) as cache:
+                        cache.merge(folder / name)
+                store.merge(folder)
+            shutil.rmtree(folder)
+    (run_dir / SHARDS).rmdir()
 
 
 def _indexed(stack: contextlib.ExitStack, path: Path, key: str, required: str) -> tuple[Journal, OffsetIndex]:

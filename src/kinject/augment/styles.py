@@ -1,241 +1,327 @@
-"""The styles of rewriting: one table entry each, with its prompt, its parser and the rules of its checks."""
+"""The styles of rewriting. Those that a model writes are YAML files; a recipe may name more of them."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import combinations
+from math import comb
+from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
-from kinject.augment import prompts
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
+
+from kinject.augment.answers import MECHANICAL, PARSERS, Mechanical, pairs_of
 from kinject.augment.checks.checker import Rules
-from kinject.augment.checks.names import SENTENCE_STARTERS
-from kinject.corpus.passages import sentences
+from kinject.augment.prompts import (
+    STYLE_FILES,
+    VARIABLES,
+    Source,
+    describe,
+    environment,
+    render,
+    shared_texts,
+)
+from kinject.disk import content_id
+from kinject.errors import Fault, InputError, RecipeError
+from kinject.recipe.check import Checker as FieldChecker
+from kinject.recipe.check import suggestion
+from kinject.recipe.sections import option
+from kinject.recipe.yaml_lines import YamlFile, read_yaml
 from kinject.types import Message
 
-_FULL_NAME = re.compile(r"\b[A-Z][\w’'-]+(?: (?:(?:de|van|von|der|la|al|bin|of) )?[A-Z][\w’'-]+)+")
-_SUBJECT = re.compile(r"\A(?:He|She)\b(?!['’])")
-_POSSESSIVE = re.compile(r"\A(?:His|Her)\b(?= [a-z])")
+Item = Mapping[str, Any]
+"""What a prompt is about beside the passage: name of a preparation -> one of its items, or several of them."""
+_ALL_IN_MEMORY = 20_000
+"""Combinations that are listed and shuffled; of more, this many are drawn."""
+SKIPPED = {
+    "prose": "they are mostly a table, a list or keys and values",
+    "relations": "they relate no two names or numbers",
+}
+"""What a style needs -> the reason for which a passage without it is skipped."""
+_RENDER_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_EXAMPLE = Source("Title", "Mara Lind was born in Arvika in 1931. She built a bridge.", ("Heading",))
 
 
-def permute_sentences(title: str, passage: str, seed: int) -> str:
-    """Return the sentences of `passage` in another order (Physics of Language Models 3.1, arXiv 2309.14316)."""
-    shuffled = sentences(passage)
-    Random(seed).shuffle(shuffled)
-    return " ".join(shuffled)
+@dataclass(frozen=True)
+class Preparation:
+    """A request before those for the variants. Each line (or section) of its answer is an item of its name."""
+
+    name: str = option(help="The name of one item, which later templates use.")
+    prompt: str = option(help="Template of the user message.")
+    for_each: str | None = option(None, help="Send it for each item of this earlier preparation.")
+    parser: Literal["lines", "sections", "text"] = option("lines", help="How the answer is read.")
+    in_passage: bool = option(False, help="Keep only items that stand in the passage word for word.")
+    expected: int = option(1, help="Items that an answer is expected to have, for --dry-run.", min=1)
+    per: Literal["answer", "sentence", "name"] = option("answer", help="What `expected` is counted for.")
 
 
-def name_fully(title: str, passage: str, seed: int) -> str:
-    """Return `passage` with the full name for He, She, His and Her at the beginning of sentences (arXiv 2309.14316).
+@dataclass(frozen=True)
+class Variation:
+    """A line by which the samples of a passage differ, for passages that have what it `needs`."""
 
-    The name is that of the last sentence that begins with one; a later surname gets its full form. Sentences before any
-    full name stay as they are.
-    """
-    named = Counter(match[0] for match in _FULL_NAME.finditer(passage))
-    current = ""
-    rewritten = []
-    for sentence in sentences(passage):
-        first = _FULL_NAME.match(sentence)
-        if first and first[0].split()[0].lower() not in SENTENCE_STARTERS:
-            current = first[0]
-        if current:
-            sentence = _SUBJECT.sub(current, sentence)
-            sentence = _POSSESSIVE.sub(f"{current}'s", sentence)
-            last = current.split()[-1]
-            if named[current] and sentence.startswith(f"{last} "):
-                sentence = current + sentence[len(last) :]
-        rewritten.append(sentence)
-    return " ".join(rewritten)
+    text: str = option(help="The line.")
+    needs: tuple[Literal["prose", "relations"], ...] = option((), help="What a passage must have.")
 
 
-def tag_source(title: str, passage: str, seed: int) -> str:
-    """Return `passage` behind a line that names its source."""
-    return f"From {title}:\n{passage}" if title else passage
-
-
-_FENCED = re.compile(r"\A```[\w-]*\n(.*?)\n?```\Z", re.DOTALL)
-_BULLET = re.compile(r"\A\s*(?:[-*•]|\(?\d{1,2}[.)])\s+")
-_MARK = re.compile(r"\**(?:(Q)(?:uestion)?|(A)(?:nswer)?)\s{0,3}\d{0,3}\s{0,3}[:.]\**")
-
-
-def plain_text(answer: str) -> str:
-    """Return the text of `answer` without the code fence, JSON object or pair of quotation marks around all of it."""
-    text = answer.strip()
-    fence = _FENCED.match(text)
-    if fence:
-        text = fence[1].strip()
-    if text.startswith("{"):
-        text = _only_string(text)
-    for opening, closing in ('""', "“”", "«»"):
-        inside = text[1:-1]
-        if len(text) > 1 and text[0] == opening and text[-1] == closing and not {opening, closing} & set(inside):
-            text = inside.strip()
-    return text
-
-
-def _only_string(text: str) -> str:
-    """Return the string in a JSON object with one key, or `text` itself."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    strings = list(value.values()) if isinstance(value, dict) else []
-    return strings[0].strip() if len(strings) == 1 and isinstance(strings[0], str) else text
-
-
-def lines_of(answer: str) -> list[str]:
-    """Return the lines of `answer` that are not blank, without bullets and numbers."""
-    lines = (_BULLET.sub("", line).strip() for line in plain_text(answer).splitlines())
-    return [line for line in lines if line]
-
-
-def line_text(answer: str) -> str:
-    """Return `lines_of` as one text."""
-    return "\n".join(lines_of(answer))
-
-
-def pairs_of(text: str) -> list[tuple[str, str]]:
-    """Return the (question, answer) pairs in `text`."""
-    lines: list[tuple[str, str]] = []
-    for line in filter(None, (line.strip() for line in text.split("\n"))):
-        mark = _MARK.match(line)
-        if mark is None and lines and not lines[-1][1]:  # the mark was alone on its line
-            lines[-1] = (lines[-1][0], line)
-        else:
-            lines.append((mark[1] or mark[2], line[mark.end() :].strip()) if mark else ("", line))
-    pairs = itertools.pairwise(lines)
-    return [(question, reply) for (q, question), (a, reply) in pairs if (q, a) == ("Q", "A") and question and reply]
-
-
-def pair_text(answer: str) -> str:
-    """Return `pairs_of` as one text, "" without pairs."""
-    return "\n\n".join(f"Q: {question}\nA: {reply}" for question, reply in pairs_of(plain_text(answer)))
-
-
-def says_yes(answer: str) -> bool:
-    """Return whether `answer` begins with yes."""
-    return re.match(r"\W*yes\b", answer, re.IGNORECASE) is not None
-
-
-Task = Callable[[str, int, tuple[str, ...]], str]
-"""(passage, sample, notes of the preparation) -> the task of a prompt."""
-
-_NAME = re.compile(r"\b[A-Z][\w’-]+(?: (?:of |the |de |van |von )?[A-Z][\w’-]+)*")
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Style:
-    """A way of rewriting.
+    """A style file: how a model is asked for variants, how its answers are read and checked, which rows they become."""
 
-    `task` is the task of the prompt, `parse` reads the answer, `rules` are for its checks. `prepare` is sent first, once for
-    each passage; the lines of its answer are the notes of the tasks (strategies, facts). With `per_note` each note gets as
-    many samples as a passage in other styles. `mechanical` styles, (title, passage, seed) -> text, need no model. `verify`,
-    with the text filled in, is sent after the checks; texts without a yes are refused. `rows` turns an accepted text into
-    the fields of corpus rows: `text`, or `prompt` and `completion`.
-    """
+    name: str = option(help="Its name in augment.styles.", nonempty=True)
+    about: str = option(help="One line for lists.", nonempty=True)
+    source: str = option("", help="The publication that it follows.")
+    system: str = option('{% include "system" %}', help="Template of the system message.")
+    user: str = option("", help="Template of the user message. It must use {{ source }}, the passage in its tags.")
+    variations: tuple[Variation | str, ...] = option((), help="Lines for {{ variation }}, one after the other.")
+    scope: Literal["passage", "document"] = option("passage", help="What one prompt shows.")
+    needs: tuple[Literal["prose", "relations"], ...] = option((), help="Other passages are skipped.")
+    prepare: tuple[Preparation, ...] = option((), help="Requests before those for the variants.")
+    combine: tuple[int, ...] = option((), help="Prompts are about all subsets of these sizes of the items.", min=1)
+    keeps: str | None = option(None, help="A preparation: each text keeps all facts of its item.")
+    none: bool = option(False, help="The answer NONE is accepted: there is nothing to write.")
+    parser: Literal["text", "lines", "pairs", "sections"] = option("text", help="How the answer is read.")
+    rules: Rules = option(Rules(), help="Rules of the checks.")
+    verify: str = option("", help="Template of a question about {{ text }}; without a yes the text is refused.")
+    rows: Literal["text", "paragraphs", "pairs"] | tuple[str, ...] = option(
+        "text", help="Corpus rows of a text; or a list of templates of instructions that it answers, for SFT rows."
+    )
 
-    name: str
-    about: str
-    task: Task | None = None
-    parse: Callable[[str], str] = plain_text
-    rules: Rules = Rules()
-    prepare: str = ""
-    per_note: bool = False
-    verify: str = ""
-    mechanical: Callable[[str, str, int], str] | None = None
-    rows: Callable[[str], list[dict[str, Any]]] = lambda text: [{"text": text}]
+    @property
+    def mechanical(self) -> Mechanical | None:
+        """The function of a style that needs no model."""
+        return MECHANICAL[self.name][1] if self.name in MECHANICAL else None
 
-    def messages(self, title: str, passage: str, sample: int, notes: tuple[str, ...] = ()) -> list[Message]:
-        """Return the prompt for a sample."""
-        return prompts.ask(title, passage, self.task(passage, sample, notes) if self.task else self.name)
+    def missing_need(self, source: Source) -> str:
+        """Return what a passage lacks for this style, "" if it has all."""
+        return _missing(self.needs, source)
+
+    def parse(self, answer: str) -> str:
+        """Return the text of a variant in `answer`."""
+        return PARSERS[self.parser](answer)
+
+    def messages(self, source: Source, sample: int, item: Item) -> list[Message]:
+        """Return the prompt for a sample, about an item of the preparations."""
+        return self._render(self.user, source, sample, item)
+
+    def preparation(self, step: Preparation, source: Source, item: Item) -> list[Message]:
+        """Return the prompt of a preparation."""
+        return self._render(step.prompt, source, 0, item)
+
+    def verification(self, source: Source, item: Item, text: str) -> list[Message]:
+        """Return the question whether the passage supports an accepted text."""
+        return self._render(self.verify, source, 0, {**item, "text": text})
+
+    def _render(self, template: str, source: Source, sample: int, item: Item) -> list[Message]:
+        others = {**item, "sample": sample, "variation": self._variation(source, sample)}
+        try:
+            system, user = render(self.system, source, others), render(template, source, others)
+        except _RENDER_ERRORS as error:
+            raise InputError(f"style {self.name}: its template cannot be filled in for a passage: {error}.") from error
+        return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+    def _variation(self, source: Source, sample: int) -> str:
+        lines = (line for line in self.variations if isinstance(line, str) or not _missing(line.needs, source))
+        fitting = [line if isinstance(line, str) else line.text for line in lines]
+        return fitting[sample % len(fitting)] if fitting else ""
+
+    def corpus_rows(self, text: str, item: Item, sample: int) -> list[dict[str, Any]]:
+        """Return the fields of the corpus rows of an accepted text: ``text``, or ``prompt`` and ``completion``."""
+        if self.rows == "pairs":
+            return [{"prompt": question, "completion": f" {answer}"} for question, answer in pairs_of(text)]
+        if (
+            self.rows == "paragraphs"
+        ):  # within one row, a name at the end of the first fact could be copied to the others
+            return [{"text": paragraph} for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
+        if self.rows == "text":
+            return [{"text": text}]
+        return [{"prompt": render(self.rows[sample % len(self.rows)], _EXAMPLE, item), "completion": f" {text}"}]
+
+    @property
+    def makes_instructions(self) -> bool:
+        """Whether its rows have a prompt and a completion."""
+        return self.rows not in ("text", "paragraphs")
+
+    def schedule(self, items: Sequence[Item], seed: str) -> Iterator[Item]:
+        """Yield what the prompts are about, in order: each item, or all subsets of the sizes in `combine`.
+
+        All subsets of a size come before those of the next, in an order drawn by `seed`; of very many, a sample.
+        """
+        if not self.combine:
+            yield from items
+            return
+        name = self.prepare[-1].name
+        for size in self.combine:
+            for subset in _subsets([item[name] for item in items], size, Random(f"{seed} {size}")):
+                yield {name: subset}
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """All text of its prompts that is not filled in: no answer may repeat it."""
+        lines = (line.text if isinstance(line, Variation) else line for line in self.variations)
+        return _literals((self.system, self.user, self.verify, *(step.prompt for step in self.prepare)), tuple(lines))
+
+    @property
+    def identity(self) -> str:
+        """A hash of all that its file says, descriptions apart: a part of its variants' ids."""
+        return _identity(self)
 
 
-def _paraphrase(passage: str, sample: int, notes: tuple[str, ...]) -> str:
-    approach = prompts.APPROACHES[sample % len(prompts.APPROACHES)]
-    return f"{prompts.PARAPHRASE}- {approach}\n{prompts.ALONE}"
+def _missing(needs: Iterable[str], source: Source) -> str:
+    return next((need for need in needs if not describe(source, need)), "")
 
 
-def _register(name: str) -> Task:
-    def task(passage: str, sample: int, notes: tuple[str, ...]) -> str:
-        return f"{prompts.REGISTERS[name]}\n{prompts.FAITHFUL}{prompts.ALONE}"
-
-    return task
-
-
-def entities_of(passage: str) -> list[str]:
-    """Return the different names in `passage` by first mention, without those that are part of a longer one."""
-    names = dict.fromkeys(name for name in _NAME.findall(passage) if name.split()[0].lower() not in SENTENCE_STARTERS)
-    return [name for name in names if not any(name != other and name in other for other in names)]
-
-
-def _entity_graph(passage: str, sample: int, notes: tuple[str, ...]) -> str:
-    names = entities_of(passage)
-    # Pairs first, then triples; a passage with fewer than two names has one task about all of it.
-    groups = [
-        *itertools.islice(itertools.combinations(names, 2), 500),
-        *itertools.islice(itertools.combinations(names, 3), 500),
-    ]
-    chosen = groups[sample % len(groups)] if groups else ("the things in it",)
-    listed = ", ".join(chosen[:-1]) + (" and " if len(chosen) > 1 else "") + chosen[-1]
-    return prompts.ENTITIES.format(entities=listed) + prompts.ALONE
+def _subsets(names: Sequence[str], size: int, rng: Random) -> Iterator[tuple[str, ...]]:
+    """Yield the subsets of `names` in an order drawn by `rng`; of very many, a sample. Each keeps the order of `names`."""
+    if comb(len(names), size) <= _ALL_IN_MEMORY:
+        subsets = list(combinations(names, size))
+        rng.shuffle(subsets)
+        yield from subsets
+        return
+    drawn: set[tuple[int, ...]] = set()
+    while len(drawn) < _ALL_IN_MEMORY:
+        subset = tuple(sorted(rng.sample(range(len(names)), size)))
+        if subset not in drawn:
+            drawn.add(subset)
+            yield tuple(names[index] for index in subset)
 
 
-def _one_of(template: str) -> Task:
-    """Return a task that fills `template` with one note after the other."""
-
-    def task(passage: str, sample: int, notes: tuple[str, ...]) -> str:
-        note = notes[sample % len(notes)] if notes else ""
-        return template.replace("{strategy}", note).replace("{fact}", note) + prompts.ALONE
-
-    return task
+@lru_cache(maxsize=64)
+def _identity(style: Style) -> str:
+    named = asdict(style)
+    return content_id({key: value for key, value in named.items() if key not in ("about", "source")})
 
 
-def _always(task: str) -> Task:
-    return lambda passage, sample, notes: task
+@lru_cache(maxsize=64)
+def _literals(templates: tuple[str, ...], lines: tuple[str, ...]) -> tuple[str, ...]:
+    texts = list(lines)
+    for template in (*templates, *shared_texts().values()):
+        texts += (node.data for node in environment().parse(template).find_all(nodes.TemplateData) if node.data.strip())
+    return tuple(texts)
 
 
-def _question_rows(text: str) -> list[dict[str, Any]]:
-    return [{"prompt": question, "completion": f" {answer}"} for question, answer in pairs_of(text)]
+def read_style(path: Path) -> Style:
+    """Return the style in a YAML file. Raises `RecipeError` with every fault in it, each with its line."""
+    file = read_yaml(path)
+    faults: list[Fault] = []
+
+    def report(key: tuple[str | int, ...], what: str) -> None:
+        faults.append(Fault(file.where(key), ".".join(map(str, key)), what))
+
+    style = FieldChecker(report).section(Style, file.root, ())
+    if style is not None:
+        for key, what in _structure_faults(style):
+            report(key, what)
+        faults += _template_faults(style, file)
+    if faults or style is None:
+        raise RecipeError(faults)
+    return style
 
 
-def _paragraph_rows(text: str) -> list[dict[str, Any]]:
-    """Return one row for each paragraph: within a row, the name at the end of the first fact could be copied to the others."""
-    return [{"text": paragraph} for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
+def _structure_faults(style: Style) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield (key, fault) of what does not fit together."""
+    if not _NAME.fullmatch(style.name):
+        yield ("name",), f"found {style.name!r}, allowed: small letters, digits and _, beginning with a letter."
+    names = [step.name for step in style.prepare]
+    for index, step in enumerate(style.prepare):
+        before = names[index - 1] if index else None
+        if not _NAME.fullmatch(step.name) or step.name in _VARIABLES or step.name in names[:index]:
+            yield (
+                ("prepare", index, "name"),
+                f"found {step.name!r}, expected a name of small letters that is not in use.",
+            )
+        if step.for_each != before:
+            expected = f"{before}, the preparation before it" if before else "nothing: it is the first"
+            yield ("prepare", index, "for_each"), f"found {step.for_each!r}, expected {expected}."
+    if style.keeps is not None and style.keeps not in names:
+        yield ("keeps",), f"names no preparation.{suggestion(style.keeps, names)}"
+    if style.combine and len(names) != 1:
+        yield ("combine",), f"found {len(names)} preparations; subsets are made of the items of one."
+    if style.rows == "pairs" and style.parser != "pairs":
+        yield ("rows",), "pairs needs parser: pairs."
 
 
-def notes_of(answer: str) -> tuple[str, ...]:
-    """Return the notes in the answer to a preparation."""
-    return tuple(lines_of(answer))
+def _template_faults(style: Style, file: YamlFile) -> Iterator[Fault]:
+    """Yield the faults of templates, each with the line in the file."""
+    items: dict[str, Any] = {}
+    templates: list[tuple[tuple[str | int, ...], str, dict[str, Any], str]] = []
+    for index, step in enumerate(style.prepare):
+        templates.append((("prepare", index, "prompt"), step.prompt, dict(items), "source"))
+        items[step.name] = ("Mara Lind", "Arvika") if style.combine else "Mara Lind"
+    templates += [(("system",), style.system, {}, ""), (("user",), style.user, items, "source")]
+    if style.verify:
+        templates.append((("verify",), style.verify, {**items, "text": "Text."}, "text"))
+    if isinstance(style.rows, tuple):
+        templates += [(("rows", index), row, items, "") for index, row in enumerate(style.rows)]
+    for key, template, extra, required in templates:
+        known = extra if key[0] == "rows" else {**_EXAMPLE_VARIABLES, **extra}
+        for line, what in _faults_of(template, known, required):
+            first = file.lines.get(key, 1) + ("\n" in template)
+            yield Fault(f"{file.path}:{first + line - 1}", ".".join(map(str, key)), what)
 
 
-_FREE = Rules(complete=False, shortest=0.0, longest=6.0)
-_SAME = Rules(refuse_echo=False, refuse_near=False)
+def _faults_of(template: str, known: Mapping[str, Any], required: str) -> Iterator[tuple[int, str]]:
+    """Yield (line of the template, fault)."""
+    try:
+        compiled = environment().from_string(template)
+    except TemplateSyntaxError as error:
+        yield error.lineno, f"bad template: {error.message or 'unknown fault'}"
+        return
+    tree = environment().parse(template)
+    unknown = meta.find_undeclared_variables(tree) - known.keys()
+    for node in tree.find_all(nodes.Name):
+        if node.name in unknown:
+            unknown.discard(node.name)
+            yield node.lineno, f"unknown variable {node.name!r}.{suggestion(node.name, known)}"
+    n_faults = 0
+    for include in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
+        chosen = getattr(include, "template", None)
+        name = chosen.value if isinstance(chosen, nodes.Const) else None
+        if not isinstance(include, nodes.Include) or name not in shared_texts():
+            n_faults += 1
+            yield include.lineno, f"only the shared texts can be included.{suggestion(name, shared_texts())}"
+    if required and required not in meta.find_undeclared_variables(tree):
+        yield 1, f"does not use {{{{ {required} }}}}: the model would not see it."
+    if not n_faults and not meta.find_undeclared_variables(tree) - known.keys():
+        try:
+            compiled.render(known)
+        except _RENDER_ERRORS as error:
+            yield 1, f"cannot be filled in: {error}"
 
-_TABLE = (
-    Style("paraphrase", "same facts, same length, other words (arXiv 2312.05934)", _paraphrase),
-    Style("plain", "in plain words", _register("plain")),
-    Style("scholarly", "as in a journal", _register("scholarly")),
-    Style("encyclopedic", "as in an encyclopedia", _register("encyclopedic")),
-    Style("dialogue", "as questions and answers", _register("dialogue"), rules=Rules(longest=4.0)),
-    Style("entity_graph", "relations of pairs and triples of names (arXiv 2409.07431)", _entity_graph, rules=_FREE),
-    Style("active_reading", "study strategies, proposed and applied (arXiv 2508.09494)", _one_of(prompts.STUDY),
-          rules=_FREE, prepare=prompts.STRATEGIES),
-    Style("questions", "question-answer pairs as SFT rows (arXiv 2309.14316)", _always(prompts.QUESTIONS), pair_text, _FREE,
-          rows=_question_rows),
-    Style("atomic_facts", "each single fact reworded, the samples counting for each (arXiv 2404.00213)",
-          _one_of(prompts.REWORD), rules=_FREE, prepare=prompts.FACTS, per_note=True),
-    Style("implications", "what follows, kept when consistent (arXiv 2401.08574)", _always(prompts.IMPLICATIONS), line_text,
-          _FREE, verify=prompts.CONSISTENT),
-    Style("reversed", "facts the other way round (arXiv 2309.12288)", _always(prompts.REVERSED + prompts.ALONE),
-          rows=_paragraph_rows),
-    Style("permuted", "sentences in another order, no model", mechanical=permute_sentences, rules=_SAME),
-    Style("full_names", "names for pronouns, no model", mechanical=name_fully, rules=_SAME),
-    Style("tagged", "behind its title, no model", mechanical=tag_source, rules=_SAME),
-)  # fmt: skip
 
-STYLES: Mapping[str, Style] = {style.name: style for style in _TABLE}
-"""Name -> style. A new style is one more entry in `_TABLE`."""
+_EXAMPLE_VARIABLES: dict[str, Any] = {name: describe(_EXAMPLE, name) for name in VARIABLES}
+_EXAMPLE_VARIABLES |= {"sample": 0, "variation": ""}
+_VARIABLES = {*_EXAMPLE_VARIABLES, "text"}
+
+STYLES: Mapping[str, Style] = {
+    style.name: style
+    for style in (
+        *(read_style(path) for path in sorted(STYLE_FILES.glob("*.yaml")) if path.stem != "shared"),
+        *(
+            Style(name, about, rules=Rules(refuse_echo=False, refuse_near=False))
+            for name, (about, _) in MECHANICAL.items()
+        ),
+    )
+}
+"""Name -> shipped style: a file in `STYLE_FILES`, or a function in `MECHANICAL`."""
+
+
+def read_styles(paths: Sequence[str]) -> Mapping[str, Style]:
+    """Return the shipped styles and those in the files `paths`, by name. Raises `RecipeError` with every fault in them."""
+    styles, faults = dict(STYLES), list[Fault]()
+    for path in map(Path, paths):
+        try:
+            style = read_style(path)
+        except RecipeError as error:
+            faults += error.faults
+            continue
+        if style.name in styles:
+            faults.append(Fault(f"{path}:1", "name", f"{style.name!r} is the name of another style. Choose another."))
+        styles[style.name] = style
+    if faults:
+        raise RecipeError(faults)
+    return styles

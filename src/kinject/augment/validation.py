@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from kinject.augment.requests.chat import RESERVED
 from kinject.augment.requests.limits import Limits
-from kinject.augment.styles import STYLES
+from kinject.augment.styles import read_styles
 from kinject.errors import RecipeError
 from kinject.recipe import AugmentRecipe, AugmentSection, GeneratorSection, QuestionsRecipe, QuestionsSection, Recipe
 from kinject.recipe.check import suggestion
@@ -54,11 +54,14 @@ def _augment_faults(section: AugmentSection) -> list[tuple[str, str]]:
 
 
 def _style_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
-    for name, n_samples in section.styles.items():
-        if name not in STYLES:
-            yield f"augment.styles.{name}", f"unknown style.{suggestion(name, STYLES)}"
-        elif not 0 <= n_samples <= MAX_SAMPLES:
-            yield f"augment.styles.{name}", f"found {n_samples}, allowed: 0 to {MAX_SAMPLES:,}."
+    styles = read_styles(section.style_files)
+    for name, target in section.styles.items():
+        if name not in styles:
+            yield f"augment.styles.{name}", f"unknown style.{suggestion(name, styles)}"
+        elif isinstance(target, int) and not 0 <= target <= MAX_SAMPLES:
+            yield f"augment.styles.{name}", f"found {target}, allowed: 0 to {MAX_SAMPLES:,}."
+        elif not isinstance(target, int) and (styles[name].mechanical or section.generator.kind == "file"):
+            yield f"augment.styles.{name}", "needs a number: a target of tokens is for styles that a model writes."
 
 
 def _generator_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
@@ -114,11 +117,12 @@ def _file_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
     """Yield a fault for each style whose variants a file cannot provide."""
     if section.generator.kind != "file":
         return
-    styles = [STYLES[name] for name in section.styles if name in STYLES and not STYLES[name].mechanical]
+    known = read_styles(section.style_files)
+    styles = [known[name] for name in section.styles if name in known and not known[name].mechanical]
     if len(styles) > 1:
         yield "augment.styles", f"found {len(styles)} styles, but the texts of kind: file are all of one style."
     for style in styles:
-        if style.prepare or style.verify:
+        if style.prepare or style.verify or style.scope == "document":
             yield f"augment.styles.{style.name}", "needs a model to ask; kind: file has none."
 
 

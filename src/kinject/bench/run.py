@@ -49,11 +49,11 @@ from kinject.bench.strategies import (
 )
 from kinject.disk import check_output, content_id, lock_dir, read_jsonl, read_manifest, write_text
 from kinject.errors import InputError
+from kinject.executors import CPU_PRELOAD, LOG, LocalExecutor
 from kinject.process import core_count
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.study.arms import nest_overrides
-from kinject.study.executors import CPU_PRELOAD, LOG, LocalExecutor
 from kinject.study.stages import Stage, drop_output_folders, input_hashes
 from kinject.terminal import Progress
 from kinject.train.short_run import short_fields

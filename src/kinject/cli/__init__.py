@@ -22,7 +22,7 @@ from kinject.terminal import Formatter, lost_output, protect_streams, show
 
 _VERBS = (
     "augment", "questions", "train", "merge", "eval", "compare", "study", "bench", "plan", "doctor", "find-lr", "find-batch",
-    "report", "sandbox", "check", "recipes", "schema",
+    "report", "sandbox", "check", "recipes", "styles", "schema",
 )  # fmt: skip
 
 _DESCRIPTION = """\

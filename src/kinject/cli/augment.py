@@ -7,6 +7,7 @@ import gc
 from typing import Any
 
 from kinject.cli.recipe_arguments import add_verb, recipe_of
+from kinject.errors import InputError
 from kinject.terminal import show
 
 _DETAIL = """\
@@ -21,6 +22,7 @@ examples:
   kinject augment
   kinject augment --dry-run    planned requests, cost and time; nothing is sent
   kinject augment recipes/augment.yaml augment.styles.paraphrase=4 run_dir=runs/augment-4
+  kinject augment recipes/augment-endpoints.yaml --jobs 8
   kinject augment 'augment.styles={paraphrase: 8, permuted: 2}' run_dir=runs/augment-mixed
   OPENAI_API_KEY=... kinject augment recipes/augment-openai.yaml augment.budget=5"""
 
@@ -30,6 +32,18 @@ def add_parser(verbs: Any) -> None:
     parser = add_verb(verbs, "augment", "rewrite documents into a training corpus", _DETAIL, "recipes/augment.yaml")
     parser.add_argument(
         "--dry-run", action="store_true", help="read the documents, print the planned requests, cost and time, stop"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="share out the documents among N processes, each with its part of the limits",
+    )
+    parser.add_argument(
+        "--executor",
+        choices=["local", "ray"],
+        default="local",
+        help="where the processes run (ray: RAY_ADDRESS, or a local one)",
     )
     parser.set_defaults(run=_run)
 
@@ -42,6 +56,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         show(render_preview(preview(recipe)))
         return 0
-    result = augment(recipe)
+    if arguments.jobs is None and arguments.executor != "local":
+        raise InputError("--executor ray: give --jobs N, the number of processes to share out the documents among.")
+    if arguments.jobs is None:
+        result = augment(recipe)
+    else:
+        from kinject.augment.shards import augment_in_shards, shard_executor
+
+        result = augment_in_shards(recipe, shard_executor(arguments.executor, arguments.jobs), arguments.jobs)
     show(render_summary(result))
     return 1 if result.short else 0

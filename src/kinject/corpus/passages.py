@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +20,9 @@ TokenSpans = Callable[[str], Sequence[tuple[int, int]]]
 _CJK = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"
 # A run of letters without spaces (an encoded blob, a language that writes none) must not count as one token.
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]{{1,32}}|[^\w\s]")
+_HEADING = re.compile(r"^(?:(```|~~~)(?s:.*?)^\1|(#{1,6})[ \t]+(\S.*)$)", re.MULTILINE)
+"""Fenced code (which may hold lines that look like headings), or a Markdown heading."""
+_LINE_END = re.compile(r"\n")
 _END = re.compile(r"""(?<![.!?…])[.!?…]++["'”’»)\]]*+(?=\s)|[。！？]+[”’」』）]*|\n\s*\n""")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Gen|Col|Lt|Capt|Rev|Hon|No|vs|etc|cf|ca|approx|est|Mt|Ltd|Inc|Bros|Jan|Feb|Aug|Sept|Oct|Nov|Dec|fig|eq|vol|pp|e\.g|i\.e|al)|\b[A-Z](?:\.[A-Z])*)\.$"
@@ -29,8 +33,9 @@ def split_passages(document: Document, n_tokens: int, spans: TokenSpans) -> list
     """Return the passages of `document`: in order, without overlap, together all its text except the space between them.
 
     None holds more than `n_tokens` (at least 1) tokens of `spans`, unless one character alone does. A cut falls at the
-    last sentence end that fits, else between words, else between tokens. Cuts depend on the text before them only, so
-    a change of the text does not change earlier passages.
+    last sentence end that fits, else at a line's end, else between words, else between tokens, and never just after a
+    Markdown heading if it can fall elsewhere. Cuts depend on the text before them only, so a change of the text does
+    not change earlier passages.
     """
     text = document.text
     tokens = spans(text)
@@ -40,11 +45,13 @@ def split_passages(document: Document, n_tokens: int, spans: TokenSpans) -> list
     boundaries = _boundaries(tokens, len(text))
     indices = [index for index, _ in boundaries]
     starts = [start for _, start in boundaries]
-    ends = sentence_ends(text)
+    headings = {end for _, _, _, end in _headings(text)}
+    ends = [end for end in sentence_ends(text) if end not in headings]
+    lines = [match.start() for match in _LINE_END.finditer(text) if match.start() not in headings]
     cuts, first = [0], 0
     while first + 1 < len(boundaries) and len(tokens) - indices[first] > n_tokens:
         beyond = max(bisect_right(indices, indices[first] + n_tokens), first + 2)
-        first = _best_cut(text, starts, first + 1, beyond, ends)
+        first = _best_cut(text, starts, first + 1, beyond, (ends, lines))
         cuts.append(starts[first])
     trimmed = (_trim(text, start, end) for start, end in pairwise([*cuts, len(text)]))
     return [_passage(document, start, end) for start, end in trimmed if end > start]
@@ -64,14 +71,15 @@ def _boundaries(tokens: Sequence[tuple[int, int]], n_characters: int) -> list[tu
     return boundaries
 
 
-def _best_cut(text: str, starts: Sequence[int], low: int, high: int, ends: Sequence[int]) -> int:
-    """Return an index in [low, high): the last whose start follows a sentence end, else a space, else the last."""
-    i = bisect_right(ends, starts[high - 1]) - 1
-    while i >= 0 and ends[i] > starts[low - 1]:
-        cut = bisect_left(starts, ends[i], low, high)
-        if cut < high and not text[ends[i] : starts[cut]].strip():
-            return cut
-        i -= 1
+def _best_cut(text: str, starts: Sequence[int], low: int, high: int, endings: Sequence[Sequence[int]]) -> int:
+    """Return an index in [low, high): the last whose start follows one of the first `endings`, of the next, a space."""
+    for ends in endings:
+        i = bisect_right(ends, starts[high - 1]) - 1
+        while i >= 0 and ends[i] > starts[low - 1]:
+            cut = bisect_left(starts, ends[i], low, high)
+            if cut < high and not text[ends[i] : starts[cut]].strip():
+                return cut
+            i -= 1
     for cut in range(high - 1, low - 1, -1):
         if text[starts[cut]].isspace() or text[starts[cut] - 1].isspace():
             return cut
@@ -86,6 +94,31 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
 def _passage(document: Document, start: int, end: int) -> Passage:
     text = document.text[start:end]
     return Passage(content_id("passage", document.id, start, end, text), document.id, start, end, text)
+
+
+def heading_path(text: str, start: int) -> tuple[str, ...]:
+    """Return the Markdown headings that stand above the position `start` of a text, from the topmost down.
+
+    A heading at `start` itself belongs to what follows; it ends the sections of its own level and below.
+    """
+    path: list[tuple[int, str]] = []
+    for level, name, position, _ in _headings(text):
+        if position > start:
+            break
+        path = [(other, above) for other, above in path if other < level]
+        if position < start:
+            path.append((level, name))
+    return tuple(name for _, name in path)
+
+
+@lru_cache(maxsize=8)
+def _headings(text: str) -> tuple[tuple[int, str, int, int], ...]:
+    """Return (level, text, start, end) of each Markdown heading outside fenced code."""
+    return tuple(
+        (len(match[2]), match[3].rstrip().rstrip("#").rstrip(), match.start(), match.start() + len(match[0].rstrip()))
+        for match in _HEADING.finditer(text)
+        if match[2]
+    )
 
 
 def sentence_ends(text: str) -> list[int]:

@@ -57,7 +57,7 @@ def recipe_schema(styles: Mapping[str, str]) -> Schema:
         section["anyOf"] = [option for option in section["anyOf"] if option != {"type": "null"}]
     root["properties"]["trainer"] |= _trainer()
     root["properties"]["adapter"] |= _adapter()
-    _add_styles(definitions["AugmentSection"]["properties"]["styles"], styles)
+    _add_styles(definitions["AugmentSection"], styles)
     _add_requirements(definitions["GeneratorSection"])
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -233,11 +233,17 @@ def _fields_of(cls: type, hint_of: Any) -> dict[str, Schema]:
     return properties
 
 
-def _add_styles(schema: Schema, styles: Mapping[str, str]) -> None:
-    """Name the styles in the schema of `augment.styles`, each with its description."""
-    count = {**schema.pop("additionalProperties"), "minimum": 0, "maximum": MAX_SAMPLES}
+def _add_styles(section: Schema, styles: Mapping[str, str]) -> None:
+    """Name the styles in the schema of `augment.styles`, each with its description; others need `style_files`."""
+    schema = section["properties"]["styles"]
+    count = schema["additionalProperties"]
+    count["anyOf"] = [
+        {**option, "minimum": 0, "maximum": MAX_SAMPLES} if option.get("type") == "integer" else option
+        for option in count["anyOf"]
+    ]
     schema["properties"] = {name: {"description": text, **count} for name, text in styles.items()}
-    schema["additionalProperties"] = False
+    section["if"] = {"not": {"required": ["style_files"]}}
+    section["then"] = {"properties": {"styles": {"propertyNames": {"enum": list(styles)}}}}
 
 
 def _add_requirements(schema: Schema) -> None:

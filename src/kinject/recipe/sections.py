@@ -255,24 +255,56 @@ GENERATOR_REQUIRES: Mapping[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
+class TokenTarget:
+    """Variants of a style until they have so many tokens together, for each passage (or document)."""
+
+    tokens: int = option(help="Tokens, counted as for passage_tokens.", min=1)
+
+
+@dataclass(frozen=True)
+class ChecksSection:
+    """The checks of a paraphrase against its passage."""
+
+    in_doubt: Literal["accept", "refuse"] = option(
+        "accept", help="A paraphrase in doubt, without a judge; with one, the judge decides."
+    )
+
+
+@dataclass(frozen=True)
 class AugmentSection:
     """Documents to passages to paraphrases to a corpus."""
 
     documents: str = option(
         help="File (txt, md, html, pdf, jsonl, csv, parquet), folder, or data set on the hub.", path="documents"
     )
-    styles: Mapping[str, int] = option(help="Style: samples of each passage, as in {paraphrase: 16}.")
+    styles: Mapping[str, int | TokenTarget] = option(
+        help="Style: samples of each passage, as in {paraphrase: 16}, or a target, as in {entigraph: {tokens: 20000}}."
+    )
     generator: GeneratorSection = option(help="What writes the paraphrases.")
     include_originals: bool = option(True, help="Keep the originals in the corpus.")
     passage_tokens: int = option(256, help="Longest passage, in tokens of `tokenizer`.", min=8)
+    document_tokens: int = option(
+        8192, help="Longest document that styles of whole documents see at once; a longer one counts as several.", min=8
+    )
     tokenizer: str | None = option(
         None, help="Tokenizer folder or hub name; default: words and punctuation.", path="model"
     )
+    style_files: tuple[str, ...] = option((), help="YAML files of your own styles.", path="file")
     max_attempts: int = option(4, help="Attempts at one paraphrase before it is given up.", min=1, max=100)
     budget: float | None = option(
         None, help="Most that the run folder may cost, in the currency of the prices.", min=0.0
     )
     judge: GeneratorSection | None = option(None, help="A model that compares each paraphrase with its source.")
+    judge_statements: bool = option(
+        False, help="Have the judge list the statements of each passage first, one request a passage, and see them."
+    )
+    judge_min_recall: float | None = option(
+        None, help="Stop if the judge catches a smaller fraction of planted errors.", min=0.0, max=1.0
+    )
+    judge_min_precision: float | None = option(
+        None, help="Stop if a smaller fraction of the judge's refusals is right.", min=0.0, max=1.0
+    )
+    checks: ChecksSection | None = option(None, help="What becomes of a paraphrase that the checks cannot decide.")
     keep_thinking: bool = option(
         False, help="Store a reasoning model's thinking beside each paraphrase in variants.jsonl."
     )

@@ -20,10 +20,10 @@ __all__ = ["study"]
 def study(recipe: StudyRecipe, *, jobs: int | None = None, executor: str = "local") -> Report:
     """Run the unfinished stages of the study and write its report; return its result.
 
-    `executor` is ``local`` (`jobs` worker processes) or ``ray``; see `kinject.study.executors.executor_factory`. Raises as
+    `executor` is ``local`` (`jobs` worker processes) or ``ray``; see `kinject.executors.executor_factory`. Raises as
     `kinject.study.run.run_study`.
     """
-    from kinject.study.executors import executor_factory
+    from kinject.executors import executor_factory
     from kinject.study.run import run_study
 
     return run_study(recipe, executor_factory(executor, jobs))[0]

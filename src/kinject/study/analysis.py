@@ -23,6 +23,7 @@ from kinject.eval.statistics import (
     near_p,
     trend,
 )
+from kinject.executors import LOG
 from kinject.recipe.study_section import ClaimSection, StudySection
 from kinject.results import (
     ALPHA,
@@ -40,7 +41,6 @@ from kinject.results import (
     Verdict,
 )
 from kinject.study.arms import BASE, RAG, Arm, StudyArms, value_label
-from kinject.study.executors import LOG
 from kinject.study.records import AskSetting, Records, subjects_of
 from kinject.study.scheduler import StageStatus
 from kinject.study.stages import ArmRun

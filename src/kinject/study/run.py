@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from kinject.augment.plan import preview
+from kinject.augment.preview import preview
 from kinject.corpus.questions import read_questions
 from kinject.disk import (
     FORMAT_VERSION,
@@ -23,6 +23,7 @@ from kinject.disk import (
     write_manifest,
 )
 from kinject.errors import InputError
+from kinject.executors import LOG
 from kinject.recipe import StudyRecipe, is_model, read_recipe
 from kinject.recipe.study_section import StudySection
 from kinject.report import read_report, write_report
@@ -41,7 +42,6 @@ from kinject.study.analysis import (
 )
 from kinject.study.arms import Arm, expand_arms
 from kinject.study.check import check_inputs, check_shared_recipes
-from kinject.study.executors import LOG
 from kinject.study.records import AskSetting, Records
 from kinject.study.scaling import Measures, make_scaling
 from kinject.study.scheduler import SplitQuestions, StartExecutor, Study, open_study

@@ -13,11 +13,11 @@ from kinject.corpus.questions import read_questions
 from kinject.disk import file_name, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
+from kinject.executors import Executor
 from kinject.recipe import EvalSection, QuestionSetSection, StudyRecipe, read_recipe
 from kinject.results import Choice
 from kinject.study.arms import Arm, StudyArms, eval_overrides, expand_arms, override_arguments
 from kinject.study.check import check_names
-from kinject.study.executors import Executor
 from kinject.study.stages import ArmRun, Planner, Stage
 from kinject.terminal import Progress
 from kinject.types import Question
@@ -75,11 +75,11 @@ def run_stages(pending: Sequence[Stage], status: StageStatus, executor: Executor
             if not running:
                 break  # the others depend on a failed stage
             for outcome in executor.wait():
-                running.discard(outcome.stage.id)
+                running.discard(outcome.task.id)
                 if outcome.done is None:
-                    status.failed[outcome.stage.id] = outcome.error
+                    status.failed[outcome.task.id] = outcome.error
                 else:
-                    status.done[outcome.stage.id] = outcome.done
+                    status.done[outcome.task.id] = outcome.done
                 progress.advance()
 
 

@@ -32,7 +32,7 @@ from kinject.disk import (
     write_jsonl,
     write_manifest,
 )
-from kinject.errors import InputError, KinjectError
+from kinject.errors import InputError
 from kinject.models import model_hash
 from kinject.process import core_count, peak_memory, reset_peak_memory
 from kinject.recipe import StudyRecipe, TrainRecipe, read_recipe, read_values
@@ -73,6 +73,10 @@ class Stage:
     def marker(self) -> Path:
         """The file that is written last. A setup stage may run in the recipe's own folder, so its marker has the id."""
         return self.folder / (f".{self.id}.{DONE}" if self.kind == "setup" else DONE)
+
+    def run(self) -> dict[str, Any]:
+        """Run the stage; see `run_stage`."""
+        return run_stage(self)
 
     def read_done(self) -> dict[str, Any] | None:
         """Return the counts of the finished stage (see `run_stage`), or None if it is not finished."""
@@ -407,10 +411,3 @@ _RUN: Mapping[str, Callable[[Stage], dict[str, Any]]] = {
 }  # fmt: skip
 STAGE_KINDS = tuple(_RUN)
 """The kinds of stages, in the order in which a study runs them."""
-
-
-def error_line(error: BaseException) -> str:
-    """Return an error in one line, for a table."""
-    text = str(error).strip() or type(error).__name__
-    first = text.splitlines()[0][:300]
-    return first if isinstance(error, KinjectError) else f"{type(error).__name__}: {first}"

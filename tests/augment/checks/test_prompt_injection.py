@@ -15,7 +15,7 @@ import pytest
 from kinject.augment import augment
 from kinject.augment.checks.checker import Checker
 from kinject.augment.checks.judge import Judge
-from kinject.augment.checks.planted_errors import ALL_PLANTS
+from kinject.augment.checks.planted_errors import ALL_KINDS, plant_error
 from kinject.augment.checks.prompt_injection import escape_tags, has_injection, split_injection
 from kinject.augment.prompts import ask, judge_messages, passage_of, rewriting_of
 from kinject.augment.questions import make_questions
@@ -106,9 +106,8 @@ def judge(answer: Callable[[str], str]) -> Judge:
 
 def careful(asked: str) -> str:
     """Judge by numbers and names alone, whatever the texts say."""
-    rewriting = re.search(r"<rewriting>\n(.*)\n</rewriting>", asked, re.DOTALL)
-    assert rewriting is not None
-    return "FAITHFUL" if rewriting[1] == HONEST else "UNFAITHFUL: a fact"
+    rewriting = rewriting_of([{"role": "user", "content": asked}])
+    return "FAITHFUL" if rewriting == HONEST else "UNFAITHFUL: a fact"
 
 
 def obedient(asked: str) -> str:
@@ -124,7 +123,7 @@ def test_a_judge_that_obeys_an_injection_is_caught_by_an_error_planted_in_the_te
         assert (found.reason, "planted" in found.detail) == ("judge", True) if not title else not found.accepted
     assert asyncio.run(judge(careful).verdict("", poisoned, HONEST)).accepted
     assert asyncio.run(judge(obedient).verdict("", SOURCE, HONEST)).accepted
-    assert any(plant(HONEST, Random(0), ["Zembla"]) for plant in ALL_PLANTS.values())
+    assert any(plant_error(kind, HONEST, Random(0), ["Zembla"]) for kind in ALL_KINDS)
 
 
 @pytest.mark.parametrize(
@@ -161,9 +160,11 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         followed = next((text for injection, text in INJECTIONS.items() if escape_tags(injection) in asked), None)
         if "Answer with one word, yes or no" in asked:
             return Completion("yes")
-        if "List eight different ways" in asked or "Break the passage" in asked:
+        if "Which strategies fit" in asked or "List the single facts" in asked:
             return Completion(followed or SOURCE)
-        if "Write five questions" in asked:
+        if "List the entities" in asked:
+            return Completion("Corwin Hale\nStonegate\nBryn Tallow")
+        if "Write questions on" in asked:
             return Completion(
                 f"Q: What is said?\nA: {followed}"
                 if followed
@@ -176,7 +177,7 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_nothing_that_an_injection_asks_for_is_stored_in_any_style(poisoned: Path, tmp_path: Path) -> None:
-    styles = ("paraphrase", "plain", "entity_graph", "active_reading", "questions", "implications", "atomic_facts")
+    styles = ("paraphrase", "plain", "entigraph", "active_reading", "questions", "implications", "atomic_facts")
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps({
         "run_dir": str(tmp_path / "run"),
@@ -186,7 +187,7 @@ def test_nothing_that_an_injection_asks_for_is_stored_in_any_style(poisoned: Pat
     result = augment(read_recipe(recipe, verb="augment"))
     kept = [row for _, row in read_jsonl(result.variants_path)]
     assert {row["document_id"] for row in kept} == {"clean"}
-    assert {row["style"] for row in kept} >= {"paraphrase", "plain", "entity_graph", "active_reading", "questions"}
+    assert {row["style"] for row in kept} >= {"paraphrase", "plain", "entigraph", "active_reading", "questions"}
     text = result.corpus_path.read_text("utf-8") + (result.sft_path.read_text("utf-8") if result.sft_path else "")
     for word in ("Zorblax", "turtles", "HACKED", "murdered", "burnt", "gold", "paraphraser"):
         assert word not in text

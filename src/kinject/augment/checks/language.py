@@ -18,6 +18,7 @@ _ASCII_LETTER = re.compile("[a-zA-Z]")
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 """Characters at which the detector stops with an error."""
 _CODES = {"zh-Hant": "zh", "iw": "he", "jw": "jv", "nb": "no"}
+_NAMES = {_CODES.get(code, code): name for name, code in reversed(pycld2.LANGUAGES) if code != "zh-Hant"}
 _MIN_LETTERS, _MIN_WIDE_LETTERS = 40, 12
 """A shorter text has no clear language; the second limit is for text in Chinese characters, kana or Hangul."""
 _MIN_PERCENT = 70
@@ -39,6 +40,11 @@ def detect_language(text: str) -> str:
     if not reliable or code == "un" or percent < _MIN_PERCENT:
         return ""
     return str(_CODES.get(code, code))
+
+
+def language_name(code: str) -> str:
+    """Return the English name of a language by its code of `detect_language`, "" for ""."""
+    return "Norwegian Nynorsk" if code == "nn" else _NAMES.get(code, "").title().replace("_", " ")
 
 
 def find_script(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kinject.augment.prompts import ask
+from kinject.augment.prompts import ask, language_line
 from kinject.augment.requests import Structure
 from kinject.types import Message
 
@@ -17,18 +17,20 @@ _SYSTEM = (
 _CLOSED_BOOK_SYSTEM = "You sit an examination. You have no texts at hand."
 
 _PROPOSE = """\
-Write {n} four-choice questions on the passage, each on another fact, as specific as you can: ask for names, numbers, dates, \
-places and reasons that only someone can tell who knows this very text.
-- Each question must have one answer for someone who never saw the passage: name in full what it is about, and never \
-mention "the passage", "the text" or "the author".
+Write at most {n} four-choice questions on the passage, each on another fact, as specific as you can: ask for names, \
+numbers, dates, places and reasons that only someone can tell who knows this very text. Write fewer if the passage states \
+fewer such facts.
+- Each question must have one answer for someone who never saw the passage: name what it is about by the fullest \
+form in the passage, and never mention "the passage", "the text" or "the author".
 - The right answer is stated by the passage. The three wrong ones are of the same kind, length and precision, and as \
 likely to someone who has not read it.
 - The right answer must not stand in the question, and must not follow from common knowledge.
 - No "all of the above", "none of the above" or "both".
-"""
+{language}"""
 
 _AS_LINES = """\
-Give each question as these six lines, with an empty line between questions, and nothing else:
+Give each question as these six lines, the words before the colons in English, with an empty line between questions, and \
+nothing else:
 Question: the question
 Answer: the right answer
 Wrong: a wrong answer
@@ -65,13 +67,17 @@ _CLOSED_BOOK = "{question}\n\nWhich answer is right? Answer with the letter alon
 
 def propose(title: str, passage: str, n: int, earlier: Sequence[str]) -> list[Message]:
     """Return the prompt for `n` questions on a passage, about other facts than the `earlier` questions."""
-    return _about(title, passage, _PROPOSE.format(n=n) + _AS_LINES + _earlier(earlier))
+    return _about(title, passage, _propose(passage, n) + _AS_LINES + _earlier(earlier))
 
 
 def propose_as_json(title: str, passage: str, n: int, earlier: Sequence[str]) -> Structure:
     """Return the same prompt for endpoints that write JSON by a schema."""
-    messages = _about(title, passage, _PROPOSE.format(n=n) + _AS_JSON + _earlier(earlier))
+    messages = _about(title, passage, _propose(passage, n) + _AS_JSON + _earlier(earlier))
     return Structure("questions", _SCHEMA, messages)
+
+
+def _propose(passage: str, n: int) -> str:
+    return _PROPOSE.format(n=n, language=language_line(passage) + "\n")
 
 
 def _earlier(questions: Sequence[str]) -> str:

@@ -246,6 +246,26 @@ class LoadBalancer:
         return {endpoint.name: endpoint.counts(total) for endpoint in self.endpoints}
 
 
+def sum_counts(parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the sum of several `LoadBalancer.counts` by endpoint."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    rows = {name: [part[name] for part in parts if name in part] for name in names}
+    n_answered = sum(row["answered"] for found in rows.values() for row in found)
+    return {name: _sum_of(found, n_answered) for name, found in rows.items()}
+
+
+def _sum_of(rows: Sequence[Mapping[str, Any]], n_answered: int) -> dict[str, Any]:
+    answered = sum(row["answered"] for row in rows)
+    seconds = sum(row["latency_seconds"] * row["answered"] for row in rows)
+    total: dict[str, Any] = {
+        **rows[-1], "share": round(answered / max(1, n_answered), 4), "latency_seconds": round(seconds / max(1, answered), 3),
+        "faults": dict(sum((Counter(row["faults"]) for row in rows), Counter[str]())),
+    }  # fmt: skip
+    return total | {
+        key: sum(row[key] for row in rows) for key in ("sent", "answered", "tokens_in", "tokens_out", "cost")
+    }
+
+
 def render_endpoints(endpoints: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a table of `LoadBalancer.counts` as lines; none without endpoints."""
     if not endpoints:

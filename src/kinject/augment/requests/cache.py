@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -19,6 +20,8 @@ from kinject.types import Completion, Message, Usage
 
 log = logging.getLogger(__name__)
 
+CACHES = ("cache.sqlite", "judge.sqlite")
+"""The caches of a run folder: of its generator, and of its judge."""
 _SCHEMA = """CREATE TABLE IF NOT EXISTS answers (
     key BLOB PRIMARY KEY, text TEXT NOT NULL, finish_reason TEXT NOT NULL,
     tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, tokens_thinking INTEGER NOT NULL, thinking TEXT NOT NULL,
@@ -42,16 +45,39 @@ def request_key(identity: Mapping[str, Any], messages: Sequence[Message], seed: 
     return hashlib.blake2b(_ENCODER.encode(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
+_USAGE = (
+    "SELECT endpoint, total(tokens_in), total(tokens_out), total(tokens_thinking) FROM (SELECT endpoint, tokens_in, "
+    "tokens_out, tokens_thinking FROM answers UNION ALL SELECT endpoint, tokens_in, tokens_out, 0 FROM lost) "
+    "GROUP BY endpoint"
+)
+
+
+def stored_usage(path: Path) -> Usage:
+    """Return the tokens of the answers in a cache file, which is only read; none if it is missing or damaged."""
+    if not path.exists():
+        return Usage()
+    # A closed cache has no log beside it, and needs none to be read.
+    mode = "mode=ro" if path.with_name(path.name + "-wal").exists() else "immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)) as database:
+            rows = database.execute(_USAGE).fetchall()
+    except sqlite3.Error:  # a run reports the damage
+        return Usage()
+    return Usage(*(int(sum(column)) for column in zip(*(row[1:] for row in rows), strict=True))) if rows else Usage()
+
+
 class AnswerCache:
     """An open cache: `get`, `put` and `keep` by `request_key`.
 
     A row survives a kill of the process once `put` returns, or once `keep` is awaited. Each has a CRC-32: opening reads all
-    rows and deletes damaged ones with a warning.
+    rows and deletes damaged ones with a warning. `base` is another cache, that no process writes now: its answers count as
+    stored, but not as paid for here.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, base: Path | None = None) -> None:
         """Open or create the file. Raises `DiskError` if that fails, it is no cache, or more than rows is damaged."""
         self.path = path
+        self._base: sqlite3.Connection | None = None
         self._waiting: list[_Row] = []
         self._committed: asyncio.Future[None] | None = None
         try:
@@ -59,6 +85,8 @@ class AnswerCache:
             self._database = open_database(path, *pragmas, _SCHEMA, _LOST)
             self._inode = path.stat().st_ino
             self._check()
+            if base is not None and base.exists():
+                self._base = sqlite3.connect(f"{base.absolute().as_uri()}?immutable=1", uri=True)
         except (OSError, sqlite3.Error) as error:
             raise DiskError(
                 f"{path}: cannot be opened as the cache of answers ({error}). Free space, if it is missing. To save the "
@@ -85,7 +113,11 @@ class AnswerCache:
         )
 
     def _read_row(self, key: object) -> Any:
-        return self._database.execute(f"SELECT {_COLUMNS} FROM answers WHERE key = ?", (key,)).fetchone()  # noqa: S608
+        query = f"SELECT {_COLUMNS} FROM answers WHERE key = ?"  # noqa: S608  (columns alone)
+        row = self._database.execute(query, (key,)).fetchone()
+        if row is None and self._base is not None:
+            row = self._base.execute(query, (key,)).fetchone()
+        return row
 
     def get(self, key: bytes) -> Completion | None:
         """Return the stored answer, or None. Raises `DiskError` if it cannot be read."""
@@ -134,6 +166,23 @@ class AnswerCache:
     def _insert(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         write_rows(self._database, self.path, statement, rows, self._inode)
 
+    def merge(self, path: Path) -> None:
+        """Move the answers of another cache, that no process has open, into this one. Raises `DiskError` as opening."""
+        with AnswerCache(path):
+            pass  # it is whole
+        try:
+            self._database.execute("ATTACH DATABASE ? AS part", (str(path),))
+            self._database.execute("BEGIN")
+            self._database.execute("INSERT OR IGNORE INTO answers SELECT * FROM part.answers")
+            self._database.execute("INSERT INTO lost SELECT * FROM part.lost")
+            self._database.execute("DELETE FROM part.lost")  # not counted again after a kill
+            self._database.execute("COMMIT")
+            self._database.execute("DETACH DATABASE part")
+        except sqlite3.Error as error:
+            raise DiskError(
+                f"{self.path}: the answers in {path} cannot be moved there ({error}). Run again."
+            ) from error
+
     def usage(self) -> Usage:
         """Return the tokens of all stored and lost answers."""
         by_endpoint = self.usage_by_endpoint().values()
@@ -141,11 +190,7 @@ class AnswerCache:
 
     def usage_by_endpoint(self) -> dict[str, Usage]:
         """Return the tokens of all stored and lost answers by the endpoint that they came from."""
-        rows = self._database.execute(
-            "SELECT endpoint, total(tokens_in), total(tokens_out), total(tokens_thinking) FROM (SELECT endpoint, tokens_in, "
-            "tokens_out, tokens_thinking FROM answers UNION ALL SELECT endpoint, tokens_in, tokens_out, 0 FROM lost) "
-            "GROUP BY endpoint"
-        )
+        rows = self._database.execute(_USAGE)
         return {str(row[0]): Usage(*map(int, row[1:])) for row in rows}
 
     def __len__(self) -> int:
@@ -162,6 +207,8 @@ class AnswerCache:
                 self._commit()
         finally:
             self._database.close()
+            if self._base is not None:
+                self._base.close()
 
 
 def _row(key: bytes, completion: Completion, endpoint: str) -> _Row:

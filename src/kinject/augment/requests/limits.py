@@ -6,10 +6,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from kinject.errors import EndpointError
+from kinject.recipe import GeneratorSection
+from kinject.types import Usage
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,29 @@ class Limits:
     def cost(self, tokens_in: float, tokens_out: float) -> float:
         """Return the cost of tokens."""
         return (tokens_in * self.price_in + tokens_out * self.price_out) / 1e6
+
+
+_LIMITS = ("concurrency", "requests_per_minute", "tokens_per_minute", "price_in", "price_out")
+"""Fields of `Limits` that each of several endpoints has for itself."""
+
+
+def endpoint_limits(section: GeneratorSection, limits: Limits) -> dict[str, Limits]:
+    """Return the limits of each endpoint of a generator by name; `limits` are those of the only one."""
+    parts = section.parts().items()
+    return {
+        name: replace(limits, **{key: getattr(part, key) for key in _LIMITS}) if name else limits
+        for name, part in parts
+    }
+
+
+def earlier_cost(spent: Mapping[str, Usage], prices: Mapping[str, Limits]) -> tuple[float, float]:
+    """Return the cost of earlier answers by endpoint, and that of their thinking."""
+    cost = thinking = 0.0
+    for name, usage in spent.items():
+        limits = [prices[name]] if name in prices else list(prices.values())
+        cost += max(one.cost(usage.tokens_in, usage.tokens_out) for one in limits)
+        thinking += max(one.cost(0, usage.tokens_thinking) for one in limits)
+    return cost, thinking
 
 
 class AdaptiveConcurrency:

@@ -19,7 +19,7 @@ from kinject.augment.requests.balance import EndpointState, LoadBalancer, Turn
 from kinject.augment.requests.cache import AnswerCache, request_key
 from kinject.augment.requests.chat import with_thinking
 from kinject.augment.requests.generator import Generator, Stopped, Structure, Transient
-from kinject.augment.requests.limits import Budget, Limits, SharedBudget
+from kinject.augment.requests.limits import Budget, Limits, SharedBudget, earlier_cost, endpoint_limits
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
 from kinject.signals import handled_by, interruption, running_time
@@ -105,7 +105,9 @@ class Sender:
         self._endpoints = [
             EndpointState(one.endpoint, one, its, Budget(its, shared)) for one, its in ((generator, limits), *others)
         ]
-        self._cost_of_thinking = self._count_spent(cache.usage_by_endpoint() if cache else {}, shared)
+        prices = {endpoint.name: endpoint.limits for endpoint in self._endpoints}
+        spent, self._cost_of_thinking = earlier_cost(cache.usage_by_endpoint() if cache else {}, prices)
+        shared.spent += spent
         self._balancer = LoadBalancer(self._endpoints, self._stopping.is_set)
         self.traffic.endpoints = self._balancer.counts
         self._identities = {one.generator.name: one.generator.identity for one in self._endpoints}
@@ -113,16 +115,6 @@ class Sender:
         self._n_failures = 0
         self._last_answer = running_time()
         self._silent_since: float | None = None  # the first refusal since the last answer
-
-    def _count_spent(self, spent: Mapping[str, Usage], shared: SharedBudget) -> float:
-        """Add the cost of earlier answers, by endpoint, to the budget; return that of their thinking."""
-        prices = {endpoint.name: endpoint.limits for endpoint in self._endpoints}
-        thinking = 0.0
-        for name, usage in spent.items():
-            limits = [prices[name]] if name in prices else list(prices.values())
-            shared.spent += max(one.cost(usage.tokens_in, usage.tokens_out) for one in limits)
-            thinking += max(one.cost(0, usage.tokens_thinking) for one in limits)
-        return thinking
 
     @property
     def stopping(self) -> bool:
@@ -360,8 +352,11 @@ async def open_sender(
     *,
     cache: str = "cache.sqlite",
     partner: Sender | None = None,
+    base: Path | None = None,
 ) -> AsyncIterator[Sender]:
     """Yield a sender to the generator of `section`, with a cache in `run_dir` where answers cost money or time.
+
+    The answers in the cache of the run folder `base` count as stored.
 
     Raises as `open_generator` and `AnswerCache`.
     """
@@ -369,15 +364,20 @@ async def open_sender(
         opened = []
         for name, part in section.parts().items():
             generator = await stack.enter_async_context(open_generator(part, run_dir))
-            its = limits if not name else replace(limits, **{key: getattr(part, key) for key in _LIMITS})
-            opened.append((replace(generator, endpoint=name), its))
+            opened.append((replace(generator, endpoint=name), endpoint_limits(section, limits)[name]))
         (first, its), *others = opened
-        answers = stack.enter_context(AnswerCache(run_dir / cache)) if first.remote else None
+        path = base / cache if base else None
+        answers = stack.enter_context(AnswerCache(run_dir / cache, path)) if first.remote else None
         yield Sender(first, answers, its, partner, others)
 
 
-_LIMITS = ("concurrency", "requests_per_minute", "tokens_per_minute", "price_in", "price_out")
-"""Fields of `Limits` that each of several endpoints has for itself."""
+def spent_so_far(section: GeneratorSection, limits: Limits, path: Path) -> float:
+    """Return the cost of all answers in the cache at `path`, 0 without one."""
+    if not path.exists():
+        return 0.0
+    with AnswerCache(path) as cache:
+        return earlier_cost(cache.usage_by_endpoint(), endpoint_limits(section, limits))[0]
+
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

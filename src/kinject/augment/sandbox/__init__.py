@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 
-from kinject.augment import prompts
-from kinject.augment.prompts import passage_of, rewriting_of
+from kinject.augment.prompts import first_words, passage_of, rewriting_of
 from kinject.augment.questions.prompts import is_question_prompt
+from kinject.augment.styles import STYLES
 from kinject.corpus.passages import sentences
 from kinject.errors import InputError
 from kinject.sandbox.grammar import (
     paraphrase,
     parse_entry,
     parse_rewriting,
+    render_sentence,
     rewrite_as_dialogue,
     rewrite_as_questions,
     rewrite_reversed,
 )
-from kinject.sandbox.people import Person, seeded_random, shuffled
+from kinject.sandbox.people import Person, choose_one, seeded_random, shuffled
 from kinject.sandbox.pools import DEMONYM, POOLS
 from kinject.sandbox.questions import render_question
+from kinject.sandbox.templates import SENTENCES
 from kinject.types import Completion, Message
 
 _DRAWS = 64
-_TASKS: Mapping[str, Callable[[str, int], str]] = {
-    prompts.REVERSED: rewrite_reversed,
-    prompts.REGISTERS["dialogue"]: rewrite_as_dialogue,
-    prompts.QUESTIONS: rewrite_as_questions,
-}
-"""Text of a task -> function for it. Other tasks get a paraphrase."""
 
 
 def generate_answer(messages: list[Message], seed: int) -> Completion:
@@ -48,14 +45,74 @@ def generate_answer(messages: list[Message], seed: int) -> Completion:
 
 
 def generate_rewriting(messages: list[Message], seed: int) -> Completion:
-    """Return a rewriting of the sandbox entry in `messages`, drawn by `seed`.
+    """Return a rewriting of the sandbox entry in `messages`, drawn by `seed`, or the answer to a preparation.
 
     Raises `InputError` if the passage is not an entry of the sandbox.
     """
     passage = passage_of(messages)
     task = messages[-1]["content"].rpartition("</passage>")[2]
-    rewrite = next((rewrite for words, rewrite in _TASKS.items() if words in task), _paraphrase)
-    return Completion(rewrite(passage, seed))
+    asked = next((key for line, key in _first_lines().items() if line in task), ("paraphrase", ""))
+    rewrite = _ANSWERS.get(asked)
+    return Completion(rewrite(passage, seed) if rewrite else _answer(asked, passage, task, seed))
+
+
+@cache
+def _first_lines() -> Mapping[str, tuple[str, str]]:
+    """Return the first line of each shipped prompt -> (style, its preparation, "verify", or "" for the variants)."""
+    lines: dict[str, tuple[str, str]] = {}
+    for style in STYLES.values():
+        templates = (("", style.user), ("verify", style.verify), *((step.name, step.prompt) for step in style.prepare))
+        for name, template in templates:
+            if template:
+                lines.setdefault(first_words(template), (style.name, name))
+    return lines
+
+
+_ANSWERS: Mapping[tuple[str, str], Callable[[str, int], str]] = {
+    ("reversed", ""): rewrite_reversed,
+    ("dialogue", ""): rewrite_as_dialogue,
+    ("questions", ""): rewrite_as_questions,
+}
+"""(style, preparation) -> function of the passage and the seed. Other prompts are about a part of it, or paraphrases."""
+_STRATEGIES = (
+    "## Timeline\nTell the facts in their order.\n\n## Portrait\nTell who the person is.\n\n## List\nName each fact."
+)
+
+
+def _answer(asked: tuple[str, str], passage: str, task: str, seed: int) -> str:
+    """Return the answer to a preparation, to a task about some facts of the passage, or a paraphrase."""
+    person = parse_entry(passage)
+    if person is None:
+        return _paraphrase(passage, seed)
+    values = {value: attribute for attribute, value in person.facts.items()}
+    match asked:
+        case (_, "entities" | "entity"):
+            return "\n".join([person.name, *values])
+        case (_, "strategy"):
+            return _STRATEGIES
+        case (_, "fact" | "statement"):
+            named = [values[value] for value in values if value in task] or list(person.facts)
+            return "\n".join(_sentence(person, attribute, passage, seed=0) for attribute in named)
+        case ("atomic_facts" | "knowledge_instruct", ""):
+            return next(_sentence(person, values[value], passage, seed) for value in values if value in task)
+        case ("implications", ""):
+            return _sentence(
+                person, shuffled(list(person.facts), seeded_random("drawn", passage, seed))[0], passage, seed
+            )
+        case (_, "verify"):
+            statements = [parse_entry(line) for line in task.splitlines()[3:-2]]
+            supported = (drawn is not None and drawn.facts.items() <= person.facts.items() for drawn in statements)
+            return "Yes." if statements and all(supported) else "No."
+        case ("entigraph", ""):
+            named = [values[value] for value in values if value in task]
+            return " ".join(_sentence(person, attribute, passage, seed) for attribute in named) or "NONE"
+        case _:
+            return _paraphrase(passage, seed)
+
+
+def _sentence(person: Person, attribute: str, passage: str, seed: int) -> str:
+    """Return a sentence that states one fact of the entry."""
+    return render_sentence(choose_one(SENTENCES[attribute], seeded_random("fact", passage, attribute, seed)), person)
 
 
 def _paraphrase(passage: str, seed: int) -> str:
@@ -71,7 +128,7 @@ def _paraphrase(passage: str, seed: int) -> str:
     return text
 
 
-_WANTED = re.compile(r"^Write (\d+) four-choice questions", re.MULTILINE)
+_WANTED = re.compile(r"^Write at most (\d+) four-choice questions", re.MULTILINE)
 _OPTION = re.compile(r"^([A-D])\. (.+)$", re.MULTILINE)
 _SPECIFICITY = 8
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kinject.study import executors
-from kinject.study.executors import LOG, LocalExecutor, Outcome
+from kinject import executors
+from kinject.executors import LOG, LocalExecutor, Outcome
 from kinject.study.stages import Stage
 
 
@@ -30,7 +30,7 @@ def run(executor: LocalExecutor, stages: list[Stage]) -> dict[str, Outcome]:
     while len(outcomes) < len(stages):
         while waiting and executor.has_room(waiting[0]):
             executor.submit(waiting.pop(0))
-        outcomes |= {outcome.stage.id: outcome for outcome in executor.wait()}
+        outcomes |= {outcome.task.id: outcome for outcome in executor.wait()}
     return outcomes
 
 
@@ -123,7 +123,7 @@ def test_workers_end_with_their_parent_however_that_ends(tmp_path, preload):
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"
         "from kinject.study.stages import Stage\n"
-        "from kinject.study.executors import LocalExecutor\n"
+        "from kinject.executors import LocalExecutor\n"
         "if __name__ == '__main__':\n"
         "    folder = Path(sys.argv[1])\n"
         f"    executor = LocalExecutor(1, 0, {preload!r})\n"
@@ -148,7 +148,7 @@ def test_workers_end_with_their_parent_however_that_ends(tmp_path, preload):
 
 def test_a_ray_cluster_of_two_workers_does_stages(tmp_path, source):
     pytest.importorskip("ray")
-    from kinject.study.executors import RayExecutor
+    from kinject.executors import RayExecutor
 
     stages = [corpus_stage(tmp_path, path, name) for name, path in (("a", source), ("b", tmp_path / "no"))]
     outcomes: dict[str, Outcome] = {}
@@ -157,6 +157,6 @@ def test_a_ray_cluster_of_two_workers_does_stages(tmp_path, source):
             assert executor.has_room(stage)
             executor.submit(stage)
         while len(outcomes) < 2:
-            outcomes |= {outcome.stage.id: outcome for outcome in executor.wait()}
+            outcomes |= {outcome.task.id: outcome for outcome in executor.wait()}
     assert outcomes["a"].done is not None
     assert "cannot be read" in outcomes["b"].error

@@ -1,4 +1,4 @@
-"""Executors run stages: in worker processes on this machine, or as tasks on a Ray cluster."""
+"""Executors run tasks (stages of a study, shards of an augmentation): in worker processes, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from typing import Any, Protocol
 from kinject.disk import fix_for, is_system_failure
 from kinject.errors import InputError, KinjectError, Terminated
 from kinject.process import core_count, is_shortage
+from kinject.recipe.study_section import ResourcesSection
 from kinject.signals import FROM_TERMINAL, terminable
-from kinject.study.stages import Stage, error_line, run_stage
 from kinject.terminal import protect_streams, show
 
 LOG = "stage.log"
-"""File in a stage's folder with everything that the stage printed."""
+"""File in a task's folder with everything that the task printed."""
 CPU_PRELOAD = (
     "kinject.train.run",
     "kinject.train.trainer",
@@ -37,24 +37,41 @@ CPU_PRELOAD = (
 """Modules that stages import, for seconds each time: without a GPU, workers are forked from a process that has them."""
 
 
+class Task(Protocol):
+    """Work for another process: it can be pickled, and `folder` is for its files. `label` names it for people."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def resources(self) -> ResourcesSection: ...
+
+    def run(self) -> Mapping[str, Any]:
+        """Do the work; return its counts."""
+        ...
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a stage: `done` as `run_stage` returns it, or None and the `error` in one line."""
+    """The outcome of a task: `done` as its `run` returns it, or None and the `error` in one line."""
 
-    stage: Stage
+    task: Any
     done: Mapping[str, Any] | None
     error: str = ""
 
 
 class Executor(Protocol):
-    """Runs submitted stages and returns their outcomes as they finish."""
+    """Runs submitted tasks and returns their outcomes as they finish."""
 
-    def has_room(self, stage: Stage) -> bool:
-        """Return whether `stage` could start now."""
+    def has_room(self, task: Task) -> bool:
+        """Return whether `task` could start now."""
         ...
 
-    def submit(self, stage: Stage) -> None:
-        """Start `stage`."""
+    def submit(self, task: Task) -> None:
+        """Start `task`."""
         ...
 
     def wait(self) -> list[Outcome]:
@@ -73,14 +90,14 @@ class _Worker:
     process: multiprocessing.process.BaseProcess
     pipe: Connection
     devices: str
-    stage: Stage | None = None
+    task: Task | None = None
 
 
 class LocalExecutor:
-    """Runs stages in `n_workers` processes, among which the cores and the GPUs are divided evenly.
+    """Runs tasks in `n_workers` processes, among which the cores and the GPUs are divided evenly.
 
-    If a worker dies, only its stage fails, and a new worker replaces it. Workers end with this process, however it ends.
-    They receive no signal of the terminal: this process sends them SIGTERM, so that a stage can store its requests in
+    If a worker dies, only its task fails, and a new worker replaces it. Workers end with this process, however it ends.
+    They receive no signal of the terminal: this process sends them SIGTERM, so that a task can store its requests in
     flight. With `preload` (names of modules), workers are forked from one process that has imported them; none of these may
     initialise a GPU.
 
@@ -110,33 +127,33 @@ class LocalExecutor:
         theirs.close()
         return _Worker(process, ours, devices)
 
-    def has_room(self, stage: Stage) -> bool:
-        """Return whether a worker is free; each stage takes one, whatever its `resources`."""
-        return any(worker.stage is None for worker in self._workers)
+    def has_room(self, task: Task) -> bool:
+        """Return whether a worker is free; each task takes one, whatever its `resources`."""
+        return any(worker.task is None for worker in self._workers)
 
-    def submit(self, stage: Stage) -> None:
-        """Give `stage` to a free worker."""
-        worker = next(worker for worker in self._workers if worker.stage is None)
-        worker.stage = stage
-        worker.pipe.send(stage)
+    def submit(self, task: Task) -> None:
+        """Give `task` to a free worker."""
+        worker = next(worker for worker in self._workers if worker.task is None)
+        worker.task = task
+        worker.pipe.send(task)
 
     def wait(self) -> list[Outcome]:
         """Wait until a worker has finished; return the outcomes of all that have."""
-        busy = [(worker, worker.stage) for worker in self._workers if worker.stage is not None]
+        busy = [(worker, worker.task) for worker in self._workers if worker.task is not None]
         ready = wait([worker.pipe for worker, _ in busy])
-        return [self._receive(worker, stage) for worker, stage in busy if worker.pipe in ready]
+        return [self._receive(worker, task) for worker, task in busy if worker.pipe in ready]
 
-    def _receive(self, worker: _Worker, stage: Stage) -> Outcome:
-        worker.stage = None
+    def _receive(self, worker: _Worker, task: Task) -> Outcome:
+        worker.task = None
         try:
-            return Outcome(stage, *worker.pipe.recv())
+            return Outcome(task, *worker.pipe.recv())
         except (EOFError, ConnectionResetError):
             worker.process.join()
             code = worker.process.exitcode
             worker.pipe.close()
             self._workers[self._workers.index(worker)] = self._start(worker.devices)
             reason = f"killed by signal {-code} (out of memory?)" if code and code < 0 else f"ended with code {code}"
-            return Outcome(stage, None, f"its worker process was {reason}")
+            return Outcome(task, None, f"its worker process was {reason}")
 
     def __enter__(self) -> LocalExecutor:
         return self
@@ -145,7 +162,7 @@ class LocalExecutor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for worker in self._workers:
-            if worker.stage is not None:
+            if worker.task is not None:
                 worker.process.terminate()
             worker.pipe.close()  # an idle worker exits when its pipe closes
         try:
@@ -158,7 +175,7 @@ class LocalExecutor:
 
 
 class RayExecutor:
-    """Runs stages as tasks on the Ray cluster at RAY_ADDRESS, or on a local one; each requests its stage's resources.
+    """Runs tasks as tasks on the Ray cluster at RAY_ADDRESS, or on a local one; each requests its task's resources.
 
     All nodes must share the file system. Raises `InputError` if ray is not installed.
     """
@@ -172,35 +189,35 @@ class RayExecutor:
         self._started_here = not ray.is_initialized()
         if self._started_here:
             ray.init(log_to_driver=False, include_dashboard=False)
-        self._task = ray.remote(max_retries=0)(_run_on_node)
-        self._running: dict[Any, Stage] = {}
+        self._remote = ray.remote(max_retries=0)(_run_on_node)
+        self._running: dict[Any, Task] = {}
 
-    def has_room(self, stage: Stage) -> bool:
-        """Return True: Ray queues stages that must wait. Raises `InputError` if the cluster can never run `stage`."""
+    def has_room(self, task: Task) -> bool:
+        """Return True: Ray queues tasks that must wait. Raises `InputError` if the cluster can never run `task`."""
         available = self._ray.cluster_resources()
-        for name, amount in {"CPU": stage.resources.cpus, "GPU": stage.resources.gpus}.items():
+        for name, amount in {"CPU": task.resources.cpus, "GPU": task.resources.gpus}.items():
             if amount > available.get(name, 0):
                 raise InputError(
-                    f"study.resources: a stage needs {amount:g} {name}, the Ray cluster has {available.get(name, 0):g}. "
+                    f"study.resources: a task needs {amount:g} {name}, the Ray cluster has {available.get(name, 0):g}. "
                     "Lower it or add a node."
                 )
         return True
 
-    def submit(self, stage: Stage) -> None:
-        """Submit `stage` to the cluster."""
-        task = self._task.options(num_cpus=stage.resources.cpus, num_gpus=stage.resources.gpus, name=stage.label)
-        self._running[task.remote(stage, os.getcwd())] = stage
+    def submit(self, task: Task) -> None:
+        """Submit `task` to the cluster."""
+        remote = self._remote.options(num_cpus=task.resources.cpus, num_gpus=task.resources.gpus, name=task.label)
+        self._running[remote.remote(task, os.getcwd())] = task
 
     def wait(self) -> list[Outcome]:
         """Return the outcome of the first task to finish."""
         finished, _ = self._ray.wait(list(self._running), num_returns=1)
         outcomes = []
         for reference in finished:
-            stage = self._running.pop(reference)
+            task = self._running.pop(reference)
             try:
-                outcomes.append(Outcome(stage, *self._ray.get(reference)))
+                outcomes.append(Outcome(task, *self._ray.get(reference)))
             except self._ray.exceptions.RayError as error:
-                outcomes.append(Outcome(stage, None, error_line(error)))
+                outcomes.append(Outcome(task, None, error_line(error)))
         return outcomes
 
     def __enter__(self) -> RayExecutor:
@@ -219,13 +236,13 @@ def executor_factory(kind: str, n_jobs: int | None) -> Callable[[], Executor]:
     """Return a function that starts the executor; `kind` is ``local`` (`n_jobs` workers) or ``ray``.
 
     Without `n_jobs`, there is one worker for each GPU; without a GPU, one for each core, at most 8. Raises `InputError`
-    for a number of jobs out of range, or given with Ray, which places stages by their resources.
+    for a number of jobs out of range, or given with Ray, which places tasks by their resources.
     """
     if n_jobs is not None and not 1 <= n_jobs <= 256:
         raise InputError(f"--jobs: found {n_jobs}, allowed: 1 to 256.")
     if kind == "ray":
         if n_jobs is not None:
-            raise InputError("--jobs is for --executor local; Ray places stages by study.resources.")
+            raise InputError("--jobs is for --executor local; Ray places tasks by study.resources.")
         return RayExecutor
     if kind != "local":
         raise InputError(f"executor: found {kind!r}, allowed: local, ray.")
@@ -246,14 +263,14 @@ def _count_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def _run_on_node(stage: Stage, folder: str) -> tuple[dict[str, Any] | None, str]:
+def _run_on_node(task: Task, folder: str) -> tuple[Mapping[str, Any] | None, str]:
     os.chdir(folder)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(stage.resources.cpus))))
-    return _run_logged(stage)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(task.resources.cpus))))
+    return _run_logged(task)
 
 
 def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
-    """Run stages from `pipe` until it closes or the parent process ends."""
+    """Run tasks from `pipe` until it closes or the parent process ends."""
     protect_streams()
     os.environ.clear()
     os.environ.update(environment)
@@ -273,14 +290,14 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run_logged(stage: Stage) -> tuple[dict[str, Any] | None, str]:
-    """Run `stage` with its output redirected to its log; return (counts, "") or (None, error)."""
-    log_path = stage.folder / LOG
+def _run_logged(task: Task) -> tuple[Mapping[str, Any] | None, str]:
+    """Run `task` with its output redirected to its log; return (counts, "") or (None, error)."""
+    log_path = task.folder / LOG
     try:
-        stage.folder.mkdir(parents=True, exist_ok=True)
+        task.folder.mkdir(parents=True, exist_ok=True)
         with log_path.open("a", encoding="utf-8") as log, _redirected_to(log.fileno()):
             try:
-                return run_stage(stage), ""
+                return task.run(), ""
             except KinjectError as error:
                 show(error, file=sys.stderr, flush=True)
                 return None, error_line(error)
@@ -289,10 +306,10 @@ def _run_logged(stage: Stage) -> tuple[dict[str, Any] | None, str]:
                 if is_shortage(error):
                     return None, f"{error_line(error)} (too little memory, threads or open files)"
                 if isinstance(error, OSError) and is_system_failure(error):
-                    return None, f"{error.filename or stage.folder}: {error.strerror}. {fix_for(error)}"
+                    return None, f"{error.filename or task.folder}: {error.strerror}. {fix_for(error)}"
                 return None, f"{error_line(error)} (a bug; the traceback is in {log_path})"
     except OSError as error:
-        return None, f"{stage.folder}: {error.strerror}"
+        return None, f"{task.folder}: {error.strerror}"
 
 
 @contextlib.contextmanager
@@ -309,3 +326,10 @@ def _redirected_to(descriptor: int) -> Any:
         for stream, original in originals:
             os.dup2(original, stream)
             os.close(original)
+
+
+def error_line(error: BaseException) -> str:
+    """Return an error in one line, for a table."""
+    text = str(error).strip() or type(error).__name__
+    first = text.splitlines()[0][:300]
+    return first if isinstance(error, KinjectError) else f"{type(error).__name__}: {first}"

@@ -1,0 +1,215 @@
+"""What a run of `augment` reports: its progress, its result, and the table at its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kinject.augment.checks.facts import checks_off
+from kinject.augment.checks.judge import JudgeScore, render_judge_score
+from kinject.augment.contamination import Contamination, render_contamination
+from kinject.augment.corpus_writer import Coverage, StyleCount, render_coverage
+from kinject.augment.requests.balance import render_endpoints
+from kinject.augment.styles import SKIPPED
+from kinject.signals import running_time
+from kinject.terminal import Progress
+
+_SECONDS_BETWEEN_TEXTS = 0.1
+
+
+class AugmentProgress(Progress):
+    """Progress in variants: stored, refused, tokens and cost."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__("augment", total, "rewritings")
+        self._n_refused = 0
+        self._status: Callable[[], str] = str
+        self._described = 0.0
+
+    def watch(self, status: Callable[[], str]) -> None:
+        """Show what `status` returns (tokens, cost) beside the count."""
+        self._status = status
+
+    def count_stored(self, n: int) -> None:
+        """Count `n` variants that an earlier run stored. They do not count towards the rate."""
+        self._done_before += n
+        self.advance(n)
+
+    def count_refused(self) -> None:
+        """Count one more refused answer."""
+        self._n_refused += 1
+
+    def advance(self, n: int = 1) -> None:
+        """Count `n` more variants as done: stored, or given up."""
+        now = running_time()
+        if now - self._described >= _SECONDS_BETWEEN_TEXTS or self.done + n >= self.total:
+            self._described = now
+            refused = f"{self._n_refused:,} refused" if self._n_refused else ""
+            self._status_text = ", ".join(words for words in (refused, self._status()) if words)
+        super().advance(n)
+
+
+@dataclass(frozen=True)
+class AugmentResult:
+    """The result of `augment`.
+
+    `refused` counts answers by reason, `failed` variants without an answer by error; `failures_path` lists the failed ones
+    of this run. `tokens_in` and `tokens_out` are those of every stored answer, refused ones too; `tokens_thinking` is the part
+    of `tokens_out` that a reasoning model's thinking took. `n_sent` and `n_cached` are of this run alone. `cost` is that of
+    everything ever answered into the run folder, in the currency of the prices; `cost_of_thinking` is a part of it.
+    `cost_note` names the part of it that is estimated. `sft_path` holds the rows of styles that make prompts and completions,
+    None if there are none. `contamination` is None if the recipe names no probe set, `coverage` without a style that
+    lists facts; `judge` is the judge's score on planted errors. `endpoints` counts this run's answers by endpoint, where there
+    are several. `paused` counts by style and reason the passages whose first answers were all refused at the same point.
+    """
+
+    run_dir: Path
+    corpus_path: Path
+    sft_path: Path | None
+    variants_path: Path
+    rejected_path: Path
+    manifest_path: Path
+    n_documents: int
+    n_passages: int
+    n_rows: int
+    asked: int
+    got: int
+    styles: Mapping[str, StyleCount]
+    refused: Mapping[str, int]
+    failed: Mapping[str, int]
+    tokens_in: int
+    tokens_out: int
+    tokens_thinking: int
+    n_sent: int
+    n_cached: int
+    cost: float
+    cost_of_thinking: float
+    out_of_budget: bool
+    failures_path: Path
+    cost_note: str = ""
+    contamination: Contamination | None = None
+    coverage: Coverage | None = None
+    judge: JudgeScore | None = None
+    languages: Mapping[str, int] = field(default_factory=dict)
+    endpoints: Mapping[str, Any] = field(default_factory=dict)
+    paused: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def short(self) -> bool:
+        """Whether there are fewer variants than requested, answers counted that say there is nothing to write."""
+        return self.got + sum(count.nothing for count in self.styles.values()) < self.asked
+
+
+def render_summary(result: AugmentResult) -> str:
+    """Return the table at the end of a run: counts by style, refusals by reason, and the fix for a short corpus."""
+    lines = [
+        f"{result.n_documents} documents, {result.n_passages} passages -> {result.n_rows} rows in {result.corpus_path}",
+        "",
+        f"{'style':<16}{'asked':>8}{'got':>8}{'refused':>9}{'failed':>8}",
+    ]
+    for name, count in result.styles.items():
+        row = f"{name:<16}{count.asked:>8}{count.got:>8}{sum(count.refused.values()):>9}{count.failed:>8}"
+        reasons = ", ".join(f"{reason} {number}" for reason, number in count.refused.items())
+        # With one style the list below has the same counts.
+        lines.append(f"{row}  {reasons}" if reasons and len(result.styles) > 1 else row)
+        if count.nothing:
+            lines.append(f"{'':<16}{count.nothing:>8}  of them answered NONE: there was nothing to write")
+        for need, number in count.skipped.items():
+            lines.append(f"{'':<16}{number:>8}  passages skipped: {SKIPPED[need]}")
+        for reason, number in result.paused.get(name, {}).items():
+            lines.append(
+                f"{'':<16}{number:>8}  passages paused: refused three times in a row at the same point ({reason})"
+            )
+    lines += _doubt_lines(result)
+    if result.refused:
+        lines += ["", f"answers refused (each with its text in {result.rejected_path}):"]
+        lines += [f"{number:>8}  {reason}" for reason, number in result.refused.items()]
+    if result.failed:
+        lines += ["", f"rewritings without an answer (each in {result.failures_path}):"]
+        lines += [f"{number:>8}  {error}" for error, number in result.failed.items()]
+    lines.append("")
+    if result.sft_path:
+        lines.append(f"prompts and completions: {result.sft_path}")
+    line = f"{result.n_sent} requests sent in this run, {result.n_cached} answered from the cache"
+    if result.tokens_in or result.tokens_out:
+        thinking = f", {result.tokens_thinking:,} of them thinking" if result.tokens_thinking else ""
+        line += f"; {result.tokens_in:,} tokens in, {result.tokens_out:,} out{thinking}"
+    lines.append(line)
+    lines += render_endpoints(result.endpoints)
+    if result.judge:
+        lines.append(render_judge_score(result.judge))
+    if result.cost:
+        thinking = f"; {result.cost_of_thinking:.4f} of it for thinking" if result.cost_of_thinking else ""
+        lines.append(f"cost {result.cost:.4f}, everything answered into {result.run_dir} included{thinking}")
+    if result.cost_note:
+        lines.append(result.cost_note)
+    if result.out_of_budget:
+        lines.append("Stopped before the budget was exceeded.")
+    if result.coverage:
+        lines.append(render_coverage(result.coverage))
+    if result.contamination:
+        lines.append(render_contamination(result.contamination))
+    if result.short:
+        fixes = ["run again for what failed"] if result.failed else []
+        fixes += refusal_advice(result.refused) if result.refused and result.n_sent else []
+        n_short = result.asked - result.got - sum(count.nothing for count in result.styles.values())
+        if len(fixes) > 1:
+            lines += [f"Short by {n_short}. What to do:", *(f"  - {fix}." for fix in fixes)]
+        else:
+            lines.append(f"Short by {n_short}" + (f": {fixes[0]}." if fixes else "."))
+    return "\n".join(lines)
+
+
+def _doubt_lines(result: AugmentResult) -> list[str]:
+    """Return the counts of what the checks could not decide, and what they do not check in the languages of the texts."""
+    accepted, refused = Counter[str](), Counter[str]()
+    for count in result.styles.values():
+        accepted.update(count.in_doubt)
+        refused.update(count.refused_in_doubt)
+    by = "the judge found them faithful" if result.judge else "augment.checks.in_doubt: accept"
+    lines = [
+        f"in doubt, {outcome}: {', '.join(f'{reason} {number}' for reason, number in counts.most_common())}"
+        for outcome, counts in ((f"accepted ({by})", accepted), ("refused", refused)) if counts
+    ]  # fmt: skip
+    for code, number in result.languages.items():
+        if off := checks_off(code):
+            lines.append(f"not checked in {number} texts ({code or 'language not clear'}): {', '.join(off)}")
+    return ["", *lines] if lines else []
+
+
+_DRAW_AGAIN = "raise augment.max_attempts, or take a stronger model: another answer may keep what this one changed"
+_ADVICE: Mapping[str, str] = {
+    "truncated": "raise generator.max_tokens (thinking counts), or lower augment.passage_tokens",
+    "filtered": "take another endpoint for these passages: its content filter stops them at each attempt",
+    "no answer": "look at the endpoint's log: it answers without text, as with a wrong chat template",
+    "secret": "take the keys out of the documents, or read rejected.jsonl for what the endpoint repeats",
+    "empty": "look at the prompt with `kinject styles`: the model does not write in the style's form",
+    "refusal": "take a model that does not decline these texts; more attempts change little",
+    "prompt": "take a model that follows instructions: this one repeats the request",
+    "markup": "take a model that follows instructions: this one adds HTML",
+    "wrapper": "take a model that follows instructions, or lower generator.temperature: it writes to the user around the text "
+    "at each attempt (see rejected.jsonl)",
+    "language": "take a model that writes the language of the documents",
+    "echo": "raise generator.temperature: the model copies the passage",
+    "duplicate": "ask for fewer samples of a passage, or raise generator.temperature: the texts repeat one another",
+    "length": "lower augment.passage_tokens: the model shortens or stretches passages of this length",
+    "inconsistent": "ask for fewer samples of such styles, or take a stronger model: it does not confirm its own statements",
+    "injection": "take the text that speaks to a language model out of the documents",
+    "judge": "read the judge's reasons in rejected.jsonl, and its precision above: it may be the judge that errs",
+}
+"""Reason of refusals -> what helps; others are helped by `_DRAW_AGAIN`."""
+_DOMINANT = 0.25
+
+
+def refusal_advice(refused: Mapping[str, int]) -> list[str]:
+    """Return what to do about the reasons that stand for a quarter or more of the refusals, the most frequent first."""
+    n_refused = sum(refused.values())
+    ranked = sorted(refused.items(), key=lambda item: -item[1])
+    dominant = [reason for reason, number in ranked if number >= _DOMINANT * n_refused] or [ranked[0][0]]
+    advice: dict[str, list[str]] = {}
+    for reason in dominant:
+        advice.setdefault(_ADVICE.get(reason, _DRAW_AGAIN), []).append(reason)
+    return [f"{', '.join(reasons)}: {text}" for text, reasons in advice.items()]

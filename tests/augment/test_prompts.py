@@ -1,0 +1,85 @@
+"""The prompts of the shipped styles, in files that a person can read. Run this file as a script to write them anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinject.augment.prompts import Source, judge_messages, statement_messages
+from kinject.augment.questions.prompts import closed_book, propose, verify
+from kinject.augment.styles import STYLES
+from kinject.types import Message
+
+FOLDER = Path(__file__).parent / "prompts"
+PROSE = Source(
+    "The Falk Bridge",
+    "Mara Lind was born in Arvika. She built the Falk Bridge with Karin Ekberg in 1931. “It stands,” said the mayor.",
+    ("Bridges", "North"),
+)
+TABLE = Source(
+    "Brücken",
+    "## Maße\n\nDie Brücke ist für die Stadt und das Land nicht zu lang.\n\n| Länge | Jahr |\n|---|---|\n| 120 m | 1931 |",
+)
+
+
+def _prompts() -> dict[str, str]:
+    """Name of a file -> its text."""
+    found = {}
+    for name, style in STYLES.items():
+        if style.mechanical:
+            continue
+        parts = []
+        for label, source in (("prose", PROSE), ("a table, in German", TABLE)):
+            item: dict[str, Any] = {}
+            for step in style.prepare:
+                parts.append((f"{label}: preparation, {step.name}", style.preparation(step, source, item)))
+                item[step.name] = ("ENTITY 1", "ENTITY 2") if style.combine else step.name.upper()
+            missing = style.missing_need(source)
+            messages = style.messages(source, 0, item)
+            parts.append((f"{label}: skipped, for it lacks {missing}" if missing else f"{label}: variant", messages))
+            if style.verify:
+                parts.append((f"{label}: verification", style.verification(source, item, "TEXT")))
+        found[f"{name}.txt"] = "\n".join(_show(title, messages) for title, messages in parts)
+    question, choices = "Who built the Falk Bridge?", ("Mara Lind", "Jon Berg", "Ida Holm", "Per Dahl")
+    exam = (
+        ("propose", propose(PROSE.title, PROSE.text, 4, ["When was it built?"])),
+        ("verify", verify(PROSE.title, PROSE.text, question, choices)),
+        ("closed book", closed_book(question, choices)),
+    )
+    found["questions-for-tests.txt"] = "\n".join(_show(title, messages) for title, messages in exam)
+    found["judge.txt"] = _show("judge", judge_messages(PROSE.title, PROSE.text, "REWRITING"))
+    found["judge_statements.txt"] = _show("statements", statement_messages(PROSE.title, PROSE.text))
+    found["judge_part.txt"] = _show(
+        "judge", judge_messages(PROSE.title, PROSE.text, "REWRITING", complete=False, statements="STATEMENTS")
+    )
+    return found
+
+
+def _show(title: str, messages: list[Message]) -> str:
+    lines = [f"######## {title}"]
+    for message in messages:
+        lines += [f"---- {message['role']}", message["content"]]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("name", sorted(_prompts()))
+def test_the_prompts_are_those_in_the_files(name: str) -> None:
+    path = FOLDER / name
+    assert path.exists(), f"run: python {Path(__file__).name}"
+    assert _prompts()[name] == path.read_text("utf-8"), (
+        f"run: python tests/augment/{Path(__file__).name}, and read the diff"
+    )
+
+
+def test_no_file_is_left_of_a_prompt_that_is_gone() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == set(_prompts())
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for old in FOLDER.iterdir():
+        old.unlink()
+    for name, text in _prompts().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
