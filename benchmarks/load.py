@@ -179,8 +179,8 @@ def report(n: int, folder: Path, style: str) -> Work:
     from kinject.recipe.study_section import ResourcesSection
     from kinject.report import write_report
     from kinject.results import Cost, Report
-    from kinject.study.analysis import arm_infos, question_results, summarize_arms
-    from kinject.study.arms import BASE, Arm
+    from kinject.study.analysis import question_results, summarize_arms
+    from kinject.study.arms import BASE, Arm, arm_infos
     from kinject.study.records import Records
 
     seeds = (0, 1, 2)

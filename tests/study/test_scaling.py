@@ -19,10 +19,10 @@ from kinject.eval.statistics import CorrectnessMatrix
 from kinject.recipe import Recipe, read_recipe
 from kinject.report import read_report, write_report
 from kinject.results import Scaling, ScalingFit, ScalingPoint
+from kinject.study.analysis import bits_matrix, fit_line
 from kinject.study.arms import expand_arms
 from kinject.study.check import check_names, check_shared_recipes
 from kinject.study.run import count_parameters, run_study
-from kinject.study.scaling import bits_matrix, fit_line
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 

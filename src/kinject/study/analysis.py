@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from kinject.disk import read_checked_json
+from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.results import correct_families, correct_family
 from kinject.eval.statistics import (
     CorrectnessMatrix,
     aligned,
     bounded_accuracy,
+    bounded_mean,
     chance,
     chance_p,
     design_effect,
@@ -24,11 +27,10 @@ from kinject.eval.statistics import (
     trend,
 )
 from kinject.executors import LOG
-from kinject.recipe.study_section import ClaimSection, StudySection
+from kinject.recipe.study_section import ClaimSection, ScalingSection
 from kinject.results import (
     ALPHA,
     FEWEST,
-    ArmInfo,
     ArmResult,
     Claim,
     Cost,
@@ -36,15 +38,20 @@ from kinject.results import (
     Failure,
     QuestionResult,
     Role,
+    Scaling,
+    ScalingFit,
+    ScalingPoint,
     Sweep,
-    SweepPoint,
     Verdict,
 )
-from kinject.study.arms import BASE, RAG, Arm, StudyArms, value_label
+from kinject.study.arms import BASE, RAG, Arm
 from kinject.study.records import AskSetting, Records, subjects_of
 from kinject.study.scheduler import StageStatus
 from kinject.study.stages import ArmRun
 from kinject.types import Question
+
+_FEWEST_VALUES = 3
+"""Different values of the doubled quantity that a line needs: any two points lie on a line."""
 
 
 def summarize_arms(
@@ -111,40 +118,6 @@ class _Summary:
             subjects=() if subject else subjects_of(answers, own), subject=subject,
             design_effect=design_effect(own),
         )  # fmt: skip
-
-
-def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
-    """Return the description of each arm for the report."""
-    found = []
-    for arm in arms:
-        recipe = dict(arm.overrides)
-        if arm.corpus not in ("", "augmented"):
-            recipe["corpus"] = arm.corpus
-        if arm.alpha is not None:
-            recipe["alpha"] = arm.alpha
-        matched = arm.match_steps_of or arm.match_tokens_of
-        found.append(ArmInfo(arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, matched))
-    return tuple(found)
-
-
-def make_sweeps(section: StudySection, arms: StudyArms) -> list[Sweep]:
-    """Return each sweep on each base model."""
-    sweeps = []
-    for (model, name), points in arms.sweeps.items():
-        item = (section.sweeps or {})[name]
-        swept = tuple(
-            SweepPoint(point.value, value_label(point.value), _number(point.value), point.arm, item.control or "")
-            for point in points
-        )
-        sweeps.append(Sweep(name, item.key, model, item.description, item.log_x, item.frontier, swept))
-    return sweeps
-
-
-def _number(value: Any) -> float | None:
-    """Return the number that a value is, or the total of a mapping's one number (styles: {paraphrase: 4})."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    return None
 
 
 @dataclass(frozen=True)
@@ -383,3 +356,119 @@ def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin
         ExposureBin(model, arm, name, 2.0 ** (power - 1) if power else 0.0, 2.0**power, len(own), sum(own) / len(own))
         for (model, arm, name, power), own in sorted(grouped.items())
     ]
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What the points are made from: answers, runs, the sweep on each base model, the first format and shots, parameters."""
+
+    records: Records
+    runs: Sequence[ArmRun]
+    sweeps: Sequence[Sweep]
+    head: tuple[str, int]
+    parameters: Mapping[str, int]
+
+
+def make_scaling(section: ScalingSection, roles: Mapping[str, str], measures: Measures) -> Scaling:
+    """Return the points and lines of `section.question_sets`. Raises `InputError` for a subject without its values."""
+    points: list[ScalingPoint] = []
+    for name in section.question_sets:
+        for model in measures.parameters:
+            if roles[name] == "retention":
+                points += _scaling_points(section, measures, (model, BASE, name), "")
+                continue
+            sweep = next((item for item in measures.sweeps if item.model == model and item.name == section.sweep), None)
+            for point in sweep.points if sweep is not None else ():
+                points += _scaling_points(section, measures, (model, point.arm, name), point.label)
+    return Scaling(tuple(points), tuple(_scaling_fits(points)))
+
+
+def _scaling_points(
+    section: ScalingSection, measures: Measures, place: tuple[str, str, str], label: str
+) -> Iterator[ScalingPoint]:
+    """Yield the point of (model, arm, question set), nothing where the arm has no answers."""
+    model, arm, name = place
+    setting = AskSetting(name, *measures.head, 0)
+    if setting not in measures.records.settings(model, arm):
+        return
+    answers = measures.records.answers(model, arm, setting)
+    for answer in answers:
+        if answer.subject not in section.values:
+            raise InputError(
+                f"study.scaling.values: a question of {name} is on {answer.subject!r}; found {', '.join(section.values)}. "
+                "Say how many values a fact of it can take."
+            )
+    n_choices = [len(answer.log_probs) for answer in answers]
+    n_values = [section.values[answer.subject] for answer in answers]
+    matrix = measures.records.matrix(model, arm, setting)
+    worth = bits_matrix(matrix, n_choices, n_values)
+    n_facts = (section.facts or {}).get(name, len(answers))
+    most = sum(map(math.log2, n_values)) / len(n_values)
+    found = bounded_mean(worth, 0.0, most)
+    parameters = measures.parameters[model]
+    yield ScalingPoint(
+        model=model, arm=arm, question_set=name, label=label, parameters=parameters,
+        exposures=_mean_exposures(measures, model, arm, {answer.document_id for answer in answers}) if label else None,
+        by_seed=tuple(float(value) for value in matrix.correct.mean(1)), accuracy=matrix.mean(),
+        chance=chance(n_choices), n_facts=n_facts, bits=n_facts * found.value,
+        low=n_facts * found.low, high=n_facts * found.high, most_bits=n_facts * most,
+        per_parameter=n_facts * found.value / parameters,
+    )  # fmt: skip
+
+
+def _mean_exposures(measures: Measures, model: str, arm: str, documents: set[str | None]) -> float | None:
+    """Return how often the runs of an arm read each of `documents`, on average; None where none was counted."""
+    counts: list[float] = []
+    for run in measures.runs:
+        train = run.train
+        path = train.folder / "exposures.json" if train is not None else None
+        if (run.arm.model, run.arm.name) == (model, arm) and path is not None and path.is_file():
+            read: dict[str, float] = read_checked_json(path, "Delete its folder to train again.")
+            counts += [count for document, count in read.items() if document in documents]
+    return sum(counts) / len(counts) if counts else None
+
+
+def _scaling_fits(points: Sequence[ScalingPoint]) -> Iterator[ScalingFit]:
+    for name in dict.fromkeys(point.question_set for point in points):
+        own = [point for point in points if point.question_set == name]
+        for label in dict.fromkeys(point.label for point in own):
+            yield from _scaling_fit(name, "parameters", label, [point for point in own if point.label == label])
+        for model in dict.fromkeys(point.model for point in own):
+            yield from _scaling_fit(name, "exposures", model, [point for point in own if point.model == model])
+
+
+def _scaling_fit(
+    name: str, along: Literal["parameters", "exposures"], fixed: str, points: Sequence[ScalingPoint]
+) -> Iterator[ScalingFit]:
+    pairs = [(x, y) for point in points if (x := getattr(point, along)) for y in point.by_seed]
+    if len({x for x, _ in pairs}) >= _FEWEST_VALUES:
+        slope, low, high, intercept, r_squared = fit_line(*zip(*pairs, strict=True))
+        yield ScalingFit(name, along, fixed, len(pairs), slope, low, high, intercept, r_squared)
+
+
+def bits_matrix(matrix: CorrectnessMatrix, n_choices: Sequence[int], n_values: Sequence[int]) -> CorrectnessMatrix:
+    """Return `matrix` with the bits of each question in place of right or wrong, corrected for guessing.
+
+    log2(values) x (right - 1 / choices) / (1 - 1 / choices): its mean is the share of facts known, times their bits, of a
+    reader who knows a fact or guesses evenly among the choices, values being equally likely.
+    """
+    import numpy as np
+
+    chances = 1 / np.array(n_choices, dtype=np.float64)
+    worth = np.log2(np.array(n_values, dtype=np.float64))
+    return CorrectnessMatrix((matrix.correct - chances) / (1 - chances) * worth, matrix.question_ids, matrix.clusters)
+
+
+def fit_line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float, float, float | None]:
+    """Return (slope, low, high, intercept, r squared) of least squares of `ys` over log2 of `xs`; 95%, Student's t.
+
+    Where all `ys` are the same the line is level, and r squared None.
+    """
+    from scipy.stats import linregress, t
+
+    if len(set(ys)) == 1:
+        return 0.0, 0.0, 0.0, ys[0], None
+    found = linregress([math.log2(x) for x in xs], ys)
+    half = float(t.ppf(0.975, len(xs) - 2)) * float(found.stderr)
+    slope = float(found.slope)
+    return slope, slope - half, slope + half, float(found.intercept), float(found.rvalue) ** 2

@@ -31,19 +31,18 @@ from kinject.results import ArmResult, Choice, Claim, Report, Sweep, UnscoredRes
 from kinject.signals import running_time
 from kinject.study.analysis import (
     Evidence,
-    arm_infos,
+    Measures,
     judge_claims,
     make_costs,
     make_exposures,
     make_failures,
-    make_sweeps,
+    make_scaling,
     question_results,
     summarize_arms,
 )
-from kinject.study.arms import Arm, expand_arms
+from kinject.study.arms import Arm, arm_infos, expand_arms, make_sweeps
 from kinject.study.check import check_inputs, check_shared_recipes
 from kinject.study.records import AskSetting, Records
-from kinject.study.scaling import Measures, make_scaling
 from kinject.study.scheduler import SplitQuestions, StartExecutor, Study, open_study
 from kinject.study.stages import DONE, STAGE_KINDS, ArmRun, Stage
 from kinject.terminal import aligned, duration
