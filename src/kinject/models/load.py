@@ -19,6 +19,7 @@ from kinject.models.folder import (
     GENERATION_CONFIG,
     Header,
     base_of_adapter,
+    check_buffers,
     check_files,
     check_model,
     first_line,
@@ -273,8 +274,6 @@ def saved_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _check_finite(folder: Path, model: PreTrainedModel, *, quantized: bool) -> None:
     """Raise `InputError` if a weight is not finite. Quantized weights hide it, so their files are read instead."""
-    import torch
-
     adapter = folder / ADAPTER_CONFIG
     folders = [folder, *([Path(base_of_adapter(adapter))] if adapter.is_file() else [])]
     name = not_finite(saved_tensors(model))
@@ -286,12 +285,7 @@ def _check_finite(folder: Path, model: PreTrainedModel, *, quantized: bool) -> N
             f"{folder}: {name} holds a value that is not finite in {dtype}. If its file holds a number, that is out of "
             f"{dtype}'s range: load it as float32 (model.dtype). If not, make the model again."
         )
-    for name, buffer in model.named_buffers():  # a mask may hold -inf
-        if buffer.is_floating_point() and not buffer.is_meta and not bool((buffer.to(torch.float32) < torch.inf).all()):
-            raise InputError(
-                f"{folder}: {name}, which is computed from {CONFIG}, is not finite. Check the numbers there (rope_theta, "
-                "rope_parameters, scaling factors)."
-            )
+    check_buffers(model, str(folder), CONFIG)
 
 
 def _quantization_config(kind: str, dtype: torch.dtype) -> Any:
@@ -468,6 +462,7 @@ def new_model(
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         model_config, dtype=torch.float32, attn_implementation=attention
     )
+    check_buffers(model, "model.new", "this section")
     return model
 
 
