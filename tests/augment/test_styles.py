@@ -11,14 +11,16 @@ from kinject.augment.answers import (
     items_of,
     line_text,
     lines_of,
+    name_fully,
     pairs_of,
+    permute_sentences,
     plain_text,
     says_none,
     says_yes,
     sections_of,
+    tag_source,
 )
 from kinject.augment.checks.prompt_injection import escape_tags
-from kinject.augment.mechanical import name_fully, permute_sentences, tag_source
 from kinject.augment.prompts import Source, ask, describe, entities_of, passage_of
 from kinject.augment.styles import STYLES, Style, read_style, read_styles
 from kinject.disk import read_jsonl
