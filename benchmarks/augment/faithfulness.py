@@ -47,6 +47,11 @@ def read_passages(path: Path, language: str = "") -> list[Pair]:
     return [(passage, passage) for passage in dict.fromkeys(passages)]
 
 
+def find_fault(source: str, text: str) -> str:
+    """Return the reason for which the rules refuse `text`, "" if they do not."""
+    return compare_facts(source, text)[0]
+
+
 def plant(kind: str, base: list[Pair], language: str, n: int) -> list[tuple[str, str, str]]:
     """Return up to `n` different (source, text, text with an error)."""
     names = sorted({name for source, _ in base for name in find_names(source, language)})
@@ -69,7 +74,7 @@ def print_caught(label: str, base: list[Pair], language: str, n: int, n_missed: 
     """Print for each kind of error the fraction that the checks refuse."""
     for kind in ALL_KINDS:
         planted = plant(kind, base, language, n)
-        missed = [(text, wrong) for source, text, wrong in planted if not compare_facts(source, wrong)[0]]
+        missed = [(text, wrong) for source, text, wrong in planted if not find_fault(source, wrong)]
         if not planted:
             print(f"{kind:11} {label:10} no room")
             continue
@@ -82,7 +87,7 @@ def print_caught(label: str, base: list[Pair], language: str, n: int, n_missed: 
 def print_data(data: Path, n: int, n_missed: int) -> None:
     """Print acceptance, detection by kind of error, and speed on the English data."""
     pairs, paragraphs = read_pairs(data)
-    verdicts = [compare_facts(source, text)[0] for source, text in pairs]
+    verdicts = [find_fault(source, text) for source, text in pairs]
     print(
         f"paraphrases by others: {verdicts.count('')} of {len(pairs)} accepted; refused {dict(Counter(filter(None, verdicts)))}"
     )
