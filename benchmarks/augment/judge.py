@@ -116,9 +116,7 @@ def make(arguments: argparse.Namespace) -> None:
     print(
         f"tokens of a verdict, in and out: one word {plain:.0f} + 2; a line for each sentence {plain:.0f} + {lines + 2:.0f}"
     )
-    print(
-        f"with the statements of the passage {plain + source:.0f} + {lines + 2:.0f}, and {listing:.0f} + {source:.0f} once a passage"
-    )
+    print(f"with statements {plain + source:.0f} + {lines + 2:.0f}, and {listing:.0f} + {source:.0f} once a passage")
 
 
 def score(arguments: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from kinject.augment.answers import LISTS, says_none, says_yes
 from kinject.augment.checks.checker import Checker, Verdict, check_completion, declines
-from kinject.augment.checks.facts import compare_facts
+from kinject.augment.checks.facts import checks_off, compare_facts
 from kinject.augment.checks.judge import MIN_PRECISION, MIN_RECALL, N_TRIALS, Judge
 from kinject.augment.checks.prompt_injection import escape_tags, has_injection
 from kinject.augment.contamination import ContaminationCheck
@@ -109,6 +109,7 @@ async def _augment(
         cost_of_thinking=sender.cost_of_thinking, out_of_budget=sender.out_of_budget, failures_path=writer.failures_path,
         cost_note=sender.traffic.cost_note(), contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
+        languages=dict(writer.languages.most_common()),
         endpoints=sum_counts([*(one.get("endpoints", {}) for one in earlier), sender.traffic.endpoints()]),
         paused={name: dict(count) for name, count in rewriter.paused.items()},
     )  # fmt: skip
@@ -145,7 +146,8 @@ async def _rewrite(
         sender = await stack.enter_async_context(open_sender(section.generator, recipe.run_dir, limits, base=part_of))
         progress.watch(sender.status)
         judge = await _open_judge(stack, recipe, section, passages, sender, part_of)
-        rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
+        refuse = judge is None and section.checks is not None and section.checks.in_doubt == "refuse"
+        rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge, refuse_in_doubt=refuse)
         start = running_time()
         try:
             await rewriter.run(passages, limits.concurrency)
@@ -240,6 +242,7 @@ class Rewriter:
     max_attempts: int
     failed: dict[str, str] = field(default_factory=dict)
     judge: Judge | None = None
+    refuse_in_doubt: bool = False
     paused: dict[str, Counter[str]] = field(default_factory=dict)
 
     async def run(self, documents: Iterable[PlannedDocument], concurrency: int) -> None:
@@ -262,7 +265,8 @@ class Rewriter:
             self._fail(self.plan.unprepared(group), "the preparation of the style got no usable answer")
             return
         schedule = Schedule(self.plan, group, items)
-        checker = Checker(group.passage.text, group.style.rules, group.style.literals)
+        checker: Checker | None = None  # it reads the whole passage, which a finished group does not need
+        texts: list[str] = []
         n_requests, n_announced = 0, group.n_samples if group.target is None else 0
         refusals = _Refusals()
         for requests in schedule:
@@ -273,11 +277,14 @@ class Rewriter:
             self.progress.count_stored(len(stored))
             for variant in stored.values():
                 refusals.accept()
-                if variant.text:
-                    checker.accept(variant.text)
+                texts += [variant.text] if variant.text else []
             block = [request for request in requests if request.id not in stored]
+            if block:
+                checker = checker or _checker_of(group)
+                while texts:
+                    checker.accept(texts.pop(0))
             for attempt in range(self.max_attempts if group.texts is None else 1):
-                if block and not refusals.stuck:
+                if block and checker and not refusals.stuck:
                     block = await self._attempt(group, block, attempt, checker, refusals)
             self.progress.advance(len(block))
             if refusals.stuck:
@@ -388,8 +395,13 @@ class Rewriter:
         text = group.style.parse(completion.text)
         verdict = checker.check(text)
         if verdict.accepted and group.style.keeps:
-            reason, detail = compare_facts(str(request.item[group.style.keeps]), text)
-            verdict = Verdict(reason, detail, verdict.measures)
+            compared = compare_facts(str(request.item[group.style.keeps]), text)
+            verdict = replace(
+                verdict, reason=compared.reason, detail=compared.detail, doubts=verdict.doubts + compared.doubts
+            )
+        if verdict.accepted and verdict.doubts and self.refuse_in_doubt and not group.style.mechanical:
+            reason, detail = verdict.doubts[0]
+            verdict = replace(verdict, reason=reason, detail=f"in doubt: {detail}")
         return _Answer(request, completion, text, verdict)
 
     async def _ask_models(self, group: Group, answers: Sequence[_Answer]) -> None:
@@ -420,11 +432,16 @@ class Rewriter:
             if isinstance(verdict, EndpointError):
                 answer.error = verdict
             elif not verdict.accepted:
-                answer.verdict = verdict
+                answer.verdict = replace(verdict, doubts=answer.verdict.doubts)
 
     def _fail(self, requests: list[VariantRequest], error: str) -> None:
         self.failed.update((request.id, error) for request in requests)
         self.progress.advance(len(requests))
+
+
+def _checker_of(group: Group) -> Checker:
+    context = "\n".join((group.source.title, *group.source.headings))
+    return Checker(group.passage.text, group.style.rules, group.style.literals, context)
 
 
 async def _gather(group: Group, requests: Iterable[Awaitable[Reply]]) -> list[Reply | EndpointError]:
@@ -452,6 +469,9 @@ def _write_manifest(
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}
     counts["styles"] = {name: asdict(count) for name, count in result.styles.items()}
+    counts["languages"] = {
+        code or "unknown": {"texts": n, "not_checked": checks_off(code)} for code, n in result.languages.items()
+    }
     counts["this_run"] = traffic[-1]
     if len(traffic) > 1:
         counts["shards"] = traffic[:-1]

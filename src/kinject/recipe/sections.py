@@ -262,6 +262,15 @@ class TokenTarget:
 
 
 @dataclass(frozen=True)
+class ChecksSection:
+    """The checks of a paraphrase against its passage."""
+
+    in_doubt: Literal["accept", "refuse"] = option(
+        "accept", help="A paraphrase in doubt, without a judge; with one, the judge decides."
+    )
+
+
+@dataclass(frozen=True)
 class AugmentSection:
     """Documents to passages to paraphrases to a corpus."""
 
@@ -295,6 +304,7 @@ class AugmentSection:
     judge_min_precision: float | None = option(
         None, help="Stop if a smaller fraction of the judge's refusals is right.", min=0.0, max=1.0
     )
+    checks: ChecksSection | None = option(None, help="What becomes of a paraphrase that the checks cannot decide.")
     keep_thinking: bool = option(
         False, help="Store a reasoning model's thinking beside each paraphrase in variants.jsonl."
     )

@@ -11,6 +11,7 @@ import pytest
 
 from kinject.augment import augment, render_summary
 from kinject.augment.checks.checker import normal_form
+from kinject.augment.checks.facts import Comparison
 from kinject.augment.checks.judge import (
     MIN_PRECISION,
     MIN_RECALL,
@@ -219,7 +220,7 @@ def test_what_the_judge_refuses_is_put_aside_with_its_reason_and_its_score_is_ke
     make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "kinject.augment.checks.checker.compare_with", lambda *_, **__: ("", "")
+        "kinject.augment.checks.checker.compare_with", lambda *_, **__: Comparison()
     )  # leave it all to the judge
     server, second = serving(faults={"changed": 0.3}), serving()
     model = {"kind": "openai", "model": "sandbox", "base_url": second.url}
