@@ -175,11 +175,14 @@ _REWRITING = re.compile(r"<rewriting>\n(.*)\n</rewriting>", re.DOTALL)
 _SENTENCE_NUMBER = re.compile(r"\[(\d+)\] ")
 
 
-def judge_messages(title: str, passage: str, text: str, rules: Rules = Rules(), statements: str = "") -> list[Message]:
+def judge_messages(
+    title: str, passage: str, text: str, rules: Rules | None = None, statements: str = ""
+) -> list[Message]:
     """Return the messages that ask whether `text` keeps the facts of `passage`, as a style's `rules` want it.
 
     `statements` is a list of what the passage states, "" without one. It comes before the text, so that servers can reuse it.
     """
+    rules = rules or Rules()
     shown = {
         "text": number_sentences(escape_tags(text)), "complete": rules.complete, "explains": rules.explains,
         "statements": escape_tags(statements),

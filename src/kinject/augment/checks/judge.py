@@ -198,7 +198,7 @@ class Judge:
     async def _ask(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
         """Return the judge's verdict. An unclear answer is a refusal; words at fault that are not there are asked again."""
         statements = await self._statements(title, passage) if self.lists_statements else ""
-        messages = judge_messages(title, passage, text, rules or Rules(), statements)
+        messages = judge_messages(title, passage, text, rules, statements)
         opinion, missing = None, "it gave no verdict"
         for attempt in range(_MAX_REQUESTS):
             completion = await self.sender.send(messages, self._seed_of(messages, attempt))
