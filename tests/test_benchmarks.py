@@ -125,10 +125,32 @@ def test_costs(run_here: Callable[..., str]) -> None:
 def test_faithfulness(material: Path, run_here: Callable[..., str]) -> None:
     printed = run_here("augment/faithfulness.py", material / "data", "--errors", "4")
     assert "8 of 8 accepted" in printed
-    caught = re.findall(r"^(?:number|date|unit|name) +(?:fictional|squad) +([\d.]+)% of 2$", printed, re.MULTILINE)
+    caught = re.findall(
+        r"^(?:number|date|unit|name) +(?:fictional|squad) +([\d.]+)% refused, .* of 2$", printed, re.MULTILINE
+    )
     assert len(caught) == 8
-    assert len(re.findall(r"^cause +(?:en|de|fr|es|zh|ja) +[\d.]+% of [12]$", printed, re.MULTILINE)) == 6
+    assert len(re.findall(r"^cause +(?:en|de|fr|es|zh|ja) +[\d.]+% refused, .* of [12]$", printed, re.MULTILINE)) == 6
     assert max(map(float, caught)) == 100
+
+
+def test_judge(tmp_path: Path, run_here: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "augment"))  # as when the program is started
+    printed = run_here("augment/judge.py", "make", tmp_path, "--texts", "8")
+    assert "8 texts, 4 of them wrong" in printed
+    rows = [json.loads(line) for line in (tmp_path / "key.jsonl").read_text("utf-8").splitlines()]
+    answers = [{"id": row["id"], "answer": "UNFAITHFUL: words" if row["kind"] else "FAITHFUL"} for row in rows]
+    _write_rows(tmp_path / "answers.jsonl", answers)
+    printed = run_here("augment/judge.py", "score", tmp_path, tmp_path / "answers.jsonl")
+    assert re.search(r"^judge +caught 4 of 4 \(.*\); refused 0 of 4 correct texts$", printed, re.MULTILINE)
+
+
+def test_refusals(run_here: Callable[..., str]) -> None:
+    printed = run_here("augment/refusals.py", "--show")
+    total = re.findall(r"^\| all \| (\d+) \| (\d+) .*\| (\d+) \| (\d+) \| \d+ \| \d+ \|$", printed, re.MULTILINE)
+    assert len(total) == 2
+    good, refused, bad, caught = map(int, total[0])
+    assert refused <= 0.08 * good
+    assert caught >= 0.8 * bad
 
 
 def test_fictional(material: Path, tmp_path: Path, run_here: Callable[..., str]) -> None:

@@ -47,6 +47,11 @@ def read_passages(path: Path, language: str = "") -> list[Pair]:
     return [(passage, passage) for passage in dict.fromkeys(passages)]
 
 
+def find_fault(source: str, text: str) -> str:
+    """Return the reason for which the rules refuse `text`, "" if they do not."""
+    return compare_facts(source, text).reason
+
+
 def plant(kind: str, base: list[Pair], language: str, n: int) -> list[tuple[str, str, str]]:
     """Return up to `n` different (source, text, text with an error)."""
     names = sorted({name for source, _ in base for name in find_names(source, language)})
@@ -69,11 +74,14 @@ def print_caught(label: str, base: list[Pair], language: str, n: int, n_missed: 
     """Print for each kind of error the fraction that the checks refuse."""
     for kind in ALL_KINDS:
         planted = plant(kind, base, language, n)
-        missed = [(text, wrong) for source, text, wrong in planted if not compare_facts(source, wrong)[0]]
+        results = [(text, wrong, compare_facts(source, wrong)) for source, text, wrong in planted]
+        missed = [(text, wrong) for text, wrong, result in results if not result.reason]
+        n_doubts = sum(bool(result.doubts) for _, _, result in results)
         if not planted:
             print(f"{kind:11} {label:10} no room")
             continue
-        print(f"{kind:11} {label:10} {1 - len(missed) / len(planted):7.1%} of {len(planted)}")
+        share, doubts = 1 - len(missed) / len(planted), n_doubts / len(planted)
+        print(f"{kind:11} {label:10} {share:7.1%} refused, {doubts:6.1%} in doubt, of {len(planted)}")
         for text, wrong in missed[:n_missed]:
             at = next((i for i, (a, b) in enumerate(zip(text, wrong, strict=False)) if a != b), len(text))
             print(f"        missed: ...{text[max(0, at - 40) : at + 40]!r} -> ...{wrong[max(0, at - 10) : at + 40]!r}")
@@ -82,7 +90,7 @@ def print_caught(label: str, base: list[Pair], language: str, n: int, n_missed: 
 def print_data(data: Path, n: int, n_missed: int) -> None:
     """Print acceptance, detection by kind of error, and speed on the English data."""
     pairs, paragraphs = read_pairs(data)
-    verdicts = [compare_facts(source, text)[0] for source, text in pairs]
+    verdicts = [find_fault(source, text) for source, text in pairs]
     print(
         f"paraphrases by others: {verdicts.count('')} of {len(pairs)} accepted; refused {dict(Counter(filter(None, verdicts)))}"
     )

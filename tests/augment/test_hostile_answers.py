@@ -17,7 +17,7 @@ from test_outages import Start
 from kinject.augment import augment
 from kinject.augment.answers import pairs_of
 from kinject.augment.checks.checker import Checker, new_markup
-from kinject.augment.checks.judge import N_TRIALS, Judge
+from kinject.augment.checks.judge import Judge, make_trials
 from kinject.augment.prompts import JUDGE, judge_messages
 from kinject.augment.questions import make_questions
 from kinject.augment.questions.drafts import find_fault, read_drafts
@@ -128,12 +128,10 @@ def test_a_trial_of_the_judge_without_an_answer_does_not_count(monkeypatch: pyte
         return Completion("UNFAITHFUL: all of it")
 
     judge = Judge(Sender(Generator("test", {}, True, ask), None, Limits(1)), 1)
-    score = asyncio.run(
-        judge.measure_accuracy(
-            [("T", f"Arden met Bryn at the mill in {year}. Corwin was there.") for year in range(1900, 1950)]
-        )
-    )
-    assert score.n_good + sum(score.planted.values()) == 2 * N_TRIALS - 2 * N_TRIALS // 4
+    passages = [("T", f"Arden met Bryn at the mill in {year}. Corwin was there.") for year in range(1900, 1920)]
+    score = asyncio.run(judge.measure_accuracy(passages))
+    n_trials = len(make_trials(passages, 1))
+    assert score.n_good + sum(score.planted.values()) == n_trials - n_trials // 4
     assert score.recall == 1.0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kinject.augment.prompts import Source, judge_messages
+from kinject.augment.prompts import Source, judge_messages, statement_messages
 from kinject.augment.questions.prompts import closed_book, propose, verify
 from kinject.augment.styles import STYLES
 from kinject.types import Message
@@ -50,6 +50,10 @@ def _prompts() -> dict[str, str]:
     )
     found["questions-for-tests.txt"] = "\n".join(_show(title, messages) for title, messages in exam)
     found["judge.txt"] = _show("judge", judge_messages(PROSE.title, PROSE.text, "REWRITING"))
+    found["judge_statements.txt"] = _show("statements", statement_messages(PROSE.title, PROSE.text))
+    found["judge_part.txt"] = _show(
+        "judge", judge_messages(PROSE.title, PROSE.text, "REWRITING", STYLES["questions"].rules, "STATEMENTS")
+    )
     return found
 
 

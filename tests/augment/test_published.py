@@ -63,9 +63,9 @@ KINDS = {
 @pytest.fixture
 def write(monkeypatch: pytest.MonkeyPatch, documents: Path) -> Callable[..., Writer]:
     """Put one document in place, and a writer with these answers."""
-    documents.write_text(json.dumps({"id": "d", "title": "Bridges", "text": TEXT}))
 
-    def install(**answers: str | Callable[[str], str]) -> Writer:
+    def install(text: str = TEXT, **answers: str | Callable[[str], str]) -> Writer:
+        documents.write_text(json.dumps({"id": "d", "title": "Bridges", "text": text}))
         writer = Writer(**answers)
         monkeypatch.setattr("kinject.augment.sandbox.generate_answer", writer)
         return writer
@@ -127,9 +127,24 @@ def test_entigraph_ends_when_all_pairs_and_triples_were_asked_for(
 
 
 def test_a_target_that_no_answer_comes_nearer_to_is_given_up(make_recipe: Make, write: Callable[..., Writer]) -> None:
-    writer = write(entities="\n".join(NAMES), relation="I'm sorry, I cannot.")
-    result = augment(make_recipe(styles={"entigraph": {"tokens": 60}}, max_attempts=2))
-    assert (result.got, len(writer.tasks("relation"))) == (0, 2 * 2)
+    names = [f"{letter}rden" for letter in "ABCDEFGHJKLM"]
+    text = f"{', '.join(names)} met."
+    writer = write(text, entities="\n".join(names), relation="NONE")
+    result = augment(make_recipe(styles={"entigraph": {"tokens": 300}}))
+    assert result.got == 0
+    assert 24 <= len(writer.tasks("relation")) < 48  # of 66 pairs and 220 triples
+
+
+def test_answers_that_there_is_no_relation_do_not_end_a_document(
+    make_recipe: Make, write: Callable[..., Writer]
+) -> None:
+    def relate(task: str) -> str:
+        return "NONE" if "Mara Lind" in task else f"it is told {''.join(Random(task).choices('bcdfgh', k=9))} of it."
+
+    writer = write(entities="\n".join(NAMES), relation=relate)
+    result = augment(make_recipe(styles={"entigraph": {"tokens": 100_000}}))
+    assert len(writer.tasks("relation")) == 10 + 10
+    assert (result.styles["entigraph"].nothing, result.got) == (4 + 6, 6 + 4)
 
 
 def test_a_document_above_the_limit_counts_as_several(make_recipe: Make, write: Callable[..., Writer]) -> None:

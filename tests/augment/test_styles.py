@@ -8,16 +8,19 @@ import pytest
 
 from kinject.augment import augment, render_summary
 from kinject.augment.answers import (
+    items_of,
     line_text,
     lines_of,
+    name_fully,
     pairs_of,
+    permute_sentences,
     plain_text,
     says_none,
     says_yes,
     sections_of,
+    tag_source,
 )
 from kinject.augment.checks.prompt_injection import escape_tags
-from kinject.augment.mechanical import name_fully, permute_sentences, tag_source
 from kinject.augment.prompts import Source, ask, describe, entities_of, passage_of
 from kinject.augment.styles import STYLES, Style, read_style, read_styles
 from kinject.disk import read_jsonl
@@ -134,6 +137,8 @@ def test_only_what_wraps_the_whole_answer_is_taken_off(answer: str, expected: st
 def test_lines_lose_their_bullets_and_numbers() -> None:
     assert lines_of("1. Make a list\n\n- Draw\n(2) 1990 was good\n* x") == ["Make a list", "Draw", "1990 was good", "x"]
     assert line_text("- a\n\n- b") == "a\nb"
+    assert items_of("Here are the facts:\n- It rained.\n- He left:") == ["It rained.", "He left:"]
+    assert items_of("One:") == ["One:"]
 
 
 def test_sections_are_read_by_their_headings_or_else_by_line() -> None:
@@ -235,8 +240,9 @@ def test_strategies_are_proposed_once_a_document_and_each_is_applied(make_recipe
     assert sum("Story Tell it." in task for task in made.tasks) == 36
 
 
-def test_a_preparation_without_an_answer_fails_its_samples_only(make_recipe: Make, model: Any) -> None:
-    model(**{"Which strategies": lambda passage, rng: " ", "Apply": shuffled})
+@pytest.mark.parametrize("said", [" ", "I'm sorry, I cannot help with that."])
+def test_a_preparation_without_an_answer_fails_its_samples_only(make_recipe: Make, model: Any, said: str) -> None:
+    model(**{"Which strategies": lambda passage, rng: said, "Apply": shuffled})
     result = augment(make_recipe(styles={"active_reading": 2, "permuted": 1}))
     assert (result.got, result.failed) == (12, {"the preparation of the style got no usable answer": 24})
     assert result.styles["active_reading"].failed == 24

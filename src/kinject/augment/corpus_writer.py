@@ -23,6 +23,7 @@ _MOST_SHOWN = 5
 class StyleCount:
     """Counts of one style: variants `asked` and `got`, answers refused by reason, variants without an answer.
 
+    `in_doubt` counts accepted texts that the checks could not decide, by the first reason, `refused_in_doubt` those refused.
     `nothing` counts answers that there is nothing to write, `skipped` passages that lack what the style needs, by need.
     """
 
@@ -32,6 +33,8 @@ class StyleCount:
     failed: int
     nothing: int = 0
     skipped: Mapping[str, int] = field(default_factory=dict)
+    in_doubt: Mapping[str, int] = field(default_factory=dict)
+    refused_in_doubt: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class _Count:
     nothing: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
+    in_doubt: Counter[str] = field(default_factory=Counter)
+    refused_in_doubt: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -109,6 +114,7 @@ class CorpusWriter:
         self.n_rows = self.n_sft_rows = 0
         self.failed = Counter[str]()
         self.tokens = Counter[str]()
+        self.languages = Counter[str]()
 
     def write(self, documents: Iterable[PlannedDocument], *, include_originals: bool) -> None:
         """Write the files: passages and their variants by style and sample, in the order of `documents`.
@@ -185,7 +191,13 @@ class CorpusWriter:
         for refusal in refusals:
             count.refused[refusal["reason"]] += 1
             self.tokens.update(refusal["usage"])
+            if refusal.get("in_doubt"):
+                count.refused_in_doubt[refusal["in_doubt"][0][0]] += 1
         for variant in variants.values():
+            if variant.checks.get("in_doubt"):
+                count.in_doubt[variant.checks["in_doubt"][0][0]] += 1
+            if "language" in variant.checks:
+                self.languages[variant.checks["language"]] += 1
             self.tokens.update(asdict(variant.usage))
 
     def _failure_row(self, group: Group, request: VariantRequest) -> Row:
@@ -203,11 +215,11 @@ class CorpusWriter:
         if not facts:
             coverage.without_facts += 1
             return
-        reason, detail = compare_facts(group.passage.text, " ".join(facts))
-        if reason:
+        compared = compare_facts(group.passage.text, " ".join(facts))
+        if compared.reason:
             coverage.incomplete += 1
             if len(coverage.lost) < _MOST_SHOWN:
-                coverage.lost.append((group.passage.id, f"{reason}: {detail}"))
+                coverage.lost.append((group.passage.id, f"{compared.reason}: {compared.detail}"))
         for fact in facts:
             n = got.get(fact, 0)
             coverage.by_count[n] += 1
@@ -227,6 +239,8 @@ class CorpusWriter:
                 count.failed,
                 count.nothing,
                 dict(count.skipped),
+                dict(count.in_doubt.most_common()),
+                dict(count.refused_in_doubt.most_common()),
             )
             for name, count in self._counts.items()
         }

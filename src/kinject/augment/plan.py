@@ -30,6 +30,8 @@ PlannedDocument = tuple[Document, list[Passage]]
 
 _BLOCK = 64
 """Requests of one group that are sent at once."""
+_BARREN = 24
+"""Requests in a row without a text after which a target of tokens is given up."""
 Notes = Callable[[str], tuple[str, ...] | None]
 """Id of `Plan.notes_id` -> the stored items, None if there are none yet."""
 
@@ -37,7 +39,7 @@ Notes = Callable[[str], tuple[str, ...] | None]
 class Schedule:
     """The requests of one group in blocks, each of which must be counted before the next.
 
-    With a target of tokens the blocks end once the accepted texts have as many, or a block brought none.
+    With a target of tokens the blocks end once the accepted texts have as many, or `_BARREN` requests brought none.
     """
 
     def __init__(self, plan: Plan, group: Group, items: Sequence[Item]) -> None:
@@ -47,11 +49,12 @@ class Schedule:
         self._n_texts = self._n_tokens = 0
 
     def __iter__(self) -> Iterator[list[VariantRequest]]:
-        size = self._size()
-        while size and (block := list(islice(self._requests, size))):
+        n_barren = 0
+        while n_barren < _BARREN and (block := list(islice(self._requests, self._size()))):
             before = self._n_texts
             yield block
-            size = self._size() if self._target is None or self._n_texts > before else 0
+            if self._target is not None:
+                n_barren = 0 if self._n_texts > before else n_barren + len(block)
 
     def count(self, texts: Iterable[str]) -> None:
         """Count the accepted texts of the last block."""

@@ -6,6 +6,7 @@ import contextlib
 import heapq
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import comb
 from pathlib import Path
@@ -22,12 +23,12 @@ from kinject.disk import OffsetIndex, read_jsonl
 from kinject.errors import InputError
 from kinject.recipe import AugmentRecipe, AugmentSection
 from kinject.terminal import duration
-from kinject.types import Document
+from kinject.types import Document, Passage
 
 _TOKENS_PER_WORD = 1.35
 """Estimate for English: tokens of a language model for each word or punctuation mark."""
-_JUDGE_TOKENS = 20
-"""Estimate: tokens of a judge's answer."""
+_JUDGE_PROMPT, _JUDGE_TOKENS = 420, 8
+"""Estimate: tokens of a judge's instructions, and of its answer for each sentence."""
 _SECONDS_PER_TOKEN = 0.02
 """Estimate: time in which an endpoint writes one token."""
 _MOST_SHOWN = 5
@@ -136,6 +137,8 @@ def preview(recipe: AugmentRecipe) -> Preview:
             before = counts.copy()
             for group in plan.groups(document, passages):
                 _count_group(plan, group, stored, counts, judge_limits is not None)
+            if section.judge_statements and counts["judged"] > before["judged"]:
+                _count_statements(passages, counts)
             if judge_limits and counts["judged"] and not before["judged"]:
                 _count_trials(counts)
             new = counts - before
@@ -206,15 +209,15 @@ def _count_group(plan: Plan, group: Group, stored: OffsetIndex, counts: Counter[
         return
     shown = len(word_spans(describe(group.source, "source")))
     prompt = shown + sum(len(word_spans(text)) for text in (group.style.user, group.style.system))
+    n_words = len(word_spans(group.passage.text))
     per_variant = 2 if group.style.verify else 1
     counts["requests"] += missing * per_variant + n_preparations
     if judged:
         counts["judged"] += missing
         counts["judge_requests"] += missing
-        counts["judge_in"] += round(prompt * _TOKENS_PER_WORD * 2 * missing)  # source and variant
-        counts["judge_out"] += _JUDGE_TOKENS * missing
+        counts["judge_in"] += (_JUDGE_PROMPT + round((shown + n_words) * _TOKENS_PER_WORD)) * missing
+        counts["judge_out"] += _JUDGE_TOKENS * (1 + describe(group.source, "n_sentences")) * missing
     counts["tokens_in"] += round(prompt * _TOKENS_PER_WORD * (missing * per_variant + n_preparations))
-    n_words = len(word_spans(group.passage.text))
     counts["tokens_out"] += round(n_words * _TOKENS_PER_WORD * (missing + n_preparations))
 
 
@@ -232,11 +235,19 @@ def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
     return n_requests, n_preparations
 
 
+def _count_statements(passages: Sequence[Passage], counts: Counter[str]) -> None:
+    """Add the lists of statements that the judge makes, one a passage, and their part of its other prompts."""
+    n_tokens = round(sum(len(word_spans(passage.text)) for passage in passages) * _TOKENS_PER_WORD)
+    counts["judge_requests"] += len(passages)
+    counts["judge_in"] += n_tokens + n_tokens * counts["judged"] // max(1, counts["passages"])
+    counts["judge_out"] += n_tokens
+
+
 def _count_trials(counts: Counter[str]) -> None:
     """Add the judge's trial on planted errors, which comes first."""
     trials = 2 * N_TRIALS
-    counts["judge_in"] += round(counts["judge_in"] / counts["judged"] * trials)
-    counts["judge_out"] += _JUDGE_TOKENS * trials
+    for name in ("judge_in", "judge_out"):
+        counts[name] += round(counts[name] / counts["judged"] * trials)
     counts["judge_requests"] += trials
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -11,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kinject.augment.answers import LISTS, says_none, says_yes
-from kinject.augment.checks.checker import Checker, Verdict, check_completion
-from kinject.augment.checks.facts import compare_facts
-from kinject.augment.checks.judge import N_TRIALS, Judge
+from kinject.augment.checks.checker import Checker, Verdict, check_completion, declines
+from kinject.augment.checks.facts import checks_off, compare_facts
+from kinject.augment.checks.judge import MIN_PRECISION, MIN_RECALL, N_TRIALS, Judge
 from kinject.augment.checks.prompt_injection import escape_tags, has_injection
 from kinject.augment.contamination import ContaminationCheck
 from kinject.augment.corpus_writer import CorpusWriter
@@ -21,6 +22,7 @@ from kinject.augment.groups import Group, VariantRequest, new_items
 from kinject.augment.plan import PassageFile, Plan, PlannedDocument, Schedule, make_plan
 from kinject.augment.requests import Stopped
 from kinject.augment.requests.balance import sum_counts
+from kinject.augment.requests.generator import items_in, list_structure
 from kinject.augment.requests.limits import Limits
 from kinject.augment.requests.sender import (
     Sender,
@@ -42,6 +44,7 @@ from kinject.signals import running_time
 from kinject.types import Completion
 
 Reply = TypeVar("Reply")
+log = logging.getLogger(__name__)
 
 _MOST_EQUAL = 3
 """Answers in a row that are refused at the same point before a style pauses for a passage."""
@@ -106,6 +109,7 @@ async def _augment(
         cost_of_thinking=sender.cost_of_thinking, out_of_budget=sender.out_of_budget, failures_path=writer.failures_path,
         cost_note=sender.traffic.cost_note(), contamination=contamination.result() if section.contamination_check else None,
         coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
+        languages=dict(writer.languages.most_common()),
         endpoints=sum_counts([*(one.get("endpoints", {}) for one in earlier), sender.traffic.endpoints()]),
         paused={name: dict(count) for name, count in rewriter.paused.items()},
     )  # fmt: skip
@@ -142,7 +146,8 @@ async def _rewrite(
         sender = await stack.enter_async_context(open_sender(section.generator, recipe.run_dir, limits, base=part_of))
         progress.watch(sender.status)
         judge = await _open_judge(stack, recipe, section, passages, sender, part_of)
-        rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
+        refuse = judge is None and section.checks is not None and section.checks.in_doubt == "refuse"
+        rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge, refuse_in_doubt=refuse)
         start = running_time()
         try:
             await rewriter.run(passages, limits.concurrency)
@@ -168,11 +173,19 @@ async def _open_judge(
     sender = await stack.enter_async_context(
         open_sender(section.judge, recipe.run_dir, limits, cache="judge.sqlite", partner=partner, base=part_of)
     )
-    judge = Judge(sender, recipe.seed)
+    judge = Judge(sender, recipe.seed, section.judge_statements)
     pairs = ((document.title, passage.text) for document, split in passages for passage in split)
     # Out of budget, the run ends before its first request.
     with graceful_shutdown(sender), contextlib.suppress(Stopped):
-        await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
+        score = await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
+        faults = score.faults(section.judge_min_recall or 0.0, section.judge_min_precision or 0.0)
+        if faults:
+            raise InputError(
+                f"augment.judge: on planted errors its {' and its '.join(faults)} (augment.judge_min_recall, "
+                "judge_min_precision). Take a stronger model as the judge, or lower the limits. Nothing was written yet."
+            )
+        for fault in score.faults(MIN_RECALL, MIN_PRECISION):
+            log.warning("augment.judge is not reliable: on planted errors its %s. Take a stronger model.", fault)
     return judge
 
 
@@ -229,6 +242,7 @@ class Rewriter:
     max_attempts: int
     failed: dict[str, str] = field(default_factory=dict)
     judge: Judge | None = None
+    refuse_in_doubt: bool = False
     paused: dict[str, Counter[str]] = field(default_factory=dict)
 
     async def run(self, documents: Iterable[PlannedDocument], concurrency: int) -> None:
@@ -251,7 +265,8 @@ class Rewriter:
             self._fail(self.plan.unprepared(group), "the preparation of the style got no usable answer")
             return
         schedule = Schedule(self.plan, group, items)
-        checker = Checker(group.passage.text, group.style.rules, group.style.literals)
+        checker: Checker | None = None  # it reads the whole passage, which a finished group does not need
+        texts: list[str] = []
         n_requests, n_announced = 0, group.n_samples if group.target is None else 0
         refusals = _Refusals()
         for requests in schedule:
@@ -262,11 +277,14 @@ class Rewriter:
             self.progress.count_stored(len(stored))
             for variant in stored.values():
                 refusals.accept()
-                if variant.text:
-                    checker.accept(variant.text)
+                texts += [variant.text] if variant.text else []
             block = [request for request in requests if request.id not in stored]
+            if block:
+                checker = checker or _checker_of(group)
+                while texts:
+                    checker.accept(texts.pop(0))
             for attempt in range(self.max_attempts if group.texts is None else 1):
-                if block and not refusals.stuck:
+                if block and checker and not refusals.stuck:
                     block = await self._attempt(group, block, attempt, checker, refusals)
             self.progress.advance(len(block))
             if refusals.stuck:
@@ -294,11 +312,15 @@ class Rewriter:
             return stored
         notes: tuple[str, ...] = ()
         messages = group.style.preparation(step, group.source, item)
+        structure = list_structure(messages) if step.parser == "lines" else None
         for attempt in range(self.max_attempts):
-            completion = await self.sender.send(messages, self.plan.sample_seed(content_id(messages), 0, attempt))
-            if check_completion(completion).accepted:
-                notes = () if says_none(completion.text) else tuple(LISTS[step.parser](completion.text))
-                if notes or says_none(completion.text):
+            seed = self.plan.sample_seed(content_id(messages), 0, attempt)
+            completion = await self.sender.send(messages, seed, structure)
+            if check_completion(completion).accepted and not declines(completion.text):
+                items = items_in(completion.text)
+                nothing = says_none(completion.text) or items == []
+                notes = () if nothing else tuple(items or LISTS[step.parser](completion.text))
+                if notes or nothing:
                     break
         else:
             if step.for_each is None:
@@ -373,8 +395,13 @@ class Rewriter:
         text = group.style.parse(completion.text)
         verdict = checker.check(text)
         if verdict.accepted and group.style.keeps:
-            reason, detail = compare_facts(str(request.item[group.style.keeps]), text)
-            verdict = Verdict(reason, detail, verdict.measures)
+            compared = compare_facts(str(request.item[group.style.keeps]), text)
+            verdict = replace(
+                verdict, reason=compared.reason, detail=compared.detail, doubts=verdict.doubts + compared.doubts
+            )
+        if verdict.accepted and verdict.doubts and self.refuse_in_doubt and not group.style.mechanical:
+            reason, detail = verdict.doubts[0]
+            verdict = replace(verdict, reason=reason, detail=f"in doubt: {detail}")
         return _Answer(request, completion, text, verdict)
 
     async def _ask_models(self, group: Group, answers: Sequence[_Answer]) -> None:
@@ -397,17 +424,22 @@ class Rewriter:
         if self.judge is None or group.style.mechanical:
             return
         accepted = [answer for answer in answers if answer.accepted and answer.text]
-        judge = self.judge
-        verdicts = await _gather(group, (judge.verdict(title, passage, answer.text) for answer in accepted))
+        judge, rules = self.judge, group.style.rules
+        verdicts = await _gather(group, (judge.verdict(title, passage, answer.text, rules) for answer in accepted))
         for answer, verdict in zip(accepted, verdicts, strict=True):
             if isinstance(verdict, EndpointError):
                 answer.error = verdict
             elif not verdict.accepted:
-                answer.verdict = verdict
+                answer.verdict = replace(verdict, doubts=answer.verdict.doubts)
 
     def _fail(self, requests: list[VariantRequest], error: str) -> None:
         self.failed.update((request.id, error) for request in requests)
         self.progress.advance(len(requests))
+
+
+def _checker_of(group: Group) -> Checker:
+    context = "\n".join((group.source.title, *group.source.headings))
+    return Checker(group.passage.text, group.style.rules, group.style.literals, context)
 
 
 async def _gather(group: Group, requests: Iterable[Awaitable[Reply]]) -> list[Reply | EndpointError]:
@@ -435,6 +467,9 @@ def _write_manifest(
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}
     counts["styles"] = {name: asdict(count) for name, count in result.styles.items()}
+    counts["languages"] = {
+        code or "unknown": {"texts": n, "not_checked": checks_off(code)} for code, n in result.languages.items()
+    }
     counts["this_run"] = traffic[-1]
     if len(traffic) > 1:
         counts["shards"] = traffic[:-1]

@@ -88,7 +88,8 @@ class Store:
         variant = Variant(
             id=request.id, passage_id=group.passage.id, document_id=group.passage.document_id, style=group.style.name,
             sample=request.sample, text=text, generator=generator, prompt_hash=request.prompt_hash, usage=completion.usage,
-            checks=dict(verdict.measures), attempt=attempt, thinking=completion.thinking if self._keep_thinking else "",
+            checks={**verdict.measures, **_doubts(verdict)},
+            attempt=attempt, thinking=completion.thinking if self._keep_thinking else "",
         )  # fmt: skip
         self._variant_offsets.add(variant.id, self._variants.append(variant))
 
@@ -103,7 +104,7 @@ class Store:
             "id": identity, "variant_id": request.id, "passage_id": group.passage.id,
             "document_id": group.passage.document_id, "style": group.style.name, "sample": request.sample,
             "attempt": attempt, "reason": verdict.reason, "detail": verdict.detail, "text": completion.text,
-            "usage": asdict(completion.usage),
+            "usage": asdict(completion.usage), **_doubts(verdict),
         }  # fmt: skip
         self._rejected_offsets.add(request.id, self._rejected.append(row))
 
@@ -143,6 +144,11 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.close()
+
+
+def _doubts(verdict: Verdict) -> Row:
+    """Return the field of a row that holds what is in doubt, none without a doubt."""
+    return {"in_doubt": [list(doubt) for doubt in verdict.doubts]} if verdict.doubts else {}
 
 
 def merge_shards(run_dir: Path) -> None:

@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 
-from kinject.augment.answers import PARSERS, pairs_of
+from kinject.augment.answers import MECHANICAL, PARSERS, Mechanical, pairs_of
 from kinject.augment.checks.checker import Rules
-from kinject.augment.mechanical import MECHANICAL, Mechanical
 from kinject.augment.prompts import (
     STYLE_FILES,
     VARIABLES,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kinject.augment.checks.facts import checks_off
 from kinject.augment.checks.judge import JudgeScore, render_judge_score
 from kinject.augment.contamination import Contamination, render_contamination
 from kinject.augment.corpus_writer import Coverage, StyleCount, render_coverage
 from kinject.augment.requests.balance import render_endpoints
 from kinject.augment.styles import SKIPPED
+from kinject.signals import running_time
 from kinject.terminal import Progress
+
+_SECONDS_BETWEEN_TEXTS = 0.1
 
 
 class AugmentProgress(Progress):
@@ -22,6 +27,7 @@ class AugmentProgress(Progress):
         super().__init__("augment", total, "rewritings")
         self._n_refused = 0
         self._status: Callable[[], str] = str
+        self._described = 0.0
 
     def watch(self, status: Callable[[], str]) -> None:
         """Show what `status` returns (tokens, cost) beside the count."""
@@ -38,8 +44,11 @@ class AugmentProgress(Progress):
 
     def advance(self, n: int = 1) -> None:
         """Count `n` more variants as done: stored, or given up."""
-        refused = f"{self._n_refused:,} refused" if self._n_refused else ""
-        self._status_text = ", ".join(words for words in (refused, self._status()) if words)
+        now = running_time()
+        if now - self._described >= _SECONDS_BETWEEN_TEXTS or self.done + n >= self.total:
+            self._described = now
+            refused = f"{self._n_refused:,} refused" if self._n_refused else ""
+            self._status_text = ", ".join(words for words in (refused, self._status()) if words)
         super().advance(n)
 
 
@@ -84,6 +93,7 @@ class AugmentResult:
     contamination: Contamination | None = None
     coverage: Coverage | None = None
     judge: JudgeScore | None = None
+    languages: Mapping[str, int] = field(default_factory=dict)
     endpoints: Mapping[str, Any] = field(default_factory=dict)
     paused: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
@@ -113,6 +123,7 @@ def render_summary(result: AugmentResult) -> str:
             lines.append(
                 f"{'':<16}{number:>8}  passages paused: refused three times in a row at the same point ({reason})"
             )
+    lines += _doubt_lines(result)
     if result.refused:
         lines += ["", f"answers refused (each with its text in {result.rejected_path}):"]
         lines += [f"{number:>8}  {reason}" for reason, number in result.refused.items()]
@@ -150,6 +161,23 @@ def render_summary(result: AugmentResult) -> str:
         else:
             lines.append(f"Short by {n_short}" + (f": {fixes[0]}." if fixes else "."))
     return "\n".join(lines)
+
+
+def _doubt_lines(result: AugmentResult) -> list[str]:
+    """Return the counts of what the checks could not decide, and what they do not check in the languages of the texts."""
+    accepted, refused = Counter[str](), Counter[str]()
+    for count in result.styles.values():
+        accepted.update(count.in_doubt)
+        refused.update(count.refused_in_doubt)
+    by = "the judge found them faithful" if result.judge else "augment.checks.in_doubt: accept"
+    lines = [
+        f"in doubt, {outcome}: {', '.join(f'{reason} {number}' for reason, number in counts.most_common())}"
+        for outcome, counts in ((f"accepted ({by})", accepted), ("refused", refused)) if counts
+    ]  # fmt: skip
+    for code, number in result.languages.items():
+        if off := checks_off(code):
+            lines.append(f"not checked in {number} texts ({code or 'language not clear'}): {', '.join(off)}")
+    return ["", *lines] if lines else []
 
 
 _DRAW_AGAIN = "raise augment.max_attempts, or take a stronger model: another answer may keep what this one changed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,16 @@ from kinject.errors import InputError
 Row = dict[str, Any]
 DEEPEST = 64
 """Levels of nesting in a row: copies, hashes and writes recurse."""
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
+def _fields_of(value: object) -> Row:
+    """Return the fields of a dataclass; `asdict` would copy every value in them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_fields_of)
 
 
 class _RepeatedKeyError(ValueError):
@@ -41,8 +50,7 @@ def parse_json(data: bytes) -> Any:
 
 def encode_row(row: object) -> str:
     """Return `row` (a mapping or a dataclass) as one line of JSON without the newline."""
-    value = asdict(row) if is_dataclass(row) and not isinstance(row, type) else row
-    return _ENCODER.encode(value)
+    return _ENCODER.encode(row)
 
 
 def parse_row(line: bytes, where: str) -> Row:

@@ -262,6 +262,15 @@ class TokenTarget:
 
 
 @dataclass(frozen=True)
+class ChecksSection:
+    """The checks of a paraphrase against its passage."""
+
+    in_doubt: Literal["accept", "refuse"] = option(
+        "accept", help="A paraphrase in doubt, without a judge; with one, the judge decides."
+    )
+
+
+@dataclass(frozen=True)
 class AugmentSection:
     """Documents to passages to paraphrases to a corpus."""
 
@@ -286,6 +295,16 @@ class AugmentSection:
         None, help="Most that the run folder may cost, in the currency of the prices.", min=0.0
     )
     judge: GeneratorSection | None = option(None, help="A model that compares each paraphrase with its source.")
+    judge_statements: bool = option(
+        False, help="Have the judge list the statements of each passage first, one request a passage, and see them."
+    )
+    judge_min_recall: float | None = option(
+        None, help="Stop if the judge catches a smaller fraction of planted errors.", min=0.0, max=1.0
+    )
+    judge_min_precision: float | None = option(
+        None, help="Stop if a smaller fraction of the judge's refusals is right.", min=0.0, max=1.0
+    )
+    checks: ChecksSection | None = option(None, help="What becomes of a paraphrase that the checks cannot decide.")
     keep_thinking: bool = option(
         False, help="Store a reasoning model's thinking beside each paraphrase in variants.jsonl."
     )

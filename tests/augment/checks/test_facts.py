@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-from kinject.augment.checks.facts import compare_facts
+from kinject.augment.checks.facts import Comparison, compare_facts
 from kinject.augment.checks.planted_errors import FACT_KINDS, plant_error
 from kinject.augment.checks.quantities import extract_quantities
 from kinject.sandbox.grammar import render_entry
@@ -52,7 +52,8 @@ from kinject.sandbox.people import create_country
     ],
 )
 def test_the_same_facts_in_another_form_are_the_same(source: str, variant: str) -> None:
-    assert compare_facts(source, variant) == ("", "")
+    result = compare_facts(source, variant)
+    assert (result.reason, result.detail) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -91,14 +92,14 @@ def test_the_same_facts_in_another_form_are_the_same(source: str, variant: str) 
     ],
 )
 def test_a_lost_or_new_fact_is_named(source: str, variant: str, reason: str, expected: str) -> None:
-    found, detail = compare_facts(source, variant)
-    assert found == reason
-    assert expected in detail
+    result = compare_facts(source, variant)
+    assert result.reason == reason
+    assert expected in result.detail
 
 
 def test_facts_may_be_lost_where_only_new_ones_count() -> None:
-    assert compare_facts('In 1999 Wu of Rome said "no" 5 times.', "Wu spoke.", complete=False) == ("", "")
-    assert compare_facts("In 1999 Wu spoke.", "In 1998 Wu spoke.", complete=False)[0] == "number"
+    assert compare_facts('In 1999 Wu of Rome said "no" 5 times.', "Wu spoke.", complete=False).reason == ""
+    assert compare_facts("In 1999 Wu spoke.", "In 1998 Wu spoke.", complete=False).reason == "number"
 
 
 @pytest.mark.parametrize("kind", FACT_KINDS)
@@ -108,11 +109,11 @@ def test_planted_errors_are_refused(kind: str) -> None:
         "was built in three years by the Falk Company, which employed 900 men. On May 4, 1944 a storm named Hilda closed it "
         "for 11 days. Today 8,500 cars cross it, and Arvika counts 26 percent more visitors than in 1990."
     )
-    assert compare_facts(source, source) == ("", "")
+    assert compare_facts(source, source) == Comparison()
     for seed in range(40):
         wrong = plant_error(kind, source, Random(seed), ["Berzelius", "Toivonen", "Nansen"])
         assert wrong is not None
-        assert compare_facts(source, wrong)[0], wrong
+        assert compare_facts(source, wrong).reason, wrong
 
 
 def test_words_spell_numbers() -> None:
@@ -126,4 +127,4 @@ def test_every_sandbox_entry_keeps_its_own_facts() -> None:
     for person in create_country(n_known=1, n_new=50).new:
         first, second = render_entry(person, 1), render_entry(person, 2)
         if ("Tarvenian" in first) == ("Tarvenian" in second):
-            assert compare_facts(first, second) == ("", "")
+            assert compare_facts(first, second) == Comparison()

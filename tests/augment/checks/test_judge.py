@@ -1,13 +1,25 @@
 """The judge: tried on planted errors first, then asked about each rewriting."""
 
 import asyncio
+import json
 from collections.abc import Callable
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from kinject.augment import augment, render_summary
-from kinject.augment.checks.judge import N_TRIALS, Judge
+from kinject.augment.checks.checker import Rules, normal_form
+from kinject.augment.checks.facts import Comparison
+from kinject.augment.checks.judge import (
+    MIN_PRECISION,
+    MIN_RECALL,
+    Judge,
+    make_trials,
+    read_opinion,
+    render_judge_score,
+)
 from kinject.augment.checks.planted_errors import ALL_KINDS
 from kinject.augment.prompts import judge_messages, rewriting_of
 from kinject.augment.requests import Generator
@@ -15,14 +27,13 @@ from kinject.augment.requests.limits import Limits
 from kinject.augment.requests.sender import Sender
 from kinject.augment.sandbox import generate_answer
 from kinject.disk import read_jsonl, read_manifest
-from kinject.errors import RecipeError
+from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
 from kinject.types import Completion, Message
 
 Make = Callable[..., Recipe]
-TEXT = "Arden met Bryn at the mill. The mill was built by Corwin in 1987."
 PASSAGES = [(p.name, render_entry(p, 0)) for p in create_country(n_known=1, n_new=12).new]
 
 
@@ -33,28 +44,170 @@ def judge(answer: Callable[[list[Message]], str]) -> Judge:
     return Judge(Sender(Generator("test", {}, True, ask), None, Limits(4)), 1)
 
 
+OWN = [
+    json.loads(line)
+    for line in Path(__file__).parents[3].joinpath("benchmarks/augment/passages.jsonl").read_text("utf-8").splitlines()
+]
+KNOWN = [(row["title"], row["text"]) for row in OWN if row["language"] in ("en", "es", "ja")]
+
+
+def double(error_rate: float, form: Callable[[bool, str], str], seed: int = 0) -> Judge:
+    """A judge that knows which texts are correct and errs at a rate; `form` makes its answer of its verdict and the text."""
+    trials = {normal_form(text): kind for kind, _, _, text in make_trials(KNOWN, 1)}
+
+    def answer(messages: list[Message]) -> str:
+        text = rewriting_of(messages)
+        assert text is not None
+        right = not trials[normal_form(text)]
+        return form(right != (Random(f"{seed} {text}").random() < error_rate), text)
+
+    return judge(answer)
+
+
+def plainly(right: bool, text: str) -> str:
+    words = " ".join(text.split()[:4])
+    return "[1] OK\nFAITHFUL" if right else f'[1] WRONG "{words}": another\n\n**UNFAITHFUL**'
+
+
+def in_json(right: bool, text: str) -> str:
+    return "```json\n" + json.dumps({"reason": "the names", "verdict": "FAITHFUL" if right else "Unfaithful"}) + "\n```"
+
+
+def after_thinking(right: bool, text: str) -> str:
+    other = "UNFAITHFUL" if right else "FAITHFUL"
+    return f"<think>It may be {other}.\n{other}\n</think>\n{'FAITHFUL' if right else 'UNFAITHFUL: the names'}"
+
+
+@pytest.mark.parametrize("form", [plainly, in_json, after_thinking])
+def test_a_good_judge_is_known_by_its_score_whatever_form_it_answers_in(form: Callable[[bool, str], str]) -> None:
+    score = asyncio.run(double(0.0, form).measure_accuracy(KNOWN))
+    assert (score.precision, score.recall, score.recall_of_relations) == (1.0, 1.0, 1.0)
+    assert score.n_good == len(KNOWN)
+    assert set(score.planted) == set(ALL_KINDS)
+    assert score.faults(MIN_RECALL, MIN_PRECISION) == []
+    assert "not reliable" not in render_judge_score(score)
+
+
+def test_the_score_is_that_of_the_errors_that_a_judge_makes() -> None:
+    score = asyncio.run(double(0.2, plainly).measure_accuracy(KNOWN))
+    trials = make_trials(KNOWN, 1)
+    erred = {text for _, _, _, text in trials if Random(f"0 {text}").random() < 0.2}
+    planted = [text for kind, _, _, text in trials if kind]
+    assert score.recall == pytest.approx(1 - sum(text in erred for text in planted) / len(planted))
+    assert score.refused_good == sum(text in erred for kind, _, _, text in trials if not kind)
+
+
 @pytest.mark.parametrize(
     ("answer", "precision", "recall"),
     [
         (lambda messages: "UNFAITHFUL: all of it", 0.5, 1.0),
         (lambda messages: "Verdict: **FAITHFUL**", None, 0.0),
         (lambda messages: "I cannot say.", 0.5, 1.0),
-        (lambda messages: generate_answer(messages, 0).text, 1.0, 1.0),
+        (lambda messages: "<think>FAITHFUL, UNFAITHFUL, who knows", 0.5, 1.0),  # it never stops thinking
+        (lambda messages: '[1] WRONG "zzz zzz": no such words\nFAITHFUL', 0.5, 1.0),
     ],
 )
-def test_precision_and_recall_are_those_of_a_judge_whose_answers_are_known(
+def test_a_judge_that_says_always_the_same_is_known_by_its_score(
     answer: Any, precision: float | None, recall: float
 ) -> None:
-    score = asyncio.run(judge(answer).measure_accuracy(PASSAGES))
-    assert score.n_good == sum(score.planted.values()) == N_TRIALS
+    score = asyncio.run(judge(answer).measure_accuracy(KNOWN))
     assert (score.precision, score.recall) == (precision, recall)
+    assert score.faults(MIN_RECALL, MIN_PRECISION)
+    assert "The judge is not reliable" in render_judge_score(score)
 
 
-def test_every_kind_of_error_is_planted_where_the_text_has_room_for_it() -> None:
-    more = "It was 5 km from Farrow. On 3 March 1987 it closed because of the frost. Most people left before the storm."
-    passages = [("", f"{TEXT} {more} In Farrow Doran taught Bryn the trade of Arden's mill.")]
-    score = asyncio.run(judge(lambda messages: "FAITHFUL").measure_accuracy(passages))
-    assert set(score.planted) == set(ALL_KINDS)
+def test_a_judge_that_tosses_a_coin_is_known_by_its_score() -> None:
+    score = asyncio.run(double(0.5, plainly).measure_accuracy(KNOWN))
+    assert len(score.faults(MIN_RECALL, MIN_PRECISION)) == 2
+
+
+def test_the_sandbox_is_a_good_judge_of_its_own_entries() -> None:
+    score = asyncio.run(judge(lambda messages: generate_answer(messages, 0).text).measure_accuracy(PASSAGES))
+    assert (score.precision, score.recall, score.n_good) == (1.0, 1.0, len(PASSAGES))
+    assert sum(score.planted.values()) > 20
+
+
+SOURCE = "Ivo sold the mill to Elsa. It closed because the river froze."
+TEXT_OF = "Elsa sold the mill to Ivo. It closed since the river froze."
+
+
+@pytest.mark.parametrize(
+    ("answer", "faithful", "fault", "proved"),
+    [
+        ('[1] WRONG "Elsa sold the mill": Ivo sold it\n[2] OK\nUNFAITHFUL', False, "Elsa sold the mill", True),
+        ("**[1] Wrong** – “Elsa sold … to Ivo”\n[2] OK\n\n**UNFAITHFUL**", False, "Elsa sold", True),
+        ('[1] WRONG "Ivo stole the mill"\nUNFAITHFUL', False, "Ivo stole the mill", False),
+        ('[1] OK\n[2] OK\nLOST "because the river froze"\nUNFAITHFUL', False, "because the river froze", True),
+        ("[1] OK\n[2] OK\nLOST: none\nFAITHFUL", True, "", True),
+        ("[1] OK\n[2] OK", True, "", True),
+        ('[1] WRONG "Elsa sold the mill"\n[2] OK', False, "Elsa sold the mill", True),
+        ('{"sentences": ["[1] WRONG \\"Elsa sold\\"", "[2] OK"], "verdict": "UNFAITHFUL"}', False, "Elsa sold", True),
+        ('{"faithful": true}', True, "", True),
+        ("The seller is another.\n\nUNFAITHFUL", False, "The seller is another.", True),
+    ],
+)
+def test_a_judge_names_words_that_are_checked_to_be_there(
+    answer: str, faithful: bool, fault: str, proved: bool
+) -> None:
+    opinion = read_opinion(answer, SOURCE, TEXT_OF)
+    assert opinion is not None
+    assert (opinion.faithful, opinion.proved) == (faithful, proved)
+    assert fault in opinion.fault
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "[1] OK",
+        "I think so.",
+        '[1] WRONG "Elsa sold"\nFAITHFUL',
+        '[1] WRONG "stole it"\n[2] OK',
+        "{broken",
+        "[1] OK\n[1] OK",
+    ],
+)
+def test_an_answer_that_decides_nothing_is_no_verdict(answer: str) -> None:
+    assert read_opinion(answer, SOURCE, TEXT_OF) is None
+
+
+def test_words_that_are_not_in_the_text_are_asked_for_again() -> None:
+    answers = iter(['[1] WRONG "he stole it"\nUNFAITHFUL', "[1] OK\n[2] OK\nFAITHFUL"])
+    assert asyncio.run(judge(lambda messages: next(answers)).verdict("", SOURCE, SOURCE)).accepted
+    again = asyncio.run(judge(lambda messages: '[1] WRONG "he stole it"\nUNFAITHFUL').verdict("", SOURCE, SOURCE))
+    assert again.detail.endswith("(these words are not in the text)")
+
+
+def test_the_statements_of_a_passage_are_listed_once_and_shown_with_each_text() -> None:
+    asked: list[str] = []
+
+    def answer(messages: list[Message]) -> str:
+        asked.append(messages[-1]["content"])
+        return "FAITHFUL" if rewriting_of(messages) else "- Ivo sold the mill.\n- The river froze."
+
+    model = judge(answer)
+    model.lists_statements = True
+    assert asyncio.run(model.verdict("", SOURCE, SOURCE)).accepted
+    assert "<statements>\nIvo sold the mill.\nThe river froze.\n</statements>" in asked[1]
+    assert asked[1].index("</statements>") < asked[1].index("<rewriting>")  # what stays the same comes first
+
+
+def test_a_text_that_may_leave_facts_out_is_not_searched_for_lost_ones() -> None:
+    rules = (Rules(), Rules(complete=False), Rules(explains=True))
+    whole, part, explaining = (judge_messages("", SOURCE, TEXT_OF, one)[-1]["content"] for one in rules)
+    assert ("LOST" in whole, "LOST" in part) == (True, False)
+    assert "may leave facts out" in part
+    assert ("explain a hard word" in whole, "explain a hard word" in explaining) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["One. Two.\n\nThree", "[1] One. [2] two", "  A: b?\nC: d!", "雨が降った。彼は残った。", "[1] [1] x. y."],
+)
+def test_numbers_of_sentences_are_taken_off_again(text: str) -> None:
+    messages = judge_messages("", "p", text)
+    assert rewriting_of(messages) == text
+    assert "[1] " in messages[-1]["content"]
 
 
 def test_the_judge_sees_source_and_rewriting_and_nothing_in_them_is_an_instruction() -> None:
@@ -69,7 +222,7 @@ def test_what_the_judge_refuses_is_put_aside_with_its_reason_and_its_score_is_ke
     make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "kinject.augment.checks.checker.compare_with", lambda *_, **__: ("", "")
+        "kinject.augment.checks.checker.compare_with", lambda *_, **__: Comparison()
     )  # leave it all to the judge
     server, second = serving(faults={"changed": 0.3}), serving()
     model = {"kind": "openai", "model": "sandbox", "base_url": second.url}
@@ -80,7 +233,8 @@ def test_what_the_judge_refuses_is_put_aside_with_its_reason_and_its_score_is_ke
     manifest = read_manifest(result.manifest_path)
     assert manifest is not None
     assert (manifest["counts"]["judge"]["precision"], manifest["counts"]["judge"]["recall"]) == (1.0, 1.0)
-    assert "judge, on planted errors: precision 1.00, recall 1.00" in render_summary(result)
+    assert manifest["counts"]["judge"]["recall_of_relations"] == 1.0
+    assert "judge, on planted errors: precision 1.00, recall 1.00, of relations 1.00" in render_summary(result)
     asked = second.state.n_requests
     augment(make_recipe(server.url, max_attempts=20, judge=model))
     assert second.state.n_requests == asked
@@ -104,3 +258,15 @@ def test_a_judge_must_be_able_to_answer(make_recipe: Make) -> None:
         augment(make_recipe(judge={"kind": "openai"}))
     with pytest.raises(RecipeError, match="must answer at once"):
         augment(make_recipe(judge={"kind": "openai", "model": "m", "batch": True}))
+
+
+def test_a_judge_below_a_limit_of_the_recipe_ends_the_run_before_anything_is_written(
+    make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serving()
+    monkeypatch.setattr("kinject.augment.sandbox.serve.generate_answer", lambda messages, seed: Completion("FAITHFUL"))
+    model = {"kind": "openai", "model": "sandbox", "base_url": server.url}
+    with pytest.raises(InputError, match=r"recall 0\.00 is below 0\.50 \(augment\.judge_min_recall"):
+        augment(make_recipe(judge=model, judge_min_recall=0.5))
+    assert not (make_recipe().run_dir / "corpus.jsonl").exists()
+    assert "The judge is not reliable: recall 0.00 is below 0.80" in render_summary(augment(make_recipe(judge=model)))

@@ -106,9 +106,8 @@ def judge(answer: Callable[[str], str]) -> Judge:
 
 def careful(asked: str) -> str:
     """Judge by numbers and names alone, whatever the texts say."""
-    rewriting = re.search(r"<rewriting>\n(.*)\n</rewriting>", asked, re.DOTALL)
-    assert rewriting is not None
-    return "FAITHFUL" if rewriting[1] == HONEST else "UNFAITHFUL: a fact"
+    rewriting = rewriting_of([{"role": "user", "content": asked}])
+    return "FAITHFUL" if rewriting == HONEST else "UNFAITHFUL: a fact"
 
 
 def obedient(asked: str) -> str:

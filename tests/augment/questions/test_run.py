@@ -12,6 +12,7 @@ from kinject.augment.checks.prompt_injection import escape_tags
 from kinject.augment.prompts import passage_of
 from kinject.augment.questions import make_questions, render_questions
 from kinject.augment.questions.drafts import is_validation
+from kinject.augment.requests.generator import json_in
 from kinject.augment.sandbox import answer_as_sandbox
 from kinject.cli import main
 from kinject.corpus.questions import read_questions
@@ -272,3 +273,22 @@ def test_the_command_prints_the_table_and_ends_with_1_when_short(
     assert "12 documents, 12 passages -> 24 of 24 questions" in capsys.readouterr().out
     assert main(["questions", recipe, "questions.n_questions=6", "questions.max_attempts=9"]) == 1
     assert "Short by 12" in capsys.readouterr().out
+
+
+def test_questions_as_json_are_those_as_lines(
+    make: Make, question_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = question_server().url
+    wanted = rows(make_questions(make(url, generator__structured_output=False)).questions_path)
+    read: list[str] = []
+
+    def spied(text: str) -> Any:
+        value = json_in(text)
+        read.append("json" if value is not None else "lines")
+        return value
+
+    monkeypatch.setattr("kinject.augment.questions.drafts.json_in", spied)
+    result = make_questions(make(url))
+    assert rows(result.questions_path) == wanted
+    assert result.n_sent > 0  # another prompt: no answer is taken from the first run
+    assert read.count("json") == read.count("lines") == 12  # the endpoint reads its own lines to write JSON

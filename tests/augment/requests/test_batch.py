@@ -45,7 +45,7 @@ def test_a_batch_gives_the_same_corpus_as_single_requests(make_recipe: Make, ser
 
 
 def test_what_fails_in_a_batch_or_is_refused_goes_into_the_next(make_recipe: Make, serving: Callable[..., Any]) -> None:
-    server = serving(faults={"500": 0.2, "refusal": 0.2, "malformed": 0.1, "reset": 0.1})
+    server = serving(faults={"500": 0.2, "refusal": 0.05, "malformed": 0.1, "reset": 0.1})
     result = augment(make_recipe(server.url, generator__batch=True, max_attempts=20))
     assert (result.got, result.refused) == (36, {"refusal": server.state.met["refusal"]})
     assert len(server.state.batches.batches) > 1

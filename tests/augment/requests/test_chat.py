@@ -11,7 +11,7 @@ from faulty_server import Talk
 from kinject.augment import augment
 from kinject.augment.requests.chat import refused_parameter, split_thinking
 from kinject.augment.requests.endpoint import Endpoint, parse_completion
-from kinject.augment.requests.generator import Structure, json_in
+from kinject.augment.requests.generator import Structure, items_in, json_in
 from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import GeneratorSection, Recipe
 from kinject.types import Message
@@ -324,3 +324,35 @@ def test_an_endpoint_that_takes_response_format_and_ignores_it_is_asked_for_line
 )
 def test_json_is_read_with_or_without_a_fence(text: str, value: object) -> None:
     assert json_in(text) == value
+
+
+def test_items_are_lines_of_text() -> None:
+    assert items_in('{"items": ["a\\nb", 3, "", " c ", null]}') == ["a b", "c"]
+    assert items_in('{"items": []}') == []
+    assert items_in('{"items": "a"}') is None
+    assert items_in("a\nb") is None
+
+
+def test_the_facts_of_a_style_are_the_same_as_json_and_as_lines(
+    make_recipe: Make, serving: Any, hostile: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fenced(value: dict[str, Any]) -> None:
+        message = value["choices"][0]["message"]
+        message["content"] = f"```json\n{json.dumps({'items': message['content'].splitlines()})}\n```"
+
+    def act(talk: Talk, number: int) -> bool | None:
+        request = json.loads(talk.body)
+        return talk.say(200, talk.completion(fenced)) if "response_format" in request else None
+
+    given = {"styles": {"atomic_facts": 1}, "generator__concurrency": 2}
+    lines = augment(make_recipe(serving().url, **given, generator__structured_output=False))
+    wanted = lines.corpus_path.read_bytes()
+    for name in ("cache.sqlite", "notes.jsonl", "variants.jsonl", "rejected.jsonl"):
+        (lines.run_dir / name).unlink()
+    server = hostile(act)
+    assert augment(make_recipe(server.url, **given)).corpus_path.read_bytes() == wanted
+    prompts = [json.loads(body) for body in server.seen]
+    structured = [one for one in prompts if "response_format" in one]
+    assert 0 < len(structured) < len(prompts)  # the preparations alone
+    assert all("Do not write lines." in one["messages"][-1]["content"] for one in structured)
+    assert caplog.text == ""

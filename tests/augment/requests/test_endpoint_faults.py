@@ -241,7 +241,7 @@ FAULTS: dict[str, Fault] = {
     "other language": Fault(text(lambda good, prompt: IN_RUSSIAN), "refused as language", "language", exit=1),
     "the prompt itself": Fault(text(lambda good, prompt: prompt), "refused as wrapper", "", exit=1),
     "the prompt's instructions": Fault(
-        text(lambda good, prompt: f"{good} Give the text alone: no introduction, no remark."),
+        text(lambda good, prompt: f"{good} Give the text alone, with no introduction, no remark."),
         "refused as prompt", "prompt", exit=1,
     ),
     "the passage itself": Fault(

@@ -48,6 +48,8 @@ _NGRAM = 6
 """Words in a row that two texts do not share by chance."""
 _CHARACTERS_PER_CHARACTER, _ALWAYS_READ = 3, 10_000
 """A longer text is refused unread: characters per character of the source, times `Rules.longest`; but at least these."""
+_TABLE_LENGTH = 2
+"""A table tells in one word what takes a clause in a sentence: its rewriting may be longer by this factor."""
 _MAX_INJECTED_TRIPLES = 2
 """Word triples that a rewriting may share with the prompt injection in its source."""
 _MIN_SOURCE_WORDS = 0.25
@@ -89,7 +91,7 @@ class Rules:
     (nearly) the source. `refuse_near`: it must not be nearly another accepted text (the same words in the same order are
     always refused).
     `shortest` and `longest` bound its words per word of the source; a difference of up to 8 words is always allowed.
-    `explains`: it may add explanations of words.
+    `explains`: it may add explanations of words; the judge is told so.
     """
 
     complete: bool = True
@@ -102,16 +104,25 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result of a check: `reason` is "" for an accepted text, else a key of `REASONS`; `detail` is the evidence."""
+    """Result of a check: `reason` is "" for an accepted text, else a key of `REASONS`; `detail` is the evidence.
+
+    `doubts` of an accepted text are (reason, evidence) of what the checks cannot decide.
+    """
 
     reason: str = ""
     detail: str = ""
     measures: Mapping[str, Any] = field(default_factory=dict)
+    doubts: tuple[tuple[str, str], ...] = ()
 
     @property
     def accepted(self) -> bool:
         """Whether the text may be kept."""
         return not self.reason
+
+
+def declines(text: str) -> bool:
+    """Return whether an answer begins with the words of a refusal."""
+    return _REFUSAL.match(text) is not None
 
 
 def check_completion(completion: Completion) -> Verdict:
@@ -132,14 +143,19 @@ def check_completion(completion: Completion) -> Verdict:
 class Checker:
     """Checks the rewritings of one passage against the passage and against the rewritings accepted so far."""
 
-    def __init__(self, source: str, rules: Rules | None = None, instructions: tuple[str, ...] = ()) -> None:
-        """`instructions` are the texts of the style's prompts, which no rewriting may repeat."""
+    def __init__(
+        self, source: str, rules: Rules | None = None, instructions: tuple[str, ...] = (), context: str = ""
+    ) -> None:
+        """`instructions` are the texts of the style's prompts, which no rewriting may repeat.
+
+        `context` is what the writer sees besides the source, such as its title: it is not new.
+        """
         self._prompt_ngrams = _ngrams_of(instructions)
         self._source = source
         self._rules = rules or Rules()
         self._max_characters = max(_ALWAYS_READ, int(_CHARACTERS_PER_CHARACTER * len(source) * self._rules.longest))
         clean, self._injection = split_injection(source) if self._rules.refuse_echo else (source, "")
-        self._facts = source_facts(clean)
+        self._facts = source_facts(clean, context)
         self._form = normal_form(clean)
         self._shingles = _shingles(self._form)
         self._accepted: list[Shingles] = []
@@ -177,16 +193,18 @@ class Checker:
             return _duplicate(nearest)
         n_words, n_source = form.count(" ") + 1, self._form.count(" ") + 1
         ratio = n_words / n_source
-        if abs(n_words - n_source) > 8 and not self._rules.shortest <= ratio <= self._rules.longest:
+        longest = self._rules.longest * (_TABLE_LENGTH if "\n|" in self._source else 1)
+        if abs(n_words - n_source) > 8 and not self._rules.shortest <= ratio <= longest:
             return Verdict("length", f"{n_words} words for {n_source}")
-        reason, detail = compare_with(self._facts, text, complete=self._rules.complete)
-        if reason:
-            return Verdict(reason, detail)
+        compared = compare_with(self._facts, text, complete=self._rules.complete)
+        if compared.reason:
+            return Verdict(compared.reason, compared.detail)
         injected = self._find_injected(text, form, shingles) if self._injection else ""
         if injected:
             return Verdict("injection", injected)
         measures = {"length_ratio": ratio, "source_overlap": echo, "sibling_overlap": nearest}
-        return Verdict(measures={name: round(value, 3) for name, value in measures.items()})
+        rounded: dict[str, Any] = {name: round(value, 3) for name, value in measures.items()}
+        return Verdict(measures=rounded | {"language": self._facts.code}, doubts=compared.doubts)
 
     def compare_accepted(self, text: str, verdict: Verdict) -> Verdict:
         """Return the `verdict` of an accepted text, or its refusal if rewritings accepted since then resemble it."""

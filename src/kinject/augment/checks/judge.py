@@ -1,26 +1,39 @@
-"""A language model as a judge: it compares a rewriting with its source. Its precision and recall are measured first."""
+"""A language model as a judge: it compares a rewriting with its source. Its precision and recall are measured first.
+
+It reads the rewriting sentence by sentence (as MiniCheck, arXiv 2404.10774, which finds that splitting sentences into
+claims adds little) and names the words at fault. The passage can be shown as a list of statements besides (FActScore,
+arXiv 2305.14251); a list alone would lose causes and order, which stand between the statements.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from random import Random
 
-from kinject.augment.checks.checker import Verdict
+from kinject.augment.answers import lines_of
+from kinject.augment.checks.checker import Rules, Verdict, check_completion, normal_form
 from kinject.augment.checks.language import detect_language
-from kinject.augment.checks.planted_errors import ALL_KINDS, find_names, plant_error
+from kinject.augment.checks.planted_errors import ALL_KINDS, RELATION_KINDS, find_names, plant_error, reword
 from kinject.augment.checks.prompt_injection import has_injection
-from kinject.augment.mechanical import permute_sentences
-from kinject.augment.prompts import judge_messages
+from kinject.augment.prompts import judge_messages, statement_messages
+from kinject.augment.requests.chat import split_thinking
 from kinject.augment.requests.sender import Sender, gather_answers
+from kinject.corpus.passages import sentences
 from kinject.disk import content_id
 from kinject.types import Message
 
-N_TRIALS = 42
-"""Planted errors shown to a judge, of each kind in turn, and as many correct rewritings."""
+log = logging.getLogger(__name__)
+
+N_TRIALS = 4 * len(ALL_KINDS)
+"""Planted errors shown to a judge, four of each kind where the passages have room, and at most as many correct texts."""
+MIN_RECALL, MIN_PRECISION = 0.8, 0.9
+"""A judge below them is warned of."""
 _MAX_REQUESTS = 2
 """Requests for one verdict before it counts as missing."""
 _VERDICT = re.compile(
@@ -28,6 +41,16 @@ _VERDICT = re.compile(
     r"(un)?faithful\b[\s*:.,;—–-]*(.{0,200})",
     re.IGNORECASE,
 )
+_SENTENCE = re.compile(
+    r"\W{0,6}(?:sentence )?\[?(\d{1,4})\]?\W{1,6}(?:(ok|correct|supported)|wrong|incorrect|(?:un|not )supported)\b"
+    r"[\s*:.–—-]{0,6}(.{0,300})",
+    re.IGNORECASE,
+)
+_LOST = re.compile(
+    r"\W{0,6}lost\b[\s*:.–—-]{0,6}+(?!(?:none|nothing|no fact|n/a)\b)(?=[^\s.*])(.{0,300})", re.IGNORECASE
+)
+_QUOTE = re.compile('["“„«「]([^"“”„«»「」\n]{2,300})["”“»」]')
+_FENCED = re.compile(r"\A```[\w-]*\n(.*?)\n?```\Z", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,82 +65,171 @@ class JudgeScore:
     @property
     def recall(self) -> float | None:
         """Fraction of the planted errors that it refused; None without planted errors."""
-        n_planted = sum(self.planted.values())
-        return sum(self.caught.values()) / n_planted if n_planted else None
+        return self._recall(self.planted)
+
+    @property
+    def recall_of_relations(self) -> float | None:
+        """The same of the errors that no rule finds."""
+        return self._recall(RELATION_KINDS)
 
     @property
     def precision(self) -> float | None:
-        """Fraction of its refusals that were planted errors; None without refusals."""
-        n_refused = sum(self.caught.values()) + self.refused_good
-        return sum(self.caught.values()) / n_refused if n_refused else None
+        """Fraction of its refusals that are right if there are as many wrong as correct texts; None without refusals."""
+        false = self.refused_good / self.n_good if self.n_good else 0.0
+        recall = self.recall or 0.0
+        return recall / (recall + false) if recall + false else None
+
+    def _recall(self, kinds: Iterable[str]) -> float | None:
+        n_planted = sum(self.planted.get(kind, 0) for kind in kinds)
+        return sum(self.caught.get(kind, 0) for kind in kinds) / n_planted if n_planted else None
+
+    def faults(self, min_recall: float, min_precision: float) -> list[str]:
+        """Return in which way the judge is below the two limits."""
+        found = []
+        for name, value, limit in (
+            ("recall", self.recall, min_recall),
+            ("precision", self.precision, min_precision),
+        ):
+            if value is not None and value < limit:
+                found.append(f"{name} {value:.2f} is below {limit:.2f}")
+        return found
 
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
         return {
             "planted": dict(self.planted), "caught": dict(self.caught), "good": self.n_good,
             "refused_good": self.refused_good, "precision": self.precision, "recall": self.recall,
+            "recall_of_relations": self.recall_of_relations,
+            "recall_by_kind": {kind: self._recall([kind]) for kind in self.planted},
         }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """A judge's answer about one text. `proved` is false if it quotes words that are not there."""
+
+    faithful: bool
+    fault: str = ""
+    proved: bool = True
+
+
+def read_opinion(answer: str, passage: str, text: str) -> Opinion | None:
+    """Return what a judge's answer says about `text`, None if it is no clear verdict.
+
+    The verdict is at the beginning of the first or of the last line, the worse of two: the lines between may repeat the
+    rewriting or the question. It must agree with the lines about the sentences. Thinking before it does not count. An answer
+    without a verdict counts if it proves a fault or calls every sentence right.
+    """
+    lines = [line for line in _as_lines(split_thinking(answer)[1]).splitlines() if line.strip()]
+    matches = [_VERDICT.match(line) for line in (*lines[:1], *lines[-1:])]
+    verdict = max((match for match in matches if match), key=lambda match: bool(match[1]), default=None)
+    about = [match for match in map(_SENTENCE.match, lines) if match]
+    wrong = [(match[3].strip(), text) for match in about if not match[2]]
+    wrong += [(match[1].strip(), passage) for match in map(_LOST.match, lines) if match]
+    proofs = [_is_proved(fault, where) for fault, where in wrong]
+    fault = next((fault for (fault, _), proof in zip(wrong, proofs, strict=True) if proof is not False), "")
+    if verdict is None:
+        if any(proofs):
+            return Opinion(False, fault)
+        n_right = len({match[1] for match in about if match[2]})
+        return Opinion(True) if not wrong and n_right >= len(sentences(text)) > 1 else None
+    if verdict[1] or "unfaithful" in verdict[2].lower():
+        unproved = bool(proofs) and all(proof is False for proof in proofs)
+        reason = wrong[0][0] if wrong else verdict[2].strip() or (lines[-2].strip()[:300] if len(lines) > 1 else "")
+        return Opinion(False, fault or reason, not unproved)
+    return None if wrong else Opinion(True)
+
+
+def _is_proved(fault: str, where: str) -> bool | None:
+    """Return whether the words that a fault quotes are in a text, None if it quotes none."""
+    quotes = [normal_form(part) for quote in _QUOTE.findall(fault)[:1] for part in re.split(r"\.\.\.|…", quote)]
+    return all(quote in normal_form(where) for quote in quotes) if any(quotes) else None
+
+
+def _as_lines(answer: str) -> str:
+    """Return an answer in JSON as lines: its strings and, at the end, its verdict. Other answers stay as they are."""
+    fenced = _FENCED.match(answer.strip())
+    inner = fenced[1].strip() if fenced else answer.strip()
+    if not inner.startswith("{"):
+        return inner
+    try:
+        values = {str(key).lower(): value for key, value in json.loads(inner).items()}
+    except (ValueError, RecursionError):
+        return inner
+    verdict = next((values.pop(key) for key in ("verdict", "judgment", "judgement", "answer") if key in values), None)
+    if verdict is None and isinstance(values.get("faithful"), bool):
+        verdict = "FAITHFUL" if values.pop("faithful") else "UNFAITHFUL"
+    others = (line for value in values.values() for line in (value if isinstance(value, list) else [value]))
+    told = (line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in others)
+    return "\n".join(["JSON", *told, str(verdict or "")])
 
 
 @dataclass
 class Judge:
-    """Asks a model through `sender` for verdicts on rewritings. `score` is the result of `measure_accuracy`."""
+    """Asks a model through `sender` for verdicts on rewritings. `score` is the result of `measure_accuracy`.
+
+    With `lists_statements` it is asked for the statements of each passage first, once, and sees them beside the passage.
+    """
 
     sender: Sender
     seed: int
+    lists_statements: bool = False
     score: JudgeScore = field(default_factory=lambda: JudgeScore({}, {}, 0, 0))
 
-    async def verdict(self, title: str, passage: str, text: str) -> Verdict:
-        """Return whether the judge finds every fact of `passage` in `text` and no other.
+    async def verdict(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
+        """Return whether the judge finds no other fact in `text` than in `passage`, and all that a style's `rules` want.
 
         A missing verdict counts as a refusal. Prompt injection can make a judge call everything faithful. If passage or
         text contains some, the judge must also refuse the text with an error planted in it. Raises as `Sender.send`.
         """
-        verdict = await self._ask(title, passage, text)
+        verdict = await self._ask(title, passage, text, rules)
         if not verdict.accepted or not has_injection(title, passage, text):
             return verdict
         rng = Random(content_id(self.seed, passage, text))
         language = detect_language(passage) or "en"
         texts = (plant_error(kind, text, rng, ["Zembla"], language) for kind in ALL_KINDS)
         wrong = next((changed for changed in texts if changed is not None), None)
-        if wrong is None or (await self._ask(title, passage, wrong)).accepted:
+        if wrong is None or (await self._ask(title, passage, wrong, rules)).accepted:
             return Verdict(
                 "judge", "prompt injection in the passage, and the judge missed an error planted in this text"
             )
         return verdict
 
-    async def _ask(self, title: str, passage: str, text: str) -> Verdict:
-        """Return the judge's verdict. An unclear answer is a refusal."""
-        messages: list[Message] = judge_messages(title, passage, text)
+    async def _ask(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
+        """Return the judge's verdict. An unclear answer is a refusal; words at fault that are not there are asked again."""
+        statements = await self._statements(title, passage) if self.lists_statements else ""
+        messages = judge_messages(title, passage, text, rules, statements)
+        opinion, missing = None, "it gave no verdict"
         for attempt in range(_MAX_REQUESTS):
-            seed = int(content_id("judge", self.seed, messages, attempt)[:8], 16) & 0x7FFFFFFF
-            match = _find_verdict((await self.sender.send(messages, seed)).text)
-            if match:
-                refused = match[1] or "unfaithful" in match[2].lower()
-                return Verdict("judge", match[2].strip()) if refused else Verdict()
-        return Verdict("judge", "it gave no verdict")
+            completion = await self.sender.send(messages, self._seed_of(messages, attempt))
+            if completion.finish_reason == "length":  # the verdict comes last
+                missing = "its answer was cut at max_tokens"
+                continue
+            opinion = read_opinion(completion.text, passage, text) or opinion
+            if opinion is not None and (opinion.faithful or opinion.proved):
+                return Verdict() if opinion.faithful else Verdict("judge", opinion.fault)
+        if opinion is None:
+            return Verdict("judge", missing)
+        return Verdict("judge", f"{opinion.fault} (these words are not in the text)")
+
+    async def _statements(self, title: str, passage: str) -> str:
+        """Return the statements of a passage, one a line; the sender's cache makes it one request for all variants."""
+        messages = statement_messages(title, passage)
+        completion = await self.sender.send(messages, self._seed_of(messages, 0))
+        if not check_completion(completion).accepted:
+            log.warning("judge: no list of statements for a passage (%s); it is judged without.", passage[:40])
+            return ""
+        return "\n".join(lines_of(completion.text))
+
+    def _seed_of(self, messages: list[Message], attempt: int) -> int:
+        return int(content_id("judge", self.seed, messages, attempt)[:8], 16) & 0x7FFFFFFF
 
     async def measure_accuracy(self, passages: Sequence[tuple[str, str]]) -> JudgeScore:
-        """Ask about (title, passage) pairs with their sentences permuted, with and without a planted error.
+        """Ask about (title, passage) pairs in other words of the same meaning, with and without a planted error.
 
         A trial without an answer does not count. Raises the errors that end the run, as `Sender.send`.
         """
-        rng = Random(self.seed)
-        languages = [detect_language(passage) or "en" for _, passage in passages]
-        names: dict[str, set[str]] = {}
-        for (_, passage), language in zip(passages, languages, strict=True):
-            names.setdefault(language, set()).update(find_names(passage, language))
-        trials: list[tuple[str, str, str, str]] = []
-        # More kinds than trials: some texts have no room for some kinds.
-        kinds = islice(cycle(ALL_KINDS), 8 * N_TRIALS)
-        for (title, passage), language, kind in zip(cycle(passages), cycle(languages), kinds, strict=False):
-            if len(trials) >= 2 * N_TRIALS:
-                break
-            good = permute_sentences(title, passage, rng.randrange(2**31))
-            others = [name for name in sorted(names[language]) if name not in passage] or ["Zembla"]
-            wrong = plant_error(kind, good, rng, others, language)
-            if wrong is not None:
-                trials += [(kind, title, passage, wrong), ("", title, passage, good)]
+        trials = make_trials(passages, self.seed)
         answers = await gather_answers(self._ask(title, passage, text) for _, title, passage, text in trials)
         verdicts = [(trial[0], one) for trial, one in zip(trials, answers, strict=True) if isinstance(one, Verdict)]
         planted = Counter(kind for kind, _ in verdicts)
@@ -127,23 +239,43 @@ class Judge:
         return self.score
 
 
-def _find_verdict(answer: str) -> re.Match[str] | None:
-    """Return the verdict at the beginning of the first or of the last line of an answer, the worse of two, None without one.
-
-    The lines between may repeat the rewriting or the question, so they do not count.
-    """
-    lines = [line for line in answer.splitlines() if line.strip()]
-    matches = [_VERDICT.match(line) for line in (*lines[:1], *lines[-1:])]
-    return max((match for match in matches if match), key=lambda match: bool(match[1]), default=None)
+def make_trials(passages: Sequence[tuple[str, str]], seed: int) -> list[tuple[str, str, str, str]]:
+    """Return (kind of planted error, "" for a correct text; title, passage, text) for (title, passage) pairs."""
+    rng = Random(seed)
+    languages = [detect_language(passage) or "en" for _, passage in passages]
+    names: dict[str, set[str]] = {}
+    for (_, passage), language in zip(passages, languages, strict=True):
+        names.setdefault(language, set()).update(find_names(passage, language))
+    known = [
+        (title, passage, language, reword(passage, language))
+        for (title, passage), language in zip(passages, languages, strict=True)
+    ]
+    trials = dict[tuple[str, str, str, str], None]()
+    per_kind = N_TRIALS // len(ALL_KINDS)
+    for kind in ALL_KINDS:
+        rng.shuffle(known)
+        n_before = len(trials)
+        for title, passage, language, good in islice(cycle(known), max(len(known), 3 * per_kind)):
+            others = [name for name in sorted(names[language]) if name not in passage] or ["Zembla"]
+            wrong = plant_error(kind, good, rng, others, language)
+            if wrong is not None:
+                trials[kind, title, passage, wrong] = None
+            if len(trials) - n_before == per_kind:
+                break
+    correct = [("", title, passage, good) for title, passage, _, good in known]
+    return [*trials, *dict.fromkeys(correct[:N_TRIALS])]
 
 
 def render_judge_score(score: JudgeScore) -> str:
-    """Return one line about the judge's accuracy."""
+    """Return lines about the judge's accuracy."""
     kinds = ", ".join(f"{kind} {score.caught.get(kind, 0)}/{n}" for kind, n in score.planted.items())
-    precision, recall = (
-        f"{value:.2f}" if value is not None else "unknown" for value in (score.precision, score.recall)
+    precision, recall, relations = (
+        f"{value:.2f}" if value is not None else "unknown"
+        for value in (score.precision, score.recall, score.recall_of_relations)
     )
-    return (
-        f"judge, on planted errors: precision {precision}, recall {recall} (caught {kinds}; "
-        f"refused {score.refused_good} of {score.n_good} good ones)"
+    line = (
+        f"judge, on planted errors: precision {precision}, recall {recall}, of relations {relations} (caught {kinds}; "
+        f"refused {score.refused_good} of {score.n_good} correct ones)"
     )
+    faults = score.faults(MIN_RECALL, MIN_PRECISION)
+    return f"{line}\nThe judge is not reliable: {', '.join(faults)}. Take a stronger model." if faults else line

@@ -1,6 +1,7 @@
-"""Proper names in text with capital letters: which words are names, and which of them are in another text.
+"""Proper names: which words of a text are names, and which of them are in another text.
 
-English word lists come first: sentence starters, generic words in names, synonyms, endings.
+English has word lists: sentence starters, generic words in names, synonyms, endings. In other languages CLDR's names of
+countries and cities and wordfreq's lists of common words take their place.
 """
 
 from __future__ import annotations
@@ -8,131 +9,39 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from kinject.augment.checks.quantities import NUMBER_WORDS, UNIT_OF, roman_value
+from kinject.augment.checks.profiles import Profile, common_words, frequent_words, profile_of, read_words
+from kinject.augment.checks.quantities import NUMBER_WORDS, Difference, roman_value
 
-_STARTERS_TEXT = """
-a about above according across additionally after afterwards again against alas albeit all almost along alongside
-already also although altogether always amid amidst among amongst an and another any anyone are around as aside at
-away back based because become before began behind being below beneath beside besides between beyond both but by can
-certain clearly come consequently considered critics currently data de despite did do does down due during each
-earlier early eight either elsewhere en enough especially even eventually ever every everyone everything evidently
-except experts fans far few fewer finally first five following for former formerly fortunately founded four friday
-from further furthermore given had has have he hence her here hers high his historically hosted how however i if in
-indeed initially inside instead into is it its itself just known last late later latter least led less like likewise
-little local located long made many may maybe meanwhile members men mere might modern monday more moreover most much
-must my named near nearby nearly neither never nevertheless new next nine no nobody none nonetheless nor not notable
-notably nothing now of off often old on once one only onto open or originally other others otherwise our out outside
-over overall part particularly people perhaps plus post prior quite rather recent regardless researchers same saturday
-scientists second seen set seven several shall she should similarly since six so some someone something sometimes soon
-still students subsequently such sunday supposedly surely take taken ten than that the their theirs them themselves
-then there thereafter thereby therefore these they third this those though three through throughout thursday thus to
-today together too toward towards tuesday twenty two under unfortunately unless unlike until up upon us usually
-various very via was we wednesday well were what whatever when whenever where whereas wherever whether which while who
-whoever whole whom whose why will with within without women would yesterday yet you your
-"""
-_GENERIC_TEXT = """
-academy administration agency airport army assembly association award bank battle bay board book building bureau
-capital captain castle cathedral center central centre century chair chairman chamber championship chancellor chapter
-chief church city club coast college colonel commander commission committee community company conference congress
-constitution convention corporation council count county coup court cup day defence defense department development
-director district division doctor dome duke dynasty east eastern eastside economy emperor empire era event executive
-expo fair federal federation festival field final finals first force forces forest fort foundation fund galaxy games
-general global gold government governor grand great group gulf hall head headquarters high hill hills hospital hotel
-house hurricane inc independent institute international island islands judge justice king kingdom lake law league
-level lieutenant lord lower magazine main major march marquis mayor medal media memorial meteorological minister
-ministry minor miss mission monument mount mountain mountains movement mr mrs ms museum nation national new north
-northeast northern northside northwest ocean office officer official old olympic opera operation order organisation
-organization pact palace park parliament party peace peninsula people people's plan planet police pope port premier
-president president's presidential press prime prince princess professor program project protocol province public
-queen radio rail railway region regional republic research reserve revolution river road royal saint school science
-sea secretary senate senator series service show showdown shrine sir sister society solar south southeast southern
-southside southwest square st stadium star state states station storm street summer summit supreme system team
-television temple territory theater theatre tournament tower town trade treaty tribunal tropical tsunami typhoon union
-united university upper valley village war water west western westside winter world zone
-"""
-_FOLLOWERS_TEXT = """
-and became began can could did died does founded had has held is joined led left lived made moved played received said
-served took was will won worked works would wrote
-"""
-_COMMON_ENDINGS_TEXT = """
-able ance ed ence er ers ful hood ible ic ical ies ing ings ism ist ists ities ity ive less ly man men ment ments ness
-or ors ous ship sion sions tion tions ual ures wards wise
-"""
-_DERIVED_ENDINGS_TEXT = """
-'s ais an ans ch ean eans egian ene enes er ers es ese i ian ians ic ine ines inian ish ite ites n nian nians ns ois s
-tic uese vian
-"""
-_SYNONYMS_TEXT = """
-us usa america american americans united states
-uk britain british united kingdom
-mars martian martians
-france french
-spain spanish spaniards
-netherlands dutch holland
-wales welsh
-denmark danish danes
-turkey turkish turks
-poland polish poles
-greece greek greeks
-finland finnish finns
-switzerland swiss
-england english
-anglo british britain uk english england
-ireland irish
-scotland scottish scots
-normandy norman normans
-europe european europeans eu
-earth earthly terrestrial extraterrestrial interplanetary interstellar intergalactic planet world globe
-asia asian asians asiatic
-germany german germans
-china chinese
-burma myanmar
-catholicism catholic
-christ christian christianity christmas
-tv television
-hq hqs headquarters headquartered headquarter
-wwi ww1 world war one i first
-wwii ww2 world war two ii second
-un united nations
-roman rome romans
-"""
+_LISTS = read_words("word_lists")
+SENTENCE_STARTERS = frozenset(_LISTS["sentence_starters"].split())
+"""English stop words and other words that begin sentences and are not names."""
+GENERIC_WORDS, NAME_FOLLOWERS, DERIVED_ENDINGS, BEFORE_PLACES, GERMAN_ARTICLES = (
+    frozenset(_LISTS[key].split())
+    for key in ("generic", "name_followers", "derived_endings", "before_places", "german_articles")
+)
+COMMON_ENDINGS, GERMAN_NAME_ENDINGS, GERMAN_NOUN_ENDINGS = (
+    tuple(_LISTS[key].split()) for key in ("common_endings", "german_name_endings", "german_noun_endings")
+)
+BASE_ENDINGS, GERMAN_ENDINGS, GERMAN_LINKS = (
+    tuple(_LISTS[key]) for key in ("base_endings", "german_endings", "german_links")
+)
+TRANSLITERATED = re.compile(f"[{''.join(_LISTS['transliterating'].split())}]{{3,}}")
+SYNONYMS: dict[str, frozenset[str]] = {}
+"""English word -> words with the same meaning."""
+for _line in _LISTS["synonyms"].splitlines():
+    for _word in _line.split():
+        SYNONYMS[_word] = SYNONYMS.get(_word, frozenset()) | frozenset(_line.split())
 
-SENTENCE_STARTERS = frozenset(_STARTERS_TEXT.split())
-"""Stop words and other words that begin sentences and are not names."""
-
-_GENERIC_WORDS = frozenset(_GENERIC_TEXT.split())
-"""Words in names that denote a kind of thing (museum, river, president): a rewriting may replace them."""
-
-_NAME_FOLLOWERS = frozenset(_FOLLOWERS_TEXT.split())
-"""Words that follow a name at the beginning of a sentence."""
-
-_COMMON_ENDINGS = tuple(_COMMON_ENDINGS_TEXT.split())
-"""Endings of words that begin sentences and are not names."""
-
-_DERIVED_ENDINGS = frozenset(_DERIVED_ENDINGS_TEXT.split())
-"""Endings of words derived from names: Haiti, Haitian."""
-
-_BASE_ENDINGS = frozenset(("", "a", "ia", "e", "o", "y", "en", "land", "s", "us", "os", "ay", "al", "ium", "is", "ce"))
-"""Endings of names that a derived ending replaces: Canada, Canadian."""
-
-
-def _group_synonyms() -> dict[str, frozenset[str]]:
-    synonyms: dict[str, frozenset[str]] = {}
-    for line in _SYNONYMS_TEXT.strip().splitlines():
-        words = frozenset(line.split())
-        for word in words:
-            synonyms[word] = synonyms.get(word, frozenset()) | words
-    return synonyms
-
-
-_SYNONYMS = _group_synonyms()
-"""Word -> words with the same meaning."""
-
-_TOKEN = re.compile(r"(?:[A-Z]\.){2,}|[^\W_]*\d[^\W_]*|[^\W\d_]+(?:['’][^\W\d_]+)*|[^\w\s]")
-_SENTENCE_BREAKS = frozenset('.!?:;…。！？"“”«»([')
+_TOKEN = re.compile(r"(?:[A-Z]\.){2,}|[^\W_]*\d[^\W_]*|[^\W\d_]+(?:['’][^\W\d_]+)*|[^\w\s]|\n")
+_TOKEN_WITHOUT_ELISION = re.compile(r"(?:[A-Z]\.){2,}|[^\W_]*\d[^\W_]*|[^\W\d_]+|[^\w\s]|\n")
+"""L'apertura are two words; "Wu's" is English alone."""
+_LATIN_TOKEN = re.compile(r"[A-Za-z\u00c0-\u024f\u1e00-\u1eff0-9]+|[^\w\s]")
+"""In a text without spaces between words."""
+_SENTENCE_BREAKS = frozenset('.!?:;…。！？"“”„«»([|¿¡•\n')
 _JOINTS = frozenset(",-–/&")
 # Kinds of tokens. Words: capitalized; capitalized with a common ending; lower case; a code such as A220; a word that is
 # never a name. Marks: one that ends a sentence; one that joins words; any other.
@@ -146,6 +55,13 @@ _CAPITALIZED, _COMMON_ENDING, _LOWER, _CODE, _NEVER_NAME = (
 _BREAK, _JOINT, _OTHER_MARK = "break", "joint", "other mark"
 _CAPITALS = (_CAPITALIZED, _COMMON_ENDING)
 _MEASURE = re.compile(r"\d+([^\W\d_]+)")
+_ENDINGS_AFTER_DIGITS = frozenset(
+    ("st", "nd", "rd", "th", "s", "bn", "k", "er", "ers", "e", "ème", "eme", "o", "a", "os", "as", "ste", "de")
+)
+_KATAKANA = re.compile(r"[ァ-ヺー]{2,}")
+_JOINED_HAN = re.compile(r"[\u4e00-\u9fff]{1,6}(?:[·・‧][\u4e00-\u9fff]{1,6})+")
+_HAN_TITLE = re.compile(r"《([^《》\n]{1,40})》")
+_HAN = re.compile(r"[\u4e00-\u9fff]+")
 
 
 @dataclass(slots=True)
@@ -155,7 +71,7 @@ class Names:
     `words` are all words, `lower` those without a capital. `certain` names have a capital inside a sentence, or begin a
     sentence before another capital; `possible` names begin a sentence and are followed by a verb. `spelling` maps each name
     to its spelling. `sequence` has all words in order, `joined` maps the parts of a hyphenated word to the whole
-    (geo: geoscientists).
+    (geo: geoscientists). `text` is that of a language without spaces between words, "" for others.
     """
 
     words: set[str] = field(default_factory=set)
@@ -165,6 +81,7 @@ class Names:
     spelling: dict[str, str] = field(default_factory=dict)
     sequence: list[str] = field(default_factory=list)
     joined: dict[str, str] = field(default_factory=dict)
+    text: str = ""
 
     @property
     def initials(self) -> str:
@@ -172,59 +89,230 @@ class Names:
         return "".join(word[0] for word in self.sequence)
 
 
-def extract_names(text: str) -> Names:
-    """Return the names in `text`: words with a capital letter or with digits among letters, without common beginnings."""
-    tokens = _TOKEN.findall(text)
-    classified = list(map(_classify, tokens))
-    sequence = [word for word, _ in classified if word]
-    names = Names(words=set(sequence), lower={word for word, kind in classified if kind == _LOWER}, sequence=sequence)
-    at_start = True
-    for index, (word, kind) in enumerate(classified):
-        if not word:
-            at_start = kind == _BREAK or (at_start and kind != _JOINT)
-            continue
-        if kind == _CODE or (kind in _CAPITALS and not at_start):
+class _Kinds(dict[str, tuple[str, str]]):
+    """Token -> its normal form and kind, worked out once."""
+
+    def __init__(self, classify: Callable[[str], tuple[str, str]]) -> None:
+        super().__init__()
+        self._classify = classify
+
+    def __missing__(self, token: str) -> tuple[str, str]:
+        if len(self) > 65_536:
+            self.clear()
+        kind = self[token] = self._classify(token)
+        return kind
+
+
+class NameReader:
+    """Reads the names of texts in one language."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.english = profile.code == "en"
+        self.unspaced = profile.names in ("han", "kana") or profile.code in ("th", "km", "lo", "my")
+        self._kinds = _Kinds(self._classify)
+
+    def read(self, text: str) -> Names:
+        """Return the names in `text`: words with a capital letter or with digits among letters, without common beginnings."""
+        if self.unspaced:
+            return self._read_unspaced(text)
+        tokens = (_TOKEN if self.english else _TOKEN_WITHOUT_ELISION).findall(text)
+        classified = list(map(self._kinds.__getitem__, tokens))
+        sequence = [word for word, _ in classified if word]
+        names = Names(
+            words=set(sequence), lower={word for word, kind in classified if kind == _LOWER}, sequence=sequence
+        )
+        certain, possible, spelling = names.certain, names.possible, names.spelling
+        at_start = True
+        for index, (word, kind) in enumerate(classified):
+            if not word:
+                at_start = kind == _BREAK or (at_start and kind != _JOINT)
+                continue
+            if kind == _CODE or (kind in _CAPITALS and not at_start):
+                certain.add(word)
+                spelling.setdefault(word, tokens[index])
+            elif kind == _CAPITALIZED:
+                following = tokens[index + 1] if index + 1 < len(tokens) else ""
+                self._add_first_word(names, word, tokens[index], following)
+            at_start = False
+        if "-" in text or "–" in text:
+            for (before, _), hyphen, (after, _) in zip(classified, tokens[1:], classified[2:], strict=False):
+                if hyphen in "-–" and before and after:
+                    names.joined.update(dict.fromkeys((before, after), before + after))
+        possible -= certain
+        return names
+
+    def _add_first_word(self, names: Names, word: str, token: str, following: str) -> None:
+        """Add the first word of a sentence, if it is a name: no common word, or one before a rare word with a capital."""
+        common = token.lower() in self.profile.common_words and word not in self.profile.places
+        if following[:1].isupper() and not (common and following.lower() in self.profile.common_words):
             names.certain.add(word)
-            names.spelling.setdefault(word, tokens[index])
-        elif kind == _CAPITALIZED:
-            following = tokens[index + 1] if index + 1 < len(tokens) else ""
-            if following[:1].isupper():
-                names.certain.add(word)
-                names.spelling.setdefault(word, tokens[index])
-            elif following in _NAME_FOLLOWERS or tokens[index].endswith(("'s", "’s")):
-                names.possible.add(word)
-                names.spelling.setdefault(word, tokens[index])
-        at_start = False
-    if "-" in text or "–" in text:
-        for (before, _), hyphen, (after, _) in zip(classified, tokens[1:], classified[2:], strict=False):
-            if hyphen in "-–" and before and after:
-                names.joined.update(dict.fromkeys((before, after), before + after))
-    names.possible -= names.certain
-    return names
+            names.spelling.setdefault(word, token)
+        elif not common and (not self.english or following in NAME_FOLLOWERS or token.endswith(("'s", "’s"))):
+            names.possible.add(word)
+            names.spelling.setdefault(word, token)
+
+    def _classify(self, token: str) -> tuple[str, str]:
+        """Return the normal form of a token ("" for a mark) and its kind."""
+        if not token[0].isalnum():
+            return "", _BREAK if token in _SENTENCE_BREAKS else _JOINT if token in _JOINTS else _OTHER_MARK
+        word = normal_word(token)
+        starters = SENTENCE_STARTERS if self.english else _NO_WORDS
+        may_be_name = len(word) > 1 and word.partition("'")[0] not in starters
+        if not word.isalpha() and self._is_code(word):
+            return word, _CODE if may_be_name else _NEVER_NAME
+        if not token[0].isupper():
+            return word, _LOWER
+        if not may_be_name or (len(token) > 4 and token.isupper() and token.lower() in self.profile.common_words):
+            return word, _NEVER_NAME
+        common = self.english and word.endswith(COMMON_ENDINGS)
+        return word, _COMMON_ENDING if common else _CAPITALIZED
+
+    def _is_code(self, word: str) -> bool:
+        """Return whether a word mixes letters and digits (A220, B52) and is not a number with a unit or an ending."""
+        if word.isdigit() or not any(character.isdigit() for character in word):
+            return False
+        measure = _MEASURE.fullmatch(word)
+        return measure is None or (measure[1] not in self.profile.unit_of and measure[1] not in _ENDINGS_AFTER_DIGITS)
+
+    def _read_unspaced(self, text: str) -> Names:
+        """Return the names in a text without spaces: in Latin letters, transliterated, in katakana, places, unknown words."""
+        names = Names(text=text)
+        for token in _LATIN_TOKEN.findall(text):
+            if token[0].isalpha() or (token[0].isdigit() and not token.isdigit()):
+                word = normal_word(token)
+                names.words.add(word)
+                names.sequence.append(word)
+                if len(word) > 1 and (token[0].isupper() or self._is_code(word)):
+                    names.certain.add(word)
+                    names.spelling[word] = token
+        if self.profile.names == "kana":
+            found = _KATAKANA.findall(text)
+        else:
+            found = [*_JOINED_HAN.findall(text), *_HAN_TITLE.findall(text), *TRANSLITERATED.findall(text)]
+        places = self.profile.places
+        found += [
+            run[start : start + n]
+            for run in _HAN.findall(text) for n in range(2, min(7, len(run) + 1)) for start in range(len(run) - n + 1)
+            if run[start : start + n] in places
+        ]  # fmt: skip
+        names.certain.update(found)
+        names.possible.update(self._unknown_words(text))
+        names.possible -= names.certain
+        names.spelling.update({name: name for name in (*found, *names.possible)})
+        return names
+
+    def _unknown_words(self, text: str) -> Iterator[str]:
+        """Yield runs of two to four Chinese characters that are in no common word."""
+        known, single = self.profile.common_words, self.profile.common_characters
+        for run in _HAN.findall(text):
+            index, unknown = 0, ""
+            while index <= len(run):
+                size = next((n for n in (4, 3, 2) if run[index : index + n] in known and index + n <= len(run)), 1)
+                character = run[index : index + 1]
+                if size == 1 and character and character not in single:
+                    unknown += character
+                else:
+                    if 2 <= len(unknown) <= 4:
+                        yield unknown
+                    unknown = ""
+                index += size
+
+    def weight(self, name: str, names: Names) -> int:
+        """Return how sure it is that a word with a capital is a name: 0 (it is none), 1 or 2."""
+        spelling = names.spelling.get(name, name)
+        raw = spelling.casefold().replace("’", "'").removesuffix("'s")
+        profile = self.profile
+        if self.unspaced:
+            return self._unspaced_weight(name, names)
+        if raw in profile.places or not raw.isalpha():
+            return 2
+        if profile.names == "nouns":
+            return self._german_weight(raw, name, names)
+        if self.english or raw not in profile.common_words or raw in common_words("en"):
+            return 2
+        return 1
+
+    def _unspaced_weight(self, name: str, names: Names) -> int:
+        if name in names.possible:
+            return 1
+        if _KATAKANA.fullmatch(name) and name in self.profile.common_words and name not in self.profile.places:
+            return 0 if len(name) < 3 else 1
+        return 2
+
+    def _is_after_a_name(self, name: str, names: Names) -> bool:
+        """Return whether a word comes after a name: surnames may be compounds, too."""
+        pairs = zip(names.sequence, names.sequence[1:], strict=False)
+        before = {word for word, after in pairs if after == name and word in names.certain}
+        return any(not is_german_compound(word) and not word.endswith(GERMAN_NOUN_ENDINGS) for word in before)
+
+    def _german_weight(self, raw: str, name: str, names: Names) -> int:
+        """Return `weight` of a German noun or name: a noun is common, is made of common words, or has the ending of a noun."""
+        spelling = names.spelling.get(name, name)
+        if spelling.isupper() and len(spelling) > 1:
+            return 2
+        common = self.profile.common_words
+        if raw.endswith("s") and raw[:-1] in self.profile.places:
+            return 2
+        if raw in common:
+            # Paris is as common in other languages as in German; so are Hotel and Film, but an article may precede them.
+            if sum(raw in common_words(code) for code in ("en", "fr", "es", "it", "pt")) < 4:
+                return 0
+            pairs = zip(names.sequence, names.sequence[1:], strict=False)
+            return int(
+                not any(word == name and before in GERMAN_ARTICLES for before, word in pairs)
+                and raw not in GERMAN_ARTICLES
+            )
+        if raw.endswith(GERMAN_NOUN_ENDINGS):
+            return 0
+        if is_german_compound(raw):
+            return int(raw.endswith(GERMAN_NAME_ENDINGS) or self._is_after_a_name(name, names))
+        bases = {raw.removesuffix(ending) for ending in GERMAN_ENDINGS if raw.endswith(ending)}
+        if any(
+            base in common or base + "e" in common or base + "en" in common or base.endswith(GERMAN_NOUN_ENDINGS)
+            for base in bases
+            if len(base) > 3
+        ):
+            return 0
+        return 1 if name in names.possible else 2
 
 
-@lru_cache(maxsize=65536)
-def _classify(token: str) -> tuple[str, str]:
-    """Return the normal form of a token ("" for a mark) and its kind."""
-    if not token[0].isalnum():
-        return "", _BREAK if token in _SENTENCE_BREAKS else _JOINT if token in _JOINTS else _OTHER_MARK
-    word = normal_word(token)
-    may_be_name = len(word) > 1 and word.partition("'")[0] not in SENTENCE_STARTERS
-    if not word.isalpha() and _is_code(word):
-        return word, _CODE if may_be_name else _NEVER_NAME
-    if not token[0].isupper():
-        return word, _LOWER
-    if not may_be_name:
-        return word, _NEVER_NAME
-    return word, _COMMON_ENDING if word.endswith(_COMMON_ENDINGS) else _CAPITALIZED
+_NO_WORDS: frozenset[str] = frozenset()
 
 
-def _is_code(word: str) -> bool:
-    """Return whether a word mixes letters and digits (A220, B52) and is not a number with a unit or an ending."""
-    if word.isdigit() or not any(character.isdigit() for character in word):
-        return False
-    measure = _MEASURE.fullmatch(word)
-    return measure is None or measure[1] not in (*UNIT_OF, "st", "nd", "rd", "th", "s", "bn", "k")
+@lru_cache(maxsize=128)
+def reader_of(code: str) -> NameReader:
+    """Return the reader for a language."""
+    return NameReader(profile_of(code))
+
+
+def extract_names(text: str, code: str = "en") -> Names:
+    """Return the names in a text of the language `code`."""
+    return reader_of(code).read(text)
+
+
+@lru_cache(maxsize=1)
+def _german_parts() -> frozenset[str]:
+    """Return the words of which German compounds are made: common ones, of three letters only frequent ones."""
+    words = frequent_words("de")
+    return frozenset([word for word in words if len(word) > 3] + [word for word in words[:4000] if len(word) == 3])
+
+
+@lru_cache(maxsize=8192)
+def is_german_compound(word: str, depth: int = 3) -> bool:
+    """Return whether a word in lower case is made of two to four common German words."""
+    parts = _german_parts()
+    for cut in range(len(word) - 3, 2, -1):
+        head, tail = word[:cut], word[cut:]
+        if not any(head.endswith(link) and head.removesuffix(link) in parts for link in GERMAN_LINKS):
+            continue
+        if any(tail.endswith(ending) and tail.removesuffix(ending) in parts for ending in GERMAN_ENDINGS):
+            return True
+        if (depth > 1 and is_german_compound(tail, depth - 1)) or (
+            len(tail) > 5 and tail.endswith(GERMAN_NOUN_ENDINGS)
+        ):
+            return True
+    return False
 
 
 @lru_cache(maxsize=65536)
@@ -238,7 +326,7 @@ def normal_word(token: str) -> str:
 
 def _is_same_name(one: str, other: str) -> bool:
     """Return whether two words are one name: equal, plural, derived from one another, or known synonyms."""
-    if one == other or one in _SYNONYMS.get(other, ()):
+    if one == other or one in SYNONYMS.get(other, ()):
         return True
     n_shared = 0
     for a, b in zip(one, other, strict=False):
@@ -251,40 +339,95 @@ def _is_same_name(one: str, other: str) -> bool:
     # The last shared letters may belong to the endings: Itali|an, Ital|y.
     for back in range(min(3, n_shared - 2)):
         left, right = (one[n_shared - back :], other[n_shared - back :]) if back else tails
-        if (left in _DERIVED_ENDINGS and right in _BASE_ENDINGS) or (
-            right in _DERIVED_ENDINGS and left in _BASE_ENDINGS
-        ):
+        if (left in DERIVED_ENDINGS and right in BASE_ENDINGS) or (right in DERIVED_ENDINGS and left in BASE_ENDINGS):
             return True
     return False
 
 
+def _is_inflected(one: str, other: str) -> bool:
+    """Return whether two words share all but their last two letters, in languages with endings: Москва, Москве."""
+    shortest = min(len(one), len(other))
+    need = max(3 if shortest <= 4 else 4, shortest - 2)
+    return one[:need] == other[:need] and abs(len(one) - len(other)) < 6
+
+
 def compare_names(
-    source: Names, variant: Names, complete: bool, day_words: frozenset[str] = frozenset()
-) -> tuple[str, str]:
-    """Return (reason, detail) of the first lost or new name, ("", "") without one.
+    source: Names, variant: Names, complete: bool, day_words: frozenset[str], known: Names, kept: Names, quoted: str = "",
+    code: str = "en",
+) -> Iterator[Difference]:  # fmt: skip
+    """Yield the lost and new names.
 
-    `day_words` are words of named days (Valentine's Day) for which the other text gives the date.
+    `day_words` are words of named days (Valentine's Day) for which the other text gives the date. `known` are the words of
+    the source's frame and title, `kept` those of the variant's frame. `quoted` are the variant's quotations that are not in
+    the source: their words do not count.
     """
-    required = source.certain - day_words if complete else set()
-    for name in sorted(required - variant.words - _GENERIC_WORDS - source.lower):
-        if not _is_kept(name, source, variant) and not _is_misspelled(name, source, variant):
-            return "name", f"{source.spelling[name]} is lost"
-    for name in sorted(
-        (variant.certain | (variant.possible - variant.lower)) - source.words - _GENERIC_WORDS - day_words
-    ):
-        if not _is_kept(name, variant, source) and not (name in variant.possible and _is_common(name, source)):
-            return "name", f"{variant.spelling[name]} is not in the source"
-    return "", ""
+    reader = reader_of(code)
+    if complete:
+        required = source.certain - day_words
+        if reader.unspaced:
+            required = required | source.possible
+        candidates = sorted(required - variant.words - kept.words - source.lower)
+        for name in candidates:
+            weight = 0 if _is_generic(name, reader) else reader.weight(name, source)
+            found = weight and (_is_kept(name, source, variant, reader) or _is_kept(name, source, kept, reader))
+            if weight and not found and not _is_misspelled(name, source, variant):
+                yield Difference("name", f"{source.spelling[name]} is lost", weight > 1, lost=True)
+    new = (variant.certain | (variant.possible - variant.lower)) - source.words - known.words - kept.words - day_words
+    for name in sorted(new):
+        weight = 0 if _is_generic(name, reader) and not _stands_alone(name, variant) else reader.weight(name, variant)
+        if not weight or _is_kept(name, variant, source, reader) or _is_kept(name, variant, known, reader):
+            continue
+        if (name in variant.possible and not reader.unspaced and _is_common(name, source)) or name in quoted:
+            continue
+        shouted = not complete and _is_acronym(variant.spelling[name])
+        yield Difference("name", f"{variant.spelling[name]} is not in the source", weight > 1 and not shouted)
 
 
-def _is_kept(name: str, names: Names, other: Names) -> bool:
+def _is_generic(name: str, reader: NameReader) -> bool:
+    return reader.english and name in GENERIC_WORDS
+
+
+def _stands_alone(name: str, names: Names) -> bool:
+    """Return whether a generic word is a whole name: "in Gold" is one, "the Gold" and "Gold Coast" are not."""
+    around = zip(names.sequence, names.sequence[1:], [*names.sequence[2:], ""], strict=False)
+    return any(
+        word == name and before in BEFORE_PLACES and after not in names.certain for before, word, after in around
+    )
+
+
+def _is_kept(name: str, names: Names, other: Names, reader: NameReader) -> bool:
     """Return whether the other text has a name too: derived (Haiti, Haitian), as a numeral, or as initials."""
+    if reader.unspaced:
+        return name in other.words or name in other.text or _is_transliterated(name, other.text)
     rank = roman_value(name)
     if rank and any(word.startswith(str(rank)) or NUMBER_WORDS.get(word) == rank for word in other.words):
         return True
-    if 2 <= len(name) <= 6 and _is_acronym(names.spelling[name]) and name in other.initials:
+    spelling = names.spelling[name]
+    if 2 <= len(name) <= 6 and _is_acronym(spelling) and name in other.initials:
         return True
-    return names.joined.get(name) in other.words or any(_is_same_name(name, word) for word in other.words)
+    if names.joined.get(name) in other.words or _is_corrected(name, other):
+        return True
+    if not name.isalpha() and name in "".join(other.sequence):  # FP16, FP 16
+        return True
+    if any(_is_same_name(name, word) for word in other.words):
+        return True
+    if reader.english:
+        return False
+    if any(_is_inflected(name, word) for word in other.words):
+        return True
+    related = {
+        normal_word(word)
+        for country, words in reader.profile.demonyms.items()
+        if _is_inflected(normal_word(country), name)
+        for word in words
+    }
+    return any(_is_inflected(one, word) for one in related for word in other.words)
+
+
+def _is_transliterated(name: str, text: str) -> bool:
+    """Return whether two thirds of a name are in `text`: a run of transliterating characters may take its neighbours in."""
+    size = max(2, -(-2 * len(name) // 3))
+    return len(name) > 2 and any(name[start : start + size] in text for start in range(len(name) - size + 1))
 
 
 def _is_common(name: str, source: Names) -> bool:
@@ -295,6 +438,14 @@ def _is_common(name: str, source: Names) -> bool:
 
 def _is_acronym(spelling: str) -> bool:
     return spelling.removesuffix("'s").removesuffix("’s").removesuffix("s").replace(".", "").isupper()
+
+
+def _is_corrected(name: str, other: Names) -> bool:
+    """Return whether the other text has a long word that differs in one letter: a typo of the source may be corrected."""
+    if len(name) < 8:
+        return False
+    alike = (word for word in other.words if abs(len(word) - len(name)) < 2 and word[:3] == name[:3])
+    return any(difflib.SequenceMatcher(None, name, word).ratio() > 0.93 for word in alike)
 
 
 def _is_misspelled(name: str, source: Names, variant: Names) -> bool:

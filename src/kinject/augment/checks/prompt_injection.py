@@ -30,7 +30,7 @@ _INJECTION = re.compile(
 )
 _SENTENCE_END = re.compile(r"[.!?:;…。！？][\"”’)\]]*\s+|\n")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n")
-_TAGS = re.compile(r"<(?=/?(?:passage|rewriting)>)", re.IGNORECASE)
+_TAGS = re.compile(r"<(?=/?(?:passage|rewriting|statements)>)", re.IGNORECASE)
 
 
 @lru_cache(maxsize=256)

@@ -1,144 +1,34 @@
-"""Numbers, dates and units in English text, each in one form: 1,000 = one thousand, March 3 = 3 March, 5 km = 5 kilometres.
-
-The vocabulary comes first: spellings of units, months, number words.
-"""
+"""Numbers, dates and units of a text, each in one form: 1,000 = one thousand, March 3 = 3 March, 5 km = 5 kilometres."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-_SPELLINGS: dict[str, str] = {
-    "km": "km|kms|kilometre|kilometres|kilometer|kilometers",
-    "m": "m|metre|metres|meter|meters",
-    "cm": "cm|centimetre|centimetres|centimeter|centimeters",
-    "mm": "mm|millimetre|millimetres|millimeter|millimeters",
-    "mile": "mi|mile|miles",
-    "foot": "ft|foot|feet",
-    "inch": "inch|inches",
-    "yard": "yd|yard|yards",
-    "kg": "kg|kgs|kilogram|kilograms|kilogramme|kilogrammes|kilo|kilos",
-    "g": "g|gram|grams|gramme|grammes",
-    "mg": "mg|milligram|milligrams",
-    "tonne": "tonne|tonnes",
-    "ton": "ton|tons",
-    "lb": "lb|lbs|pound|pounds",
-    "oz": "oz|ounce|ounces",
-    "litre": "l|litre|litres|liter|liters",
-    "ml": "ml|millilitre|millilitres|milliliter|milliliters",
-    "gallon": "gal|gallon|gallons",
-    "hectare": "ha|hectare|hectares",
-    "acre": "acre|acres",
-    "km2": "km²|km2|sq km|square kilometre|square kilometres|square kilometer|square kilometers",
-    "mile2": "sq mi|square mile|square miles",
-    "m2": "m²|m2|sq m|square metre|square metres|square meter|square meters",
-    "foot2": "sq ft|square foot|square feet",
-    "celsius": "°c|° c|degrees celsius|degree celsius|celsius|degrees centigrade",
-    "fahrenheit": "°f|° f|degrees fahrenheit|degree fahrenheit|fahrenheit",
-    "degree": "°|degree|degrees",
-    "km/h": "km/h|kph|kmh|kilometres per hour|kilometers per hour",
-    "mph": "mph|miles per hour",
-    "knot": "knot|knots",
-    "millisecond": "ms|millisecond|milliseconds",
-    "second": "second|seconds|sec|secs",
-    "minute": "minute|minutes|min|mins",
-    "hour": "hour|hours|hr|hrs",
-    "day": "day|days",
-    "week": "week|weeks",
-    "month": "month|months",
-    "year": "year|years|yr|yrs",
-    "decade": "decade|decades",
-    "century": "century|centuries",
-    "hz": "hz|hertz",
-    "khz": "khz|kilohertz",
-    "mhz": "mhz|megahertz",
-    "ghz": "ghz|gigahertz",
-    "w": "w|watt|watts",
-    "kw": "kw|kilowatt|kilowatts",
-    "mw": "mw|megawatt|megawatts",
-    "gw": "gw|gigawatt|gigawatts",
-    "volt": "v|volt|volts",
-    "byte": "byte|bytes",
-    "kb": "kb|kilobyte|kilobytes",
-    "mb": "mb|megabyte|megabytes",
-    "gb": "gb|gigabyte|gigabytes",
-    "tb": "tb|terabyte|terabytes",
-    "%": "%|percent|per cent|percentage points|percentage point",
-    "dollar": "dollar|dollars|usd",
-    "euro": "euro|euros|eur",
-    "sterling": "pounds sterling|gbp",
-    "yen": "yen|jpy",
-    "rupee": "rupee|rupees",
-    "bc": "bc|bce|b.c.|b.c.e.",
-}
-UNIT_OF = {spelling: unit for unit, spellings in _SPELLINGS.items() for spelling in spellings.split("|")}
-"""Spelling -> unit."""
+from kinject.augment.checks.profiles import Grammar, grammar_of, profile_of
+
+_ENGLISH = profile_of("en")
+NUMBER_WORDS = _ENGLISH.number_words
+"""English word below a hundred, cardinal or ordinal -> value."""
+MONTHS = list(dict.fromkeys(_ENGLISH.month_names))
+"""English months from January, in lower case."""
 
 _OPTIONAL_UNITS = {"day", "year"}
 """Units that may be omitted: aged 19 is 19 years old, 1 to 5 May are five days."""
-
-_SYMBOLS = {"$": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee"}
+_SIGNS = {"$": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee", "￥": "yen"}
 """Sign before a number -> unit."""
-
-_MONTHS_TEXT = "january february march april may june july august september october november december"
-MONTHS = _MONTHS_TEXT.split()
-"""Months from January."""
-
-MONTH_OF = {name: number for number, name in enumerate(MONTHS, 1)}
-MONTH_OF |= {name[:3]: number for name, number in MONTH_OF.items()} | {"sept": 9}
-"""Name or abbreviation -> 1 to 12."""
-
 _NAMED_DAYS = {
     "new year's day": (1, 1), "valentine's day": (2, 14), "halloween": (10, 31), "christmas eve": (12, 24),
     "christmas day": (12, 25), "new year's eve": (12, 31),
 }  # fmt: skip
-"""Name of a day -> (month, day)."""
-
-_SMALL_TEXT = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-)
-_ORDINALS_TEXT = (
-    "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
-    "fifteenth sixteenth seventeenth eighteenth nineteenth"
-)
-_TENS_TEXT = "twenty thirty forty fifty sixty seventy eighty ninety"
-_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-"""Word -> factor."""
-
-NUMBER_WORDS = (
-    {word: value for value, word in enumerate(_SMALL_TEXT.split())}
-    | {word: value for value, word in enumerate(_ORDINALS_TEXT.split())}
-    | {word: 10 * value for value, word in enumerate(_TENS_TEXT.split(), 2)}
-    | {word[:-1] + "ieth": 10 * value for value, word in enumerate(_TENS_TEXT.split(), 2)}
-)
-"""Word below a hundred, cardinal or ordinal -> value."""
-
-_IMPLYING_WORDS: dict[str, tuple[str, ...]] = {
-    "2": ("both", "pair", "couple", "twice", "double", "twin", "duo", "fold", "twofold", "half", "second", "fortnight"),
-    "3": ("triple", "thrice", "trio", "threefold"), "4": ("quartet", "quarter"), "0.5": ("half",),
-    "50": ("half", "equal", "equally", "even", "evenly"), "25": ("quarter",), "10": ("decade",), "12": ("dozen",),
-    "14": ("fortnight",), "100": ("century", "centenary"), "1000": ("millennium",), "24": ("day",), "7": ("week",),
-    "60": ("hour",), "1": ("single", "sole", "once", "first", "one", "only"), "0": ("no", "none", "zero", "nil"),
-}  # fmt: skip
-"""Number -> words that may replace it, or appear without it."""
-
-
-def _numbers_by_word() -> dict[str, set[str]]:
-    numbers: dict[str, set[str]] = {}
-    for value, words in _IMPLYING_WORDS.items():
-        for word in words:
-            numbers.setdefault(word, set()).add(value)
-    return {f"{word}s": values for word, values in numbers.items()} | numbers
-
-
-_IMPLIED_NUMBERS = _numbers_by_word()
-"""Word, singular or plural -> the numbers that it may replace."""
-
+"""English name of a day -> (month, day)."""
+_NAMED_DAY_WORDS = ("valentine", "christmas", "halloween", "eve", "new")
 _IMPLIED_UNIT = {"10": "year", "100": "year", "1000": "year", "14": "day", "7": "day", "24": "hour", "60": "minute"}
 """Implied number -> its unit: a decade is ten years."""
+_MAX_COUNT = 12
+"""A writer may count the things of a passage up to this number."""
 
 _NUMERALS = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
 
@@ -153,38 +43,37 @@ def roman_value(numeral: str) -> int:
     return value if value < 90 else 0
 
 
-_UNIT = "|".join(sorted((re.escape(spelling) for spelling in UNIT_OF), key=len, reverse=True))
-_MONTH = "|".join(sorted(MONTH_OF, key=len, reverse=True))
-_WORD = "|".join(sorted([*NUMBER_WORDS, *_SCALES, *(f"{scale}th" for scale in _SCALES)], key=len, reverse=True))
-_DIGITS = r"\d{1,3}(?:[,\u00a0\u202f]\d{3})+(?:\.\d+)?(?!\d)|\d+(?:\.\d+)?"
-_IN_DIGITS = rf"""(?P<iso>\b\d{{4}}-\d\d-\d\d\b)
-    | (?<![\w.]) (?P<symbol>[$€£¥₹])?\s? (?P<digits>{_DIGITS}) (?P<decade>s\b)? (?P<ordinal>st|nd|rd|th)?
-      (?:\s?(?P<scale>hundred|thousand|million|billion|trillion|bn|k)\b)?"""
-_IN_WORDS = rf"\b(?=[zotfsenhmb])(?P<words>(?:{_WORD})(?:(?:\s+|-|\s+and\s+)(?:{_WORD}))*)\b"
-_NUMBER = re.compile(f"{_IN_DIGITS} | {_IN_WORDS}", re.VERBOSE)
-_NUMBER_IN_DIGITS = re.compile(_IN_DIGITS, re.VERBOSE)
-_NUMBER_WORD_SET = frozenset(_WORD.split("|"))
-_UNIT_AFTER = re.compile(rf"[\s\-\u00a0]{{0,2}}(?P<unit>{_UNIT})(?![\w°])")
-_DAY = r"\d{1,2}(?:st|nd|rd|th)?"
-_JOIN = r"\s*(?:,|and|or|to|&|[-–—])\s*"
-_DATE = re.compile(
-    rf"\b(?P<before>{_DAY}(?:{_JOIN}{_DAY}){{0,3}})\s+(?:of\s+)?(?P<month>{_MONTH})\b(?!\w)"
-    rf"|\b(?P<month2>{_MONTH})\.?\s+(?:the\s+)?(?P<after>{_DAY}(?:{_JOIN}{_DAY}){{0,3}})(?!\d|:\d|\.\d|,\d{{3}})",
-    re.IGNORECASE,
-)
-_MONTH_ALONE = re.compile(rf"\b(?:{'|'.join(name.title() for name in MONTHS)})\b")
+_WORDS = re.compile(r"[^\W\d_]+")
+_DIGITS = re.compile(r"\d+")
+_UNSPACED = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
+"""Letters of languages that write no space around numbers."""
+_ROMAN = re.compile(r"\b[IVXL]{2,8}\b")
+_RANGE_END = re.compile(r"(?<!\d)(\d\d)(\d\d)[–-](\d\d)(?!\d|-)")
+_TIME = re.compile(r"(?<!\d)\d{1,2}:\d\d(?::\d\d)?(?!\d)")
+_DAY_FIRST = re.compile(r"(?<![\d.])(\d{1,2})([./])(\d{1,2})\2(\d{4})(?!\d)")
+_ITALIAN_CENTURY = re.compile(r"\b(?:Due|Tre|Quattro|Cinque|Sei|Sette|Otto|Nove)cento\b")
+"""The Quattrocento is the 15th century."""
+_NEXT_YEAR = re.compile(r"\b(?:(?:next|following|subsequent) year|year (?:later|after|afterwards))\b")
+_PREVIOUS_YEAR = re.compile(r"\b(?:(?:previous|preceding|prior) year|year (?:earlier|before))\b")
+_COUNTED_DECADES = re.compile(r"\b(?P<words>[a-z]+|\d+) [a-z]+ (?P<unit>decades|centuries)\b")
 # March and May are also other words. They are months before a year, or after a word such as "in" or "since".
 _YEAR_AFTER = re.compile(r",? (?:of )?\d{4}\b")
 _BEFORE_MONTH = re.compile(r"\b(?:in|early|late|since|until) \Z", re.IGNORECASE)
-_AMBIGUOUS_MONTHS = ("March", "May")
-_NAMED_DAY_WORDS = ("valentine", "christmas", "halloween", "eve", "new")
-_LETTERS = re.compile(r"[a-z]+")
-_ROMAN = re.compile(r"\b[IVXL]{2,8}\b")
-_RANGE_END = re.compile(r"(?<!\d)(\d\d)(\d\d)[–-](\d\d)(?!\d|-)")
-_COUNTED_DECADES = re.compile(rf"\b(?P<words>{_WORD}|\d+) [a-z]+ (?P<unit>decades|centuries)\b")
-_NEXT_YEAR = re.compile(r"\b(?:(?:next|following|subsequent) year|year (?:later|after|afterwards))\b")
-_PREVIOUS_YEAR = re.compile(r"\b(?:(?:previous|preceding|prior) year|year (?:earlier|before))\b")
-_TIME = re.compile(r"(?<!\d)\d{1,2}:\d\d(?::\d\d)?(?!\d)")
+_AMBIGUOUS_MONTHS = ("march", "may")
+_WIDE = str.maketrans("．，％：", ".,%:")
+_HAN_DIGITS = {digit: value for value, digit in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2}
+_HAN_SCALES = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "萬": 10**4, "億": 10**8, "亿": 10**8, "兆": 10**12}
+_HAN = "".join([*_HAN_DIGITS, *_HAN_SCALES])
+_HAN_NUMBER = re.compile(
+    rf"(?P<symbol>[$€£¥￥])?(?<![A-Za-z\d.])(?P<number>\d+(?:,\d{{3}})*(?:\.\d+)?[十百千万萬億亿兆]*(?:\d+[千万萬億亿])*|[{_HAN}]+)"
+)
+_HAN_PERCENT = re.compile(rf"百分之([\d.{_HAN}]+)")
+_HAN_PARTS = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?|[{_HAN}]")
+_COUNTERS = frozenset(
+    "个個名艘人位座条條只隻次种種本张張家国國所间間层層台辆架匹头頭首部篇项項件场場届組组批代枚冊軒階階回社着校つ棟尾羽丁幅支株棵块片"
+)
+"""What stands between a number and what it counts, in Chinese and Japanese."""
+_NO_NUMBERS = frozenset(("千万", "万一", "万千", "十百", "百千", "千百", "百万千"))
 
 
 @dataclass(slots=True)
@@ -218,6 +107,12 @@ class Quantities:
         if stated:
             self.stated.add(number)
 
+    def add_day(self, month: int, day: int) -> None:
+        """Add a date."""
+        if 1 <= month <= 12:
+            self.days.add((month, day))
+            self.months.add(month)
+
     @property
     def uncertain_months(self) -> set[int]:
         """Months that the text may mean: a possible month, or the month of a named day."""
@@ -228,108 +123,220 @@ class Quantities:
         return frozenset().union(*(words for day, words in self.named_days.items() if day in other.days))
 
 
-def extract_quantities(text: str) -> Quantities:
-    """Return the numbers, units and dates in `text`."""
+def extract_quantities(text: str, code: str = "en") -> Quantities:
+    """Return the numbers, units and dates in a text of the language `code`."""
+    grammar = grammar_of(code)
     quantities = Quantities()
+    if grammar.unspaced:
+        _add_han_numbers(text.translate(_WIDE).lower(), grammar, quantities)
+        return quantities
+    has_digits = _DIGITS.search(text) is not None
+    if has_digits:
+        text = _take_dates_and_times(text, code, quantities)
+    if code == "it":
+        text = _ITALIAN_CENTURY.sub("secolo", text)
+    lower = text.lower()
+    words = set(_WORDS.findall(lower))
+    taken = _add_digits(lower, grammar, quantities) if has_digits else []
+    number_words = grammar.number_words_in(words)
+    if number_words:
+        _add_words(lower, number_words, taken, grammar, quantities)
+    months = grammar.profile.months
+    for month in [word for word in words if word in months]:
+        _add_dates(text, lower, month, grammar, quantities)
+    quantities.implied.update(str(roman_value(match[0])) for match in _ROMAN.finditer(text))
+    implied = grammar.profile.implied_numbers
+    for word in implied.keys() & words:
+        quantities.implied |= implied[word]
+    if code == "en":
+        _add_english(lower, words, grammar, quantities)
+    return quantities
+
+
+def _take_dates_and_times(text: str, code: str, quantities: Quantities) -> str:
+    """Add dates such as 12.6.1931 and times such as 14:30; return `text` without them."""
     # Most texts have no range and no time of day, and a search for one character is cheaper than for a pattern.
     if "-" in text or "–" in text:
         text = _RANGE_END.sub(r"\1\2–\1\3", text)
-    lower = text.lower()
     if ":" in text:
         for match in _TIME.finditer(text):
             quantities.add(match[0].removeprefix("0"))
-        lower = _TIME.sub(lambda match: " " * len(match[0]), text).lower()
-    words = set(_LETTERS.findall(lower))
-    for match in (_NUMBER_IN_DIGITS if words.isdisjoint(_NUMBER_WORD_SET) else _NUMBER).finditer(lower):
+        text = _TIME.sub(lambda match: " " * len(match[0]), text)
+    if "." in text or "/" in text:
+        for match in _DAY_FIRST.finditer(text):
+            day, month = int(match[1]), int(match[3])
+            quantities.add(match[4])
+            if code == "en" and match[2] == "/" and day <= 12 and month <= 12 and day != month:
+                continue  # 3/4/1999 may be either
+            quantities.add_day(*((month, day) if month <= 12 else (day, month)))
+            quantities.add(str(day if month <= 12 else month))
+        text = _DAY_FIRST.sub(lambda match: " " * len(match[0]), text)
+    return text
+
+
+def _add_digits(lower: str, grammar: Grammar, quantities: Quantities) -> list[int]:
+    """Add the numbers in digits; return their ends. Digits in a word (A220) or behind a point are none."""
+    ends = [0]
+    end = 0
+    for run in _DIGITS.finditer(lower):
+        start = run.start()
+        before = lower[start - 1] if start else " "
+        if start < end or before in "._" or (before.isalnum() and not _UNSPACED.match(before)):
+            continue
+        match = grammar.number.match(lower, start)
+        if match is None:
+            continue
+        end = match.end()
+        ends.append(end)
         if match["iso"]:
             year, month, day = (int(part) for part in match["iso"].split("-"))
             quantities.add(str(year))
             quantities.add(str(day))
-            quantities.days.add((month, day))
-            quantities.months.add(month)
-        elif match["digits"]:
-            unit = _SYMBOLS.get(match["symbol"] or "") or _unit_after(lower, match.end(), in_digits=True)
-            quantities.add(*_in_years(_decimal(match), unit, match["ordinal"] is not None))
+            quantities.add_day(month, day)
         else:
-            _add_number_words(match, lower, quantities)
+            sign = before if before != " " else lower[start - 2 : start - 1]
+            unit = _SIGNS.get(sign) or grammar.unit_after(lower, end, in_digits=True)
+            quantities.add(*_in_years(_decimal(match, grammar), unit, match["ordinal"] is not None))
+    return ends
+
+
+def _add_words(
+    lower: str, words: Iterable[str], taken: Sequence[int], grammar: Grammar, quantities: Quantities
+) -> None:
+    """Add the numbers in words. A search for the few number words of a text is cheaper than for all of a language.
+
+    Words that end where a number in digits ends belong to it: 5 million.
+    """
+    starts = sorted(start for word in words for start in _occurrences(word, lower) if start + len(word) not in taken)
+    end = 0
+    for start in starts:
+        match = grammar.number_in_words.match(lower, start) if start >= end else None
+        if match is not None:
+            end = match.end()
+            _add_number_words(match[0], end, lower, grammar, quantities)
+
+
+def _occurrences(word: str, text: str) -> Iterator[int]:
+    """Yield where `word` begins in `text`, as a whole word or as the first part of one with a hyphen."""
+    start = text.find(word)
+    while start >= 0:
+        end = start + len(word)
+        if not (start and text[start - 1].isalnum()) and not text[end : end + 1].isalnum():
+            yield start
+        start = text.find(word, end)
+
+
+def _add_number_words(words: str, end: int, lower: str, grammar: Grammar, quantities: Quantities) -> None:
+    *earlier, last = grammar.parse_words(words)
+    unit_of_last = grammar.unit_after(lower, end, in_digits=False)
+    ordinal = grammar.profile.code == "en" and words.endswith(("th", "rd", "st"))
+    ambiguous = words in grammar.profile.ambiguous
+    for value in (*earlier, last):
+        unit = unit_of_last if value == last else ""
+        # "one" is often a pronoun, "second" a unit or a rank, and "two" without a unit both or a pair.
+        stated = (value > 2 and not ambiguous) or (value >= 2 and bool(unit))
+        quantities.add(*_in_years(value, unit, ordinal), stated=stated)
+        if value <= _MAX_COUNT and not unit and not ordinal:
+            quantities.counted.add(str(value))
+
+
+def _add_english(lower: str, words: set[str], grammar: Grammar, quantities: Quantities) -> None:
+    """Add named days and numbers that words about years imply: 90s for the 1990s, "the next year" after 2017 for 2018."""
     if not words.isdisjoint(_NAMED_DAY_WORDS):
         straight = lower.replace("’", "'")
         for name in [name for name in _NAMED_DAYS if name in straight]:
             month, day = _NAMED_DAYS[name]
             quantities.named_days[month, day] = frozenset([*name.replace("'s", "").split(), MONTHS[month - 1]])
             quantities.implied.add(str(day))
-    if not words.isdisjoint(MONTH_OF):
-        _add_dates(text, quantities)
-    quantities.implied.update(str(roman_value(match[0])) for match in _ROMAN.finditer(text))
-    for word in _IMPLIED_NUMBERS.keys() & words:
-        quantities.implied |= _IMPLIED_NUMBERS[word]
-    quantities.implied |= _implied_years(lower, quantities.numbers)
-    return quantities
-
-
-def _add_number_words(match: re.Match[str], lower: str, quantities: Quantities) -> None:
-    *earlier, last = _parse_number_words(re.split(r"[\s-]+", match["words"]))
-    unit_of_last = _unit_after(lower, match.end(), in_digits=False)
-    ordinal = match["words"].endswith(("th", "rd", "st"))
-    for value in (*earlier, last):
-        unit = unit_of_last if value == last else ""
-        # "one" is often a pronoun, "second" a unit or a rank, and "two" without a unit both or a pair.
-        quantities.add(*_in_years(value, unit, ordinal), stated=value > 2 or (value == 2 and bool(unit)))
-        if value < 6 and not unit and not ordinal:
-            quantities.counted.add(str(value))
-
-
-def _implied_years(text: str, numbers: Iterable[str]) -> set[str]:
-    """Return numbers that words about years imply: 90s for the 1990s, "the next year" after 2017 for 2018."""
-    implied: set[str] = set()
-    for number in numbers:
+    implied = quantities.implied
+    for number in quantities.numbers:
         if number.endswith("0s"):
             implied.update(
                 {number[-3:]} if len(number) == 5 else {f"{century}{number}" for century in (17, 18, 19, 20)}
             )
-    years = [int(number) for number in numbers if len(number) == 4 and number.isdigit()]
-    if years and "year" in text:
-        if _NEXT_YEAR.search(text):
+    years = [int(number) for number in quantities.numbers if len(number) == 4 and number.isdigit()]
+    if years and "year" in words:
+        if _NEXT_YEAR.search(lower):
             implied.update(str(year + 1) for year in years)
-        if _PREVIOUS_YEAR.search(text):
+        if _PREVIOUS_YEAR.search(lower):
             implied.update(str(year - 1) for year in years)
-    for match in (
-        _COUNTED_DECADES.finditer(text) if "decades" in text or "centuries" in text else ()
-    ):  # three long decades
-        count = int(match["words"]) if match["words"].isdigit() else _parse_number_words([match["words"]])[0]
-        implied.add(str(count * (10 if match["unit"] == "decades" else 100)))
-    return implied
+    if "decades" in words or "centuries" in words:  # three long decades
+        for match in _COUNTED_DECADES.finditer(lower):
+            count = int(match["words"]) if match["words"].isdigit() else grammar.parse_words(match["words"])[0]
+            implied.add(str(count * (10 if match["unit"] == "decades" else 100)))
 
 
-def _add_dates(text: str, quantities: Quantities) -> None:
-    for match in _DATE.finditer(text):
-        month = MONTH_OF[(match["month"] or match["month2"]).lower()]
-        quantities.months.add(month)
-        quantities.days.update((month, int(day)) for day in re.findall(r"\d+", match["before"] or match["after"]))
-    for match in _MONTH_ALONE.finditer(text):
-        month = MONTH_OF[match[0].lower()]
-        if match[0] not in _AMBIGUOUS_MONTHS or _is_month(text, match):
-            quantities.months.add(month)
+def _add_dates(text: str, lower: str, month: str, grammar: Grammar, quantities: Quantities) -> None:
+    """Add the dates with one name of a month. An abbreviation is a month beside a day only."""
+    number = grammar.profile.months[month]
+    english = grammar.profile.code == "en"
+    for start in _occurrences(month, lower):
+        end = start + len(month)
+        match = grammar.day_before.search(text[max(0, start - 40) : start]) or grammar.day_after.match(text, end)
+        if match:
+            quantities.months.add(number)
+            quantities.days.update((number, int(day)) for day in re.findall(r"\d+", match["days"]))
+        elif month in grammar.profile.month_names and (not english or text[start].isupper()):
+            if english and month in _AMBIGUOUS_MONTHS and not _is_month(text, start, end):
+                quantities.possible_months.add(number)
+            else:
+                quantities.months.add(number)
+
+
+def _is_month(text: str, start: int, end: int) -> bool:
+    """Return whether March or May, from `start` to `end`, is a month."""
+    return bool(_YEAR_AFTER.match(text, end) or _BEFORE_MONTH.search(text[max(0, start - 8) : start]))
+
+
+def _add_han_numbers(text: str, grammar: Grammar, quantities: Quantities) -> None:
+    """Add the numbers of a Chinese or Japanese text, in digits and in Chinese numerals."""
+    text = _HAN_PERCENT.sub(r"\1%", text)
+    if ":" in text:
+        for match in _TIME.finditer(text):
+            quantities.add(match[0].removeprefix("0"))
+        text = _TIME.sub(lambda match: " " * len(match[0]), text)
+    for match in _HAN_NUMBER.finditer(text):
+        run = match["number"]
+        in_digits = run[0].isdigit()
+        if run in _NO_NUMBERS:
+            continue
+        number = _han_value(run)
+        unit = _SIGNS.get(match["symbol"] or "") or grammar.unit_after(text, match.end(), in_digits=True)
+        counted = unit or text[match.end() : match.end() + 1] in _COUNTERS
+        if not in_digits and len(run) == 1 and (number in ("0", "1", "10", "100", "1000", "10000") or not counted):
+            # 一 and 十 are parts of many words; a single numeral is a number before a unit only.
+            quantities.implied.add(number)
+            if text[match.start() - 1 : match.start()] != "第":
+                continue
+        stated = in_digits or len(run) > 1 or (bool(counted) and number not in ("1", "2"))
+        quantities.add(*_in_years(number, unit, False), stated=stated)
+        if not in_digits and not unit and len(number) < 3 and int(number) <= _MAX_COUNT:
+            quantities.counted.add(number)
+    for word, numbers in grammar.profile.implied_numbers.items():
+        if word in text:
+            quantities.implied |= numbers
+
+
+def _han_value(run: str) -> str:
+    """Return the value of digits and Chinese numerals as a plain decimal: 3.5万, 二千零五, 一九九八."""
+    parts = _HAN_PARTS.findall(run)
+    if len(parts) > 1 and all(part in _HAN_DIGITS for part in parts):
+        return str(int("".join(str(_HAN_DIGITS[part]) for part in parts)))
+    total = section = current = Decimal(0)
+    for part in parts:
+        if part in _HAN_DIGITS:
+            current = Decimal(_HAN_DIGITS[part])
+        elif part in _HAN_SCALES:
+            scale = _HAN_SCALES[part]
+            if scale < 10**4:
+                section += (current or 1) * scale
+            else:
+                total += (section + current or 1) * scale
+                section = Decimal(0)
+            current = Decimal(0)
         else:
-            quantities.possible_months.add(month)
-
-
-def _is_month(text: str, match: re.Match[str]) -> bool:
-    """Return whether a match of March or May is a month."""
-    before = text[max(0, match.start() - 8) : match.start()]
-    return bool(_YEAR_AFTER.match(text, match.end()) or _BEFORE_MONTH.search(before))
-
-
-def _unit_after(text: str, end: int, in_digits: bool) -> str:
-    """Return the unit after a number that ends at index `end`, or ""."""
-    after = _UNIT_AFTER.match(text, end)
-    if after is None:
-        return ""
-    spelling = after["unit"]
-    # A single letter is a unit after digits only ("five m" is not), and "1990 v" is a match between teams.
-    if len(spelling) == 1 and spelling.isalpha() and not (in_digits and spelling in "mglwv"):
-        return ""
-    return UNIT_OF[spelling]
+            current = Decimal(part.replace(",", ""))
+    return _format_decimal(total + section + current)
 
 
 def _in_years(value: int | str, unit: str, ordinal: bool) -> tuple[str, str]:
@@ -340,39 +347,23 @@ def _in_years(value: int | str, unit: str, ordinal: bool) -> tuple[str, str]:
     return str(int(value) * years), "year"
 
 
-def _decimal(match: re.Match[str]) -> str:
+def _decimal(match: re.Match[str], grammar: Grammar) -> str:
     """Return a number in digits as a plain decimal; "1990s" keeps its s."""
-    value = Decimal(re.sub(r"[,\u00a0\u202f]", "", match["digits"]))
+    digits = match["digits"]
+    if digits.isdecimal() and digits.isascii() and not match["scale"]:
+        return (digits.lstrip("0") or "0") + ("s" if match["decade"] else "")
+    digits = digits.replace("٫", "." if grammar.profile.decimal_sign == "." else ",")
+    if grammar.profile.decimal_sign == ".":
+        digits = re.sub(r"[,\u00a0\u202f'’٬]", "", digits)
+    elif re.fullmatch(r"\d{1,3}(?:[.\u00a0\u202f ٬'’]\d{3})+(?:,\d+)?", digits) and not digits.startswith("0"):
+        digits = re.sub(r"[.\u00a0\u202f ٬'’]", "", digits).replace(",", ".")
+    else:
+        digits = digits.replace(",", ".")
+    value = Decimal(digits)
     scale = match["scale"] or ""
     if scale:
-        value *= {"bn": 10**9, "k": 1000}.get(scale) or _SCALES[scale]
+        value *= 1000 if scale == "k" else grammar.scales[scale]
     return _format_decimal(value) + ("s" if match["decade"] else "")
-
-
-def _parse_number_words(words: list[str]) -> list[int]:
-    """Return the numbers in `words`: five thousand and two; nineteen ninety-five; two, then three."""
-    numbers: list[int] = []
-    total = part = 0  # of the current number: whole thousands, and the rest so far
-    room = 0  # a value below this can be added to `part`
-    for word in words:
-        scale = _SCALES.get(word) or _SCALES.get(word.removesuffix("th"))
-        value = NUMBER_WORDS.get(word, 0)
-        if scale == 100:
-            part, room = (part or 1) * 100, 100
-        elif scale:
-            total, part, room = total + (part or 1) * scale, 0, scale
-        elif word == "and":
-            continue
-        elif 0 < value < room:
-            part += value
-            room = 10 if value >= 20 else 0
-        elif total == 0 and 10 <= part < 100 and value >= 10:  # nineteen ninety
-            part, room = part * 100 + value, 10 if value >= 20 else 0
-        else:
-            if total or part:
-                numbers.append(total + part)
-            total, part, room = 0, value, 10 if value >= 20 else 0
-    return [*numbers, total + part]
 
 
 def _format_decimal(value: Decimal) -> str:
@@ -381,29 +372,91 @@ def _format_decimal(value: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text.lstrip("0") or "0"
 
 
-def compare_quantities(source: Quantities, variant: Quantities, complete: bool) -> tuple[str, str]:
-    """Return (reason, detail) of the first disagreement, ("", "") without one."""
-    lost_numbers = source.stated - variant.numbers.keys() - variant.implied
-    if complete and lost_numbers:
-        return "number", f"{min(lost_numbers)} is lost"
-    new_numbers = variant.stated - source.numbers.keys() - source.implied
-    replaced = source.numbers.keys() - variant.numbers.keys() - variant.implied
-    if new_numbers - variant.counted or (new_numbers and replaced):
-        return "number", f"{min(new_numbers)} is not in the source"
-    lost_months = source.months - variant.months - variant.uncertain_months if complete else set()
-    new_months = variant.months - source.months - source.uncertain_months
-    if lost_months or new_months:
-        month = min(lost_months or new_months)
-        return "date", f"{MONTHS[month - 1].title()} is {'lost' if lost_months else 'not in the source'}"
-    for month, day in sorted(variant.days - source.days):
-        known_days = source.days | source.named_days.keys()
-        if (month, day) not in known_days and any(month == known[0] or day == known[1] for known in known_days):
-            return "date", f"{day} {MONTHS[month - 1].title()} is not in the source"
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A fact that one of two texts has: its `reason` in `REASONS`, the evidence, and whether it is `sure` to be a fault.
+
+    `lost` facts are of the source, others are new. One that is not sure is in doubt, unless a lost and a new one of a kind
+    stand side by side: then one was replaced by the other.
+    """
+
+    reason: str
+    detail: str
+    sure: bool = True
+    lost: bool = False
+
+
+def compare_quantities(
+    source: Quantities, variant: Quantities, complete: bool, known: Quantities, kept: Quantities
+) -> Iterator[Difference]:
+    """Yield the differences. `known` quantities of the source's frame may appear, `kept` are those of the variant's frame."""
+    present = variant.numbers.keys() | variant.implied | kept.numbers.keys() | kept.implied
+    allowed = source.numbers.keys() | source.implied | known.numbers.keys() | known.implied
+    lost = source.stated - present if complete else set()
+    for number in sorted(lost, key=_by_size):
+        sure = not (number in source.counted and int(number) <= _MAX_COUNT) and not _is_written_otherwise(
+            number, present
+        )
+        yield Difference("number", f"{number} is lost", sure and not _has_parts(number, present), lost=True)
+    if lost:  # five became two: a word that need not be a number replaces one
+        for number in sorted(variant.numbers.keys() - variant.stated - allowed - {"0", "1"}, key=_by_size):
+            yield Difference("number", f"{number} is not in the source", sure=False)
+    new = (variant.stated | {number for number in kept.stated if len(number) > 2}) - allowed
+    replaced = source.numbers.keys() - present
+    for number in sorted(new, key=_by_size):
+        if number in variant.counted and not (replaced and complete):
+            if int(number) > 5:
+                yield Difference("number", f"{number} is not in the source", sure=False)
+            continue
+        small = not complete and number.isdigit() and int(number) <= _MAX_COUNT and not variant.numbers.get(number)
+        derived = not complete and _is_derived(number, source)
+        sure = not (small or derived or _is_written_otherwise(number, allowed) or _has_parts(number, allowed))
+        yield Difference("number", f"{number} is not in the source", sure)
+    yield from _compare_dates(source, variant, complete, known, kept)
     for number, units in variant.numbers.items():
         # An implied number (a decade, a dozen) has the unit of its word, or any.
         known_units = source.numbers.get(number, {_IMPLIED_UNIT[number]} if number in _IMPLIED_UNIT else units)
-        new_units = units - known_units
-        if new_units and (known_units or not new_units <= source.units | _OPTIONAL_UNITS):
+        new_units = units - known_units - known.numbers.get(number, set())
+        if new_units and (known_units or not new_units <= source.units | known.units | _OPTIONAL_UNITS):
             listed = f"with {', '.join(sorted(known_units))}" if known_units else "without a unit"
-            return "unit", f"{number} {min(new_units)}: the source has {number} {listed}"
-    return "", ""
+            yield Difference("unit", f"{number} {min(new_units)}: the source has {number} {listed}")
+
+
+def _compare_dates(
+    source: Quantities, variant: Quantities, complete: bool, known: Quantities, kept: Quantities
+) -> Iterator[Difference]:
+    lost = source.months - variant.months - variant.uncertain_months - kept.months if complete else set()
+    new = variant.months - source.months - source.uncertain_months - known.months
+    for month in sorted(lost or new):
+        yield Difference("date", f"{MONTHS[month - 1].title()} is {'lost' if lost else 'not in the source'}")
+    known_days = source.days | known.days | source.named_days.keys()
+    for month, day in sorted(variant.days - known_days):
+        if any(month == other[0] or day == other[1] for other in known_days):
+            yield Difference("date", f"{day} {MONTHS[month - 1].title()} is not in the source")
+
+
+def _by_size(number: str) -> tuple[int, str]:
+    return -len(number), number
+
+
+def _is_written_otherwise(number: str, others: Iterable[str]) -> bool:
+    """Return whether a number differs from one of `others` in the place of its point only: 1.234 may be 1,234."""
+    if "." not in number and len(number) < 4:
+        return False
+    digits = number.replace(".", "")
+    return any(digits == other.replace(".", "") for other in others if "." in other or "." in number)
+
+
+def _has_parts(number: str, others: Iterable[str]) -> bool:
+    """Return whether a time of day is there in parts: 14:30, 14 Uhr 30."""
+    return ":" in number and {part.lstrip("0") or "0" for part in number.split(":")} <= {*others, "0"}
+
+
+def _is_derived(number: str, source: Quantities) -> bool:
+    """Return whether a number is the sum or the difference of two numbers of the source."""
+    try:
+        values = [Decimal(one) for one in source.stated if len(one) > 1 and one.replace(".", "").isdigit()][:40]
+        value = Decimal(number)
+    except ArithmeticError:
+        return False
+    return any(value in (a + b, abs(a - b)) for index, a in enumerate(values) for b in values[index + 1 :])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,17 +24,42 @@ class Structure:
     messages: list[Message]
 
 
-_FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*\Z", re.DOTALL | re.IGNORECASE)
-
-
 def json_in(text: str) -> dict[str, Any] | None:
     """Return the JSON object that an answer is, with or without a fence around it; None for another text."""
-    match = _FENCE.match(text)
+    text = text.strip()
+    if len(text) > 6 and text.startswith("```") and text.endswith("```"):
+        text = text[3:-3].removeprefix("json").removeprefix("JSON")
     try:
-        value = json.loads(match[1] if match else text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+_ITEMS = "items"
+_LIST = {
+    "type": "object", "properties": {_ITEMS: {"type": "array", "items": {"type": "string"}}}, "required": [_ITEMS],
+    "additionalProperties": False,
+}  # fmt: skip
+_AS_LIST = """
+
+Do not write lines. Write one JSON object and nothing else: {"items": ["...", "..."]}, one string for each line; an empty list \
+instead of NONE."""
+
+
+def list_structure(messages: list[Message]) -> Structure:
+    """Return the structure for a prompt that asks for one item a line; `items_in` reads the answer."""
+    *others, last = messages
+    return Structure(_ITEMS, _LIST, [*others, {**last, "content": last["content"] + _AS_LIST}])
+
+
+def items_in(text: str) -> list[str] | None:
+    """Return the items of an answer in the form of `list_structure`, each as one line; None for another form."""
+    items = (json_in(text) or {}).get(_ITEMS)
+    if not isinstance(items, list):
+        return None
+    lines = (" ".join(item.split()) for item in items if isinstance(item, str))
+    return [line for line in lines if line]
 
 
 Ask = Callable[..., Awaitable[Completion]]

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from kinject.augment.answers import lines_of, says_none
 from kinject.augment.checks.planted_errors import FAULTY_ANSWERS
 from kinject.augment.questions.drafts import read_drafts
 from kinject.augment.requests.wire import is_loopback
@@ -205,9 +206,8 @@ class SandboxServer:
         except (ValueError, KeyError, TypeError, InputError) as error:
             return _error(400, f"{type(error).__name__}: {error}", "invalid_request_error")
         text: str | None = completion.text
-        drafts = read_drafts(completion.text) if "response_format" in request else []
-        if drafts:
-            text = json.dumps({"questions": [asdict(draft) for draft in drafts]})
+        if "response_format" in request:
+            text = _as_json(completion.text)
         reason = completion.finish_reason
         if fault in FAULTY_ANSWERS:
             text, reason = FAULTY_ANSWERS[fault](completion.text, messages)
@@ -221,6 +221,13 @@ class SandboxServer:
             {"id": "chatcmpl-0", "object": "chat.completion", "model": MODEL, "choices": choices, "usage": usage},
             {},
         )
+
+
+def _as_json(text: str) -> str:
+    """Return questions, or else the lines of an answer, in the form of their schema."""
+    drafts = read_drafts(text)
+    items = [] if says_none(text) else lines_of(text)
+    return json.dumps({"questions": [asdict(draft) for draft in drafts]} if drafts else {"items": items})
 
 
 def _is_from_here(headers: Mapping[str, str]) -> bool:

@@ -1,0 +1,144 @@
+"""Answers of a language model, labelled by a reader, against the checks of augment.
+
+    python benchmarks/augment/refusals.py [DATA] [--part unseen] [--show] [--base-url URL --model NAME]
+
+DATA is a folder with documents.jsonl (id, title, language, text) and answers.jsonl (document_id, style, answer, faithful,
+and optionally part and note); without it the 59 answers of answers/, in eleven languages, are taken. For each style and
+each language it prints how many faithful answers are refused, how many unfaithful ones are accepted, and how many are in
+doubt: at the first check and, with a model, after a judge has read what the check accepts. `--show` names every faithful
+answer that is refused and every unfaithful one that is accepted. The texts of answers/ were written for kinject; half of
+them ("unseen") were not looked at while the checks were written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kinject.augment.checks.checker import Checker, Rules, Verdict
+from kinject.augment.checks.judge import Judge
+from kinject.augment.requests.sender import gather_answers, open_sender
+from kinject.augment.styles import STYLES
+from kinject.augment.validation import limits_of
+from kinject.recipe import AugmentSection, GeneratorSection
+
+ABOUT_A_PART = Rules(complete=False, shortest=0.0, longest=6.0)
+"""The rules of a style that is not in the table (any more): it may lose facts."""
+
+
+@dataclass
+class Result:
+    """An answer with its document, the verdict of the checks, and that of the judge."""
+
+    index: int
+    answer: dict[str, Any]
+    document: dict[str, Any]
+    text: str
+    checked: Verdict
+    judged: Verdict | None = None
+
+    def outcome(self, final: bool) -> str:
+        """Return "refused", "doubt" or "accepted", after the judge if `final`."""
+        verdict = self.judged if final and self.judged is not None else self.checked
+        if not verdict.accepted:
+            return "refused"
+        return "doubt" if self.checked.doubts and verdict is self.checked else "accepted"
+
+
+def read_results(data: Path, part: str) -> list[Result]:
+    """Return the checked answers of a folder. Lists of strategies are no texts, so they are left out."""
+    documents = {row["id"]: row for row in map(json.loads, (data / "documents.jsonl").read_text("utf-8").splitlines())}
+    results = []
+    for index, line in enumerate((data / "answers.jsonl").read_text("utf-8").splitlines()):
+        answer = json.loads(line)
+        if answer["style"].endswith("_strategies") or (part and answer.get("part", part) != part):
+            continue
+        document = documents[answer["document_id"]]
+        style = STYLES.get(answer["style"])
+        text = style.parse(answer["answer"]) if style else answer["answer"]
+        checker = Checker(document["text"], style.rules if style else ABOUT_A_PART, context=document["title"])
+        results.append(Result(index, answer, document, text, checker.check(text)))
+    return results
+
+
+async def ask_judge(results: Sequence[Result], base_url: str, model: str) -> None:
+    """Ask a model about every answer that the checks accept."""
+    generator = GeneratorSection(kind="openai", base_url=base_url, model=model, temperature=0.0)
+    limits = limits_of(AugmentSection(documents="", styles={}, generator=generator))
+    accepted = [result for result in results if result.checked.accepted]
+    with tempfile.TemporaryDirectory() as folder:
+        async with open_sender(generator, Path(folder), limits) as sender:
+            judge = Judge(sender, seed=0)
+            verdicts = await gather_answers(
+                judge.verdict(one.document["title"], one.document["text"], one.text) for one in accepted
+            )
+    for result, verdict in zip(accepted, verdicts, strict=True):
+        if not isinstance(verdict, Verdict):
+            raise SystemExit(f"The judge gave no answer: {verdict}")
+        result.judged = verdict
+
+
+def render_table(results: Sequence[Result], key: str, final: bool) -> str:
+    """Return a table of the outcomes by style or by language."""
+    counts: dict[str, Counter[tuple[bool, str]]] = defaultdict(Counter)
+    for result in results:
+        name = result.answer["style"] if key == "style" else result.document["language"]
+        for row in (name, "all"):
+            counts[row][result.answer["faithful"], result.outcome(final)] += 1
+    lines = [
+        f"| {key} | faithful | refused | in doubt | unfaithful | refused | in doubt | accepted |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, count in sorted(counts.items(), key=lambda item: (item[0] == "all", item[0])):
+        good, bad = (sum(n for (faithful, _), n in count.items() if faithful is label) for label in (True, False))
+        refused, doubt = count[True, "refused"], count[True, "doubt"]
+        cells = [good, f"{refused} ({refused / good:.0%})" if good else "-", doubt, bad]
+        cells += [count[False, outcome] for outcome in ("refused", "doubt", "accepted")]
+        lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def render_mistakes(results: Sequence[Result], final: bool) -> str:
+    """Return a line for every faithful answer that is refused and every unfaithful one that is accepted."""
+    lines = []
+    for result in results:
+        outcome, faithful = result.outcome(final), result.answer["faithful"]
+        if (outcome == "refused") is faithful or outcome == "doubt":
+            verdict = result.judged if final and result.judged is not None else result.checked
+            why = f"{verdict.reason}: {verdict.detail}" if verdict.reason else str(list(verdict.doubts))
+            note = "" if faithful else f" [{result.answer.get('note', '')}]"
+            label = "faithful" if faithful else "unfaithful"
+            lines.append(
+                f"{result.index} {result.document['id']} {result.answer['style']}: {label}, {outcome}, {why}{note}"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?", default=Path(__file__).with_name("answers"))
+    parser.add_argument("--part", default="", help="only the answers of this part (tuning or unseen)")
+    parser.add_argument("--show", action="store_true", help="name the answers on which check and reader differ")
+    parser.add_argument("--base-url", default="", help="endpoint of a judge")
+    parser.add_argument("--model", default="", help="model of a judge")
+    arguments = parser.parse_args()
+    results = read_results(arguments.data, arguments.part)
+    if arguments.model:
+        asyncio.run(ask_judge(results, arguments.base_url, arguments.model))
+    for final in (False, True) if arguments.model else (False,):
+        print("\nAfter the judge\n" if final else "\nAt the first check\n")
+        print(render_table(results, "style", final), render_table(results, "language", final), sep="\n\n")
+        if arguments.show:
+            print("", render_mistakes(results, final), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
