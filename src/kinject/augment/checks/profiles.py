@@ -365,7 +365,7 @@ class Grammar:
                 part, room, started = 0, scale, True
             elif 0 < value < room:
                 part += value
-                room = self._room(value)
+                room = 10 if value == 10 and self.profile.added_to else self._room(value)  # quatre-vingt-dix-huit
             elif value == 20 and part % 100 == 4 and self.profile.code == "fr":  # quatre-vingt
                 part, room = part - 4 + 80, 20
             elif value >= 20 and value % 10 == 0 and 0 < part % 100 < 10 and self.profile.compound and started:
