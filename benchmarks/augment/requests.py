@@ -302,7 +302,7 @@ def run_others(folder: Path, server: Server, n_passages: int, n_each: int, curat
 
 
 SEVERAL = "four endpoints over one, one of four killed"
-N_SEVERAL = 64
+N_SEVERAL = 40
 
 
 def write_recipe_of_several(folder: Path, servers: list[Server], name: str) -> Path:
@@ -322,7 +322,7 @@ def run_several(folder: Path) -> None:
     seconds = {}
     for name, n_servers in (("one", 1), ("four", 4), ("killed", 4)):
         with ExitStack() as stack:
-            options = ServeOptions(latency=10 * LATENCY)
+            options = ServeOptions(latency=30 * LATENCY)
             servers = [stack.enter_context(serving(options)) for _ in range(n_servers)]
             recipe = write_recipe_of_several(folder, servers, name)
             victim = servers[-1]

@@ -265,9 +265,8 @@ class Rewriter:
             self._fail(self.plan.unprepared(group), "the preparation of the style got no usable answer")
             return
         schedule = Schedule(self.plan, group, items)
-        source = group.source
-        context = "\n".join((source.title, *source.headings))
-        checker = Checker(group.passage.text, group.style.rules, group.style.literals, context)
+        checker: Checker | None = None  # it reads the whole passage, which a finished group does not need
+        texts: list[str] = []
         n_requests, n_announced = 0, group.n_samples if group.target is None else 0
         refusals = _Refusals()
         for requests in schedule:
@@ -278,11 +277,14 @@ class Rewriter:
             self.progress.count_stored(len(stored))
             for variant in stored.values():
                 refusals.accept()
-                if variant.text:
-                    checker.accept(variant.text)
+                texts += [variant.text] if variant.text else []
             block = [request for request in requests if request.id not in stored]
+            if block:
+                checker = checker or _checker_of(group)
+                while texts:
+                    checker.accept(texts.pop(0))
             for attempt in range(self.max_attempts if group.texts is None else 1):
-                if block and not refusals.stuck:
+                if block and checker and not refusals.stuck:
                     block = await self._attempt(group, block, attempt, checker, refusals)
             self.progress.advance(len(block))
             if refusals.stuck:
@@ -422,10 +424,8 @@ class Rewriter:
         if self.judge is None or group.style.mechanical:
             return
         accepted = [answer for answer in answers if answer.accepted and answer.text]
-        judge, complete = self.judge, group.style.rules.complete
-        verdicts = await _gather(
-            group, (judge.verdict(title, passage, answer.text, complete=complete) for answer in accepted)
-        )
+        judge, rules = self.judge, group.style.rules
+        verdicts = await _gather(group, (judge.verdict(title, passage, answer.text, rules) for answer in accepted))
         for answer, verdict in zip(accepted, verdicts, strict=True):
             if isinstance(verdict, EndpointError):
                 answer.error = verdict
@@ -435,6 +435,11 @@ class Rewriter:
     def _fail(self, requests: list[VariantRequest], error: str) -> None:
         self.failed.update((request.id, error) for request in requests)
         self.progress.advance(len(requests))
+
+
+def _checker_of(group: Group) -> Checker:
+    context = "\n".join((group.source.title, *group.source.headings))
+    return Checker(group.passage.text, group.style.rules, group.style.literals, context)
 
 
 async def _gather(group: Group, requests: Iterable[Awaitable[Reply]]) -> list[Reply | EndpointError]:
