@@ -78,7 +78,7 @@ def extract_facts(text: str, code: str, context: str = "") -> Facts:
         if end - start == 4:  # a year may follow any name
             continue
         for found in (_WORD_BEFORE.search(body[max(0, start - 30) : start]), _WORD_AFTER.match(body, end)):
-            word = normal_word(found["word"]) if found else ""
+            word = normal_word(found["word"]) if found and found["word"][0].isupper() else ""
             if word and word not in SENTENCE_STARTERS and word not in grammar.profile.months:
                 numbered.setdefault(word, set()).add(match[0].rstrip(",").replace(",", ""))
     frame = f"{parts.frame}\n{context}".strip()

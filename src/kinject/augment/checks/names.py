@@ -178,6 +178,8 @@ class NameReader:
         """Return whether a word mixes letters and digits (A220, B52) and is not a number with a unit or an ending."""
         if word.isdigit() or not any(character.isdigit() for character in word):
             return False
+        if word in self.profile.unit_of:  # km²
+            return False
         measure = _MEASURE.fullmatch(word)
         return measure is None or (measure[1] not in self.profile.unit_of and measure[1] not in _ENDINGS_AFTER_DIGITS)
 
@@ -433,7 +435,9 @@ def _is_kept(name: str, names: Names, other: Names, reader: NameReader) -> bool:
 def _is_transliterated(name: str, text: str) -> bool:
     """Return whether two thirds of a name are in `text`: a run of transliterating characters may take its neighbours in."""
     size = max(2, -(-2 * len(name) // 3))
-    return len(name) > 2 and not set(name) & set("·・‧") and any(name[start : start + size] in text for start in range(len(name) - size + 1))
+    if len(name) < 3 or not set(name).isdisjoint("·・‧"):
+        return False
+    return any(name[start : start + size] in text for start in range(len(name) - size + 1))
 
 
 def _is_common(name: str, source: Names) -> bool:

@@ -185,8 +185,9 @@ class Profile:
 
     @cached_property
     def common_characters(self) -> frozenset[str]:
-        """The most frequent words of one character, in Chinese and Japanese."""
-        return frozenset([word for word in frequent_words(self.code) if len(word) == 1][:120])
+        """The most frequent words of one character, in Chinese and Japanese, and the numerals."""
+        frequent = [word for word in frequent_words(self.code) if len(word) == 1][:120]
+        return frozenset([*frequent, *"一二三四五六七八九十百千万亿億两〇"])
 
 
 @lru_cache(maxsize=16)
