@@ -133,6 +133,17 @@ def test_faithfulness(material: Path, run_here: Callable[..., str]) -> None:
     assert max(map(float, caught)) == 100
 
 
+def test_judge(tmp_path: Path, run_here: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "augment"))  # as when the program is started
+    printed = run_here("augment/judge.py", "make", tmp_path, "--texts", "8")
+    assert "8 texts, 4 of them wrong" in printed
+    rows = [json.loads(line) for line in (tmp_path / "key.jsonl").read_text("utf-8").splitlines()]
+    answers = [{"id": row["id"], "answer": "UNFAITHFUL: words" if row["kind"] else "FAITHFUL"} for row in rows]
+    _write_rows(tmp_path / "answers.jsonl", answers)
+    printed = run_here("augment/judge.py", "score", tmp_path, tmp_path / "answers.jsonl")
+    assert re.search(r"^judge +caught 4 of 4 \(.*\); refused 0 of 4 correct texts$", printed, re.MULTILINE)
+
+
 def test_refusals(run_here: Callable[..., str]) -> None:
     printed = run_here("augment/refusals.py", "--show")
     total = re.findall(r"^\| all \| (\d+) \| (\d+) .*\| (\d+) \| (\d+) \| \d+ \| \d+ \|$", printed, re.MULTILINE)

@@ -47,6 +47,11 @@ def read_passages(path: Path, language: str = "") -> list[Pair]:
     return [(passage, passage) for passage in dict.fromkeys(passages)]
 
 
+def find_fault(source: str, text: str) -> str:
+    """Return the reason for which the rules refuse `text`, "" if they do not."""
+    return compare_facts(source, text).reason
+
+
 def plant(kind: str, base: list[Pair], language: str, n: int) -> list[tuple[str, str, str]]:
     """Return up to `n` different (source, text, text with an error)."""
     names = sorted({name for source, _ in base for name in find_names(source, language)})
@@ -85,7 +90,7 @@ def print_caught(label: str, base: list[Pair], language: str, n: int, n_missed: 
 def print_data(data: Path, n: int, n_missed: int) -> None:
     """Print acceptance, detection by kind of error, and speed on the English data."""
     pairs, paragraphs = read_pairs(data)
-    verdicts = [compare_facts(source, text).reason for source, text in pairs]
+    verdicts = [find_fault(source, text) for source, text in pairs]
     print(
         f"paraphrases by others: {verdicts.count('')} of {len(pairs)} accepted; refused {dict(Counter(filter(None, verdicts)))}"
     )
