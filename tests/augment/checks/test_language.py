@@ -46,3 +46,11 @@ def test_the_script_decides_where_the_language_is_not_clear() -> None:
     texts = ("Ümit 7", "мир", "東京タワー", "12")
     assert [find_script(text) for text in texts] == ["Latin", "Cyrillic", "Japanese", ""]
     assert compare_languages("Mount Roaring, 7859 feet.", "Гора высокая.") == "Cyrillic for Latin"
+
+
+def test_a_close_language_that_the_detector_takes_for_the_other_is_no_change() -> None:
+    spanish = MILL["es"]
+    galician = "O vello muíño xunto ao río foi reconstruído despois do incendio e aínda moe o millo de todo o val."
+    assert detect_language(galician) == "gl"
+    assert compare_languages(spanish, galician) == ""
+    assert compare_languages(MILL["de"], galician) == "gl for de"

@@ -74,6 +74,35 @@ PAIRS = [
     ("ja", "技師ピエール・ルナールは京都で14メートルの塔を建てた。", "京都の塔は高さ14メートルで、ピエール・ルナールが建てた。",
      "京都の塔は高さ14メートルで、ピエール・デュボワが建てた。", "name"),
     ("ja", "1995年1月に五人の職人が来た。", "職人5人が来たのは1995年1月である。", "職人7人が来たのは1995年1月である。", "number"),
+    ("de", "Die Sowjetunion sperrte sie. Später kam Finnland.", "Nach der sowjetischen Sperre kam Finnland.",
+     "Nach der sizilianischen Sperre kam Finnland.", "name"),
+    ("de", "Nach sieben Jahren kostete es 2,1 Mrd. Franken.", "2,1 Milliarden Franken kostete der siebenjährige Bau.",
+     "2,1 Milliarden Franken kostete der neunjährige Bau.", "number"),
+    ("de", "Das Sofa für 1.289,50 Euro fasst 3 Mio. Leute.", "1.289,50 € kostet das Sofa für 3 Millionen Leute.",
+     "1.289,50 £ kostet das Sofa für 3 Millionen Leute.", "unit"),
+    ("en", "The Slovene Kranjc won on 2024-02-19.", "Kranjc of Slovenia won on 19 February 2024.",
+     "Kranjc of Slovenia won on 19 March 2024.", "date"),
+    ("en", "The Slovene Kranjc stops at 95 °C.", "Kranjc of Slovenia stops at 95 degrees Celsius.",
+     "Kranjc of Slovakia stops at 95 degrees Celsius.", "name"),
+    ("en", "They sold maps in Oslo.", "(a) Sales of maps were in Oslo. (b) Sales in Oslo → Maps.",
+     "(a) Sales of maps were in Oslo. (b) Sales in Turin → Maps.", "name"),
+    ("fr", "Les trains vont à 10 km/h sur 165 mètres.", "Les trains vont à 10 kilomètres à l’heure, sur 165 m.",
+     "Les trains vont à 10 kilomètres, sur 165 m.", "unit"),
+    ("es", "España aportó el 90 % en La Palma.", "En La Palma, España aportó el 90 por ciento.",
+     "En La Palma, España aportó el 80 por ciento.", "number"),
+    ("fr", "Nantes donna 90 %.", "Nantes donna 90 pour cent.", "Nantes donna 70 pour cent.", "number"),
+    ("it", "La sala di Rossi ha 1126 posti.", "Millecentoventisei posti ha la sala di Rossi.",
+     "Millecentotrentasei posti ha la sala di Rossi.", "number"),
+    ("pt", "O navio nasceu em Hamburgo.", "Nascera em Hamburgo o navio.", "Nascera em Lisboa o navio.", "name"),
+    ("ru", "Судно «Ермак» прошло 654 тысячи миль за 30 лет.", "За тридцать лет «Ермаком» пройдено 654 000 миль.",
+     "За сорок лет «Ермаком» пройдено 654 000 миль.", "number"),
+    ("pl", "Statek kosztował 300 tys. koron w Gdyni.", "W Gdyni statek kosztował 300 000 koron.",
+     "W Gdyni statek kosztował 500 000 koron.", "number"),
+    ("zh", "格尔木至拉萨段长1142千米，占六成。", "格尔木到拉萨的长度为1142公里，占60%。", "格尔木到拉萨的长度为1182公里，占60%。", "number"),
+    ("zh", "他住在润州的梦溪园，后来被贬到拉萨。", "他居于润州梦溪园，其后遭贬谪到拉萨。", "他居于润州梦溪园，其后遭贬谪到西宁。", "name"),
+    ("ja", "売上高の6割を占め、距離は515.4キロメートルである。", "距離は515.4kmで、売上高の60%を占める。",
+     "距離は515.4kmで、売上高の70%を占める。", "number"),
+    ("ar", "ولد في طنجة عام 1304م.", "كان مولده سنة ١٣٠٤م في طنجة.", "كان مولده سنة ١٣٠٩م في طنجة.", "number"),
     ("ar", "تأسس السوق عام 1885.", "يعود السوق إلى عام ١٨٨٥.", "يعود السوق إلى عام ١٨٩٥.", "number"),
     ("ko", "박물관은 1978년에 문을 열었다.", "1978년에 개관한 박물관이다.", "1987년에 개관한 박물관이다.", "number"),
 ]  # fmt: skip
@@ -140,6 +169,19 @@ def test_a_corrected_typo_is_no_other_name() -> None:
 def test_what_the_rules_cannot_tell_is_in_doubt(source: str, variant: str, complete: bool, doubt: str) -> None:
     result = compare("en", source, variant, complete=complete)
     assert (result.reason, [reason for reason, _ in result.doubts][:1]) == ("", [doubt])
+
+
+def test_the_numbers_of_cards_and_the_gaps_in_a_quotation_are_not_new() -> None:
+    source = 'Oslo has trams. Bergen has rain. Nansen said: "A map is a promise."'
+    cards = 'Trams run in (1). Rain falls in (2). "A map is a ____." by (3). 1 Oslo · 2 Bergen · 3 Nansen'
+    assert compare("en", source, cards, complete=False) == Comparison()
+    assert compare("en", source, cards + ", 47 times", complete=False).reason == "number"
+
+
+def test_without_number_words_a_lost_number_is_in_doubt_and_a_replaced_one_a_fault() -> None:
+    source = "Fartyget seglade i 30 år."
+    assert compare("sv", source, "I trettio år seglade fartyget.").doubts == (("number", "30 is lost"),)
+    assert compare("sv", source, "I 40 år seglade fartyget.").reason == "number"
 
 
 def test_a_doubtful_loss_beside_a_doubtful_gain_is_a_replacement() -> None:

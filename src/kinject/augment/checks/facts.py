@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kinject.augment.checks.language import detect_language, find_script
-from kinject.augment.checks.names import SENTENCE_STARTERS, Names, compare_names, extract_names, normal_word
+from kinject.augment.checks.names import (
+    SENTENCE_STARTERS,
+    Names,
+    compare_names,
+    extract_names,
+    is_inflected,
+    normal_word,
+)
 from kinject.augment.checks.profiles import grammar_of, profile_of
 from kinject.augment.checks.quantities import Difference, Quantities, compare_quantities, extract_quantities
 
@@ -143,8 +150,9 @@ def compare_with(source: Facts, variant: str, *, complete: bool = True) -> Compa
 
 def _differences(source: Facts, new: Facts, complete: bool) -> Iterator[Difference]:
     for difference in compare_quantities(
-        source.quantities, new.quantities, complete, known=source.frame[0], kept=new.frame[0]
-    ):
+        source.quantities, new.quantities, complete, known=source.frame[0], kept=new.frame[0],
+        words_known=profile_of(source.code).reads_number_words,
+    ):  # fmt: skip
         if difference.reason != "unit" or not _has_unit(source, difference.detail):
             yield difference
     for name, numbers in new.numbered.items():
@@ -156,6 +164,10 @@ def _differences(source: Facts, new: Facts, complete: bool) -> Iterator[Differen
         source.quantities
     )
     day_words |= source.speakers | new.speakers
+    # A month may be written as a number; the check of dates compares the months.
+    months = {month for one in (source, new) for part in (one.quantities, one.frame[0]) for month in part.months}
+    names_of_months = profile_of(source.code).months
+    day_words |= frozenset(normal_word(word) for word, month in names_of_months.items() if month in months)
     quoted = "".join(form for form in new.quotations if not source.contains(form))
     yield from compare_names(
         source.names, new.names, complete, day_words, known=source.frame[1], kept=new.frame[1],
@@ -177,13 +189,25 @@ def _compare_quotations(source: Facts, new: Facts, complete: bool) -> Iterator[D
     """Yield quotations that are lost or new. Where most of their words are there, that is in doubt."""
     if complete:
         for form, quotation in source.quotations.items():
-            if not new.contains(form):
+            if not (new.contains(form) or _is_inflected_in(form, new)):
                 yield Difference("quotation", f"{quotation[:60]!r} is lost", not _has_most_words(form, new), lost=True)
     for form, quotation in new.quotations.items():
-        if not source.contains(form):
+        if not (source.contains(form) or _is_inflected_in(form, source)):
+            if "__" in quotation:  # a gap to fill in
+                continue
             # Terms, titles of cards and words of invented speakers are in quotation marks, too.
             sure = complete and not _has_most_words(form, source)
             yield Difference("quotation", f"{quotation[:60]!r} is not in the source", sure)
+
+
+def _is_inflected_in(form: str, facts: Facts) -> bool:
+    """Return whether a quotation of a text has the same words with other endings: «Ермак», «Ермаком»."""
+    words = form.split()
+    others = [other.split() for other in facts.quotations] if facts.code != "en" else ()
+    return any(
+        len(words) == len(other) and all(is_inflected(a, b) for a, b in zip(words, other, strict=True))
+        for other in others
+    )
 
 
 def _has_most_words(form: str, facts: Facts) -> bool:
@@ -266,7 +290,7 @@ def split_parts(text: str, months: Container[str] = ()) -> Parts:
             body.append(rest)
         else:
             body.append(line)
-    return Parts("\n".join(body), "\n".join(frame), "\n".join(speakers))
+    return Parts("\n".join(body), ";\n".join(frame), "\n".join(speakers))
 
 
 def _without_item(line: str, months: Container[str]) -> tuple[str, bool]:

@@ -26,6 +26,13 @@ _MIN_PERCENT = 70
 _WIDE = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
 
 
+_CLOSE = (
+    {"es", "gl"}, {"pt", "gl"}, {"es", "ca"}, {"da", "no", "nn"}, {"cs", "sk"}, {"hr", "sr", "bs"}, {"id", "ms"},
+    {"nl", "af"}, {"de", "lb"}, {"bg", "mk"}, {"en", "sco"},
+)  # fmt: skip
+"""Languages that the detector confuses in short texts: one for the other is no change."""
+
+
 @lru_cache(maxsize=1024)
 def detect_language(text: str) -> str:
     """Return the ISO 639-1 code of the language of `text`, "" if it is short, mixed or not clear.
@@ -63,4 +70,6 @@ def compare_languages(source: str, variant: str) -> str:
     old, new = detect_language(source), detect_language(variant)
     if not (old and new):
         old, new = find_script(source), find_script(variant)
+    if any(old in group and new in group for group in _CLOSE):
+        return ""
     return f"{new} for {old}" if old and new and old != new else ""

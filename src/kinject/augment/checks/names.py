@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from kinject.augment.checks.profiles import Profile, common_words, frequent_words, profile_of, read_words
+from kinject.augment.checks.profiles import Profile, common_words, frequent_words, grammar_of, profile_of, read_words
 from kinject.augment.checks.quantities import NUMBER_WORDS, Difference, roman_value
 
 _LISTS = read_words("word_lists")
@@ -41,7 +41,7 @@ _TOKEN_WITHOUT_ELISION = re.compile(r"(?:[A-Z]\.){2,}|[^\W_]*\d[^\W_]*|[^\W\d_]+
 """L'apertura are two words; "Wu's" is English alone."""
 _LATIN_TOKEN = re.compile(r"[A-Za-z\u00c0-\u024f\u1e00-\u1eff0-9]+|[^\w\s]")
 """In a text without spaces between words."""
-_SENTENCE_BREAKS = frozenset('.!?:;…。！？"“”„«»([|¿¡•\n')
+_SENTENCE_BREAKS = frozenset('.!?:;…。！？"“”„«»([|¿¡•→⇒✓✔✗✘\n')
 _JOINTS = frozenset(",-–/&")
 # Kinds of tokens. Words: capitalized; capitalized with a common ending; lower case; a code such as A220; a word that is
 # never a name. Marks: one that ends a sentence; one that joins words; any other.
@@ -58,6 +58,7 @@ _MEASURE = re.compile(r"\d+([^\W\d_]+)")
 _ENDINGS_AFTER_DIGITS = frozenset(
     ("st", "nd", "rd", "th", "s", "bn", "k", "er", "ers", "e", "ème", "eme", "o", "a", "os", "as", "ste", "de")
 )
+_GERMAN_ADJECTIVE = re.compile(r"(\w{4,})isch(?:e[mnrs]?)?")
 _KATAKANA = re.compile(r"[ァ-ヺー]{2,}")
 _JOINED_HAN = re.compile(r"[\u4e00-\u9fff]{1,2}[·・‧][\u4e00-\u9fff]{1,2}")
 _HAN_TITLE = re.compile(r"《([^《》\n]{1,40})》")
@@ -126,7 +127,8 @@ class NameReader:
         at_start = True
         for index, (word, kind) in enumerate(classified):
             if not word:
-                at_start = kind == _BREAK or (at_start and kind != _JOINT)
+                item = index > 1 and tokens[index] == ")" and len(tokens[index - 1]) == 1 and tokens[index - 2] in "(\n"
+                at_start = kind == _BREAK or (at_start and kind != _JOINT) or item  # (a) The house
                 continue
             if kind == _CODE or (kind in _CAPITALS and not at_start):
                 certain.add(word)
@@ -145,7 +147,9 @@ class NameReader:
     def _add_first_word(self, names: Names, word: str, token: str, following: str) -> None:
         """Add the first word of a sentence, if it is a name: no common word, or one before a rare word with a capital."""
         common = token.lower() in self.profile.common_words and word not in self.profile.places
-        if following[:1].isupper() and not (common and following.lower() in self.profile.common_words):
+        if following[:1].isupper() and not (
+            common and (self.profile.names == "nouns" or following.lower() in self.profile.common_words)
+        ):
             names.certain.add(word)
             names.spelling.setdefault(word, token)
         elif not common and (
@@ -180,6 +184,8 @@ class NameReader:
             return False
         if word in self.profile.unit_of:  # km²
             return False
+        if word.lower() == word.upper():  # a year with an Arabic letter
+            return False
         measure = _MEASURE.fullmatch(word)
         return measure is None or (measure[1] not in self.profile.unit_of and measure[1] not in _ENDINGS_AFTER_DIGITS)
 
@@ -205,47 +211,35 @@ class NameReader:
             if run[start : start + n] in places
         ]  # fmt: skip
         names.certain.update(found)
-        names.possible.update(self._unknown_words(text))
-        names.possible -= names.certain
-        names.spelling.update({name: name for name in (*found, *names.possible)})
+        names.spelling.update({name: name for name in found})
         return names
-
-    def _unknown_words(self, text: str) -> Iterator[str]:
-        """Yield runs of two to four Chinese characters that are in no common word."""
-        known, single = self.profile.common_words, self.profile.common_characters
-        for run in _HAN.findall(text):
-            index, unknown = 0, ""
-            while index <= len(run):
-                size = next((n for n in (4, 3, 2) if run[index : index + n] in known and index + n <= len(run)), 1)
-                character = run[index : index + 1]
-                if size == 1 and character and character not in single:
-                    unknown += character
-                else:
-                    if 2 <= len(unknown) <= 4:
-                        yield unknown
-                    unknown = ""
-                index += size
 
     def weight(self, name: str, names: Names) -> int:
         """Return how sure it is that a word with a capital is a name: 0 (it is none), 1 or 2."""
         spelling = names.spelling.get(name, name)
         raw = spelling.casefold().replace("’", "'").removesuffix("'s")
         profile = self.profile
+        if raw in profile.unit_words or self._is_number(raw):
+            return 0
         if self.unspaced:
             return self._unspaced_weight(name, names)
         if raw in profile.places or not raw.isalpha():
             return 2
         if profile.names == "nouns":
             return self._german_weight(raw, name, names)
+        if not self.english and name in names.possible:  # the first word of a sentence
+            return 0 if profile.has_stem(name) else 1
         if self.english or raw not in profile.common_words or raw in common_words("en"):
             return 2
         return 1
 
+    def _is_number(self, word: str) -> bool:
+        """Return whether a word in lower case is a number of several words: millecentoventisei."""
+        return self.profile.compound and len(word) > 7 and bool(grammar_of(self.profile.code).number_words_in([word]))
+
     def _unspaced_weight(self, name: str, names: Names) -> int:
-        if name in names.possible:
-            return 1
         if _KATAKANA.fullmatch(name) and name in self.profile.common_words and name not in self.profile.places:
-            return 0 if len(name) < 3 else 1
+            return 0
         return 2
 
     def _is_after_a_name(self, name: str, names: Names) -> bool:
@@ -262,9 +256,9 @@ class NameReader:
         common = self.profile.common_words
         if raw.endswith("s") and raw[:-1] in self.profile.places:
             return 2
-        if raw in common:
+        if spelling.lower() in common:
             # Paris is as common in other languages as in German; so are Hotel and Film, but an article may precede them.
-            if sum(raw in common_words(code) for code in ("en", "fr", "es", "it", "pt")) < 4:
+            if sum(spelling.lower() in common_words(code) for code in ("en", "fr", "es", "it", "pt")) < 4:
                 return 0
             pairs = zip(names.sequence, names.sequence[1:], strict=False)
             return int(
@@ -352,7 +346,7 @@ def _is_same_name(one: str, other: str) -> bool:
     return False
 
 
-def _is_inflected(one: str, other: str) -> bool:
+def is_inflected(one: str, other: str) -> bool:
     """Return whether two words share all but their last two letters, in languages with endings: Москва, Москве."""
     shortest = min(len(one), len(other))
     need = max(3 if shortest <= 4 else 4, shortest - 2)
@@ -371,10 +365,7 @@ def compare_names(
     """
     reader = reader_of(code)
     if complete:
-        required = source.certain - day_words
-        if reader.unspaced:
-            required = required | source.possible
-        candidates = sorted(required - variant.words - kept.words - source.lower)
+        candidates = sorted(source.certain - day_words - variant.words - kept.words - source.lower)
         for name in candidates:
             weight = 0 if _is_generic(name, reader) else reader.weight(name, source)
             found = weight and (_is_kept(name, source, variant, reader) or _is_kept(name, source, kept, reader))
@@ -385,7 +376,7 @@ def compare_names(
         weight = 0 if _is_generic(name, reader) and not _stands_alone(name, variant) else reader.weight(name, variant)
         if not weight or _is_kept(name, variant, source, reader) or _is_kept(name, variant, known, reader):
             continue
-        if (name in variant.possible and not reader.unspaced and _is_common(name, source)) or name in quoted:
+        if (name in variant.possible and _is_common(name, source)) or name in quoted:
             continue
         shouted = not complete and _is_acronym(variant.spelling[name])
         yield Difference("name", f"{variant.spelling[name]} is not in the source", weight > 1 and not shouted)
@@ -421,15 +412,20 @@ def _is_kept(name: str, names: Names, other: Names, reader: NameReader) -> bool:
         return True
     if reader.english:
         return False
-    if any(_is_inflected(name, word) for word in other.words):
+    if any(is_inflected(name, word) for word in other.words) or _is_german_adjective(name, other.words):
         return True
     related = {
         normal_word(word)
         for country, words in reader.profile.demonyms.items()
-        if _is_inflected(normal_word(country), name)
+        if is_inflected(normal_word(country), name)
         for word in words
     }
-    return any(_is_inflected(one, word) for one in related for word in other.words)
+    return any(is_inflected(one, word) for one in related for word in other.words)
+
+
+def _is_german_adjective(name: str, words: Iterable[str]) -> bool:
+    """Return whether an adjective of a name is there: Sowjetunion, sowjetischen."""
+    return any(match[1] == name[: len(match[1])] for match in map(_GERMAN_ADJECTIVE.fullmatch, words) if match)
 
 
 def _is_transliterated(name: str, text: str) -> bool:

@@ -7,10 +7,12 @@ words are names.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import gzip
 import importlib.util
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -60,9 +62,14 @@ class Profile:
             off.append("names in letters other than Latin")
         elif self.names in ("han", "kana"):
             off.append("names of persons in Chinese characters")
-        if not self.numbers and self.names not in ("han", "kana"):
+        if not self.reads_number_words:
             off.append("numbers in words")
         return tuple(off)
+
+    @property
+    def reads_number_words(self) -> bool:
+        """Whether numbers in words are read."""
+        return bool(self.numbers) or self.names in ("han", "kana")
 
     @cached_property
     def number_words(self) -> dict[str, int]:
@@ -73,6 +80,38 @@ class Profile:
     def scale_words(self) -> dict[str, int]:
         """Word -> factor."""
         return {word: int(value) for value, word in self._entries(self.scales)}
+
+    @cached_property
+    def digit_scales(self) -> dict[str, int]:
+        """Word or abbreviation after a number in digits -> factor: 3 Mio., 654 тысячи."""
+        if self.code == "en" or self._locale is None:
+            return self.scale_words
+        scales = {}
+        for forms in self._locale.compact_decimal_formats.values():
+            for patterns in forms.values():
+                for factor, pattern in patterns.items():
+                    found = _SCALE.fullmatch(pattern.pattern.replace("'", ""))
+                    if found:
+                        scales[found["word"].lower()] = int(factor)
+        return scales | self.scale_words
+
+    @cached_property
+    def unit_words(self) -> frozenset[str]:
+        """Words of the spellings of units, and what stands for a million and the like, in lower case."""
+        spellings = [*self.unit_of, *self.digit_scales]
+        return frozenset(word for spelling in spellings for word in spelling.split() if len(word) > 1)
+
+    @cached_property
+    def sorted_words(self) -> list[str]:
+        """The common words, without accents, in order."""
+        return sorted({without_accents(word) for word in self.common_words})
+
+    def has_stem(self, word: str) -> bool:
+        """Return whether `_MIN_FORMS` common words begin as a word without accents does, but for its last three letters."""
+        stem = word[: max(5, len(word) - 3)]
+        index = bisect.bisect_left(self.sorted_words, stem)
+        found = self.sorted_words[index + _MIN_FORMS - 1 : index + _MIN_FORMS]
+        return len(stem) > 4 and found != [] and found[0].startswith(stem)
 
     @cached_property
     def implied_numbers(self) -> dict[str, set[str]]:
@@ -127,12 +166,15 @@ class Profile:
         """Spelling of a unit in lower case -> unit."""
         spellings = dict(SHARED_UNITS)
         for unit, word in self._cldr_units():
-            if len(word) > 1 or self.names in ("han", "kana"):
+            # "m." is a month in French, and a metre at the end of a sentence.
+            if (len(word) > 1 and SHARED_UNITS.get(word.rstrip("."), unit) == unit) or self.names in ("han", "kana"):
                 spellings.setdefault(word, unit)
+                spellings.setdefault(word.replace("’", "'"), unit)
                 if self.names == "nouns" and len(word) > 3:  # the dative plural: mit 5 Kilometern
                     spellings.setdefault(f"{word}n", unit)
         for unit, words in self.units.items():
             spellings.update(dict.fromkeys(words.split("|"), unit))
+        spellings.update({word.replace("'", "’"): unit for word, unit in spellings.items() if "'" in word})
         spellings.pop("", None)
         return spellings
 
@@ -183,12 +225,6 @@ class Profile:
         """Words of at least one occurrence in a million, in lower case; none for a language without a list."""
         return common_words(self.code)
 
-    @cached_property
-    def common_characters(self) -> frozenset[str]:
-        """The most frequent words of one character, in Chinese and Japanese, and the numerals."""
-        frequent = [word for word in frequent_words(self.code) if len(word) == 1][:120]
-        return frozenset([*frequent, *"一二三四五六七八九十百千万亿億两〇"])
-
 
 @lru_cache(maxsize=16)
 def common_words(code: str) -> frozenset[str]:
@@ -210,7 +246,15 @@ def frequent_words(code: str) -> list[str]:
     return [word for bucket in buckets for word in bucket]
 
 
+def without_accents(word: str) -> str:
+    """Return a word without accents."""
+    return "".join(c for c in unicodedata.normalize("NFKD", word) if not unicodedata.combining(c))
+
+
 _ENGLISH_MONTHS = "january february march april may june july august september october november december"
+_MIN_FORMS = 3
+"""A verb or a noun has so many common forms; a name has fewer."""
+_SCALE = re.compile(r"0[\s\u00a0](?P<word>[^\W\d_]{2,})\.?")
 _NUMBER = re.compile(r"[\d\u200e\u200f\u061c\u00a0\u202f]+")
 _CLDR_UNITS = {
     "length-kilometer": "km", "length-meter": "m", "length-centimeter": "cm", "length-millimeter": "mm",
@@ -226,12 +270,13 @@ _CLDR_UNITS = {
     "power-watt": "w", "power-kilowatt": "kw", "power-megawatt": "mw", "power-gigawatt": "gw",
     "electric-volt": "volt", "digital-byte": "byte", "digital-kilobyte": "kb", "digital-megabyte": "mb",
     "digital-gigabyte": "gb", "digital-terabyte": "tb", "concentr-percent": "%",
+    "volume-cubic-meter": "m3",
 }  # fmt: skip
 """CLDR's name of a unit -> ours."""
 
 _SYMBOLS_OF_UNITS = {
     "km": "km", "m": "m", "cm": "cm", "mm": "mm", "kg": "kg", "g": "g", "mg": "mg", "litre": "l", "ml": "ml",
-    "hectare": "ha", "km2": "km²|km2", "m2": "m²|m2", "celsius": "°c|° c", "fahrenheit": "°f|° f", "degree": "°",
+    "hectare": "ha", "km2": "km²|km2", "m2": "m²|m2", "m3": "m³|m3", "celsius": "°c|° c", "fahrenheit": "°f|° f", "degree": "°",
     "km/h": "km/h|kmh", "mph": "mph", "millisecond": "ms", "second": "s|sec", "minute": "min",
     "hour": "h", "hz": "hz", "khz": "khz", "mhz": "mhz", "ghz": "ghz", "w": "w",
     "kw": "kw", "mw": "mw", "gw": "gw", "volt": "v", "kb": "kb", "mb": "mb", "gb": "gb", "tb": "tb", "%": "%|％",
@@ -281,12 +326,13 @@ class Grammar:
             self._starts.setdefault(start["unit"] if start else spelling, []).append(spelling)
         comma = profile.decimal_sign == ","
         group, mark = (r".\u00a0\u202f ٬'’", ",") if comma else (r",\u00a0\u202f'’٬", ".")
-        scales = "|".join(sorted(map(re.escape, self.scales), key=len, reverse=True)) or r"\Z."
+        self.digit_scales = profile.digit_scales
+        scales = "|".join(sorted(map(re.escape, self.digit_scales), key=len, reverse=True)) or r"\Z."
         decade = r"s\b" if profile.code == "en" else r"\Z."
         self.number = re.compile(
             rf"(?P<iso>\d{{4}}-\d\d-\d\d\b)|(?P<digits>\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{mark}٫]\d+)?(?!\d)"
             rf"|\d+(?:[{'.,' if comma else '.'}٫]\d+)?)(?P<decade>{decade})?"
-            rf"(?P<ordinal>{profile.ordinal or chr(92) + 'Z.'})?(?:\s?(?P<scale>{scales}|k)\b)?"
+            rf"(?P<ordinal>{profile.ordinal or chr(92) + 'Z.'})?(?:\s?(?P<scale>{scales}|k)\b(?:\.(?=\s))?)?"
         )
         words = [*self.values, *self.scales]
         joins = "|".join(profile.joins) or r"\Z."
@@ -297,6 +343,7 @@ class Grammar:
         one = f"(?:{any_word})" + (f"(?:(?:{joins})?(?:{any_word}))*" if profile.compound else "")
         between = rf"(?:\s+|-|\s+(?:{joins})\s+|-(?:{joins})-)"
         self.number_in_words = re.compile(rf"{one}(?:{between}{one})*\b")
+        self.units_with_numbers = [s for s in self.units if " " in s and not set(s.split()).isdisjoint(words)]
         self._known: dict[str, bool] = dict.fromkeys(words, True)
         day = r"\d{1,2}(?:st|nd|rd|th|er|\.?[ºª°]|\.)?"
         days = rf"(?P<days>{day}(?:\s*(?:,|and|or|to|&|[-–—]|und|bis|et|au|y|al|e|a)\s*{day}){{0,3}})"

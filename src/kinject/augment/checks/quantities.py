@@ -53,6 +53,13 @@ _TIME = re.compile(r"(?<!\d)\d{1,2}:\d\d(?::\d\d)?(?!\d)")
 _DAY_FIRST = re.compile(r"(?<![\d.])(\d{1,2})([./])(\d{1,2})\2(\d{4})(?!\d)")
 _ITALIAN_CENTURY = re.compile(r"\b(?:Due|Tre|Quattro|Cinque|Sei|Sette|Otto|Nove)cento\b")
 """The Quattrocento is the 15th century."""
+_NUMBER_ADJECTIVE = re.compile(
+    r"(zwei|drei|vier|fünf|sechs|sieben|acht|neun|zehn|elf|zwölf|zig|ßig|hundert"
+    r"|twee|drie|vijf|zes|zeven|negen|tien|twaalf|tig|honderd)"
+    r"(?=jähr|tägig|stündig|wöchig|monatig|prozentig|köpfig|stöckig|stellig|jarig|daags|koppig)",
+    re.IGNORECASE,
+)
+"""siebenjährig: the number word before what it counts."""
 _NEXT_YEAR = re.compile(r"\b(?:(?:next|following|subsequent) year|year (?:later|after|afterwards))\b")
 _PREVIOUS_YEAR = re.compile(r"\b(?:(?:previous|preceding|prior) year|year (?:earlier|before))\b")
 _COUNTED_DECADES = re.compile(r"\b(?P<words>[a-z]+|\d+) [a-z]+ (?P<unit>decades|centuries)\b")
@@ -65,9 +72,14 @@ _HAN_DIGITS = {digit: value for value, digit in enumerate("零一二三四五六
 _HAN_SCALES = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "萬": 10**4, "億": 10**8, "亿": 10**8, "兆": 10**12}
 _HAN = "".join([*_HAN_DIGITS, *_HAN_SCALES])
 _HAN_NUMBER = re.compile(
-    rf"(?P<symbol>[$€£¥￥])?(?<![A-Za-z\d.])(?P<number>\d+(?:,\d{{3}})*(?:\.\d+)?[十百千万萬億亿兆]*(?:\d+[千万萬億亿])*|[{_HAN}]+)"
+    rf"(?P<symbol>[$€£¥￥])?(?<![A-Za-z\d.])(?P<number>\d+(?:,\d{{3}})*(?:\.\d+)?(?:[十百万萬億亿兆]|千(?![米克瓦卡伏赫]))*(?:\d+[千万萬億亿])*|[{_HAN}]+)"
 )
 _HAN_PERCENT = re.compile(rf"百分之([\d.{_HAN}]+)")
+_TENTHS = {
+    "ja": re.compile(rf"(?<![\d{_HAN}])([2-9二三四五六七八九])割(?![\u4e00-\u9fff])"),
+    "zh": re.compile(rf"(?<![\d{_HAN}])([2-9二三四五六七八九两])成(?![功为年员立熟果就本分])"),
+}
+"""6割 and 六成 are 60%."""
 _HAN_PARTS = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?|[{_HAN}]")
 _COUNTERS = frozenset(
     "个個名艘人位座条條只隻次种種本张張家国國所间間层層台辆架匹头頭首部篇项項件场場届組组批代枚冊軒階階回社着校つ棟尾羽丁幅支株棵块片"
@@ -135,6 +147,8 @@ def extract_quantities(text: str, code: str = "en") -> Quantities:
         text = _take_dates_and_times(text, code, quantities)
     if code == "it":
         text = _ITALIAN_CENTURY.sub("secolo", text)
+    if code in ("de", "nl"):
+        text = _NUMBER_ADJECTIVE.sub(r"\1 ", text)
     lower = text.lower()
     words = set(_WORDS.findall(lower))
     taken = _add_digits(lower, grammar, quantities) if has_digits else []
@@ -187,7 +201,7 @@ def _add_digits(lower: str, grammar: Grammar, quantities: Quantities) -> list[in
         if match is None:
             continue
         end = match.end()
-        ends.append(end)
+        ends.append(match.end("scale") if match["scale"] else end)
         if match["iso"]:
             year, month, day = (int(part) for part in match["iso"].split("-"))
             quantities.add(str(year))
@@ -208,6 +222,10 @@ def _add_words(
     Words that end where a number in digits ends belong to it: 5 million.
     """
     starts = sorted(start for word in words for start in _occurrences(word, lower) if start + len(word) not in taken)
+    for spelling in grammar.units_with_numbers:  # 90 por ciento are not a hundred
+        if spelling in lower:
+            units = [(start, start + len(spelling)) for start in _occurrences(spelling, lower)]
+            starts = [start for start in starts if not any(first < start < end for first, end in units)]
     end = 0
     for start in starts:
         match = grammar.number_in_words.match(lower, start) if start >= end else None
@@ -291,6 +309,8 @@ def _is_month(text: str, start: int, end: int) -> bool:
 def _add_han_numbers(text: str, grammar: Grammar, quantities: Quantities) -> None:
     """Add the numbers of a Chinese or Japanese text, in digits and in Chinese numerals."""
     text = _HAN_PERCENT.sub(r"\1%", text)
+    if "割" in text or "成" in text:
+        text = _TENTHS[grammar.profile.code].sub(lambda match: f"{_han_value(match[1])}0%", text)
     if ":" in text:
         for match in _TIME.finditer(text):
             quantities.add(match[0].removeprefix("0"))
@@ -362,7 +382,7 @@ def _decimal(match: re.Match[str], grammar: Grammar) -> str:
     value = Decimal(digits)
     scale = match["scale"] or ""
     if scale:
-        value *= 1000 if scale == "k" else grammar.scales[scale]
+        value *= 1000 if scale == "k" else grammar.digit_scales[scale]
     return _format_decimal(value) + ("s" if match["decade"] else "")
 
 
@@ -387,29 +407,40 @@ class Difference:
 
 
 def compare_quantities(
-    source: Quantities, variant: Quantities, complete: bool, known: Quantities, kept: Quantities
+    source: Quantities,
+    variant: Quantities,
+    complete: bool,
+    known: Quantities,
+    kept: Quantities,
+    words_known: bool = True,
 ) -> Iterator[Difference]:
-    """Yield the differences. `known` quantities of the source's frame may appear, `kept` are those of the variant's frame."""
+    """Yield the differences. `known` quantities of the source's frame may appear, `kept` are those of the variant's frame.
+
+    Without `words_known`, number words of the language are not read.
+    """
     present = variant.numbers.keys() | variant.implied | kept.numbers.keys() | kept.implied
     allowed = source.numbers.keys() | source.implied | known.numbers.keys() | known.implied
     lost = source.stated - present if complete else set()
     for number in sorted(lost, key=_by_size):
-        sure = not (number in source.counted and int(number) <= _MAX_COUNT) and not _is_written_otherwise(
-            number, present
-        )
-        yield Difference("number", f"{number} is lost", sure and not _has_parts(number, present), lost=True)
+        counted = number in source.counted and int(number) <= _MAX_COUNT
+        # The words for a number are not known in every language; then a new number beside the lost one decides.
+        unread = not words_known and number.isdigit() and (len(number) < 3 or int(number) % 100 == 0)
+        sure = not (counted or unread or _is_written_otherwise(number, present) or _has_parts(number, present))
+        yield Difference("number", f"{number} is lost", sure, lost=True)
     if lost:  # five became two: a word that need not be a number replaces one
         for number in sorted(variant.numbers.keys() - variant.stated - allowed - {"0", "1"}, key=_by_size):
             yield Difference("number", f"{number} is not in the source", sure=False)
     new = (variant.stated | {number for number in kept.stated if len(number) > 2}) - allowed
     replaced = source.numbers.keys() - present
+    if not complete:
+        new -= _enumeration(variant)
     for number in sorted(new, key=_by_size):
         if number in variant.counted and not (replaced and complete):
             if int(number) > 5:
                 yield Difference("number", f"{number} is not in the source", sure=False)
             continue
         small = not complete and number.isdigit() and int(number) <= _MAX_COUNT and not variant.numbers.get(number)
-        derived = not complete and _is_derived(number, source)
+        derived = not complete and (_is_derived(number, source) or _is_scaled(number, allowed))
         sure = not (small or derived or _is_written_otherwise(number, allowed) or _has_parts(number, allowed))
         yield Difference("number", f"{number} is not in the source", sure)
     yield from _compare_dates(source, variant, complete, known, kept)
@@ -435,6 +466,14 @@ def _compare_dates(
             yield Difference("date", f"{day} {MONTHS[month - 1].title()} is not in the source")
 
 
+def _enumeration(quantities: Quantities) -> set[str]:
+    """Return the numbers from 1 on, three or more without a gap and without units: they number cards, steps or answers."""
+    last = 0
+    while quantities.numbers.get(str(last + 1), {""}) == set():
+        last += 1
+    return {str(number) for number in range(1, last + 1)} if last > 2 else set()
+
+
 def _by_size(number: str) -> tuple[int, str]:
     return -len(number), number
 
@@ -445,6 +484,13 @@ def _is_written_otherwise(number: str, others: Iterable[str]) -> bool:
         return False
     digits = number.replace(".", "")
     return any(digits == other.replace(".", "") for other in others if "." in other or "." in number)
+
+
+def _is_scaled(number: str, others: Iterable[str]) -> bool:
+    """Return whether one of `others` is a number of thousands, millions or billions: 2.1 for 2.1 billion."""
+    if not number.replace(".", "").isdigit():
+        return False
+    return not {_format_decimal(Decimal(number) * 10**power) for power in (3, 6, 9)}.isdisjoint(others)
 
 
 def _has_parts(number: str, others: Iterable[str]) -> bool:
