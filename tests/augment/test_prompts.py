@@ -52,7 +52,7 @@ def _prompts() -> dict[str, str]:
     found["judge.txt"] = _show("judge", judge_messages(PROSE.title, PROSE.text, "REWRITING"))
     found["judge_statements.txt"] = _show("statements", statement_messages(PROSE.title, PROSE.text))
     found["judge_part.txt"] = _show(
-        "judge", judge_messages(PROSE.title, PROSE.text, "REWRITING", complete=False, statements="STATEMENTS")
+        "judge", judge_messages(PROSE.title, PROSE.text, "REWRITING", STYLES["questions"].rules, "STATEMENTS")
     )
     return found
 

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from recipe_values import Draw, all_keys, bases, draw, judge, judge_all, write_inputs
+from recipe_values import Draw, Outcome, all_keys, bases, draw, judge, judge_all, write_inputs
 
 from kinject.augment.requests import limits
 
@@ -52,6 +52,13 @@ def test_any_value_of_any_key_is_trained_with_or_refused_by_name(folder: Path) -
         ("adapter.trainable_token_indices", "[]"),
         ("model.new.num_hidden_layers", "-9223372036854775808"),
         ("questions.generator.tokens_per_minute", "2"),
+        ("eval.retrieval.documents", "[tiny]"),
+        ("eval.retrieval.kind", "dense"),
+        ("model.new.rope_parameters", "{rope_theta: 0, rope_type: default}"),
+        ("study.models.base.recipe", "tiny"),
+        ("adapter.monteclora_config", "'true'"),
+        ("adapter.velora_config", "{nope: 1}"),
+        ("adapter.use_bdlora", "true"),
     ],
 )
 def test_values_that_went_wrong_once_are_refused_by_name(folder: Path, name: str, text: str) -> None:
@@ -59,6 +66,12 @@ def test_values_that_went_wrong_once_are_refused_by_name(folder: Path, name: str
     outcome = judge(Draw(key, text), folder)
     assert not outcome.fault, outcome.fault
     assert outcome.what in ("refused", "refused late", "input missing")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_embeddings_of_tokens_that_two_layers_share_are_planned_as_they_are_trained(folder: Path) -> None:
+    key = next(key for key in all_keys() if key.name == "adapter.trainable_token_indices")
+    assert judge(Draw(key, "[5]"), folder) == Outcome("done")
 
 
 def test_every_key_of_every_verb_is_drawn() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import DictLoader, StrictUndefined, Template, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from kinject.augment.checks.checker import Rules
 from kinject.augment.checks.language import detect_language, find_script, language_name
 from kinject.augment.checks.names import SENTENCE_STARTERS
 from kinject.augment.checks.prompt_injection import escape_tags, has_injection
@@ -175,14 +176,16 @@ _SENTENCE_NUMBER = re.compile(r"\[(\d+)\] ")
 
 
 def judge_messages(
-    title: str, passage: str, text: str, *, complete: bool = True, statements: str = ""
+    title: str, passage: str, text: str, rules: Rules | None = None, statements: str = ""
 ) -> list[Message]:
-    """Return the messages that ask whether `text` keeps the facts of `passage`, all of them if `complete`.
+    """Return the messages that ask whether `text` keeps the facts of `passage`, as a style's `rules` want it.
 
     `statements` is a list of what the passage states, "" without one. It comes before the text, so that servers can reuse it.
     """
+    rules = rules or Rules()
     shown = {
-        "text": number_sentences(escape_tags(text)), "complete": complete, "statements": escape_tags(statements),
+        "text": number_sentences(escape_tags(text)), "complete": rules.complete, "explains": rules.explains,
+        "statements": escape_tags(statements),
     }  # fmt: skip
     _, asked = ask(title, passage, render(JUDGE, Source(title, passage), shown))
     return [{"role": "system", "content": shared_texts()["judge_system"].strip()}, asked]

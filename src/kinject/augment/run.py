@@ -424,10 +424,8 @@ class Rewriter:
         if self.judge is None or group.style.mechanical:
             return
         accepted = [answer for answer in answers if answer.accepted and answer.text]
-        judge, complete = self.judge, group.style.rules.complete
-        verdicts = await _gather(
-            group, (judge.verdict(title, passage, answer.text, complete=complete) for answer in accepted)
-        )
+        judge, rules = self.judge, group.style.rules
+        verdicts = await _gather(group, (judge.verdict(title, passage, answer.text, rules) for answer in accepted))
         for answer, verdict in zip(accepted, verdicts, strict=True):
             if isinstance(verdict, EndpointError):
                 answer.error = verdict

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kinject.disk import fix_for, is_system_failure
-from kinject.errors import KinjectError
+from kinject.errors import DiskError, InputError, KinjectError
 from kinject.process import check_environment, is_first_process, is_launched, is_shortage
 from kinject.signals import exit_code, handled_by, terminable
 from kinject.terminal import Formatter, lost_output, protect_streams, show
@@ -140,7 +140,13 @@ def _run(words: Sequence[str]) -> int:
         show(render_next_step())
         return 0
     check_environment()
-    code = int(arguments.run(arguments))
+    try:
+        code = int(arguments.run(arguments))
+    except (InputError, DiskError) as error:
+        if not hasattr(arguments, "recipe"):
+            raise
+        lines = (line + arguments.recipe.key_of_input(line) for line in str(error).split("\n"))
+        raise type(error)("\n".join(lines)) from error
     sys.stdout.flush()
     return code
 

@@ -58,4 +58,6 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Recipe:
         if any(path == recipe.path for recipe in read_shipped().values()):
             name = path.relative_to("recipes").with_suffix("")
             raise InputError(f"{path}: not in this folder. kinject recipes copy {name} puts it here.")
-    return read_recipe(path, overrides, verb)
+    recipe = read_recipe(path, overrides, verb)
+    arguments.recipe = recipe  # for the message of an error
+    return recipe

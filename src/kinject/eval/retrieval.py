@@ -256,7 +256,10 @@ def _load_embedder(embedder: str) -> Any:
         raise InputError(
             f"eval.retrieval.kind: dense retrieval needs {error.name}. Install it: pip install 'kinject[rag]'."
         ) from error
-    source = find_source(embedder, "embedder")
+    try:
+        source = find_source(embedder, "embedder")
+    except InputError as error:
+        raise InputError(f"eval.retrieval.embedder (for kind: dense and both; bm25 needs none): {error}") from error
     _refuse_code(Path(source))
     try:
         return SentenceTransformer(source, trust_remote_code=False, model_kwargs={"use_safetensors": True})

@@ -1,6 +1,7 @@
 """The files of a model folder, checked before a library reads them: their kinds, config.json, the weights' headers.
 
-Everything here reads a few kilobytes, needs no torch and allocates nothing of the model's size.
+That reads a few kilobytes, needs no torch and allocates nothing of the model's size. `check_buffers` checks what a
+loaded model has computed from config.json.
 """
 
 from __future__ import annotations
@@ -253,3 +254,16 @@ def first_line(error: BaseException) -> str:
     """Return an error's message in one line without its full stop, its class if the message is empty."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text[:200].rstrip(".")
+
+
+def check_buffers(model: Any, place: str, source: str) -> None:
+    """Raise `InputError` if a tensor that is computed from the config holds a NaN or +inf (a mask may hold -inf).
+
+    Torch's attention on the CPU hides that in rows of less than 16 tokens: it writes 0 where all scores are NaN.
+    """
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point() and not buffer.is_meta and not bool((buffer.float() < math.inf).all()):
+            raise InputError(
+                f"{place}: {name}, which is computed from {source}, is not finite. Check the numbers there (rope_theta, "
+                "rope_parameters, scaling factors)."
+            )

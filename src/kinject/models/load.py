@@ -19,6 +19,7 @@ from kinject.models.folder import (
     GENERATION_CONFIG,
     Header,
     base_of_adapter,
+    check_buffers,
     check_files,
     check_model,
     first_line,
@@ -284,6 +285,7 @@ def _check_finite(folder: Path, model: PreTrainedModel, *, quantized: bool) -> N
             f"{folder}: {name} holds a value that is not finite in {dtype}. If its file holds a number, that is out of "
             f"{dtype}'s range: load it as float32 (model.dtype). If not, make the model again."
         )
+    check_buffers(model, str(folder), CONFIG)
 
 
 def _quantization_config(kind: str, dtype: torch.dtype) -> Any:
@@ -460,6 +462,7 @@ def new_model(
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         model_config, dtype=torch.float32, attn_implementation=attention
     )
+    check_buffers(model, "model.new", "this section")
     return model
 
 

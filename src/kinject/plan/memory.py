@@ -199,15 +199,17 @@ def simulate(config: StepConfig) -> Memory:
 
 
 def _allocate_fake_storages(model: Any) -> None:
-    """Give the tensors of a model on the meta device fake storages. Shared ones (tied embeddings) stay shared."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    model.to_empty(device="cpu")
-    for first, *others in names.values():
-        for name in others:
-            folder, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(folder), leaf, model.get_parameter(first))
+    """Give the tensors of a model on the meta device fake storages. Shared ones (tied embeddings, adapters) stay shared."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and id(tensor) not in made:
+                    empty = torch.empty_like(tensor, device="cpu", requires_grad=False)
+                    is_parameter = isinstance(tensor, torch.nn.Parameter)
+                    new = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
+                    made[id(tensor)] = (tensor, new)
+                tensors[name] = None if tensor is None else made[id(tensor)][1]
 
 
 def _run_micro_batch(model: Any, config: StepConfig, tracker: MemoryTracker) -> None:

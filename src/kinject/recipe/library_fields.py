@@ -182,7 +182,7 @@ def plain_hint(hint: Any) -> Any:
         return functools.reduce(operator.or_, options)
     if origin is list or hint is list:
         return types.GenericAlias(tuple, (plain_hint(arguments[0]) if arguments else Any, ...))
-    if origin is dict or hint is dict:
+    if origin is dict or hint is dict or dataclasses.is_dataclass(hint):
         return dict[str, Any]
     known = (str, int, float, bool, type(None))
     return hint if hint in known else Any
@@ -367,6 +367,10 @@ ADAPTER_REFUSED = {
         ("peft_version", "base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "runtime_config"),
         "is peft's own record of a saved adapter. Remove the line.",
     ),
+    **dict.fromkeys(
+        ("monteclora_config", "kasa_config"),
+        "needs terms of its own in the loss, which the trainer does not compute. Remove the line.",
+    ),
     **dict.fromkeys(("megatron_config", "megatron_core"), "is for Megatron's layers. Remove the line."),
     "alora_invocation_tokens": "adapts only what follows these tokens, which no corpus row holds. Remove the line.",
     "arrow_config": "routes between adapters that are trained already. Remove the line.",
@@ -395,7 +399,22 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
             checker.is_in_bounds(
                 checker.value(field_hint(known[key], hints[key]), value, path), RANGES.get(key, {}), path
             )
+            _check_settings(hints[key], value, path, checker)
         elif key == MERGE:
             checker.value(bool, value, path)
         else:
             checker.report(path, f"unknown key of peft's LoraConfig.{suggestion(key, {*known, MERGE})}")
+
+
+def _check_settings(hint: Any, value: Any, key: KeyPath, checker: Checker) -> None:
+    """Report the unknown keys and wrong types in `value` if `hint` is, or may be, one of the library's dataclasses."""
+    kind = next((option for option in (hint, *get_args(hint)) if dataclasses.is_dataclass(option)), None)
+    if kind is None or not isinstance(value, Mapping):
+        return
+    hints = typing.get_type_hints(kind)
+    allowed = {field.name for field in dataclasses.fields(kind) if field.init}
+    for name, item in value.items():
+        if name in allowed:
+            checker.value(plain_hint(hints[name]), item, (*key, name))
+        else:
+            checker.report((*key, name), f"unknown key.{suggestion(name, allowed)}")

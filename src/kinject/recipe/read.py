@@ -89,6 +89,7 @@ class Recipe(Sections):
     notes: tuple[str, ...]
     _file: YamlFile
     _overridden: frozenset[KeyPath]
+    _inputs: Mapping[str, KeyPath]
 
     @property
     def command_line(self) -> str:
@@ -98,6 +99,18 @@ class Recipe(Sections):
     def where(self, key: str | KeyPath) -> str:
         """Return ``file:line`` of a key (dotted, or part by part), or ``command line`` if an override set it."""
         return _where(self._file, self._overridden, tuple(key.split(".")) if isinstance(key, str) else key)
+
+    def key_of_input(self, message: str) -> str:
+        """Return `` (file:line: key)`` of the input that `message` is about as a whole, "" if it is about none.
+
+        It begins with the input's path, or with that of a file below it. A fault on a line of a file needs no key.
+        """
+        if re.match(r"[^:\n]+:\d+:", message):
+            return ""
+        about = [path for path in self._inputs if message.startswith((f"{path}:", f"{path}/"))]
+        if not about:
+            return ""
+        return f" ({str(self.fault(self._inputs[max(about, key=len)], '')).removesuffix(': ')})"
 
     def fault(self, key: str | KeyPath, what: str) -> Fault:
         """Return the fault `what` at `key`."""
@@ -195,6 +208,7 @@ def read_recipe(
     raw = copy.deepcopy(file.root)
     faults: list[Fault] = []
     overridden: set[KeyPath] = set()
+    inputs: dict[str, KeyPath] = {}
     for override in overrides:
         fault = _apply_override(override, raw, overridden)
         if fault is not None:
@@ -207,6 +221,8 @@ def read_recipe(
         faults.append(Fault(_where(file, frozenset(overridden), key), ".".join(map(str, key)), what))
 
     def check_input(key: KeyPath, kind: str, value: str) -> None:
+        if kind != "output":
+            inputs.setdefault(str(Path(value)), key)
         fault = _input_fault(value, kind, must_exist=key[0] in checked)
         if fault:
             report(key, fault)
@@ -236,7 +252,7 @@ def read_recipe(
         raise RecipeError(faults)
     return kind(
         **sections, path=path, overrides=tuple(overrides), raw=raw, notes=tuple(notes), _file=file,
-        _overridden=frozenset(overridden),
+        _overridden=frozenset(overridden), _inputs=inputs,
     )  # fmt: skip
 
 
@@ -301,7 +317,8 @@ def _input_fault(value: str, kind: str, *, must_exist: bool) -> str:
         return ""
     if must_exist and not _is_input(value, kind):
         return f"found {value!r}, but nothing is there.{_hint_at_path(value)}"
-    if must_exist and kind == "file" and not is_folder(value):
+    may_be_folder = kind in ("documents", "files") and is_folder(value)
+    if must_exist and kind != "model" and path_exists(Path(value)) and not may_be_folder:
         try:
             check_regular(Path(value))
         except DiskError as error:

@@ -2,8 +2,8 @@
 
 The metadata of a field: `help`; the bounds of a number (of each number in a list or mapping): `min` or `above` (excluded),
 `max` or `below` (excluded), and `or`, one value outside of them; `nonempty`;
-`path`, an input ("file", "model" or "documents"; the last two may be names on the hub) that must exist when a verb runs,
-or an "output";
+`path`, an input that must exist when a verb runs ("file"; "files", which may be a folder; "documents" and "model", which
+may be folders or names on the hub), or an "output";
 `holds`, a text into which a secret is easily put ("url", or "variable" for the name of one): a secret there is refused.
 """
 
@@ -367,7 +367,7 @@ class QuestionSetSection:
 class RetrievalSection:
     """Retrieval of passages by words, meaning or both; the best K precede the question."""
 
-    documents: tuple[str, ...] = option((), help="Documents (JSONL) to search.", path="file")
+    documents: tuple[str, ...] = option((), help="Documents (JSONL) to search.", path="files")
     k: tuple[int, ...] = option(
         (3,), help="Numbers of passages; each is a separate arm.", min=1, max=100, nonempty=True
     )

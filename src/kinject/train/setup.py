@@ -76,10 +76,10 @@ def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     names = check_trainable(trainer.model, recipe)
     trainer.guard.output = sample_output(trainer.model, trainer.train_dataset[0])
     if not trainer.guard.output.isfinite().all():
+        name = recipe.model.path or f"{recipe.where('model.new')}: model.new"
         raise InputError(
-            f"{recipe.model.path or recipe.where('model.new')}: the model's output on the first row of the corpus is not "
-            "finite, so it cannot be trained. Check the numbers of its configuration (rms_norm_eps, rope_theta, "
-            "initializer_range, scaling factors)."
+            f"{name}: the model's output on the first row of the corpus is not finite, so it cannot be trained. Check the "
+            "numbers of its configuration (rms_norm_eps, rope_theta, initializer_range, scaling factors)."
         )
     trainer.guard.warnings += precision_warnings(recipe, config)
     trainer.guard.warnings += check_start(recipe.guards, tokenizer, trainer.model, len(tokenized.train.rows), config)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment, render_summary
-from kinject.augment.checks.checker import normal_form
+from kinject.augment.checks.checker import Rules, normal_form
 from kinject.augment.checks.facts import Comparison
 from kinject.augment.checks.judge import (
     MIN_PRECISION,
@@ -193,9 +193,11 @@ def test_the_statements_of_a_passage_are_listed_once_and_shown_with_each_text() 
 
 
 def test_a_text_that_may_leave_facts_out_is_not_searched_for_lost_ones() -> None:
-    whole, part = (judge_messages("", SOURCE, TEXT_OF, complete=complete)[-1]["content"] for complete in (True, False))
+    rules = (Rules(), Rules(complete=False), Rules(explains=True))
+    whole, part, explaining = (judge_messages("", SOURCE, TEXT_OF, one)[-1]["content"] for one in rules)
     assert ("LOST" in whole, "LOST" in part) == (True, False)
     assert "may leave facts out" in part
+    assert ("explain a hard word" in whole, "explain a hard word" in explaining) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ class Rules:
     (nearly) the source. `refuse_near`: it must not be nearly another accepted text (the same words in the same order are
     always refused).
     `shortest` and `longest` bound its words per word of the source; a difference of up to 8 words is always allowed.
-    `explains`: it may add explanations of words.
+    `explains`: it may add explanations of words; the judge is told so.
     """
 
     complete: bool = True

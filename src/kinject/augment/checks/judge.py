@@ -17,7 +17,7 @@ from itertools import cycle, islice
 from random import Random
 
 from kinject.augment.answers import lines_of
-from kinject.augment.checks.checker import Verdict, check_completion, normal_form
+from kinject.augment.checks.checker import Rules, Verdict, check_completion, normal_form
 from kinject.augment.checks.language import detect_language
 from kinject.augment.checks.planted_errors import ALL_KINDS, RELATION_KINDS, find_names, plant_error, reword
 from kinject.augment.checks.prompt_injection import has_injection
@@ -176,29 +176,29 @@ class Judge:
     lists_statements: bool = False
     score: JudgeScore = field(default_factory=lambda: JudgeScore({}, {}, 0, 0))
 
-    async def verdict(self, title: str, passage: str, text: str, *, complete: bool = True) -> Verdict:
-        """Return whether the judge finds no other fact in `text` than in `passage`, and every one if `complete`.
+    async def verdict(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
+        """Return whether the judge finds no other fact in `text` than in `passage`, and all that a style's `rules` want.
 
         A missing verdict counts as a refusal. Prompt injection can make a judge call everything faithful. If passage or
         text contains some, the judge must also refuse the text with an error planted in it. Raises as `Sender.send`.
         """
-        verdict = await self._ask(title, passage, text, complete)
+        verdict = await self._ask(title, passage, text, rules)
         if not verdict.accepted or not has_injection(title, passage, text):
             return verdict
         rng = Random(content_id(self.seed, passage, text))
         language = detect_language(passage) or "en"
         texts = (plant_error(kind, text, rng, ["Zembla"], language) for kind in ALL_KINDS)
         wrong = next((changed for changed in texts if changed is not None), None)
-        if wrong is None or (await self._ask(title, passage, wrong, complete)).accepted:
+        if wrong is None or (await self._ask(title, passage, wrong, rules)).accepted:
             return Verdict(
                 "judge", "prompt injection in the passage, and the judge missed an error planted in this text"
             )
         return verdict
 
-    async def _ask(self, title: str, passage: str, text: str, complete: bool = True) -> Verdict:
+    async def _ask(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
         """Return the judge's verdict. An unclear answer is a refusal; words at fault that are not there are asked again."""
         statements = await self._statements(title, passage) if self.lists_statements else ""
-        messages = judge_messages(title, passage, text, complete=complete, statements=statements)
+        messages = judge_messages(title, passage, text, rules, statements)
         opinion, missing = None, "it gave no verdict"
         for attempt in range(_MAX_REQUESTS):
             completion = await self.sender.send(messages, self._seed_of(messages, attempt))

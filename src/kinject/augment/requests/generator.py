@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,14 +24,13 @@ class Structure:
     messages: list[Message]
 
 
-_FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*\Z", re.DOTALL | re.IGNORECASE)
-
-
 def json_in(text: str) -> dict[str, Any] | None:
     """Return the JSON object that an answer is, with or without a fence around it; None for another text."""
-    match = _FENCE.match(text)
+    text = text.strip()
+    if len(text) > 6 and text.startswith("```") and text.endswith("```"):
+        text = text[3:-3].removeprefix("json").removeprefix("JSON")
     try:
-        value = json.loads(match[1] if match else text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
