@@ -36,7 +36,7 @@ class Facts:
 
     `numbered` maps a capitalized word to the numbers next to it (Voyager 3, 12 Tharsis). `quotations` maps the normal
     form of a quotation to its text. `frame` has the quantities and names of headings, table headers and labels: they are
-    neither required nor new.
+    neither required nor new. `speakers` are the words of labels that begin the lines of a dialogue, and of greetings.
     """
 
     code: str
@@ -46,6 +46,7 @@ class Facts:
     numbered: dict[str, set[str]]
     text: str
     frame: tuple[Quantities, Names] = _NOTHING
+    speakers: frozenset[str] = frozenset()
 
     def contains(self, quotation: str) -> bool:
         """Return whether the text contains a quotation in its normal form."""
@@ -77,12 +78,15 @@ def extract_facts(text: str, code: str, context: str = "") -> Facts:
         if end - start == 4:  # a year may follow any name
             continue
         for found in (_WORD_BEFORE.search(body[max(0, start - 30) : start]), _WORD_AFTER.match(body, end)):
-            word = normal_word(found["word"]) if found else ""
+            word = normal_word(found["word"]) if found and found["word"][0].isupper() else ""
             if word and word not in SENTENCE_STARTERS and word not in grammar.profile.months:
                 numbered.setdefault(word, set()).add(match[0].rstrip(",").replace(",", ""))
     frame = f"{parts.frame}\n{context}".strip()
+    speakers = frozenset(_normal_words(parts.speakers).split()) if parts.speakers else frozenset()
     framed = (extract_quantities(frame, code), extract_names(frame, code)) if frame else _NOTHING
-    return Facts(code, extract_quantities(body, code), extract_names(body, code), quotations, numbered, text, framed)
+    return Facts(
+        code, extract_quantities(body, code), extract_names(body, code), quotations, numbered, text, framed, speakers
+    )
 
 
 def _normal_words(text: str) -> str:
@@ -151,6 +155,7 @@ def _differences(source: Facts, new: Facts, complete: bool) -> Iterator[Differen
     day_words = source.quantities.words_for_dates_of(new.quantities) | new.quantities.words_for_dates_of(
         source.quantities
     )
+    day_words |= source.speakers | new.speakers
     quoted = "".join(form for form in new.quotations if not source.contains(form))
     yield from compare_names(
         source.names, new.names, complete, day_words, known=source.frame[1], kept=new.frame[1],
@@ -200,7 +205,7 @@ _RULE = re.compile(r"[\s|:=_*~\-–—─━═│┃║┌┐└┘├┤┬┴
 _TABLE_RULE = re.compile(r"\|?\s*:?-{2,}:?\s*(?:\|\s*:?-{2,}:?\s*)*\|?")
 _BOX = "│┃║|▲▼↓↑→←►▶ \t"
 _ITEM = re.compile(
-    r"(?:>\s*)*(?:(?:[-*+•●○▪◦‣☐☑☒✓✔□■◆→▶►–—·・]|\[[ xX]?\]|[①-⑳❶-❿])\s*"
+    r"(?:>\s*)*(?:(?:[-*+](?=\s)|[•●○▪◦‣☐☑☒✓✔□■◆→▶►–—·・]|\[[ xX]?\]|[①-⑳❶-❿])\s*"
     r"|\(?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{1,4})[.)](?=\s|\Z)\s*|[（(]?(?:\d{1,3}|[一二三四五六七八九十]{1,3})[、．）)](?!\d)\s*)+"
 )
 _NUMBER_ITEM = re.compile(r"\d{1,3}\.\s+(\w+)")
@@ -244,7 +249,8 @@ def split_parts(text: str, months: Container[str] = ()) -> Parts:
             lines.append(_without_item(line, months))
     labels = [_label_of(line, item) for line, item in lines]
     counts = Counter(label for label, _ in labels if label)
-    speakers = [label for label, n in counts.items() if n > 1]
+    # Where one label comes again, the others are speakers, too.
+    speakers = [label for label in counts if max(counts.values()) > 1 and label.count(" ") < 2]
     n_labels = sum(counts.values())
     for index, (line, _) in enumerate(lines):
         label, rest = labels[index]

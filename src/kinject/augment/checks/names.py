@@ -59,7 +59,7 @@ _ENDINGS_AFTER_DIGITS = frozenset(
     ("st", "nd", "rd", "th", "s", "bn", "k", "er", "ers", "e", "ème", "eme", "o", "a", "os", "as", "ste", "de")
 )
 _KATAKANA = re.compile(r"[ァ-ヺー]{2,}")
-_JOINED_HAN = re.compile(r"[\u4e00-\u9fff]{1,6}(?:[·・‧][\u4e00-\u9fff]{1,6})+")
+_JOINED_HAN = re.compile(r"[\u4e00-\u9fff]{1,2}[·・‧][\u4e00-\u9fff]{1,2}")
 _HAN_TITLE = re.compile(r"《([^《》\n]{1,40})》")
 _HAN = re.compile(r"[\u4e00-\u9fff]+")
 
@@ -148,7 +148,13 @@ class NameReader:
         if following[:1].isupper() and not (common and following.lower() in self.profile.common_words):
             names.certain.add(word)
             names.spelling.setdefault(word, token)
-        elif not common and (not self.english or following in NAME_FOLLOWERS or token.endswith(("'s", "’s"))):
+        elif not common and (
+            not self.english
+            or following in NAME_FOLLOWERS
+            or following.endswith("ed")
+            or token.endswith(("'s", "’s"))
+            or token[1:].isupper()
+        ):
             names.possible.add(word)
             names.spelling.setdefault(word, token)
 
@@ -171,6 +177,8 @@ class NameReader:
     def _is_code(self, word: str) -> bool:
         """Return whether a word mixes letters and digits (A220, B52) and is not a number with a unit or an ending."""
         if word.isdigit() or not any(character.isdigit() for character in word):
+            return False
+        if word in self.profile.unit_of:  # km²
             return False
         measure = _MEASURE.fullmatch(word)
         return measure is None or (measure[1] not in self.profile.unit_of and measure[1] not in _ENDINGS_AFTER_DIGITS)
@@ -427,7 +435,9 @@ def _is_kept(name: str, names: Names, other: Names, reader: NameReader) -> bool:
 def _is_transliterated(name: str, text: str) -> bool:
     """Return whether two thirds of a name are in `text`: a run of transliterating characters may take its neighbours in."""
     size = max(2, -(-2 * len(name) // 3))
-    return len(name) > 2 and any(name[start : start + size] in text for start in range(len(name) - size + 1))
+    if len(name) < 3 or not set(name).isdisjoint("·・‧"):
+        return False
+    return any(name[start : start + size] in text for start in range(len(name) - size + 1))
 
 
 def _is_common(name: str, source: Names) -> bool:

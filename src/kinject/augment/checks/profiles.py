@@ -185,8 +185,9 @@ class Profile:
 
     @cached_property
     def common_characters(self) -> frozenset[str]:
-        """The most frequent words of one character, in Chinese and Japanese."""
-        return frozenset([word for word in frequent_words(self.code) if len(word) == 1][:120])
+        """The most frequent words of one character, in Chinese and Japanese, and the numerals."""
+        frequent = [word for word in frequent_words(self.code) if len(word) == 1][:120]
+        return frozenset([*frequent, *"一二三四五六七八九十百千万亿億两〇"])
 
 
 @lru_cache(maxsize=16)
@@ -365,7 +366,7 @@ class Grammar:
                 part, room, started = 0, scale, True
             elif 0 < value < room:
                 part += value
-                room = self._room(value)
+                room = 10 if value == 10 and self.profile.added_to else self._room(value)  # quatre-vingt-dix-huit
             elif value == 20 and part % 100 == 4 and self.profile.code == "fr":  # quatre-vingt
                 part, room = part - 4 + 80, 20
             elif value >= 20 and value % 10 == 0 and 0 < part % 100 < 10 and self.profile.compound and started:

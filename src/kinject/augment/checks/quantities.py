@@ -45,8 +45,8 @@ def roman_value(numeral: str) -> int:
 
 _WORDS = re.compile(r"[^\W\d_]+")
 _DIGITS = re.compile(r"\d+")
-_UNSPACED = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
-"""Letters of languages that write no space around numbers."""
+_UNSPACED = re.compile("[\u0590-\u06ff\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
+"""Letters of languages that may write no space before a number."""
 _ROMAN = re.compile(r"\b[IVXL]{2,8}\b")
 _RANGE_END = re.compile(r"(?<!\d)(\d\d)(\d\d)[–-](\d\d)(?!\d|-)")
 _TIME = re.compile(r"(?<!\d)\d{1,2}:\d\d(?::\d\d)?(?!\d)")
