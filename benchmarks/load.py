@@ -153,10 +153,10 @@ def evaluation(n: int, folder: Path, style: str) -> Work:
 
 
 def inference(n: int, folder: Path, style: str) -> Work:
-    """`n` questions, two of a document, three seeds: a study's intervals and sign flips."""
+    """`n` questions, two of a document, three seeds: a study's intervals and tests."""
     import numpy as np
 
-    from kinject.study.inference import CorrectnessMatrix, interval, near_p, sign_flip_p
+    from kinject.eval.statistics import CorrectnessMatrix, bounded_accuracy, make_contrast, near_p
 
     random = np.random.default_rng(0)
     ids, documents = tuple(map(str, range(n))), tuple(f"d{at // 2}" for at in range(n))
@@ -165,9 +165,8 @@ def inference(n: int, folder: Path, style: str) -> Work:
         one, other = (
             CorrectnessMatrix((random.random((3, n)) < share).astype(float), ids, documents) for share in (0.5, 0.45)
         )
-        interval(one)
-        interval(one, other)
-        sign_flip_p(one, other)
+        bounded_accuracy(one)
+        make_contrast(one, other, "other")
         near_p(one, 0.5, 0.1)
         return n
 
@@ -180,8 +179,8 @@ def report(n: int, folder: Path, style: str) -> Work:
     from kinject.recipe.study_section import ResourcesSection
     from kinject.report import write_report
     from kinject.results import Cost, Report
-    from kinject.study.analysis import arm_infos, question_results, summarize_arms
-    from kinject.study.arms import BASE, Arm
+    from kinject.study.analysis import question_results, summarize_arms
+    from kinject.study.arms import BASE, Arm, arm_infos
     from kinject.study.records import Records
 
     seeds = (0, 1, 2)

@@ -133,6 +133,13 @@ def test_faithfulness(material: Path, run_here: Callable[..., str]) -> None:
     assert max(map(float, caught)) == 100
 
 
+def test_claims(run_here: Callable[..., str]) -> None:
+    printed = run_here("study/claims.py", "--studies", "2")
+    assert len(re.findall(r"^\| among ten null claims, .* \| [\d.]+ \([\d.]+\) \|$", printed, re.MULTILINE)) == 3
+    assert len(re.findall(r"^\| \d+ documents, \d seeds, .* \|$", printed, re.MULTILINE)) == 6
+    assert len(re.findall(r"^\| detectable: .* \|$", printed, re.MULTILINE)) == 4
+
+
 def test_judge(tmp_path: Path, run_here: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS / "augment"))  # as when the program is started
     printed = run_here("augment/judge.py", "make", tmp_path, "--texts", "8")

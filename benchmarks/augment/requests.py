@@ -302,16 +302,16 @@ def run_others(folder: Path, server: Server, n_passages: int, n_each: int, curat
 
 
 SEVERAL = "four endpoints over one, one of four killed"
-N_SEVERAL = 40
+N_SEVERAL = 16
 
 
 def write_recipe_of_several(folder: Path, servers: list[Server], name: str) -> Path:
-    """Write a recipe over several endpoints, each with 16 requests in flight."""
+    """Write a recipe over several endpoints, each with 4 requests in flight."""
     endpoints = ", ".join(f"e{number}: {{base_url: '{server.url}'}}" for number, server in enumerate(servers))
     path = folder / f"{name}.yaml"
     path.write_text(
         f"run_dir: {folder}/{name}\naugment:\n  documents: {folder}/documents.jsonl\n  styles: {{paraphrase: {N_EACH}}}\n"
-        f"  max_attempts: 10\n  generator: {{kind: openai, model: sandbox, concurrency: 16, endpoints: {{{endpoints}}}}}\n"
+        f"  max_attempts: 10\n  generator: {{kind: openai, model: sandbox, concurrency: 4, endpoints: {{{endpoints}}}}}\n"
     )
     return path
 
@@ -322,7 +322,7 @@ def run_several(folder: Path) -> None:
     seconds = {}
     for name, n_servers in (("one", 1), ("four", 4), ("killed", 4)):
         with ExitStack() as stack:
-            options = ServeOptions(latency=30 * LATENCY)
+            options = ServeOptions(latency=20 * LATENCY)
             servers = [stack.enter_context(serving(options)) for _ in range(n_servers)]
             recipe = write_recipe_of_several(folder, servers, name)
             victim = servers[-1]

@@ -16,12 +16,15 @@ from pydantic import AfterValidator
 Kind = Literal["evaluation", "study"]
 Role = Literal["learning", "retention", "baseline"]
 Verdict = Literal["shown", "opposite shown", "not shown", "cannot be tested"]
-Interval = Literal["Wilson", "bootstrap over documents and seeds"]
-"""How the 95% interval of an accuracy was computed."""
-Test = Literal["McNemar", "sign-flip permutation by document", "Newcombe interval"]
-"""What decides whether a difference is significant. Newcombe's interval has no p: it is significant if it excludes 0."""
+Interval = Literal["Wilson", "Wilson over documents and seeds"]
+"""How the 95% interval of an accuracy was computed: the second where documents have several questions, or arms several seeds."""
+Test = Literal["McNemar", "sign flips", "t over documents and seeds"]
+"""What decides whether a difference is significant: the first where no document has two questions and each arm has one
+seed, the second where documents have several, the third where an arm has several seeds."""
 
 ALPHA = 0.05
+FEWEST = 10
+"""Documents (or questions without a document) below which no difference is judged: so few say little of others."""
 _TOLERANCE = 1e-6
 
 
@@ -76,11 +79,11 @@ class Contrast:
     """A difference of accuracies on the same questions: `delta` = this arm - `other`, seeds averaged question by question.
 
     `test` names the test behind `p` (two-sided); `p_holm` is p corrected for every comparison of the same family. `low` and
-    `high` bound delta at 95%: by bootstrap over source documents (and seeds), or by Newcombe (1998). `from_counts` bounds
-    it from the two counts alone (Bonett and Price 2012; one seed). `wrong_to_right` and `right_to_wrong` count questions
-    whose answer changed (the majority answer over seeds). `relative` is delta over the other's accuracy (the paper's
-    gain), None if that is 0. `smallest` is the smallest difference that as many questions show with 80% power. None
-    where a number does not exist.
+    `high` bound delta at 95%. `standard_error` and its degrees of freedom `df` hold the variance of documents and of seeds.
+    `n` counts questions, `n_clusters` their source documents; a question without one counts alone. `wrong_to_right` and
+    `right_to_wrong` count questions whose answer changed (the majority answer over seeds). `relative` is delta over the
+    other's accuracy (the paper's gain), None if that is 0. `smallest` is the smallest difference that is found with 80%
+    power at the corrected 5%. None where a number does not exist: one document has no variance.
     """
 
     other: str
@@ -94,19 +97,30 @@ class Contrast:
     relative: float | None
     smallest: float | None
     test: Test
-    from_counts: tuple[Difference, Difference] | None = None
+    n: Count
+    n_clusters: Count
+    standard_error: float | None
+    df: float | None
 
     @property
     def deciding_p(self) -> float | None:
-        """The p that decides: Holm's where there is one. None where the interval decides."""
+        """The p that decides: Holm's where there is one."""
         return self.p if self.p_holm is None else self.p_holm
 
     @property
+    def too_few(self) -> bool:
+        """Whether there are too few documents (or questions) to judge the difference."""
+        return self.n_clusters < FEWEST
+
+    @property
+    def unit(self) -> str:
+        """What `n_clusters` counts: questions, or documents where some have several."""
+        return "questions" if self.n_clusters == self.n else "documents"
+
+    @property
     def is_significant(self) -> bool:
-        """Whether the deciding p is below 0.05, or, without a p, the interval excludes 0."""
-        if self.deciding_p is not None:
-            return self.deciding_p < ALPHA
-        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+        """Whether the deciding p is below 0.05 and there are documents enough to judge."""
+        return not self.too_few and self.deciding_p is not None and self.deciding_p < ALPHA
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +154,11 @@ class ArmResult(_AskedArm):
     """One arm on one question set in one prompt format, over all seeds.
 
     `by_seed` holds the accuracies in the order of the seeds and `accuracy` their mean; `low` and `high` bound it at 95%
-    (`interval` says how). An arm without training has one seed. `k` > 0: with K retrieved passages before each question.
+    (`interval` says how; one document bounds nothing: 0 to 1). An arm without training has one seed. `k` > 0: with K
+    retrieved passages before each question.
     `n` counts every question. `n_unscored` of them have no score (`UnscoredResult`) and are left out of every other number.
-    `chance` is the mean of 1 / number of choices. `score` names the score compared between choices
+    `design_effect` is how many times as large clusters make the variance of an accuracy, None where no document has two
+    questions. `chance` is the mean of 1 / number of choices. `score` names the score compared between choices
     (`kinject.eval.scores`); `mass` is the mean probability on the letters, for lettered formats. `to_base` compares with
     the base without context.
     """
@@ -167,6 +183,7 @@ class ArmResult(_AskedArm):
     subject: str = ""
     """Of one subject's questions alone, "" for the whole set. The paper's Table 1 has a row for each subject."""
     score: str = "sum"
+    design_effect: float | None = None
     n_correct: Count | None = None
     """With one seed only."""
     n_unscored: Count = 0
@@ -263,6 +280,8 @@ class Claim:
     p_holm: float | None
     source: str = ""
     """The paper whose claim it is."""
+    declared_late: bool = False
+    """Whether it was written, or changed, after test questions had been answered."""
 
 
 @dataclass(frozen=True, slots=True)

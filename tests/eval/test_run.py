@@ -18,7 +18,7 @@ import yaml
 from kinject.disk import lock_dir
 from kinject.errors import DiskError, InputError, RecipeError
 from kinject.eval import evaluate
-from kinject.eval.results import correct_family, is_correct, paired_contrast, summarize_arm
+from kinject.eval.results import correct_families, is_correct, paired_contrast, summarize_arm
 from kinject.eval.run import show_progress
 from kinject.eval.scoring.answers import AnswerStore, read_answers
 from kinject.models import load_model, new_model
@@ -118,7 +118,7 @@ def test_the_report_follows_from_the_stored_answers(run, tmp_path):
     assert [(result.arm, result.k) for result in report.results] == [("base", 0), ("base", 1), ("base", 2)]
     by_k = [(k, [answer for answer in answers if answer.k == k]) for k in (0, 1, 2)]
     results = [summarize_arm(own, base if k else None, model="base", arm="base") for k, own in by_k]
-    assert report.results == correct_family(results)
+    assert report.results == tuple(correct_families(results))
     stored = json.loads((tmp_path / "run" / "report.json").read_text())
     assert [result["accuracy"] for result in stored["results"]] == [result.accuracy for result in report.results]
     assert manifest(tmp_path)["counts"] == {"answers": 12, "scored_now": 12, "stored": 12}

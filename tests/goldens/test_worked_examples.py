@@ -1,7 +1,7 @@
 """Statistics against examples that were worked and printed by others, and against whole distributions counted out.
 
-A resampled number is held to its exact distribution within what 4,000 draws (20,000 flips) leave to chance; the draws are
-seeded, so that a test which passes once passes always.
+A resampled number is held to its exact distribution within what 4,000 draws leave to chance; the draws are seeded, so that
+a test which passes once passes always.
 """
 
 from __future__ import annotations
@@ -13,10 +13,17 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, t
 
-from kinject.eval.statistics import bootstrap_interval, mcnemar, seed_interval, smallest_difference
-from kinject.study.inference import CorrectnessMatrix, interval, near_p, sign_flip_p, trend_p
+from kinject.eval.statistics import (
+    CorrectnessMatrix,
+    bootstrap_interval,
+    difference_estimate,
+    near_p,
+    seed_interval,
+    sign_flip_p,
+    trend,
+)
 
 
 def _matrix(values: Sequence[float]) -> CorrectnessMatrix:
@@ -54,8 +61,7 @@ def test_flipping_signs_gives_fishers_p_of_darwins_maize() -> None:
     p = sign_flip_p(_matrix(eighths_of_inches), _matrix([0] * 15))
     signs = (np.arange(2**15)[:, None] >> np.arange(15) & 1) * 2 - 1
     assert (np.abs(signs @ eighths_of_inches) >= 314).sum() == 2 * 863
-    exact = 1726 / 32768
-    assert p == pytest.approx(exact, abs=3 * math.sqrt(exact * (1 - exact) / 20_000))
+    assert p == pytest.approx(1726 / 32768, rel=1e-9)
 
 
 def test_mcnemars_p_is_a_sum_of_binomials_in_whole_numbers() -> None:
@@ -63,7 +69,8 @@ def test_mcnemars_p_is_a_sum_of_binomials_in_whole_numbers() -> None:
     for one, other in ((150, 86), (86, 150), (7, 2), (30, 30)):
         n, least = one + other, min(one, other)
         tail = Fraction(2 * sum(math.comb(n, k) for k in range(least + 1)), 2**n)
-        assert mcnemar(one, other) == pytest.approx(min(1.0, float(tail)), rel=1e-9)
+        after, before = _matrix([1.0] * one + [0.0] * other), _matrix([0.0] * one + [1.0] * other)
+        assert sign_flip_p(after, before) == pytest.approx(min(1.0, float(tail)), rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -85,18 +92,19 @@ def test_the_bootstrap_of_efrons_mice_is_the_exact_one_within_its_draws(seed: in
 def test_intervals_of_right_and_wrong_are_binomial(n_right: int, n: int) -> None:
     """Drawing n of n answers with replacement draws a binomial number of right ones."""
     values = [1.0] * n_right + [0.0] * (n - n_right)
-    for low, high in (interval(_matrix(values)), bootstrap_interval(values, [""] * n)):  # type: ignore[misc]
-        for found, share in ((low, 0.025), (high, 0.975)):
-            slack = 4 * math.sqrt(share * (1 - share) / 4000)
-            least, most = (binom.ppf(share + sign * slack, n, n_right / n) for sign in (-1, 1))
-            assert least <= round(found * n, 6) <= most
+    low, high = bootstrap_interval(values, [""] * n)  # type: ignore[misc]
+    for found, share in ((low, 0.025), (high, 0.975)):
+        slack = 4 * math.sqrt(share * (1 - share) / 4000)
+        least, most = (binom.ppf(share + sign * slack, n, n_right / n) for sign in (-1, 1))
+        assert least <= round(found * n, 6) <= most
 
 
-def test_nearness_is_the_worse_of_two_binomial_tails() -> None:
-    values, margin = [1.0] * 30 + [0.0] * 70, 0.1
-    above, below = binom.sf(34, 100, 0.3), binom.cdf(15, 100, 0.3)  # means of 0.35 and more, of 0.15 and less
-    found = near_p(_matrix(values), 0.25, margin)
-    assert found == pytest.approx(max(above, below), abs=4 * math.sqrt(above / 4000))
+def test_nearness_is_two_t_tests() -> None:
+    """Schuirmann 1987: both one-sided tests at the margins must find; Student's t of a mean of 100 answers, 30 right."""
+    values = [1.0] * 30 + [0.0] * 70
+    error = math.sqrt(0.3 * 0.7 / 99)
+    expected = max(t.sf((0.3 - 0.15) / error, 99), t.cdf((0.3 - 0.35) / error, 99))
+    assert near_p(_matrix(values), 0.25, 0.1) == pytest.approx(expected)
 
 
 def test_pages_p_is_that_of_every_order_counted() -> None:
@@ -108,7 +116,10 @@ def test_pages_p_is_that_of_every_order_counted() -> None:
     seen = sum(place * rank for row in ranks for place, rank in enumerate(row, 1))
     exact = sum(n for total, n in ways.items() if total >= seen) / sum(ways.values())
     assert sum(one.values()) == 24
-    assert trend_p(sheets) == pytest.approx(exact, rel=1e-9)
+    found = trend(sheets)
+    assert found is not None
+    assert found.rises
+    assert found.p == pytest.approx(2 * exact, rel=1e-9)
     tail = {least: sum(n for total, n in ways.items() if total >= least) / 24**6 for least in (162, 163)}
     assert tail[163] <= 0.05 < tail[162]
 
@@ -127,12 +138,12 @@ def _exact_l(n_blocks: int) -> Counter[int]:
     return ways
 
 
-def test_the_smallest_difference_solves_connors_formula() -> None:
-    """Connor 1987, Biometrics 43:207: n = (1.96 sqrt(psi) + 0.8416 sqrt(psi - delta^2))^2 / delta^2, psi discordant."""
-    for n, n_discordant in ((155, 31), (942, 283), (60, 20)):
-        delta, psi = smallest_difference(n, n_discordant), n_discordant / n
-        wanted = (1.959963985 * math.sqrt(psi) + 0.841621234 * math.sqrt(psi - delta**2)) ** 2 / delta**2  # type: ignore[operator]
-        assert wanted == pytest.approx(n, rel=1e-6)
-    assert smallest_difference(155, 31) == pytest.approx(0.1, abs=5e-4)
-    alone = smallest_difference(1000, 0)  # no more than the difference itself is discordant: psi = delta
-    assert alone == pytest.approx((1.959963985 + 0.841621234 * math.sqrt(1 - alone)) ** 2 / 1000, rel=1e-6)  # type: ignore[operator]
+@pytest.mark.parametrize(("gained", "lost", "n"), [(12, 4, 80), (0, 7, 40)])
+def test_the_interval_of_a_paired_difference_is_bonett_and_prices(gained: int, lost: int, n: int) -> None:
+    """Bonett and Price 2012, JEBS 37:479, equation 4, with Student's quantile; each discordant count one more."""
+    after = _matrix([1.0] * gained + [0.0] * lost + [1.0] * (n - gained - lost))
+    before = _matrix([0.0] * gained + [1.0] * lost + [1.0] * (n - gained - lost))
+    one, other = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
+    half = float(t.ppf(0.975, n - 1)) * math.sqrt((one + other - (one - other) ** 2) / (n + 2))
+    estimate = difference_estimate(after, before)
+    assert (estimate.low, estimate.high) == pytest.approx((one - other - half, one - other + half), abs=2 / n**1.5)

@@ -89,7 +89,7 @@ def make_contrast(right: Right, other: Right, name: str) -> Contrast:
     flips = [(one > 0.5) - (two > 0.5) for one, two in zip(ours, theirs, strict=True)]
     return Contrast(
         name, delta, delta - 1.96 * error, delta + 1.96 * error, p, min(1.0, 20 * p), flips.count(1), flips.count(-1),
-        delta / mean(other) if mean(other) else None, 2.8 * error, "sign-flip permutation by document",
+        delta / mean(other) if mean(other) else None, 2.8 * error, "t over documents and seeds", n, n // 2, error, n // 2 - 1.0,
     )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def make_score(question_set: str, arm: str, right: Right, base: Right | None, **
         "format": "texts", "shots": 0, "k": 0, "n": n, "chance": 0.25,
         "by_seed": tuple(sum(row) / n for row in right), "accuracy": share, "low": max(0.0, share - 1.96 * error),
         "high": min(1.0, share + 1.96 * error), "to_base": base and make_contrast(right, base, "base"),
-        "interval": "bootstrap over documents and seeds",
+        "interval": "Wilson over documents and seeds",
     }  # fmt: skip
     return ArmResult(**(fields | changes))
 

@@ -66,15 +66,16 @@ def make_contrast(right: Sequence[bool], base: Sequence[bool], **changes: object
     more, less = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
     half = Z * math.sqrt((more + less - (more - less) ** 2) / (n + 2))
     fields: dict[str, object] = {
-        "other": "base", "delta": (gained - lost) / n, "low": None, "high": None, "p": float(p), "p_holm": None,
-        "wrong_to_right": gained, "right_to_wrong": lost, "relative": None, "smallest": None, "test": "McNemar",
-        "from_counts": (max(-1.0, more - less - half), min(1.0, more - less + half)),
+        "other": "base", "delta": (gained - lost) / n, "low": max(-1.0, more - less - half),
+        "high": min(1.0, more - less + half), "p": float(p), "p_holm": None, "wrong_to_right": gained,
+        "right_to_wrong": lost, "relative": None, "smallest": None, "test": "McNemar", "n": n, "n_clusters": n,
+        "standard_error": half / Z, "df": n - 1.0,
     }  # fmt: skip
     return Contrast(**(fields | changes))  # type: ignore[arg-type]
 
 
 def make_evaluation(results: Sequence[ArmResult], title: str = "t", **changes: object) -> Report:
-    """Return the report of an evaluation; trained arms are compared with the first K of base by Newcombe's interval."""
+    """Return the report of an evaluation; trained arms are compared with the first K of base as if questions differed."""
     ks = {result.k for result in results if result.k}
     found = []
     for result in results:
@@ -86,7 +87,25 @@ def make_evaluation(results: Sequence[ArmResult], title: str = "t", **changes: o
             delta = result.accuracy - rag.accuracy
             low = delta - math.hypot(result.accuracy - result.low, rag.high - rag.accuracy)
             high = delta + math.hypot(result.high - result.accuracy, rag.accuracy - rag.low)
-            contrast = Contrast("base+rag", delta, low, high, None, None, 0, 0, None, None, "Newcombe interval")
+            error = max((high - low) / 2 / Z, 1e-9)
+            p = math.erfc(abs(delta) / error / math.sqrt(2))
+            contrast = Contrast(
+                "base+rag",
+                delta,
+                low,
+                high,
+                p,
+                None,
+                0,
+                0,
+                None,
+                None,
+                "McNemar",
+                result.n,
+                result.n,
+                error,
+                result.n - 1.0,
+            )
             result = replace(result, to_rag=contrast)
         found.append(replace(result, chosen_k=result.k > 0 and len(ks) == 1))
     names = dict.fromkeys(result.arm for result in results)

@@ -107,7 +107,7 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
     chosen_k = {choice.arm: choice.chosen for choice in result.choices if choice.key == "k"}
     for score in result.results:
         assert score.chosen_k == (score.k == chosen_k.get(score.arm)), "a set without validation takes the K of new"
-    assert json.loads((tmp_path / "study/choices.json").read_text("utf-8"))[0]["chosen"] == rate.chosen
+    assert json.loads((tmp_path / "study/choices.json").read_text("utf-8"))["choices"][0]["chosen"] == rate.chosen
 
 
 def train_folder_of_arm(executor: InProcess, label: str) -> Path:
@@ -138,7 +138,9 @@ def test_a_token_matched_arm_reads_as_many_tokens(tmp_path, tiny_model):
     assert read["rep"] == pytest.approx(read["ft"], rel=0.15)
 
 
-def test_a_finished_study_does_nothing_when_it_is_run_again(whole, monkeypatch):
+def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_declared_late(
+    whole, tmp_path, monkeypatch
+):
     first, _ = go(whole)
 
     def never() -> InProcess:
@@ -150,6 +152,20 @@ def test_a_finished_study_does_nothing_when_it_is_run_again(whole, monkeypatch):
     again, _, was_there = run_study(read_recipe(whole, (), "study"), never)  # type: ignore[arg-type]
     assert was_there
     assert again == first
+
+    monkeypatch.undo()
+    late = "{statement: averages too, test: difference, arm: half, baseline: base, question_set: new}"
+    executor = InProcess()
+    with_late, _, _ = run_study(read_recipe(whole, [f"study.claims.late={late}"], "study"), lambda: executor)
+    assert not executor.given
+    assert {claim.name: claim.declared_late for claim in with_late.claims} == {"c": False, "late": True}
+    assert "averages too" in render_summary(with_late)
+    assert "(declared late)" in render_summary(with_late)
+    changed, _, _ = run_study(read_recipe(whole, ["study.claims.c.direction=lower"], "study"), lambda: executor)
+    assert [claim.declared_late for claim in changed.claims] == [True]
+    shutil.rmtree(tmp_path / "study")
+    without, _, _ = run_study(read_recipe(whole, (), "study"), lambda: executor)
+    assert [claim.declared_late for claim in without.claims] == [True]
 
 
 def test_an_interrupted_study_goes_on_and_ends_as_an_undisturbed_one(whole, tmp_path):

@@ -15,12 +15,13 @@ from study_results import make_small
 
 from kinject.disk import read_checked_json
 from kinject.errors import InputError, RecipeError
+from kinject.eval.statistics import CorrectnessMatrix
 from kinject.recipe import Recipe, read_recipe
 from kinject.report import read_report, write_report
 from kinject.results import Scaling, ScalingFit, ScalingPoint
+from kinject.study.analysis import bits_matrix, fit_line
 from kinject.study.arms import expand_arms
 from kinject.study.check import check_names, check_shared_recipes
-from kinject.study.inference import CorrectnessMatrix, bits_matrix, fit_line
 from kinject.study.run import count_parameters, run_study
 
 pytestmark = pytest.mark.usefixtures("blank_figures")

@@ -145,9 +145,9 @@ _HEAD = (
     "p Holm", "detectable",
 )  # fmt: skip
 _LEGEND = (
-    "change: paired by question; interval: bootstrap over source documents (a question without one counts alone); gain: "
-    "change over base\nw>r, r>w: wrong to right, right to wrong; p: exact McNemar; Holm over {n} comparisons; "
-    "detectable: least change found with 80% power"
+    "change: paired by question; interval and p: by source document (a question without one counts alone); gain: change "
+    "over base\nw>r, r>w: wrong to right, right to wrong; p: exact, signs flipped by document (McNemar for single questions); "
+    "Holm over\n{n} comparisons; detectable: least change found with 80% power at the corrected 5%"
 )
 
 

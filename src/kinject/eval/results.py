@@ -17,15 +17,13 @@ from kinject.eval.retrieval import measure_recall
 from kinject.eval.scores import Score, letter_mass, letter_priors, rescored
 from kinject.eval.scoring.answers import finite_or_none
 from kinject.eval.statistics import (
+    CorrectnessMatrix,
     bootstrap_interval,
+    bounded_accuracy,
     chance,
-    counts_interval,
-    holm,
-    mcnemar,
-    newcombe_interval,
-    relative_gain,
-    smallest_difference,
-    wilson,
+    correct_contrasts,
+    design_effect,
+    make_contrast,
 )
 from kinject.recipe.sections import EvalSection
 from kinject.results import ArmInfo, ArmResult, Contrast, Perplexity, Recall, Report, Subject, UnscoredResult
@@ -67,64 +65,83 @@ def summarize_arm(
     merged = list(filter(is_scored, every))
     first = merged[0]
     n_correct = sum(map(is_correct, merged))
-    low, high = wilson(n_correct, len(merged))
+    matrix = correctness(merged)
+    estimate = bounded_accuracy(matrix)
     subjects = _subjects(merged)
     accuracy = n_correct / len(merged)
     return ArmResult(
         model=model, arm=arm, question_set=first.question_set, role=role,  # type: ignore[arg-type]
         format=first.format, shots=first.shots, k=first.k, n=len(every),
-        chance=chance([len(answer.log_probs) for answer in merged]), by_seed=(accuracy,), accuracy=accuracy, low=low,
-        high=high, interval="Wilson", to_base=None if base is None else paired_contrast(answers, base), subjects=subjects,
-        macro=_macro(merged, subjects), score=score, n_correct=n_correct,
+        chance=chance([len(answer.log_probs) for answer in merged]), by_seed=(accuracy,), accuracy=accuracy,
+        low=estimate.low, high=estimate.high, interval=matrix.interval_name,
+        to_base=None if base is None else paired_contrast(answers, base), subjects=subjects,
+        macro=_macro(merged, subjects), score=score, design_effect=design_effect(matrix), n_correct=n_correct,
         n_unscored=len(every) - len(merged), mass=letter_mass(answers),
     )  # fmt: skip
 
 
+def correctness(answers: Sequence[Answer]) -> CorrectnessMatrix:
+    """Return which questions `answers` answer correctly, sorted by id, as one seed's; those without a score are left out."""
+    import numpy as np
+
+    merged = sorted(filter(is_scored, rescored(answers, "sum")), key=lambda answer: answer.question_id)
+    correct = np.array([[float(is_correct(answer)) for answer in merged]])
+    ids, documents = ([answer.question_id for answer in merged], [answer.document_id or "" for answer in merged])
+    return CorrectnessMatrix(correct, tuple(ids), tuple(documents))
+
+
 def paired_contrast(answers: Sequence[Answer], base: Sequence[Answer]) -> Contrast | None:
-    """Return the difference of `answers` to `base`, paired by question; both hold the same questions.
+    """Return the difference of `answers` to `base`, paired by question.
 
     A question without a score on either side is left out; None if no question has a score on both.
     """
-    before = {answer.question_id: is_correct(answer) for answer in rescored(base, "sum") if is_scored(answer)}
-    after = [answer for answer in rescored(answers, "sum") if is_scored(answer) and answer.question_id in before]
-    if not after:
-        return None
-    changes = [is_correct(answer) - before[answer.question_id] for answer in after]
-    wrong_to_right, right_to_wrong = changes.count(1), changes.count(-1)
-    # in the order of ids, so that the resampled interval does not depend on the order in which answers came
-    ordered = sorted(zip((a.question_id for a in after), changes, (a.document_id for a in after), strict=True))
-    interval = bootstrap_interval([change for _, change, _ in ordered], [cluster for *_, cluster in ordered])
-    n_correct = sum(before[answer.question_id] for answer in after)
-    return Contrast(
-        other=base[0].arm, delta=(wrong_to_right - right_to_wrong) / len(after),
-        low=interval[0] if interval else None, high=interval[1] if interval else None,
-        p=mcnemar(wrong_to_right, right_to_wrong), p_holm=None, wrong_to_right=wrong_to_right,
-        right_to_wrong=right_to_wrong,
-        relative=relative_gain(sum(map(is_correct, after)) / len(after), n_correct / len(after)),
-        smallest=smallest_difference(len(after), wrong_to_right + right_to_wrong), test="McNemar",
-        from_counts=counts_interval(wrong_to_right, right_to_wrong, len(after)),
-    )  # fmt: skip
+    return make_contrast(correctness(answers), correctness(base), base[0].arm)
 
 
-def correct_family(results: Sequence[ArmResult]) -> tuple[ArmResult, ...]:
-    """Return `results` with `p_holm` of each difference to base: corrected for all comparisons among them."""
-    corrected = iter(holm([result.to_base.p for result in results if result.to_base and result.to_base.p is not None]))
-    return tuple(
-        result if result.to_base is None else replace(result, to_base=replace(result.to_base, p_holm=next(corrected)))
-        for result in results
-    )
+_COMPARISONS = ("to_base", "to_rag", "to_plain")
+
+
+def correct_family(results: Sequence[ArmResult]) -> list[ArmResult]:
+    """Return `results` with all their comparisons corrected as one family."""
+    family = [(i, name) for i, result in enumerate(results) for name in _COMPARISONS if getattr(result, name)]
+    corrected = list(results)
+    contrasts = correct_contrasts([getattr(results[i], name) for i, name in family])
+    for (i, name), contrast in zip(family, contrasts, strict=True):
+        changed: dict[str, Any] = {name: contrast}
+        corrected[i] = replace(corrected[i], **changed)
+    return corrected
+
+
+def correct_families(results: Sequence[ArmResult]) -> list[ArmResult]:
+    """Return `results` corrected in two families: the headline, and every other prompt format, score and K.
+
+    The headline of a question set is its first prompt format, without context and with the chosen K.
+    """
+    heads: dict[str, Any] = {}
+    for result in results:
+        heads.setdefault(result.question_set, result.prompt_format)
+    is_head = [
+        result.prompt_format == heads[result.question_set] and (not result.k or result.chosen_k) for result in results
+    ]
+    parts = {
+        head: iter(correct_family([result for result, own in zip(results, is_head, strict=True) if own is head]))
+        for head in (True, False)
+    }
+    return [next(parts[head]) for head in is_head]
 
 
 def _subjects(answers: Sequence[Answer]) -> tuple[Subject, ...]:
     """Return one entry a subject, in the order of the answers; () if there are not several."""
-    correct: dict[str, list[bool]] = {}
+    of_subject: dict[str, list[Answer]] = {}
     for answer in answers:
-        correct.setdefault(answer.subject, []).append(is_correct(answer))
-    if len(correct) < 2:
+        of_subject.setdefault(answer.subject, []).append(answer)
+    if len(of_subject) < 2:
         return ()
+    matrices = {name: correctness(own) for name, own in of_subject.items()}
+    estimates = {name: bounded_accuracy(matrix) for name, matrix in matrices.items()}
     return tuple(
-        Subject(name, len(values), sum(values) / len(values), sum(values), *wilson(sum(values), len(values)))
-        for name, values in correct.items()
+        Subject(name, len(of_subject[name]), found.value, int(matrices[name].correct.sum()), found.low, found.high)
+        for name, found in estimates.items()
     )
 
 
@@ -173,17 +190,19 @@ def _recalls(plan: Plan, section: EvalSection) -> Iterator[Recall]:
 def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmResult, ...]:
     """Return one result for each question set, arm and score, compared with the first model without context.
 
-    p is Holm-corrected over all comparisons of the report. Validation splits have no results: they only choose K.
+    p is Holm-corrected (`correct_families`). Validation splits have no results: they only choose K.
     """
-    return correct_family(
-        [
-            _result(question_set, arm, score, section, answers)
-            for question_set in plan.sets
-            if not question_set.chooses_k_for
-            for arm in question_set.arms
-            for score in _scores_for(arm, section)
-            if any(map(is_scored, _scored(question_set, arm, score, answers)))
-        ]
+    return tuple(
+        correct_families(
+            [
+                _result(question_set, arm, score, section, answers)
+                for question_set in plan.sets
+                if not question_set.chooses_k_for
+                for arm in question_set.arms
+                for score in _scores_for(arm, section)
+                if any(map(is_scored, _scored(question_set, arm, score, answers)))
+            ]
+        )
     )
 
 
@@ -219,19 +238,9 @@ def _result(question_set: QuestionSet, arm: EvalArm, score: Score, section: Eval
     rag = replace(base, k=ks[0]) if ks else base
     to_rag = None
     if arm.model != base.model and arm.k in (0, rag.k) and rag.k and (question_set.name, rag) in answers:
-        to_rag = _unpaired_contrast(scored(arm), scored(rag))
+        to_rag = paired_contrast(scored(arm), scored(rag))
     mass = letter_mass(answers[question_set.name, arm])
     return replace(result, mass=mass, to_rag=to_rag, chosen_k=arm.k > 0 and len(ks) == 1)
-
-
-def _unpaired_contrast(answers: Sequence[Answer], rag: Sequence[Answer]) -> Contrast | None:
-    """Return the difference to the base with retrieval, bounded as if the questions differed (Newcombe 1998)."""
-    paired = paired_contrast(answers, rag)
-    if paired is None:
-        return None
-    scored = [list(filter(is_scored, rescored(each, "sum"))) for each in (answers, rag)]
-    low, high = newcombe_interval(*((sum(map(is_correct, each)), len(each)) for each in scored))
-    return replace(paired, low=low, high=high, p=None, smallest=None, test="Newcombe interval", from_counts=None)
 
 
 def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[Score, ...]:

@@ -1,17 +1,419 @@
-"""Intervals and paired tests of proportions, from scipy where it has them."""
+"""Estimates, intervals and tests of accuracies: questions come in source documents, training in seeds, and both count.
+
+Arrays are float64, [seeds, questions], 1 if the answer was correct. The same input gives the same numbers.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kinject.results import ALPHA, FEWEST, Contrast, Interval, Test
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 POWER = 0.8
 """The probability with which the smallest detectable difference would be found."""
 
-_Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 _N_RESAMPLES = 4000
 _MOST_DRAWS = 1 << 21
 """Draws held at once, so that memory does not grow with the number of clusters."""
+_MOST_PRODUCTS = 1 << 28
+"""Multiplications of an exact sign-flip distribution; beyond, it is computed by Fourier transform."""
+_LEAST_P = 1e-12
+"""Below it, rounding of the Fourier transform counts."""
+
+
+@dataclass(frozen=True)
+class CorrectnessMatrix:
+    """The answers of one arm: `correct` [seeds, questions] is 0 or 1; `clusters` names each question's source document."""
+
+    correct: Floats
+    question_ids: tuple[str, ...]
+    clusters: tuple[str, ...]
+
+    def mean(self) -> float:
+        """Return the accuracy, seeds averaged."""
+        return float(self.correct.mean())
+
+    @property
+    def n_seeds(self) -> int:
+        """The number of seeds."""
+        return int(self.correct.shape[0])
+
+    def part(self, columns: Sequence[int]) -> CorrectnessMatrix:
+        """Return the matrix of some of the questions."""
+        ids, clusters = ([values[i] for i in columns] for values in (self.question_ids, self.clusters))
+        return CorrectnessMatrix(self.correct[:, list(columns)], tuple(ids), tuple(clusters))
+
+    @cached_property
+    def members(self) -> tuple[Any, int]:
+        """The number of each question's document, and how many documents there are; without a document a question is one."""
+        import numpy as np
+
+        names = [cluster or f"\0{name}" for cluster, name in zip(self.clusters, self.question_ids, strict=True)]
+        index = {name: i for i, name in enumerate(sorted(set(names)))}
+        return np.array([index[name] for name in names], dtype=np.intp), len(index)
+
+    @cached_property
+    def per_cluster(self) -> tuple[Floats, Floats]:
+        """Sums [seeds, clusters] and counts [clusters] over the questions of each document."""
+        import numpy as np
+
+        member, n = self.members
+        sums = np.stack([np.bincount(member, row, n) for row in self.correct]).astype(np.float64)
+        return sums, np.bincount(member, minlength=n).astype(np.float64)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has one seed and no document with two questions, so that questions are independent."""
+        return self.n_seeds == 1 and self.members[1] == len(self.question_ids)
+
+    @property
+    def interval_name(self) -> Interval:
+        """The name of the interval that `bounded_accuracy` gives."""
+        return "Wilson" if self.is_plain else "Wilson over documents and seeds"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """An estimate of a mean over documents and seeds with its 95% bounds."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A difference of means over documents and seeds with its 95% bounds.
+
+    `standard_error` and its degrees of freedom `df` (Satterthwaite 1946) hold the variance of documents and, of arms with
+    several seeds, that of seeds. All but `value` are None with fewer than two documents.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    standard_error: float | None = None
+    df: float | None = None
+
+
+def aligned(*matrices: CorrectnessMatrix) -> list[CorrectnessMatrix]:
+    """Return `matrices` on the questions of all of them: one without a score in one of them is no pair.
+
+    A question has its document from the first matrix that names one.
+    """
+    shared = set(matrices[0].question_ids).intersection(*(matrix.question_ids for matrix in matrices[1:]))
+    parts = [
+        matrix if len(matrix.question_ids) == len(shared)
+        else matrix.part([i for i, name in enumerate(matrix.question_ids) if name in shared])
+        for matrix in matrices
+    ]  # fmt: skip
+    if len({part.clusters for part in parts}) > 1:
+        clusters = tuple(
+            next(filter(None, names), "") for names in zip(*(part.clusters for part in parts), strict=True)
+        )
+        parts = [replace(part, clusters=clusters) for part in parts]
+    return parts
+
+
+class _Variance(NamedTuple):
+    """The variance of a sum of weighted accuracies: its parts between documents and between seeds, degrees of freedom of both."""
+
+    documents: float
+    seeds: float
+    df: float
+
+    @property
+    def total(self) -> float:
+        return self.documents + self.seeds
+
+
+def _variance(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> _Variance | None:
+    """Return the variance of the sum of weighted accuracies on the same questions; None for one document.
+
+    The variance between documents is that of the seeds' mean (linearised: documents may differ in size); that between
+    seeds is added for each arm. The part of single answers is in both, so the sum is too large rather than too small.
+    """
+    import numpy as np
+
+    first = weighted[0][1]
+    counts = first.per_cluster[1]
+    n = len(counts)
+    if n < 2:
+        return None
+    sums = sum(weight * matrix.per_cluster[0].mean(0) for weight, matrix in weighted)
+    rest = sums - sums.sum() / counts.sum() * counts
+    documents = n / (n - 1) * float(rest @ rest) / float(counts.sum()) ** 2
+    seeds = [
+        (weight**2 * float(np.var(matrix.correct.mean(1), ddof=1)) / matrix.n_seeds, matrix.n_seeds - 1)
+        for weight, matrix in weighted if matrix.n_seeds > 1
+    ]  # fmt: skip
+    total = documents + sum(variance for variance, _ in seeds)
+    if total < 1e-24:  # rounding
+        return _Variance(0.0, 0.0, n - 1)
+    df = total**2 / (documents**2 / (n - 1) + sum(variance**2 / df for variance, df in seeds))
+    return _Variance(documents, total - documents, df)
+
+
+def _quantile(tail: float, df: float) -> float:
+    from scipy.stats import t
+
+    return float(t.isf(tail, df))
+
+
+def bounded_mean(matrix: CorrectnessMatrix, lowest: float, highest: float) -> Bounded:
+    """Return the mean of any values in place of right and wrong, bounded by Student's t.
+
+    One document bounds nothing: `lowest` to `highest`.
+    """
+    found, value = _variance([(1.0, matrix)]), matrix.mean()
+    if found is None:
+        return Bounded(value, lowest, highest)
+    half = _quantile(0.025, found.df) * math.sqrt(found.total)
+    return Bounded(value, value - half, value + half)
+
+
+def bounded_accuracy(matrix: CorrectnessMatrix) -> Bounded:
+    """Return an accuracy with Wilson's score interval for the effective number of questions (Dean and Pagano 2015).
+
+    That number is p (1 - p) over the variance, and the normal quantile is Student's; for one seed and no document with
+    two questions it is the plain interval of Wilson (1927). Where all answers are right, or all wrong, the effective
+    number is that of the documents. One document bounds nothing: 0 to 1.
+    """
+    value, n = matrix.mean(), matrix.members[1]
+    found = _variance([(1.0, matrix)])
+    if found is None:
+        return Bounded(value, 0.0, 1.0)
+    if matrix.is_plain:
+        return Bounded(value, *wilson(round(value * n), n))
+    effective = value * (1 - value) / found.total if found.total and 0 < value < 1 else n
+    shift = _quantile(0.025, found.df) ** 2 / effective
+    middle = (value + shift / 2) / (1 + shift)
+    half = math.sqrt(shift * value * (1 - value) + shift**2 / 4) / (1 + shift)
+    return Bounded(value, max(0.0, middle - half), min(1.0, middle + half))
+
+
+def design_effect(matrix: CorrectnessMatrix) -> float | None:
+    """Return how many times as large documents make the variance of an accuracy as independent questions have it.
+
+    The mean over seeds (Kish 1965); None where no document has two questions, or all answers are right or all wrong.
+    """
+    import numpy as np
+
+    n, found = len(matrix.question_ids), []
+    for row in matrix.correct if matrix.members[1] < n else ():
+        variance = _variance([(1.0, replace(matrix, correct=row[None]))])
+        if variance is not None and 0 < row.mean() < 1:
+            found.append(variance.total * (n - 1) / (row.mean() * (1 - row.mean())))
+    return float(np.mean(found)) if found else None
+
+
+def difference_estimate(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> Estimate:
+    """Return the difference of two accuracies on the same questions with its 95% interval.
+
+    An adjusted Wald interval (Bonett and Price 2012: one more question changed each way, by one seed) for the effective
+    number of questions, with the variance of seeds and Student's t; for one seed and no document with two questions it
+    is theirs but for the quantile.
+    """
+    differences = matrix.correct.mean(0) - other.correct.mean(0)
+    value = float(differences.mean())
+    found = _variance([(1.0, matrix), (-1.0, other)])
+    if found is None:
+        return Estimate(value)
+    squares = float((differences**2).mean())
+    naive = squares - value**2
+    effective = naive / found.documents if found.documents and naive > 1e-12 else float(matrix.members[1])
+    middle = value * effective / (effective + 2)
+    added = 2 / max(matrix.n_seeds, other.n_seeds) ** 2
+    documents = ((squares * effective + added) / (effective + 2) - middle**2) / (effective + 2)
+    error = math.sqrt(max(documents, 0.0) + found.seeds)
+    half = _quantile(0.025, found.df) * error
+    return Estimate(value, max(-1.0, middle - half), min(1.0, middle + half), error, found.df)
+
+
+def difference_p(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> float | None:
+    """Return the two-sided p of no difference between two arms on the same questions; None with fewer than two documents.
+
+    The exact sign-flip test by document; where an arm has several seeds, the larger of that and Student's t with the
+    variance of documents and seeds, so that p speaks of the method, not of the models that these seeds gave.
+    """
+    found = _variance([(1.0, matrix), (-1.0, other)])
+    if found is None:
+        return None
+    p = sign_flip_p(matrix, other)
+    if max(matrix.n_seeds, other.n_seeds) == 1:
+        return p
+    return max(p, _t_p(matrix.mean() - other.mean(), found))
+
+
+def _t_p(value: float, variance: _Variance) -> float:
+    from scipy.stats import t
+
+    if not variance.total:
+        return 1.0 if value == 0 else 0.0
+    return float(2 * t.sf(abs(value) / math.sqrt(variance.total), variance.df))
+
+
+def sign_flip_p(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> float:
+    """Return the two-sided p of the mean difference being 0: signs flipped document by document (Fisher's randomisation).
+
+    Every assignment of signs is counted, whatever their number: documents' differences are whole numbers (over the numbers
+    of seeds), so the distribution of their sum is a product of binomials. Seeds are averaged first. Where no document
+    has two questions and each arm one seed, this is McNemar's exact test.
+    """
+    import numpy as np
+
+    scaled = matrix.per_cluster[0].sum(0) * other.n_seeds - other.per_cluster[0].sum(0) * matrix.n_seeds
+    differences = np.rint(scaled).astype(np.int64)
+    differences //= max(1, int(np.gcd.reduce(differences)))
+    return flipped_sum_p(Counter(map(int, np.abs(differences[differences != 0]))), abs(int(differences.sum())))
+
+
+def flipped_sum_p(sizes: Counter[int], observed: int) -> float:
+    """Return the probability that numbers of these sizes (size -> how many) with random signs sum to +-`observed` or more."""
+    import numpy as np
+    from scipy.signal import fftconvolve
+    from scipy.stats import binom
+
+    total, exact = sum(size * count for size, count in sizes.items()), True
+    distribution = np.ones(1)  # of the sum of those with a plus
+    for size, count in sorted(sizes.items(), key=lambda item: -item[1]):
+        one = np.zeros(size * count + 1)
+        one[::size] = binom.pmf(np.arange(count + 1), count, 0.5)
+        if len(one) * len(distribution) <= _MOST_PRODUCTS:
+            distribution = np.convolve(distribution, one)
+        else:
+            distribution, exact = np.maximum(fftconvolve(distribution, one), 0), False
+    sums = 2 * np.arange(total + 1) - total
+    p = float(distribution[np.abs(sums) >= observed].sum())
+    return min(1.0, p if exact else max(p, _LEAST_P))
+
+
+def chance_p(matrix: CorrectnessMatrix, chances: Sequence[float]) -> float | None:
+    """Return the two-sided p that the accuracy is that of guessing, by each question's own chance, from Student's t.
+
+    Its variance holds documents and seeds. None with fewer than two documents.
+    """
+    import numpy as np
+
+    above = replace(matrix, correct=matrix.correct - np.asarray(chances))
+    found = _variance([(1.0, above)])
+    return None if found is None else _t_p(above.mean(), found)
+
+
+def near_p(matrix: CorrectnessMatrix, centre: float, margin: float) -> float | None:
+    """Return the p of two one-sided t tests that the accuracy lies within `margin` of `centre` (Schuirmann 1987).
+
+    None with fewer than `FEWEST` documents: ignorance is no equivalence.
+    """
+    from scipy.stats import t
+
+    found = _variance([(1.0, matrix)])
+    if found is None or not found.total or matrix.members[1] < FEWEST:
+        return None
+    error = math.sqrt(found.total)
+    above, below = ((matrix.mean() - centre + sign * margin) / error for sign in (1, -1))
+    return float(max(t.sf(above, found.df), t.cdf(below, found.df)))
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Whether accuracy rises along arms: `p` is two-sided, `rises` the direction, `monotone` that no step goes against it."""
+
+    p: float
+    rises: bool
+    monotone: bool
+
+
+def trend(matrices: Sequence[CorrectnessMatrix]) -> Trend | None:
+    """Return the trend of accuracy along `matrices` by Page's test (1963), documents as blocks; None for fewer than two.
+
+    Where arms have several seeds, p is the larger of Page's and that of a linear contrast whose variance holds documents
+    and seeds.
+    """
+    import numpy as np
+    from scipy.stats import page_trend_test
+
+    counts = matrices[0].per_cluster[1]
+    if len(counts) < 2:
+        return None
+    blocks = np.stack([matrix.per_cluster[0].mean(0) / counts for matrix in matrices], axis=1)
+    up, down = (float(page_trend_test(columns).pvalue) for columns in (blocks, blocks[:, ::-1]))
+    steps = np.diff([matrix.mean() for matrix in matrices])
+    rises, p = up <= down, min(1.0, 2 * min(up, down))
+    if max(matrix.n_seeds for matrix in matrices) > 1:
+        weights = np.arange(len(matrices)) - (len(matrices) - 1) / 2
+        weighted = [(float(weight), matrix) for weight, matrix in zip(weights, matrices, strict=True)]
+        value = sum(weight * matrix.mean() for weight, matrix in weighted)
+        found = _variance(weighted)
+        p = max(p, 1.0 if found is None or (value > 0) != rises else _t_p(value, found))
+    return Trend(p, rises, bool((steps >= 0).all() if rises else (steps <= 0).all()))
+
+
+def majority_changes(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> tuple[int, int]:
+    """Return how many questions most seeds of `other` had wrong and most of `matrix` correct, and the reverse.
+
+    A question that half of the seeds answer is neither.
+    """
+    now, before = matrix.correct.mean(0), other.correct.mean(0)
+    return int(((now > 0.5) & (before < 0.5)).sum()), int(((before > 0.5) & (now < 0.5)).sum())
+
+
+def make_contrast(matrix: CorrectnessMatrix, other: CorrectnessMatrix, name: str) -> Contrast | None:
+    """Return the difference of two arms on the questions of both, before any correction; None if they share none."""
+    matrix, other = aligned(matrix, other)
+    if not matrix.question_ids:
+        return None
+    estimate = difference_estimate(matrix, other)
+    gained, lost = majority_changes(matrix, other)
+    plain, one_seed = matrix.is_plain and other.is_plain, max(matrix.n_seeds, other.n_seeds) == 1
+    test: Test = "McNemar" if plain else "sign flips" if one_seed else "t over documents and seeds"
+    return correct_contrast(
+        Contrast(
+            other=name, delta=matrix.mean() - other.mean(), low=estimate.low, high=estimate.high,
+            p=difference_p(matrix, other), p_holm=None, wrong_to_right=gained, right_to_wrong=lost,
+            relative=relative_gain(matrix.mean(), other.mean()), smallest=None, test=test,
+            n=len(matrix.question_ids), n_clusters=matrix.members[1], standard_error=estimate.standard_error, df=estimate.df,
+        ), None, 1,
+    )  # fmt: skip
+
+
+def correct_contrast(contrast: Contrast, p_holm: float | None, family: int) -> Contrast:
+    """Return `contrast` as one of `family` comparisons: with Holm's p, and the smallest difference at the corrected alpha."""
+    if contrast.standard_error is None or contrast.df is None:
+        return replace(contrast, p_holm=p_holm)
+    smallest = _detectable(ALPHA / family, contrast.df) * contrast.standard_error
+    return replace(contrast, p_holm=p_holm, smallest=min(1.0, smallest))
+
+
+@lru_cache(maxsize=4096)
+def _detectable(alpha: float, df: float) -> float:
+    """Return how many standard errors a difference must have to be found with `POWER` by a two-sided t test."""
+    from scipy.optimize import brentq
+    from scipy.stats import nct
+
+    quantile = _quantile(alpha / 2, df)
+    return float(brentq(lambda effect: float(nct.sf(quantile, df, effect)) - POWER, 0.0, 4 * quantile + 4))
+
+
+def correct_contrasts(contrasts: Sequence[Contrast]) -> list[Contrast]:
+    """Return `contrasts` corrected as one family (Holm 1979); those without a p are none of it."""
+    tested = [contrast.p for contrast in contrasts if contrast.p is not None]
+    corrected = iter(holm(tested))
+    return [
+        correct_contrast(contrast, None if contrast.p is None else next(corrected), max(1, len(tested)))
+        for contrast in contrasts
+    ]
 
 
 def wilson(n_correct: int, n: int) -> tuple[float, float]:
@@ -22,34 +424,6 @@ def wilson(n_correct: int, n: int) -> tuple[float, float]:
         return 0.0, 1.0
     interval = binomtest(n_correct, n).proportion_ci(confidence_level=0.95, method="wilson")
     return float(interval.low), float(interval.high)
-
-
-def mcnemar(wrong_to_right: int, right_to_wrong: int) -> float:
-    """Return the exact two-sided p of McNemar's test from the two discordant counts (binomial, p = 1/2); 1 for none."""
-    from scipy.stats import binomtest
-
-    n = wrong_to_right + right_to_wrong
-    return float(binomtest(wrong_to_right, n, 0.5).pvalue) if n else 1.0
-
-
-def counts_interval(wrong_to_right: int, right_to_wrong: int, n: int) -> tuple[float, float]:
-    """Return the 95% interval of a paired difference of accuracies (Bonett and Price 2012, adjusted Wald)."""
-    gained, lost = (wrong_to_right + 1) / (n + 2), (right_to_wrong + 1) / (n + 2)
-    middle, half = gained - lost, _Z * math.sqrt((gained + lost - (gained - lost) ** 2) / (n + 2))
-    return max(-1.0, middle - half), min(1.0, middle + half)
-
-
-def newcombe_interval(counts: tuple[int, int], other: tuple[int, int]) -> tuple[float, float]:
-    """Return the 95% interval of the difference of two accuracies (n_correct, n), as if the questions differed.
-
-    It is built from the two Wilson intervals (Newcombe 1998). For the same questions it is wider than it need be.
-    """
-    (accuracy, (low, high)), (accuracy_2, (low_2, high_2)) = ((c / n, wilson(c, n)) for c, n in (counts, other))
-    middle = accuracy - accuracy_2
-    return (
-        middle - math.hypot(accuracy - low, high_2 - accuracy_2),
-        middle + math.hypot(high - accuracy, accuracy_2 - low_2),
-    )
 
 
 def chance(n_choices: list[int]) -> float:
@@ -99,28 +473,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def format_p(p: float) -> str:
     """Return `p` with three digits, "< 0.001" below."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def smallest_difference(n: int, n_discordant: int) -> float | None:
-    """Return the smallest paired difference that `n` questions show at 5% (two-sided) with 80% power.
-
-    By Connor (Biometrics 1987) for McNemar's test, with the observed fraction of discordant questions, or the difference
-    itself if that is larger. At least six questions must change, all one way, for the exact test to reach 5%. None
-    where `n` is too small for any difference.
-    """
-    from scipy.optimize import brentq
-    from scipy.stats import norm
-
-    z_alpha, z_beta = float(norm.ppf(0.975)), float(norm.ppf(POWER))
-
-    def excess(delta: float) -> float:
-        discordant = max(delta, n_discordant / n)
-        needed = (z_alpha * math.sqrt(discordant) + z_beta * math.sqrt(discordant - delta**2)) ** 2 / delta**2
-        return needed - n
-
-    if n < 6:
-        return None
-    return max(float(brentq(excess, 1e-9, 1.0)), 6 / n)
 
 
 def relative_gain(accuracy: float, base: float) -> float | None:

@@ -102,26 +102,28 @@ _DEFINITION = (
 )
 _METHODS = {
     "Wilson": "Intervals of accuracy: Wilson, 95%.",
-    "bootstrap over documents and seeds": (
-        "Accuracy: mean over seeds. Intervals: 95%, bootstrap over source documents and seeds together."
+    "Wilson over documents and seeds": (
+        "Accuracy: mean over seeds. Its 95% interval is Wilson's for the effective number of questions: the variance "
+        "between source documents and between seeds counts."
     ),
     "McNemar": (
-        "Differences are paired, question by question, with base; their 95% interval resamples source documents (a question "
-        "without one counts alone). p: exact two-sided McNemar test."
+        "Differences are paired, question by question. Intervals: 95%, Bonett and Price (2012). p: exact two-sided McNemar "
+        "test."
     ),
-    "sign-flip permutation by document": (
-        "Differences are paired by question. p: two-sided sign-flip permutation over source documents."
+    "sign flips": (
+        "Differences are paired, question by question. Intervals: 95%, with the variance between source documents. p: exact "
+        "two-sided test that flips the sign of each document's difference."
     ),
-    "Newcombe interval": (
-        "In the verdict, arms are compared with retrieval by the interval of Newcombe (1998), which ignores that the "
-        "questions were the same and so is wider than it need be."
+    "t over documents and seeds": (
+        "Differences are paired, question by question. Intervals (95%) and p (two-sided t test, or exact sign flips by "
+        "document if their p is larger) hold the variance between source documents and between each arm's seeds."
     ),
 }
 """Interval or test of a result -> the sentence that explains it."""
 
 _ABOUT = (
-    "“p, Holm”: corrected by Holm for all comparisons of a family (an evaluation is one). Bold or coloured with ▲ or ▼: differs "
-    "from base, corrected p (where there is none, p) below 0.05.",
+    "“p, Holm”: corrected by Holm for all comparisons of a family: the first prompt format without context and with the "
+    "chosen K is one, everything else another. Bold or coloured with ▲ or ▼: differs from base, corrected p below 0.05.",
     "“gain”: the change over base’s accuracy. “became right” counts questions that base had wrong (with several seeds, by the "
     "majority answer). “detectable”: the least change, in points, that as many questions show with 80% power.",
     "Chance: the mean of one over the number of choices. Questions without a score are left out.",
@@ -229,7 +231,11 @@ def _guessing(view: View) -> tuple[Block, ...]:
 def _claims(view: View) -> Section:
     if not view.report.claims:
         return Section("Claims", _absent(view, "This study's recipe declares no claims, so none was tested."))
-    about = "Declared in the recipe before the study ran; p is corrected by Holm over all of them. ✓ shown: p < 0.05 that way."
+    late = any(claim.declared_late for claim in view.report.claims)
+    about = (
+        f"Declared in the recipe before test questions were answered{', unless marked' if late else ''}; p is corrected by "
+        "Holm over all of them. ✓ shown: p < 0.05 that way."
+    )
     return Section("Claims", (claims_table(view.report.claims), Bullets((about,), small=True)))
 
 

@@ -184,7 +184,12 @@ def _claims(report: Report) -> str:
         return ""
     rows: list[tuple[str, ...]] = [("claim", "verdict", "p Holm", "finding")]
     rows += [
-        (claim.statement, claim.verdict, "" if claim.p_holm is None else format_p(claim.p_holm), claim.finding)
+        (
+            claim.statement,
+            f"{claim.verdict} (declared late)" if claim.declared_late else claim.verdict,
+            "" if claim.p_holm is None else format_p(claim.p_holm),
+            claim.finding,
+        )
         for claim in report.claims
     ]
     legend = "intervals: 95%, over source documents and seeds; + and -: differs from base at 5% after Holm"

@@ -20,7 +20,7 @@ from kinject.report.formatting import (
     join_words,
 )
 from kinject.report.view import View, arm_label, unscored_text
-from kinject.results import ArmResult, Contrast, Failure
+from kinject.results import FEWEST, ArmResult, Contrast, Failure
 
 _MOST_NAMED = 4  # arms in one lead; more are counted
 _MOST_PLACES = 4  # question sets by models with a sentence each
@@ -45,6 +45,8 @@ _LEADS = {
     "both help": "both help: {arms} did better than either alone",
     "no addition shown": "that training adds to retrieval is not shown for {arms}",
     "hurts retrieval": "training made retrieval worse in {arms}",
+    "too few documents to tell": "{arms} cannot be judged: the documents are too few to tell",
+    "too few questions to tell": "{arms} cannot be judged: the questions are too few to tell",
     "not tested": "{arms} cannot be compared with retrieval: there is no test of the difference",
 }
 """Tag of a finding -> its words in the lead; the number behind each arm is its change in points."""
@@ -52,7 +54,7 @@ _LEADS = {
 _NO_LEARNING = "it has no trained arm with a question set of the role “learning”"
 _NO_RETENTION = "it has no trained arm with a question set of the role “retention”"
 _NO_RETRIEVAL = "it has no trained arm beside the base with retrieved context (and a chosen K)"
-_TESTS = {"McNemar": "McNemar", "sign-flip permutation by document": "permutation"}
+_TESTS = {"McNemar": "McNemar", "sign flips": "sign flips by document", "t over documents and seeds": "t test"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +235,10 @@ class _Judge:
             seeds = f"; {len(result.by_seed)} seeds, {format_percent(low)} to {format_percent(high)}"
         relative = "" if contrast.relative is None else f", {format_relative(contrast.relative)} of base"
         gained = f"{format_count(contrast.wrong_to_right, 'question')} became right"
-        if contrast.from_counts is not None and not contrast.is_significant:
-            low, high = contrast.from_counts
+        if contrast.too_few:
+            possible = f" {contrast.n_clusters} {contrast.unit} are too few to tell; {FEWEST} are needed."
+        elif contrast.low is not None and contrast.high is not None and not contrast.is_significant:
+            low, high = contrast.low, contrast.high
             possible = (
                 f" Not significant; changes of {format_points(low)} to {format_points(high)} points remain possible."
             )
@@ -291,24 +295,24 @@ def _relation_to_chance(result: ArmResult) -> tuple[str, str]:
 
 
 def _judged(contrast: Contrast, tags: tuple[str, str, str]) -> tuple[str, str]:
-    """Return the tag for a difference (`tags`: gain, nothing shown, loss) and its tone."""
+    """Return the tag for a difference (`tags`: gain, nothing shown, loss; or too few to tell) and its tone."""
     better, neither, worse = tags
+    if contrast.too_few:
+        return f"too few {contrast.unit} to tell", "flat"
     if not contrast.is_significant:
         return neither, "flat"
     return (better, "good") if contrast.delta > 0 else (worse, "bad")
 
 
 def _difference(contrast: Contrast) -> str:
-    """Return ``+61.8 points (+57.0 to +66.1; permutation p < 0.001 after Holm)``."""
+    """Return ``+61.8 points (+57.0 to +66.1; t test p < 0.001 after Holm)``."""
     parts = []
     if contrast.low is not None and contrast.high is not None:
         parts.append(f"{format_points(contrast.low)} to {format_points(contrast.high)}")
-    if contrast.deciding_p is None:
-        parts.append(contrast.test)
-    else:
+    if contrast.deciding_p is not None:
         corrected = "" if contrast.p_holm is None else " after Holm"
         parts.append(f"{_TESTS[contrast.test]} {format_p(contrast.deciding_p)}{corrected}")
-    return f"{format_points(contrast.delta)} points ({'; '.join(parts)})"
+    return f"{format_points(contrast.delta)} points" + (f" ({'; '.join(parts)})" if parts else "")
 
 
 def _unscored(result: ArmResult) -> str:
@@ -317,7 +321,7 @@ def _unscored(result: ArmResult) -> str:
 
 def _unseen(contrast: Contrast) -> str:
     """Return the smallest difference that would have been seen, "" if the difference is significant."""
-    if contrast.is_significant or contrast.smallest is None:
+    if contrast.is_significant or contrast.too_few or contrast.smallest is None:
         return ""
     return f"; a difference under {100 * contrast.smallest:.1f} points would likely go unseen"
 
@@ -329,7 +333,7 @@ def _interval(result: ArmResult) -> str:
 def render_limitations(view: View) -> tuple[str, ...]:
     """Return one sentence for each limitation of the data."""
     return (
-        *_seeds(view), *_smallest(view), *_no_room(view), *_coverage(view), *_missing(view), *_edges(view),
+        *_seeds(view), *_clusters(view), *_smallest(view), *_no_room(view), *_coverage(view), *_missing(view), *_edges(view),
         *_context(view), *_other_format_disagrees(view),
     )  # fmt: skip
 
@@ -338,13 +342,12 @@ def _seeds(view: View) -> Iterator[str]:
     n = len(view.report.seeds)
     if n < 2:
         yield (
-            "One seed: each arm was trained once. The intervals speak of other questions, not of another training run, which "
-            "would move the numbers too."
+            "One seed: each arm was trained once. Intervals and p speak of these models on other questions, not of another "
+            "training run, which would move the numbers too."
         )
     else:
         yield (
-            f"{n} seeds: the intervals cover other documents and other seeds, but {n} runs say little of rare ones. p speaks "
-            "of the models that were trained here."
+            f"{n} seeds: intervals and p hold the variance of documents and of seeds, but {n} runs say little of rare ones."
         )
     short = {
         arm_label(s): len(s.by_seed) for s in view.whole if view.arms[s.model, s.arm].trained and len(s.by_seed) < n
@@ -352,6 +355,21 @@ def _seeds(view: View) -> Iterator[str]:
     if short:
         named = [f"{format_name(arm)} ({count})" for arm, count in short.items()]
         yield f"Fewer seeds than the study's {n}: {_listed(named)}."
+
+
+def _clusters(view: View) -> Iterator[str]:
+    """Yield the design effects of the question sets whose documents have several questions."""
+    parts = []
+    for name in view.sets():
+        effects = [r.design_effect for r in view.whole if r.question_set == name and r.design_effect is not None]
+        if effects:
+            ends = dict.fromkeys(f"{value:.1f}" for value in (min(effects), max(effects)))
+            parts.append(f"{format_name(name)} {' to '.join(ends)}")
+    if parts:
+        yield (
+            "Questions on one document are answered alike, so they count as fewer. Design effect, by which their number "
+            f"is to be divided (by arm): {join_words(parts)}. Intervals and p allow for it."
+        )
 
 
 def _smallest(view: View) -> Iterator[str]:
@@ -364,8 +382,8 @@ def _smallest(view: View) -> Iterator[str]:
             parts.append(f"{format_name(name)} {' to '.join(ends)} ({max(result.n for result in shown):,} questions)")
     if parts:
         yield (
-            "Smallest difference from base, in points, that the questions show with 80% power (by arm; smaller ones are "
-            f"likely missed): {join_words(parts)}."
+            "Smallest difference from base, in points, that is found with 80% power at the corrected 5% (by arm; smaller "
+            f"ones are likely missed): {join_words(parts)}."
         )
 
 

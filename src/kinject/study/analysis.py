@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from kinject.disk import read_checked_json
 from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
-from kinject.eval.statistics import chance, holm, relative_gain, smallest_difference
+from kinject.eval.results import correct_families, correct_family
+from kinject.eval.statistics import (
+    CorrectnessMatrix,
+    aligned,
+    bounded_accuracy,
+    bounded_mean,
+    chance,
+    chance_p,
+    design_effect,
+    difference_estimate,
+    difference_p,
+    holm,
+    make_contrast,
+    near_p,
+    trend,
+)
 from kinject.executors import LOG
-from kinject.recipe.study_section import ClaimSection, ScalingSection, StudySection
+from kinject.recipe.study_section import ClaimSection, ScalingSection
 from kinject.results import (
     ALPHA,
-    ArmInfo,
+    FEWEST,
     ArmResult,
     Claim,
-    Contrast,
     Cost,
     ExposureBin,
     Failure,
@@ -28,26 +42,15 @@ from kinject.results import (
     ScalingFit,
     ScalingPoint,
     Sweep,
-    SweepPoint,
+    Verdict,
 )
-from kinject.study.arms import BASE, RAG, Arm, StudyArms, value_label
-from kinject.study.inference import (
-    CorrectnessMatrix,
-    aligned,
-    bits_matrix,
-    fit_line,
-    interval,
-    majority_changes,
-    near_p,
-    sign_flip_p,
-    trend_p,
-)
+from kinject.study.arms import BASE, RAG, Arm
 from kinject.study.records import AskSetting, Records, subjects_of
 from kinject.study.scheduler import StageStatus
 from kinject.study.stages import ArmRun
 from kinject.types import Question
 
-_FEWEST = 3
+_FEWEST_VALUES = 3
 """Different values of the doubled quantity that a line needs: any two points lie on a line."""
 
 
@@ -56,7 +59,8 @@ def summarize_arms(
 ) -> list[ArmResult]:
     """Return every arm in every setting it was asked in, then the recipe's own arms by subject where there are several.
 
-    Comparisons are Holm-corrected in families: those of the recipe's own arms, those of sweeps, those by subject.
+    Comparisons are Holm-corrected in families: those of the recipe's own arms, those of sweeps (each in two: the headline
+    and the other settings, `correct_families`), those by subject.
     """
     summary = _Summary(records, roles, chosen_k)
     whole = [summary.result(arm, setting) for arm in arms for setting in records.settings(arm.model, arm.name)]
@@ -67,23 +71,9 @@ def summarize_arms(
         for setting in records.settings(arm.model, arm.name) if setting.format not in WITHOUT_QUESTION
         for subject in summary.subjects(arm, setting)
     ]  # fmt: skip
-    own = _corrected([result for result in whole if (result.model, result.arm) not in swept])
-    varied = _corrected([result for result in whole if (result.model, result.arm) in swept])
-    return [*own, *varied, *_corrected(parts)]
-
-
-_COMPARISONS = ("to_base", "to_rag", "to_plain")
-
-
-def _corrected(results: Sequence[ArmResult]) -> list[ArmResult]:
-    """Return `results` with the p of all their comparisons corrected as one family."""
-    family = [
-        (i, name) for i, result in enumerate(results) for name in _COMPARISONS if getattr(result, name) is not None
-    ]
-    corrected = list(results)
-    for (i, name), p in zip(family, holm([getattr(results[i], name).p for i, name in family]), strict=True):
-        corrected[i] = replace(corrected[i], **{name: replace(getattr(corrected[i], name), p_holm=p)})
-    return corrected
+    own = correct_families([result for result in whole if (result.model, result.arm) not in swept])
+    varied = correct_families([result for result in whole if (result.model, result.arm) in swept])
+    return [*own, *varied, *correct_family(parts)]
 
 
 @dataclass(frozen=True)
@@ -113,71 +103,21 @@ class _Summary:
         base = matrix(BASE, 0) if arm.trained or setting.k else None
         rag = matrix(BASE, base_k) if arm.trained and (chosen or not setting.k) else None
         plain = matrix(arm.name, 0) if chosen and arm.trained else None
-        low, high = interval(own)
+        estimate = bounded_accuracy(own)
         kind: Role = "retention" if self.roles[setting.question_set] == "retention" else "learning"
         return ArmResult(
             model=arm.model, arm=arm.name, question_set=setting.question_set,
             role="baseline" if setting.format in WITHOUT_QUESTION else kind, format=setting.format, shots=setting.shots,
             k=setting.k, n=n_asked, n_unscored=n_asked - len(columns),
             chance=chance([len(answers[i].log_probs) for i in columns]),
-            by_seed=tuple(float(value) for value in own.correct.mean(1)), accuracy=own.mean(), low=low, high=high,
-            interval="bootstrap over documents and seeds", to_base=make_contrast(own, base, BASE) if base else None,
-            chosen_k=chosen, to_rag=make_contrast(own, rag, f"{BASE}{RAG}") if rag else None,
+            by_seed=tuple(float(value) for value in own.correct.mean(1)), accuracy=own.mean(), low=estimate.low,
+            high=estimate.high, interval=own.interval_name,
+            to_base=make_contrast(own, base, BASE) if base else None, chosen_k=chosen,
+            to_rag=make_contrast(own, rag, f"{BASE}{RAG}") if rag else None,
             to_plain=make_contrast(own, plain, arm.name) if plain else None,
             subjects=() if subject else subjects_of(answers, own), subject=subject,
+            design_effect=design_effect(own),
         )  # fmt: skip
-
-
-def make_contrast(matrix: CorrectnessMatrix, other: CorrectnessMatrix, name: str) -> Contrast | None:
-    """Return the difference of two matrices on the questions of both; `p_holm` is p until a family is known.
-
-    None if they share no question.
-    """
-    matrix, other = aligned(matrix, other)
-    if not matrix.question_ids:
-        return None
-    gained, lost = majority_changes(matrix, other)
-    low, high = interval(matrix, other)
-    p = sign_flip_p(matrix, other)
-    return Contrast(
-        other=name, delta=matrix.mean() - other.mean(), low=low, high=high, p=p, p_holm=p, wrong_to_right=gained,
-        right_to_wrong=lost, relative=relative_gain(matrix.mean(), other.mean()),
-        smallest=smallest_difference(len(matrix.question_ids), gained + lost), test="sign-flip permutation by document",
-    )  # fmt: skip
-
-
-def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
-    """Return the description of each arm for the report."""
-    found = []
-    for arm in arms:
-        recipe = dict(arm.overrides)
-        if arm.corpus not in ("", "augmented"):
-            recipe["corpus"] = arm.corpus
-        if arm.alpha is not None:
-            recipe["alpha"] = arm.alpha
-        matched = arm.match_steps_of or arm.match_tokens_of
-        found.append(ArmInfo(arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, matched))
-    return tuple(found)
-
-
-def make_sweeps(section: StudySection, arms: StudyArms) -> list[Sweep]:
-    """Return each sweep on each base model."""
-    sweeps = []
-    for (model, name), points in arms.sweeps.items():
-        item = (section.sweeps or {})[name]
-        swept = tuple(
-            SweepPoint(point.value, value_label(point.value), _number(point.value), point.arm, item.control or "")
-            for point in points
-        )
-        sweeps.append(Sweep(name, item.key, model, item.description, item.log_x, item.frontier, swept))
-    return sweeps
-
-
-def _number(value: Any) -> float | None:
-    """Return the number that a value is, or the total of a mapping's one number (styles: {paraphrase: 4})."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    return None
 
 
 @dataclass(frozen=True)
@@ -206,45 +146,44 @@ class Evidence:
             else None
         )
 
-    def chance(self, arm: str, question_set: str) -> float:
-        """Return the accuracy of guessing on the set."""
+    def chances(self, arm: str, question_set: str) -> list[float]:
+        """Return the chance of guessing each question of the arm's matrix."""
         bare, setting = self.setting(arm, question_set)
-        return chance([len(answer.log_probs) for answer in self.records.answers(self.model, bare, setting)])
+        return [1 / len(answer.log_probs) for answer in self.records.answers(self.model, bare, setting)]
 
 
 def judge_claims(claims: Mapping[str, ClaimSection], evidence: Evidence) -> list[Claim]:
     """Return each claim with its verdict, p corrected by Holm (1979) over all that could be tested."""
-    found = [_tested(name, claim, evidence) for name, claim in claims.items()]
-    tested = [claim for claim in found if claim.p is not None]
-    corrected = dict(zip((claim.name for claim in tested), holm([claim.p or 0.0 for claim in tested]), strict=True))
-    return [_with_verdict(claim, claims[claim.name], corrected.get(claim.name)) for claim in found]
+    found = [_TESTS[claim.test](claim, evidence) for claim in claims.values()]
+    tested = [claim.p for claim in found if claim.p is not None]
+    corrected = iter(holm(tested))
+    return [
+        _with_verdict(name, section, claim, None if claim.p is None else next(corrected))
+        for (name, section), claim in zip(claims.items(), found, strict=True)
+    ]
 
 
-def _with_verdict(claim: Claim, section: ClaimSection, p_holm: float | None) -> Claim:
-    if p_holm is None or claim.effect is None:
-        return claim
-    if section.test == "near_chance":
-        return replace(claim, p_holm=p_holm, verdict="shown" if p_holm < ALPHA else "not shown")
-    as_claimed = (
-        claim.effect > 0 if section.test == "above_chance" or section.direction == "higher" else claim.effect < 0
-    )
-    verdict = "not shown" if p_holm >= ALPHA else "shown" if as_claimed else "opposite shown"
-    return replace(claim, p_holm=p_holm, verdict=verdict)  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class _Tested:
+    """A claim's numbers: `p` is None where it cannot be tested, and `finding` says why. `as_claimed`: it points that way."""
+
+    finding: str
+    effect: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    as_claimed: bool = False
 
 
-def _tested(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
-    test = {"difference": _difference, "trend": _trend, "above_chance": _above_chance, "near_chance": _near_chance}
-    return test[claim.test](name, claim, evidence)
-
-
-def _untested(name: str, claim: ClaimSection, why: str) -> Claim:
-    return Claim(name, claim.statement, "cannot be tested", why, None, None, None, None, None, claim.source)
-
-
-def _judgeable(
-    name: str, claim: ClaimSection, finding: str, effect: float, bounds: tuple[float, float], p: float
-) -> Claim:
-    return Claim(name, claim.statement, "not shown", finding, effect, *bounds, p, None, claim.source)
+def _with_verdict(name: str, section: ClaimSection, found: _Tested, p_holm: float | None) -> Claim:
+    verdict: Verdict = "cannot be tested"
+    if p_holm is not None:
+        shown: Verdict = "shown" if found.as_claimed else "opposite shown"
+        verdict = shown if p_holm < ALPHA else "not shown"
+    return Claim(
+        name, section.statement, verdict, found.finding, found.effect, found.low, found.high, found.p, p_holm,
+        section.source,
+    )  # fmt: skip
 
 
 def _percent(value: float) -> str:
@@ -255,156 +194,80 @@ def _points(value: float) -> str:
     return f"{100 * value:+.1f}"
 
 
-def _difference(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
+def _bounded(low: float | None, high: float | None, words: Callable[[float], str]) -> str:
+    return "" if low is None or high is None else f" ({words(low)} to {words(high)})"
+
+
+def _enough(matrix: CorrectnessMatrix) -> str:
+    """Return why the questions cannot decide a claim, "" if there are documents enough."""
+    n = matrix.members[1]
+    unit = "questions" if n == len(matrix.question_ids) else "documents"
+    return "" if n >= FEWEST else f"; {n} {unit} are too few to tell, {FEWEST} are needed"
+
+
+def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
     arm, baseline = claim.arm or "", claim.baseline or ""
     one, other = evidence.matrix(arm, claim.question_set), evidence.matrix(baseline, claim.question_set)
     missing = [label for label, matrix in ((arm, one), (baseline, other)) if matrix is None]
     if one is None or other is None:
-        return _untested(name, claim, f"no scored answers of {' and '.join(missing)} on {claim.question_set}")
+        return _Tested(f"no scored answers of {' and '.join(missing)} on {claim.question_set}")
     one, other = aligned(one, other)
     if not one.question_ids:
-        return _untested(name, claim, f"no question of {claim.question_set} has a score from both {arm} and {baseline}")
-    delta = one.mean() - other.mean()
-    low, high = interval(one, other)
+        return _Tested(f"no question of {claim.question_set} has a score from both {arm} and {baseline}")
+    estimate, too_few = difference_estimate(one, other), _enough(one)
     finding = (
         f"{arm} {_percent(one.mean())}, {baseline} {_percent(other.mean())} on {claim.question_set}: "
-        f"{_points(delta)} points ({_points(low)} to {_points(high)})"
+        f"{_points(estimate.value)} points{_bounded(estimate.low, estimate.high, _points)}{too_few}"
     )
-    return _judgeable(name, claim, finding, delta, (low, high), sign_flip_p(one, other))
+    p = None if too_few else difference_p(one, other)
+    as_claimed = (estimate.value > 0) == (claim.direction == "higher")
+    return _Tested(finding, estimate.value, estimate.low, estimate.high, p, as_claimed)
 
 
-def _trend(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
+def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
     sweep = evidence.sweeps.get(claim.sweep or "")
     points = [(point.label, evidence.matrix(point.arm, claim.question_set)) for point in sweep.points] if sweep else []
     there = [(label, matrix) for label, matrix in points if matrix is not None]
     if len(there) < 3 or len(there) < len(points):
-        return _untested(
-            name, claim, f"{len(there)} of {len(points)} points of {claim.sweep} were answered; three are needed"
-        )
+        return _Tested(f"{len(there)} of {len(points)} points of {claim.sweep} were answered; three are needed")
     matrices = aligned(*(matrix for _, matrix in there))
     if not matrices[0].question_ids:
-        return _untested(
-            name, claim, f"no question of {claim.question_set} has a score at every point of {claim.sweep}"
-        )
+        return _Tested(f"no question of {claim.question_set} has a score at every point of {claim.sweep}")
     there = [(label, matrix) for (label, _), matrix in zip(there, matrices, strict=True)]
-    delta = matrices[-1].mean() - matrices[0].mean()
-    rising = trend_p(matrices if claim.direction == "higher" else matrices[::-1])
+    estimate, too_few, found = difference_estimate(matrices[-1], matrices[0]), _enough(matrices[0]), trend(matrices)
     finding = (
         f"{', '.join(f'{label}: {_percent(matrix.mean())}' for label, matrix in there)} on {claim.question_set}; "
-        f"last over first {_points(delta)} points"
+        f"last over first {_points(estimate.value)} points{too_few}"
     )
-    return _judgeable(name, claim, finding, delta, interval(matrices[-1], matrices[0]), rising)
+    if too_few or found is None:
+        return _Tested(finding, estimate.value, estimate.low, estimate.high)
+    if not found.monotone:
+        finding += f"; {'rising' if found.rises else 'falling'} on the whole, but not at every step"
+    as_claimed = found.rises == (claim.direction == "higher")
+    return _Tested(finding, estimate.value, estimate.low, estimate.high, found.p, as_claimed)
 
 
-def _above_chance(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
-    return _against_chance(name, claim, evidence, near=False)
-
-
-def _near_chance(name: str, claim: ClaimSection, evidence: Evidence) -> Claim:
-    return _against_chance(name, claim, evidence, near=True)
-
-
-def _against_chance(name: str, claim: ClaimSection, evidence: Evidence, *, near: bool) -> Claim:
-    arm = claim.arm or ""
+def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
+    arm, near = claim.arm or "", claim.test == "near_chance"
     matrix = evidence.matrix(arm, claim.question_set)
     if matrix is None:
-        return _untested(name, claim, f"no scored answers of {arm} on {claim.question_set}")
-    guess = evidence.chance(arm, claim.question_set)
-    low, high = interval(matrix)
+        return _Tested(f"no scored answers of {arm} on {claim.question_set}")
+    chances = evidence.chances(arm, claim.question_set)
+    guess, estimate, too_few = sum(chances) / len(chances), bounded_accuracy(matrix), _enough(matrix)
     finding = (
-        f"{arm} {_percent(matrix.mean())} ({_percent(low)} to {_percent(high)}) on {claim.question_set}, "
-        f"guessing {_percent(guess)}" + (f", margin {_points(claim.margin)}" if near else "")
+        f"{arm} {_percent(estimate.value)}{_bounded(estimate.low, estimate.high, _percent)} on {claim.question_set}, "
+        f"guessing {_percent(guess)}" + (f", margin {_points(claim.margin)}" if near else "") + too_few
     )
-    p = near_p(matrix, guess, claim.margin) if near else sign_flip_p(matrix, guess)
-    return _judgeable(name, claim, finding, matrix.mean() - guess, (low - guess, high - guess), p)
+    p = near_p(matrix, guess, claim.margin) if near else chance_p(matrix, chances)
+    low, high = (None if bound is None else bound - guess for bound in (estimate.low, estimate.high))
+    effect = estimate.value - guess
+    return _Tested(finding, effect, low, high, None if too_few else p, near or effect > 0)
 
 
-@dataclass(frozen=True)
-class Measures:
-    """What the points are made from: answers, runs, the sweep on each base model, the first format and shots, parameters."""
-
-    records: Records
-    runs: Sequence[ArmRun]
-    sweeps: Sequence[Sweep]
-    head: tuple[str, int]
-    parameters: Mapping[str, int]
-
-
-def make_scaling(section: ScalingSection, roles: Mapping[str, str], measures: Measures) -> Scaling:
-    """Return the points and lines of `section.question_sets`. Raises `InputError` for a subject without its values."""
-    points: list[ScalingPoint] = []
-    for name in section.question_sets:
-        for model in measures.parameters:
-            if roles[name] == "retention":
-                points += _scaling_points(section, measures, (model, BASE, name), "")
-                continue
-            sweep = next((item for item in measures.sweeps if item.model == model and item.name == section.sweep), None)
-            for point in sweep.points if sweep is not None else ():
-                points += _scaling_points(section, measures, (model, point.arm, name), point.label)
-    return Scaling(tuple(points), tuple(_scaling_fits(points)))
-
-
-def _scaling_points(
-    section: ScalingSection, measures: Measures, place: tuple[str, str, str], label: str
-) -> Iterator[ScalingPoint]:
-    """Yield the point of (model, arm, question set), nothing where the arm has no answers."""
-    model, arm, name = place
-    setting = AskSetting(name, *measures.head, 0)
-    if setting not in measures.records.settings(model, arm):
-        return
-    answers = measures.records.answers(model, arm, setting)
-    for answer in answers:
-        if answer.subject not in section.values:
-            raise InputError(
-                f"study.scaling.values: a question of {name} is on {answer.subject!r}; found {', '.join(section.values)}. "
-                "Say how many values a fact of it can take."
-            )
-    n_choices = [len(answer.log_probs) for answer in answers]
-    n_values = [section.values[answer.subject] for answer in answers]
-    matrix = measures.records.matrix(model, arm, setting)
-    worth = bits_matrix(matrix, n_choices, n_values)
-    n_facts = (section.facts or {}).get(name, len(answers))
-    low, high = interval(worth)
-    parameters = measures.parameters[model]
-    yield ScalingPoint(
-        model=model, arm=arm, question_set=name, label=label, parameters=parameters,
-        exposures=_mean_exposures(measures, model, arm, {answer.document_id for answer in answers}) if label else None,
-        by_seed=tuple(float(value) for value in matrix.correct.mean(1)), accuracy=matrix.mean(),
-        chance=sum(1 / n for n in n_choices) / len(n_choices), n_facts=n_facts, bits=n_facts * worth.mean(),
-        low=n_facts * low, high=n_facts * high,
-        most_bits=n_facts * sum(map(math.log2, n_values)) / len(n_values),
-        per_parameter=n_facts * worth.mean() / parameters,
-    )  # fmt: skip
-
-
-def _mean_exposures(measures: Measures, model: str, arm: str, documents: set[str | None]) -> float | None:
-    """Return how often the runs of an arm read each of `documents`, on average; None where none was counted."""
-    counts: list[float] = []
-    for run in measures.runs:
-        train = run.train
-        path = train.folder / "exposures.json" if train is not None else None
-        if (run.arm.model, run.arm.name) == (model, arm) and path is not None and path.is_file():
-            read: dict[str, float] = read_checked_json(path, "Delete its folder to train again.")
-            counts += [count for document, count in read.items() if document in documents]
-    return sum(counts) / len(counts) if counts else None
-
-
-def _scaling_fits(points: Sequence[ScalingPoint]) -> Iterator[ScalingFit]:
-    for name in dict.fromkeys(point.question_set for point in points):
-        own = [point for point in points if point.question_set == name]
-        for label in dict.fromkeys(point.label for point in own):
-            yield from _scaling_fit(name, "parameters", label, [point for point in own if point.label == label])
-        for model in dict.fromkeys(point.model for point in own):
-            yield from _scaling_fit(name, "exposures", model, [point for point in own if point.model == model])
-
-
-def _scaling_fit(
-    name: str, along: Literal["parameters", "exposures"], fixed: str, points: Sequence[ScalingPoint]
-) -> Iterator[ScalingFit]:
-    pairs = [(x, y) for point in points if (x := getattr(point, along)) for y in point.by_seed]
-    if len({x for x, _ in pairs}) >= _FEWEST:
-        slope, low, high, intercept, r_squared = fit_line(*zip(*pairs, strict=True))
-        yield ScalingFit(name, along, fixed, len(pairs), slope, low, high, intercept, r_squared)
+_TESTS: Mapping[str, Callable[[ClaimSection, Evidence], _Tested]] = {
+    "difference": _difference, "trend": _trend, "above_chance": _against_chance, "near_chance": _against_chance,
+}  # fmt: skip
+"""Test of a claim -> the function that makes it."""
 
 
 def make_costs(runs: Sequence[ArmRun], status: StageStatus) -> list[Cost]:
@@ -493,3 +356,119 @@ def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin
         ExposureBin(model, arm, name, 2.0 ** (power - 1) if power else 0.0, 2.0**power, len(own), sum(own) / len(own))
         for (model, arm, name, power), own in sorted(grouped.items())
     ]
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What the points are made from: answers, runs, the sweep on each base model, the first format and shots, parameters."""
+
+    records: Records
+    runs: Sequence[ArmRun]
+    sweeps: Sequence[Sweep]
+    head: tuple[str, int]
+    parameters: Mapping[str, int]
+
+
+def make_scaling(section: ScalingSection, roles: Mapping[str, str], measures: Measures) -> Scaling:
+    """Return the points and lines of `section.question_sets`. Raises `InputError` for a subject without its values."""
+    points: list[ScalingPoint] = []
+    for name in section.question_sets:
+        for model in measures.parameters:
+            if roles[name] == "retention":
+                points += _scaling_points(section, measures, (model, BASE, name), "")
+                continue
+            sweep = next((item for item in measures.sweeps if item.model == model and item.name == section.sweep), None)
+            for point in sweep.points if sweep is not None else ():
+                points += _scaling_points(section, measures, (model, point.arm, name), point.label)
+    return Scaling(tuple(points), tuple(_scaling_fits(points)))
+
+
+def _scaling_points(
+    section: ScalingSection, measures: Measures, place: tuple[str, str, str], label: str
+) -> Iterator[ScalingPoint]:
+    """Yield the point of (model, arm, question set), nothing where the arm has no answers."""
+    model, arm, name = place
+    setting = AskSetting(name, *measures.head, 0)
+    if setting not in measures.records.settings(model, arm):
+        return
+    answers = measures.records.answers(model, arm, setting)
+    for answer in answers:
+        if answer.subject not in section.values:
+            raise InputError(
+                f"study.scaling.values: a question of {name} is on {answer.subject!r}; found {', '.join(section.values)}. "
+                "Say how many values a fact of it can take."
+            )
+    n_choices = [len(answer.log_probs) for answer in answers]
+    n_values = [section.values[answer.subject] for answer in answers]
+    matrix = measures.records.matrix(model, arm, setting)
+    worth = bits_matrix(matrix, n_choices, n_values)
+    n_facts = (section.facts or {}).get(name, len(answers))
+    most = sum(map(math.log2, n_values)) / len(n_values)
+    found = bounded_mean(worth, 0.0, most)
+    parameters = measures.parameters[model]
+    yield ScalingPoint(
+        model=model, arm=arm, question_set=name, label=label, parameters=parameters,
+        exposures=_mean_exposures(measures, model, arm, {answer.document_id for answer in answers}) if label else None,
+        by_seed=tuple(float(value) for value in matrix.correct.mean(1)), accuracy=matrix.mean(),
+        chance=chance(n_choices), n_facts=n_facts, bits=n_facts * found.value,
+        low=n_facts * found.low, high=n_facts * found.high, most_bits=n_facts * most,
+        per_parameter=n_facts * found.value / parameters,
+    )  # fmt: skip
+
+
+def _mean_exposures(measures: Measures, model: str, arm: str, documents: set[str | None]) -> float | None:
+    """Return how often the runs of an arm read each of `documents`, on average; None where none was counted."""
+    counts: list[float] = []
+    for run in measures.runs:
+        train = run.train
+        path = train.folder / "exposures.json" if train is not None else None
+        if (run.arm.model, run.arm.name) == (model, arm) and path is not None and path.is_file():
+            read: dict[str, float] = read_checked_json(path, "Delete its folder to train again.")
+            counts += [count for document, count in read.items() if document in documents]
+    return sum(counts) / len(counts) if counts else None
+
+
+def _scaling_fits(points: Sequence[ScalingPoint]) -> Iterator[ScalingFit]:
+    for name in dict.fromkeys(point.question_set for point in points):
+        own = [point for point in points if point.question_set == name]
+        for label in dict.fromkeys(point.label for point in own):
+            yield from _scaling_fit(name, "parameters", label, [point for point in own if point.label == label])
+        for model in dict.fromkeys(point.model for point in own):
+            yield from _scaling_fit(name, "exposures", model, [point for point in own if point.model == model])
+
+
+def _scaling_fit(
+    name: str, along: Literal["parameters", "exposures"], fixed: str, points: Sequence[ScalingPoint]
+) -> Iterator[ScalingFit]:
+    pairs = [(x, y) for point in points if (x := getattr(point, along)) for y in point.by_seed]
+    if len({x for x, _ in pairs}) >= _FEWEST_VALUES:
+        slope, low, high, intercept, r_squared = fit_line(*zip(*pairs, strict=True))
+        yield ScalingFit(name, along, fixed, len(pairs), slope, low, high, intercept, r_squared)
+
+
+def bits_matrix(matrix: CorrectnessMatrix, n_choices: Sequence[int], n_values: Sequence[int]) -> CorrectnessMatrix:
+    """Return `matrix` with the bits of each question in place of right or wrong, corrected for guessing.
+
+    log2(values) x (right - 1 / choices) / (1 - 1 / choices): its mean is the share of facts known, times their bits, of a
+    reader who knows a fact or guesses evenly among the choices, values being equally likely.
+    """
+    import numpy as np
+
+    chances = 1 / np.array(n_choices, dtype=np.float64)
+    worth = np.log2(np.array(n_values, dtype=np.float64))
+    return CorrectnessMatrix((matrix.correct - chances) / (1 - chances) * worth, matrix.question_ids, matrix.clusters)
+
+
+def fit_line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float, float, float | None]:
+    """Return (slope, low, high, intercept, r squared) of least squares of `ys` over log2 of `xs`; 95%, Student's t.
+
+    Where all `ys` are the same the line is level, and r squared None.
+    """
+    from scipy.stats import linregress, t
+
+    if len(set(ys)) == 1:
+        return 0.0, 0.0, 0.0, ys[0], None
+    found = linregress([math.log2(x) for x in xs], ys)
+    half = float(t.ppf(0.975, len(xs) - 2)) * float(found.stderr)
+    slope = float(found.slope)
+    return slope, slope - half, slope + half, float(found.intercept), float(found.rvalue) ** 2

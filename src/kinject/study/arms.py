@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from kinject.recipe import StudyRecipe
 from kinject.recipe.study_section import ArmSection, ResourcesSection, StudyModelSection, StudySection, SweepSection
+from kinject.results import ArmInfo, Sweep, SweepPoint
 
 BASE = "base"
 """Name of the arm of the untouched base model."""
@@ -203,3 +204,37 @@ def value_label(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return "none" if value is None else str(value)
+
+
+def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
+    """Return the description of each arm for the report."""
+    found = []
+    for arm in arms:
+        recipe = dict(arm.overrides)
+        if arm.corpus not in ("", "augmented"):
+            recipe["corpus"] = arm.corpus
+        if arm.alpha is not None:
+            recipe["alpha"] = arm.alpha
+        matched = arm.match_steps_of or arm.match_tokens_of
+        found.append(ArmInfo(arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, matched))
+    return tuple(found)
+
+
+def make_sweeps(section: StudySection, arms: StudyArms) -> list[Sweep]:
+    """Return each sweep on each base model."""
+    sweeps = []
+    for (model, name), points in arms.sweeps.items():
+        item = (section.sweeps or {})[name]
+        swept = tuple(
+            SweepPoint(point.value, value_label(point.value), _number(point.value), point.arm, item.control or "")
+            for point in points
+        )
+        sweeps.append(Sweep(name, item.key, model, item.description, item.log_x, item.frontier, swept))
+    return sweeps
+
+
+def _number(value: Any) -> float | None:
+    """Return the number that a value is, or the total of a mapping's one number (styles: {paraphrase: 4})."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return None

@@ -12,8 +12,8 @@ from kinject.eval.prompts import FROM_TASK, LETTERED, PMI_BASELINE, WITHOUT_QUES
 from kinject.eval.results import is_correct, is_scored
 from kinject.eval.scores import Score, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
+from kinject.eval.statistics import CorrectnessMatrix
 from kinject.results import Subject
-from kinject.study.inference import CorrectnessMatrix
 from kinject.types import Answer
 
 
@@ -112,7 +112,7 @@ class Records:
                 )
             rows.append(answers)
         kept = [i for i in range(len(first)) if all(is_scored(answers[i]) for answers in rows)]
-        documents = tuple(first[i].document_id or f"\0{first[i].question_id}" for i in kept)
+        documents = tuple(first[i].document_id or "" for i in kept)
         correct = np.array([[float(is_correct(answers[i])) for i in kept] for answers in rows])
         return CorrectnessMatrix(correct, tuple(ids[i] for i in kept), documents)
 

@@ -20,7 +20,6 @@ from kinject.disk import (
     read_checked_json,
     read_manifest,
     write_checked_json,
-    write_json,
     write_manifest,
 )
 from kinject.errors import InputError
@@ -33,17 +32,15 @@ from kinject.signals import running_time
 from kinject.study.analysis import (
     Evidence,
     Measures,
-    arm_infos,
     judge_claims,
     make_costs,
     make_exposures,
     make_failures,
     make_scaling,
-    make_sweeps,
     question_results,
     summarize_arms,
 )
-from kinject.study.arms import Arm, expand_arms
+from kinject.study.arms import Arm, arm_infos, expand_arms, make_sweeps
 from kinject.study.check import check_inputs, check_shared_recipes
 from kinject.study.records import AskSetting, Records
 from kinject.study.scheduler import SplitQuestions, StartExecutor, Study, open_study
@@ -71,7 +68,7 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         check_shared_recipes(recipe, study.expanded)
         started = running_time()
         with study.fresh_copy(start_executor) as study:
-            _run_phases(study, _write_choices)
+            _run_phases(study, _before_test)
         result = analyse(study, running_time() - started)
         write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
         page = write_report(recipe.run_dir, result)
@@ -102,8 +99,24 @@ def _fingerprint(study: Study) -> str:
     return content_id("study 1", study.recipe.raw, outcomes)
 
 
-def _write_choices(study: Study) -> None:
-    write_json(study.recipe.run_dir / "choices.json", [asdict(choice) for choice in study.choices])
+def _before_test(study: Study) -> None:
+    """Write the choices, and which claims are declared before any test question was answered, to choices.json.
+
+    A claim that is not in an earlier choices.json, or is another one there, was declared later. Without that file all
+    claims are, if a test question was answered already.
+    """
+    path = study.recipe.run_dir / "choices.json"
+    declared = study.recipe.study.claims or {}
+    claims = {name: content_id(asdict(replace(claim, statement="", source=""))) for name, claim in declared.items()}
+    if path.is_file():
+        sealed = read_checked_json(path, "Delete it, and the claims count as declared after the answers.")["claims"]
+    elif any(_on_test(study, run).evaluations[-1].read_done() is not None for run in study.runs if run.arm.trained):
+        sealed = {}
+    else:
+        sealed = claims
+    study.late_claims = frozenset(name for name, claim in claims.items() if sealed.get(name) != claim)
+    choices = [asdict(choice) for choice in study.choices]
+    write_checked_json(path, {"choices": choices, "claims": sealed})
 
 
 def _run_phases(study: Study, before_test: Callable[[Study], None]) -> None:
@@ -243,12 +256,14 @@ def _pool(accuracies: Sequence[tuple[float, int]]) -> tuple[float, int]:
     return round(sum(accuracy * n for accuracy, n in accuracies) / n_questions, 6), n_questions
 
 
-def _evaluate_on_test(study: Study) -> None:
+def _on_test(study: Study, run: ArmRun) -> ArmRun:
+    """Return `run` with the stage that evaluates it on the test questions."""
     questions = {item.name: item.test for item in study.question_sets}
-    study.runs = [
-        replace(run, evaluations=(*run.evaluations, study.planner.eval_stage(run, "test", questions)))
-        for run in study.runs
-    ]
+    return replace(run, evaluations=(*run.evaluations, study.planner.eval_stage(run, "test", questions)))
+
+
+def _evaluate_on_test(study: Study) -> None:
+    study.runs = [_on_test(study, run) for run in study.runs]
     study.run_stages([stage for run in study.runs for stage in run.all_stages], "evaluating")
 
 
@@ -349,7 +364,8 @@ def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Cla
     model = next(iter(section.models))
     chosen_k = {(arm, name): k for (other, arm, name), k in study.chosen_k.items() if other == model}
     by_name = {sweep.name: sweep for sweep in sweeps if sweep.model == model}
-    return judge_claims(section.claims or {}, Evidence(records, model, *study.prompt_format, chosen_k, by_name))
+    claims = judge_claims(section.claims or {}, Evidence(records, model, *study.prompt_format, chosen_k, by_name))
+    return [replace(claim, declared_late=claim.name in study.late_claims) for claim in claims]
 
 
 def _add_best_on_test(choice: Choice, results: Sequence[ArmResult], prompt_format: tuple[str, int]) -> Choice:

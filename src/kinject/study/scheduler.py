@@ -107,6 +107,7 @@ class Study:
     chosen_k: dict[tuple[str, str, str], int] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
     diverged: list[str] = field(default_factory=list)
+    late_claims: frozenset[str] = frozenset()
     runs: list[ArmRun] = field(default_factory=list)
     planner: Planner = field(init=False)
     _executor: Executor | None = None

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from kinject.augment.requests import generator_identity
 from kinject.augment.requests.balance import EndpointState, LoadBalancer
 from kinject.augment.requests.generator import Generator, Transient
 from kinject.augment.requests.limits import Budget, Limits, SharedBudget
+from kinject.augment.requests.sender import Sender
 from kinject.disk import read_journal, read_manifest
 from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import GeneratorSection, Recipe
 from kinject.recipe.sections import EndpointSection
-from kinject.types import Usage
+from kinject.types import Completion, Usage
 
 Make = Callable[..., Recipe]
 Start = Callable[[Callable[[Talk, int], bool | None]], Hostile]
@@ -234,3 +236,64 @@ def test_pauses_of_an_endpoint_that_stays_down_grow_and_one_answer_ends_them() -
     assert endpoint.wait(1) > 0
     endpoint.record_answer(Usage(), 1.0)
     assert (endpoint.is_resting, endpoint.wait(1)) == (False, 0.0)
+
+
+class VirtualTime(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer: what is measured is the order of requests, not this machine."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def run_in_virtual_time(self, work: Any) -> Any:
+        def select(timeout: float | None) -> list[Any]:
+            self.now += timeout or 0.0
+            return []
+
+        self._selector.select = select  # type: ignore[attr-defined]
+        try:
+            return self.run_until_complete(work)
+        finally:
+            self.close()
+
+
+def seconds_for(
+    monkeypatch: pytest.MonkeyPatch, slowness: list[float], dies: int | None = None, n: int = 2000
+) -> float:
+    """Return the virtual seconds of `n` requests over endpoints that take so many times a second, 16 at once each.
+
+    One of them may die at half of the answers. Each request must be answered once.
+    """
+    loop = VirtualTime()
+    for module in ("sender", "balance"):
+        monkeypatch.setattr(f"kinject.augment.requests.{module}.running_time", loop.time)
+    answered: Counter[int] = Counter()
+    rng = Random(7)
+
+    def endpoint(number: int) -> Generator:
+        async def ask(messages: list[Any], seed: int) -> Completion:
+            await asyncio.sleep(slowness[number] * rng.uniform(0.7, 1.3))
+            if number == dies and answered.total() > n / 2:
+                raise Transient("u: gone.", kind="connection")
+            answered[seed] += 1
+            return Completion("text", "stop", Usage(1, 1))
+
+        return Generator("m", {}, True, ask, endpoint=f"e{number}")
+
+    async def send_all() -> None:
+        first, *others = [endpoint(number) for number in range(len(slowness))]
+        sender = Sender(first, None, Limits(16), None, [(one, Limits(16)) for one in others])
+        await asyncio.gather(*(sender.send([], seed) for seed in range(n)))
+
+    loop.run_in_virtual_time(send_all())
+    assert (len(answered), set(answered.values())) == (n, {1})
+    return loop.now
+
+
+def test_four_endpoints_are_four_times_as_fast_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = seconds_for(monkeypatch, [1.0])
+    assert one == pytest.approx(2000 / 16, rel=0.03)
+    assert one / seconds_for(monkeypatch, [1.0] * 4) > 3.8
+    assert one / seconds_for(monkeypatch, [1.0] * 4, dies=3) > 3.3  # four for half of the answers, then three: 3.43
+    assert one / seconds_for(monkeypatch, [1.0, 1.0, 1.0, 4.0]) > 0.9 * 3.25  # its last answers are late

@@ -1,0 +1,143 @@
+"""Simulated studies with a known truth: how often verdicts are wrong, intervals cover, and true differences are found.
+
+A question is answered correctly if a normal number exceeds a threshold: the sum of a document's part (its share of the
+variance is the intra-class correlation), a question's, an arm's seed's, and an answer's own.
+
+    python benchmarks/study/claims.py [--studies 1000] [--seed 0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import norm
+
+from kinject.eval.statistics import (
+    CorrectnessMatrix,
+    bounded_accuracy,
+    correct_contrast,
+    difference_estimate,
+    difference_p,
+    holm,
+    make_contrast,
+)
+from kinject.results import ALPHA
+
+
+@dataclass(frozen=True)
+class Design:
+    """`n_documents` of `n_each` questions, `n_seeds` of each arm, whose accuracies have the standard deviation `seed_sd`."""
+
+    n_documents: int = 120
+    n_each: int = 5
+    n_seeds: int = 1
+    seed_sd: float = 0.0
+    correlation: float = 0.3
+
+    def draw(self, accuracies: Sequence[float], random: np.random.Generator) -> list[CorrectnessMatrix]:
+        """Return the answers of one arm for each of the true `accuracies`."""
+        shape = (len(accuracies), self.n_seeds, self.n_documents, self.n_each)
+        rest = (1 - self.correlation) / 2
+        document = random.normal(0, math.sqrt(self.correlation), (self.n_documents, 1))
+        question = random.normal(0, math.sqrt(rest), (self.n_documents, self.n_each))
+        own = random.normal(0, math.sqrt(rest), shape)
+        level = norm.ppf(accuracies)
+        of_seeds = self.seed_sd / norm.pdf(level)  # on the scale of the normal numbers
+        seeds = random.normal(0, 1, shape[:2]) * of_seeds[:, None]
+        threshold = level * np.sqrt(1 + of_seeds**2)  # the accuracy, averaged over seeds, stays
+        right = document + question + own + (seeds + threshold[:, None])[:, :, None, None] > 0
+        n = self.n_documents * self.n_each
+        ids = tuple(map(str, range(n)))
+        documents = tuple(str(i // self.n_each) for i in range(n))
+        return [CorrectnessMatrix(arm.reshape(self.n_seeds, n).astype(float), ids, documents) for arm in right]
+
+
+def p_of(one: CorrectnessMatrix, other: CorrectnessMatrix) -> float:
+    """Return the p of a difference between arms of many documents."""
+    p = difference_p(one, other)
+    assert p is not None
+    return p
+
+
+def share(found: Callable[[], bool], n: int) -> str:
+    """Return the percentage of `n` trials that `found`, with its Monte-Carlo error."""
+    rate = sum(found() for _ in range(n)) / n
+    return f"{100 * rate:.1f} ({100 * math.sqrt(max(rate * (1 - rate), 1 / n) / n):.1f})"
+
+
+def false_family(design: Design, random: np.random.Generator) -> bool:
+    """Return whether any of ten arms that are as good as the control is said to differ from it."""
+    control, *arms = design.draw([0.6] * 11, random)
+    return min(holm([p_of(arm, control) for arm in arms])) < ALPHA
+
+
+def covers(design: Design, accuracy: float, other: float, of: str, random: np.random.Generator) -> bool:
+    """Return whether the interval of the accuracy, or of the difference, holds the truth."""
+    one, two = design.draw([accuracy, other], random)
+    if of == "accuracy":
+        bounded = bounded_accuracy(one)
+        return bounded.low <= accuracy <= bounded.high
+    estimate = difference_estimate(two, one)
+    assert estimate.low is not None
+    assert estimate.high is not None
+    return estimate.low <= other - accuracy <= estimate.high
+
+
+def detectable(design: Design, family: int, random: np.random.Generator, n: int = 40) -> float:
+    """Return the mean smallest detectable difference of studies without one."""
+    found = []
+    for _ in range(n):
+        contrast = make_contrast(*design.draw([0.6, 0.6], random), "base")
+        assert contrast is not None
+        found.append(correct_contrast(contrast, None, family).smallest or 1.0)
+    return float(np.mean(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--studies", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    n, random = arguments.studies, np.random.default_rng(arguments.seed)
+
+    print("| a false difference, % of studies (Monte-Carlo error) | |\n|---|---|")
+    for sd in (0.0, 0.02, 0.04):
+        design = Design(n_seeds=3, seed_sd=sd)
+        rate = share(lambda design=design: false_family(design, random), n)
+        print(f"| among ten null claims, 3 seeds, seed SD {100 * sd:.0f} points | {rate} |", flush=True)
+    for correlation in (0.0, 0.1, 0.3):
+        design = Design(correlation=correlation)
+        rate = share(lambda design=design: p_of(*design.draw([0.6, 0.6], random)) < ALPHA, n)
+        print(f"| eval and compare, 120 documents x 5 questions, ICC {correlation} | {rate} |", flush=True)
+
+    print("\n| coverage of 95% intervals, % | accuracy .6 | difference 0 | difference .6 to .8 |\n|---|---|---|---|")
+    for n_documents in (10, 20, 120):
+        for n_seeds, sd in ((1, 0.0), (3, 0.02)):
+            design = Design(n_documents=n_documents, n_seeds=n_seeds, seed_sd=sd)
+            cells = [
+                share(lambda d=design, o=other, w=of: covers(d, 0.6, o, w, random), n)
+                for other, of in ((0.6, "accuracy"), (0.6, "difference"), (0.8, "difference"))
+            ]
+            print(f"| {n_documents} documents, {n_seeds} seeds, SD {100 * sd:.0f} | {' | '.join(cells)} |", flush=True)
+
+    print("\n| power | difference, points | found, % |\n|---|---|---|")
+    for name, design, family in (
+        ("detectable: 1,000 single questions", Design(1000, 1), 1),
+        ("detectable: 120 x 5, 1 seed", Design(), 1),
+        ("detectable: 120 x 5, 3 seeds, SD 2", Design(n_seeds=3, seed_sd=0.02), 1),
+        ("detectable: 120 x 5, 3 seeds, SD 2, ten claims", Design(n_seeds=3, seed_sd=0.02), 10),
+    ):
+        size = detectable(design, family, random)
+        limit = ALPHA / family
+        found = share(lambda d=design, s=size, a=limit: p_of(*d.draw([0.6, 0.6 + s], random)) < a, n)
+        print(f"| {name} | {100 * size:.1f} | {found} |", flush=True)
+    rate = share(lambda: p_of(*Design(1000, 1).draw([0.5, 0.6], random)) < ALPHA / 120, n)
+    print(f"| 1,000 questions, one of 120 comparisons | 10.0 | {rate} |")
+
+
+if __name__ == "__main__":
+    main()
