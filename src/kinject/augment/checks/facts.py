@@ -156,7 +156,8 @@ def _differences(source: Facts, new: Facts, complete: bool) -> Iterator[Differen
         source.quantities
     )
     day_words |= source.speakers | new.speakers
-    quoted = "".join(form for form in new.quotations if not source.contains(form))
+    # A mnemonic or an invented speaker is in quotation marks; in a whole rewriting, so is the passage alone.
+    quoted = "" if complete else "".join(form for form in new.quotations if not source.contains(form))
     yield from compare_names(
         source.names, new.names, complete, day_words, known=source.frame[1], kept=new.frame[1],
         quoted=quoted if new.names.text == "" else quoted.replace(" ", ""), code=source.code,
