@@ -162,6 +162,10 @@ class Profile:
         names += [name for code, name in self._locale.languages.items() if len(code) == 2]
         names += [zone["city"] for zone in self._locale.time_zones.values() if "city" in zone]
         names += self.regions.split()
+        if self.names in ("capitals", "nouns"):  # CLDR names a city only where a language has a name of its own for it
+            from babel.core import get_global
+
+            names += [zone.rpartition("/")[2] for zone in get_global("zone_territories")]
         return frozenset(name.casefold() for name in names if len(name) > 1)
 
     @cached_property
