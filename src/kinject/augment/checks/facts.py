@@ -8,7 +8,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kinject.augment.checks.language import detect_language, find_script
+from kinject.augment.checks.language import detect_language, find_script, guess_language
 from kinject.augment.checks.names import SENTENCE_STARTERS, Names, compare_names, extract_names, normal_word
 from kinject.augment.checks.profiles import grammar_of, profile_of
 from kinject.augment.checks.quantities import Difference, Quantities, compare_quantities, extract_quantities
@@ -99,7 +99,7 @@ def _normal_words(text: str) -> str:
 @lru_cache(maxsize=256)
 def source_facts(source: str, context: str = "") -> Facts:
     """Return `extract_facts` of a source in its own language, cached for its other rewritings."""
-    code = detect_language(source) or _only_language(source)
+    code = detect_language(source) or guess_language(source) or _only_language(source)
     return extract_facts(source, code, context)
 
 
@@ -156,7 +156,8 @@ def _differences(source: Facts, new: Facts, complete: bool) -> Iterator[Differen
         source.quantities
     )
     day_words |= source.speakers | new.speakers
-    quoted = "".join(form for form in new.quotations if not source.contains(form))
+    # A mnemonic or an invented speaker is in quotation marks; in a whole rewriting, so is the passage alone.
+    quoted = "" if complete else "".join(form for form in new.quotations if not source.contains(form))
     yield from compare_names(
         source.names, new.names, complete, day_words, known=source.frame[1], kept=new.frame[1],
         quoted=quoted if new.names.text == "" else quoted.replace(" ", ""), code=source.code,

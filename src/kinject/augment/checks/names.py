@@ -146,7 +146,7 @@ class NameReader:
         """Add the first word of a sentence, if it is a name: no common word, or one before a rare word with a capital."""
         common = token.lower() in self.profile.common_words and word not in self.profile.places
         if following[:1].isupper() and not (common and following.lower() in self.profile.common_words):
-            names.certain.add(word)
+            (names.possible if common else names.certain).add(word)  # "Raises OSError", "Anna Petrov"
             names.spelling.setdefault(word, token)
         elif not common and (
             not self.english
@@ -235,6 +235,10 @@ class NameReader:
             return self._unspaced_weight(name, names)
         if raw in profile.places or not raw.isalpha():
             return 2
+        if raw in profile.frequent_words:
+            return 0
+        if not profile.code:
+            return 1
         if profile.names == "nouns":
             return self._german_weight(raw, name, names)
         if self.english or raw not in profile.common_words or raw in common_words("en"):
@@ -244,6 +248,8 @@ class NameReader:
     def _unspaced_weight(self, name: str, names: Names) -> int:
         if name in names.possible:
             return 1
+        if name in self.profile.unit_of:
+            return 0
         if _KATAKANA.fullmatch(name) and name in self.profile.common_words and name not in self.profile.places:
             return 0 if len(name) < 3 else 1
         return 2
@@ -392,7 +398,7 @@ def compare_names(
 
 
 def _is_generic(name: str, reader: NameReader) -> bool:
-    return reader.english and name in GENERIC_WORDS
+    return name in (GENERIC_WORDS if reader.english else reader.profile.generic)
 
 
 def _stands_alone(name: str, names: Names) -> bool:

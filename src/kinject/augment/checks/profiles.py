@@ -33,7 +33,8 @@ class Profile:
     ``value word word ...; ...``: a word that ends in ~ takes each of the `endings`. `scales` are factors, written alike.
     `joins` stand between the words of a number; with `compound`, number words are written as one word. `added_to` are tens to
     which French adds 10 to 19. `ambiguous` number words have another, common meaning. `implied` has words that imply a
-    number; `units` more spellings of units, ``unit: word|word``; `regions` places that CLDR lacks.
+    number; `units` more spellings of units, ``unit: word|word``; `regions` places that CLDR lacks;
+    `generic` words that are said to a person or before a name, without accents.
     """
 
     code: str
@@ -49,6 +50,7 @@ class Profile:
     implied: str = ""
     units: Mapping[str, str] = field(default_factory=dict)
     regions: str = ""
+    generic: tuple[str, ...] = ()
 
     @property
     def checks_off(self) -> tuple[str, ...]:
@@ -182,6 +184,11 @@ class Profile:
     def common_words(self) -> frozenset[str]:
         """Words of at least one occurrence in a million, in lower case; none for a language without a list."""
         return common_words(self.code)
+
+    @cached_property
+    def frequent_words(self) -> frozenset[str]:
+        """The 200 most frequent words, which are no names; none in English, which has a list of such words."""
+        return frozenset(() if self.code == "en" else frequent_words(self.code)[:200])
 
     @cached_property
     def common_characters(self) -> frozenset[str]:

@@ -68,6 +68,8 @@ _HAN_NUMBER = re.compile(
     rf"(?P<symbol>[$€£¥￥])?(?<![A-Za-z\d.])(?P<number>\d+(?:,\d{{3}})*(?:\.\d+)?[十百千万萬億亿兆]*(?:\d+[千万萬億亿])*|[{_HAN}]+)"
 )
 _HAN_PERCENT = re.compile(rf"百分之([\d.{_HAN}]+)")
+_HAN_MORE = re.compile("(?<=[十百千])[多余餘](?=[万亿萬億])")
+"""一千多万 is some ten millions."""
 _HAN_PARTS = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?|[{_HAN}]")
 _COUNTERS = frozenset(
     "个個名艘人位座条條只隻次种種本张張家国國所间間层層台辆架匹头頭首部篇项項件场場届組组批代枚冊軒階階回社着校つ棟尾羽丁幅支株棵块片"
@@ -290,7 +292,7 @@ def _is_month(text: str, start: int, end: int) -> bool:
 
 def _add_han_numbers(text: str, grammar: Grammar, quantities: Quantities) -> None:
     """Add the numbers of a Chinese or Japanese text, in digits and in Chinese numerals."""
-    text = _HAN_PERCENT.sub(r"\1%", text)
+    text = _HAN_MORE.sub("", _HAN_PERCENT.sub(r"\1%", text))
     if ":" in text:
         for match in _TIME.finditer(text):
             quantities.add(match[0].removeprefix("0"))
@@ -402,7 +404,7 @@ def compare_quantities(
         for number in sorted(variant.numbers.keys() - variant.stated - allowed - {"0", "1"}, key=_by_size):
             yield Difference("number", f"{number} is not in the source", sure=False)
     new = (variant.stated | {number for number in kept.stated if len(number) > 2}) - allowed
-    replaced = source.numbers.keys() - present
+    replaced = source.numbers.keys() - present - {"0", "1"}
     for number in sorted(new, key=_by_size):
         if number in variant.counted and not (replaced and complete):
             if int(number) > 5:
