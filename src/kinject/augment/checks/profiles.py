@@ -253,10 +253,14 @@ SHARED_UNITS = {spelling: unit for unit, text in _SYMBOLS_OF_UNITS.items() for s
 """Spelling -> unit, in every language."""
 
 
+_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The quick one, where PyYAML has it."""
+
+
 def read_words(name: str) -> dict[str, Any]:
     """Return the tables of a YAML file beside this one."""
     text = Path(__file__).with_name(f"{name}.yaml").read_text("utf-8")
-    loaded: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe)
+    loaded: dict[str, Any] = yaml.load(text, Loader=_SafeLoader)  # noqa: S506 (it is safe)
     return loaded
 
 
