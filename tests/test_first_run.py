@@ -64,6 +64,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("recipes", "data", "eval"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copy(ROOT / "recipes/cpt.yaml", tmp_path / "my-recipe.yaml")
+    shutil.copy(ROOT / "docs/faq.md", tmp_path / "manual.md")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -3,7 +3,8 @@
     python benchmarks/augment/refusals.py [DATA] [--part unseen] [--show] [--base-url URL --model NAME]
 
 DATA is a folder with documents.jsonl (id, title, language, text) and answers.jsonl (document_id, style, answer, faithful,
-and optionally part and note); without it the 59 answers of answers/, in eleven languages, are taken. For each style and
+and optionally complete, part and note; an answer that loses facts of a passage that it was to tell whole counts as
+unfaithful); without it the 59 answers of answers/, in eleven languages, are taken. For each style and
 each language it prints how many faithful answers are refused, how many unfaithful ones are accepted, and how many are in
 doubt: at the first check and, with a model, after a judge has read what the check accepts. `--show` names every faithful
 answer that is refused and every unfaithful one that is accepted. The texts of answers/ were written for kinject; half of
@@ -43,6 +44,11 @@ class Result:
     text: str
     checked: Verdict
     judged: Verdict | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether the reader found it faithful, and complete where the whole passage was to be told."""
+        return bool(self.answer["faithful"]) and self.answer.get("complete") is not False
 
     def outcome(self, final: bool) -> str:
         """Return "refused", "doubt" or "accepted", after the judge if `final`."""
@@ -91,7 +97,7 @@ def render_table(results: Sequence[Result], key: str, final: bool) -> str:
     for result in results:
         name = result.answer["style"] if key == "style" else result.document["language"]
         for row in (name, "all"):
-            counts[row][result.answer["faithful"], result.outcome(final)] += 1
+            counts[row][result.good, result.outcome(final)] += 1
     lines = [
         f"| {key} | faithful | refused | in doubt | unfaithful | refused | in doubt | accepted |",
         "|---|---|---|---|---|---|---|---|",
@@ -109,7 +115,7 @@ def render_mistakes(results: Sequence[Result], final: bool) -> str:
     """Return a line for every faithful answer that is refused and every unfaithful one that is accepted."""
     lines = []
     for result in results:
-        outcome, faithful = result.outcome(final), result.answer["faithful"]
+        outcome, faithful = result.outcome(final), result.good
         if (outcome == "refused") is faithful or outcome == "doubt":
             verdict = result.judged if final and result.judged is not None else result.checked
             why = f"{verdict.reason}: {verdict.detail}" if verdict.reason else str(list(verdict.doubts))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kinject.augment import augment, preview
-from kinject.disk import read_jsonl
+from kinject.augment import augment, preview, render_summary
+from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe, read_recipe
 
@@ -55,6 +55,22 @@ def test_each_document_asks_for_no_more_than_is_given_and_what_drops_a_fact_is_r
     ]
     assert augment(make(GIVEN)).corpus_path.read_text() == result.corpus_path.read_text()
     assert preview(make(GIVEN)).n_requests == 0
+
+
+def test_what_is_in_doubt_is_accepted_or_refused_as_the_recipe_says_and_counted_apart(make: Make) -> None:
+    given = [{"document_id": "c", "text": "In Osaka plays the band, with seven players."}]
+    result = augment(make(given))
+    assert (result.got, result.styles["paraphrase"].in_doubt) == (1, {"number": 1})
+    assert "in doubt, accepted (augment.checks.in_doubt: accept): number 1" in render_summary(result)
+    assert [row["checks"]["in_doubt"] for _, row in read_jsonl(result.variants_path)] == [
+        [["number", "7 is not in the source"]]
+    ]
+    assert read_manifest(result.manifest_path)["counts"]["languages"]["en"] == {"texts": 1, "not_checked": []}
+    given[0]["text"] = "In Osaka plays the band, with eight players."
+    result = augment(make(given, checks={"in_doubt": "refuse"}))
+    assert (result.got, result.refused) == (0, {"number": 1})
+    assert result.styles["paraphrase"].refused_in_doubt == {"number": 1}
+    assert "in doubt, refused: number 1" in render_summary(result)
 
 
 def test_a_changed_text_is_checked_anew(make: Make) -> None:

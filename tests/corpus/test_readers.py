@@ -12,6 +12,7 @@ import pytest
 
 from kinject.corpus.documents import document_hashes, is_hub_name, read_documents
 from kinject.corpus.documents.pages import unwrap_lines
+from kinject.corpus.passages import heading_path
 from kinject.errors import DiskError, InputError
 
 ROWS = [
@@ -61,7 +62,7 @@ def test_a_web_page_gives_its_text_without_menus_and_scripts(tmp_path: Path) -> 
     (document,) = read_documents(tmp_path / "a.html")
     assert document.title == "The Falk Bridge & more"
     assert document.text == (
-        "Bridge\n\nBuilt in 1931 by Mara Lind.\nIt stands.\n\nspan 40 m\ncost 5 €\n\na\n  b\n\none\ntwo"
+        "# Bridge\n\nBuilt in 1931 by Mara Lind.\nIt stands.\n\nspan 40 m\ncost 5 €\n\na\n  b\n\none\ntwo"
     )
 
 
@@ -69,7 +70,15 @@ def test_the_main_part_of_a_page_is_all_that_is_read_where_it_is_marked(tmp_path
     pytest.importorskip("selectolax")
     (tmp_path / "a.htm").write_text("<div>around</div><main><h1>T</h1><p>inside</p></main><div>after</div>")
     (document,) = read_documents(tmp_path)
-    assert (document.title, document.text) == ("T", "T\n\ninside")
+    assert (document.title, document.text) == ("T", "# T\n\ninside")
+
+
+def test_headings_of_a_web_page_are_those_above_its_passages(tmp_path: Path) -> None:
+    pytest.importorskip("selectolax")
+    (tmp_path / "a.html").write_text("<h1>A<br></h1>one<h2> <b>Care</b> of it</h2><p>two<h3></h3><p>three")
+    (document,) = read_documents(tmp_path)
+    assert document.text == "# A\n\none\n\n## Care of it\n\ntwo\n\nthree"
+    assert heading_path(document.text, document.text.index("two")) == ("A", "Care of it")
 
 
 def test_a_page_says_its_own_charset(tmp_path: Path) -> None:

@@ -58,7 +58,11 @@ def test_any_value_of_any_key_is_trained_with_or_refused_by_name(folder: Path) -
         ("study.models.base.recipe", "tiny"),
         ("adapter.monteclora_config", "'true'"),
         ("adapter.velora_config", "{nope: 1}"),
+        ("adapter.velora_config", "{scale: 1.0e+39}"),
         ("adapter.use_bdlora", "true"),
+        ("adapter.trainable_token_indices", "[100000]"),
+        ("adapter.trainable_token_indices", "{embed_tokens: []}"),
+        ("adapter.trainable_token_indices", "{embed_tokens: 5}"),
     ],
 )
 def test_values_that_went_wrong_once_are_refused_by_name(folder: Path, name: str, text: str) -> None:

@@ -16,6 +16,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from kinject.augment.checks import profiles
 from kinject.errors import InputError, KinjectError, TrainingError
 from kinject.eval.retrieval import DenseRetriever
 from kinject.models import load_model, load_tokenizer
@@ -266,11 +267,14 @@ def test_the_source_names_no_way_to_load_a_pickle() -> None:
                 given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 assert called not in ("torch.load", "pd.read_pickle", "pandas.read_pickle"), f"{path}:{node.lineno}"
                 assert called != "np.load" or given.get("allow_pickle") == "False", f"{path}:{node.lineno}"
-                assert called != "yaml.load" or given.get("Loader") == "_Loader", f"{path}:{node.lineno}"
+                assert called != "yaml.load" or given.get("Loader") in ("_Loader", "_SafeLoader"), (
+                    f"{path}:{node.lineno}"
+                )
                 assert given.get("trust_remote_code", "False") == "False", f"{path}:{node.lineno}"
                 if called.endswith(("AutoConfig.from_pretrained", "AutoTokenizer.from_pretrained")) or (
                     "AutoModel" in called and called.endswith("from_pretrained")
                 ):
                     assert given.get("trust_remote_code") == "False", f"{path}:{node.lineno}"
     assert issubclass(yaml_lines._Loader, yaml.SafeLoader)
+    assert profiles._SafeLoader in (yaml.SafeLoader, getattr(yaml, "CSafeLoader", None))
     assert importers == {"train/checkpoints.py", "models/load.py"}  # a restricted reader; the name of an error

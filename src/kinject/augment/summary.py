@@ -152,15 +152,24 @@ def render_summary(result: AugmentResult) -> str:
         lines.append(render_coverage(result.coverage))
     if result.contamination:
         lines.append(render_contamination(result.contamination))
-    if result.short:
-        fixes = ["run again for what failed"] if result.failed else []
-        fixes += refusal_advice(result.refused) if result.refused and result.n_sent else []
-        n_short = result.asked - result.got - sum(count.nothing for count in result.styles.values())
-        if len(fixes) > 1:
-            lines += [f"Short by {n_short}. What to do:", *(f"  - {fix}." for fix in fixes)]
-        else:
-            lines.append(f"Short by {n_short}" + (f": {fixes[0]}." if fixes else "."))
+    lines += _short_lines(result)
     return "\n".join(lines)
+
+
+def _short_lines(result: AugmentResult) -> list[str]:
+    """Return how many rewritings are missing and what to do about it; nothing for a complete result."""
+    if not result.short:
+        return []
+    fixes = ["run again for what failed"] if result.failed else []
+    if result.refused and result.n_sent:
+        n_in_doubt = sum(sum(count.refused_in_doubt.values()) for count in result.styles.values())
+        if not result.judge and n_in_doubt >= _DOMINANT * sum(result.refused.values()):
+            fixes.append("in doubt: name a model in augment.judge to decide, or set augment.checks.in_doubt: accept")
+        fixes += refusal_advice(result.refused)
+    n_short = result.asked - result.got - sum(count.nothing for count in result.styles.values())
+    if len(fixes) > 1:
+        return [f"Short by {n_short}. What to do:", *(f"  - {fix}." for fix in fixes)]
+    return [f"Short by {n_short}" + (f": {fixes[0]}." if fixes else ".")]
 
 
 def _doubt_lines(result: AugmentResult) -> list[str]:

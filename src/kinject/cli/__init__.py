@@ -143,9 +143,10 @@ def _run(words: Sequence[str]) -> int:
     try:
         code = int(arguments.run(arguments))
     except (InputError, DiskError) as error:
-        if not hasattr(arguments, "recipe"):
+        recipe = getattr(arguments, "recipe", None)
+        if recipe is None:
             raise
-        lines = (line + arguments.recipe.key_of_input(line) for line in str(error).split("\n"))
+        lines = (line + recipe.key_of_input(line) for line in str(error).split("\n"))
         raise type(error)("\n".join(lines)) from error
     sys.stdout.flush()
     return code

@@ -232,6 +232,7 @@ RANGES: Mapping[str, Mapping[str, Any]] = {
     "r": {"min": 1, "max": 2**16}, "lora_alpha": _COUNT, "lora_dropout": _UNIT, "rank_pattern": {"min": 1, "max": 2**16},
     "alpha_pattern": {"above": 0, "max": 2**20}, "layers_to_transform": {"min": 0, "max": 2**16}, "qalora_group_size": _COUNT,
     "trainable_token_indices": _FROM_0, "alora_invocation_tokens": _FROM_0, "layer_replication": _FROM_0,
+    "num_groups": _COUNT, "scale": {"above": 0, "max": 2**20}, "nblocks": _COUNT, "loftq_iter": _COUNT,
 }  # fmt: skip
 """Bounds of the libraries' fields, as in the metadata of kinject's own: outside of them a library raises, or learns nothing."""
 _WORDS: Mapping[str, tuple[str, ...]] = {
@@ -393,8 +394,10 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
         path = ("adapter", key)
         if key in ADAPTER_REFUSED:
             checker.report(path, ADAPTER_REFUSED[key])
-        elif value == []:
+        elif value == [] or (isinstance(value, Mapping) and [] in value.values()):
             checker.report(path, "found an empty list. Name at least one, or remove the line.")
+        elif key == "loftq_config" and value and adapter.get("init_lora_weights") != "loftq":
+            checker.report(path, "is read with init_lora_weights: loftq only. Set that, or remove the line.")
         elif key in known:
             checker.is_in_bounds(
                 checker.value(field_hint(known[key], hints[key]), value, path), RANGES.get(key, {}), path
@@ -415,6 +418,7 @@ def _check_settings(hint: Any, value: Any, key: KeyPath, checker: Checker) -> No
     allowed = {field.name for field in dataclasses.fields(kind) if field.init}
     for name, item in value.items():
         if name in allowed:
-            checker.value(plain_hint(hints[name]), item, (*key, name))
+            checked = checker.value(plain_hint(hints[name]), item, (*key, name))
+            checker.is_in_bounds(checked, RANGES.get(name, {}), (*key, name))
         else:
             checker.report((*key, name), f"unknown key.{suggestion(name, allowed)}")

@@ -312,7 +312,7 @@ def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]
 def _input_fault(value: str, kind: str, *, must_exist: bool) -> str:
     """Return what is wrong with an input's path, "" for nothing."""
     if any(len(part.encode("utf-8", "surrogatepass")) > _LONGEST_NAME for part in Path(value).parts):
-        return f"found {len(value):,} characters. No file, folder or name on the hub is that long."
+        return f"found {len(value):,} characters. No file, folder or name on the hub is that long: give a shorter one."
     if kind == "output":
         return ""
     if must_exist and not _is_input(value, kind):

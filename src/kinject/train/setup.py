@@ -35,6 +35,7 @@ from kinject.train.schedules import WarmUp
 from kinject.train.trainable import (
     check_model,
     check_trainable,
+    check_trained_tokens,
     freeze,
     freeze_base_steps,
     reinitialize_last_layers,
@@ -120,6 +121,7 @@ def _assemble(
     flatten = model.config._attn_implementation == "flash_attention_2" and bool(recipe.trainer.get("packing"))
     dataset = RowDataset(data.rows, with_replay=section is not None and section.kl > 0, weights=tokenized.weights)
     freeze(model, recipe)
+    check_trained_tokens(recipe, model)
     reinitialized = reinitialize_last_layers(model, recipe)
     guard = Guard(recipe.guards)
     eval_strategy, config.eval_strategy = config.eval_strategy, "no" if validation is None else config.eval_strategy

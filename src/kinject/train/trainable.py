@@ -90,6 +90,8 @@ def check_model(recipe: TrainRecipe) -> None:
         except Exception:  # noqa: BLE001 (loading the folder reports what is wrong with it)
             return
         freeze(empty, recipe)
+        if section.new is None or "vocab_size" in section.new:  # without it, the tokenizer decides
+            check_trained_tokens(recipe, empty)
         if wants_layers:
             _check_last_layers(recipe, config)
         if wants_router and not hasattr(config.get_text_config(), "router_aux_loss_coef"):
@@ -229,6 +231,20 @@ def _name_faults(adapter: Mapping[str, Any], model: Any) -> Faults:
     if adapter.get("target_modules") in ((), []) and not adapter.get("target_parameters"):
         faults.append(("adapter.target_modules", f"is empty; give at least one.{suggestion('', ends)}"))
     return faults
+
+
+def check_trained_tokens(recipe: TrainRecipe, model: Any) -> None:
+    """Raise `RecipeError` if adapter.trainable_token_indices names a token that has no row in its embedding."""
+    wanted = (recipe.adapter or {}).get("trainable_token_indices")
+    for name, indices in (wanted if isinstance(wanted, Mapping) else {"": wanted or ()}).items():
+        layers = [layer for path, layer in model.named_modules() if f".{path}".endswith(f".{name}")] if name else ()
+        for layer in layers or (model.get_input_embeddings(),):
+            n_rows = len(layer.weight) if hasattr(layer, "weight") else 0
+            ids = indices if isinstance(indices, list | tuple) else ()  # peft refuses the rest
+            beyond = [index for index in ids if isinstance(index, int) and index >= n_rows > 0]
+            if beyond:
+                fault = f"found {beyond[0]}, allowed: 0 to {n_rows - 1:,}, the ids of tokens that have an embedding."
+                raise recipe.error("adapter.trainable_token_indices", fault)
 
 
 def _check_adapter(trained: Sequence[str], adapter: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kinject.augment.checks.language import detect_language, find_script
+from kinject.augment.checks.language import detect_language, find_script, guess_language
 from kinject.augment.checks.names import (
     SENTENCE_STARTERS,
     Names,
@@ -106,7 +106,7 @@ def _normal_words(text: str) -> str:
 @lru_cache(maxsize=256)
 def source_facts(source: str, context: str = "") -> Facts:
     """Return `extract_facts` of a source in its own language, cached for its other rewritings."""
-    code = detect_language(source) or _only_language(source)
+    code = detect_language(source) or guess_language(source) or _only_language(source)
     return extract_facts(source, code, context)
 
 
@@ -168,7 +168,8 @@ def _differences(source: Facts, new: Facts, complete: bool) -> Iterator[Differen
     months = {month for one in (source, new) for part in (one.quantities, one.frame[0]) for month in part.months}
     names_of_months = profile_of(source.code).months
     day_words |= frozenset(normal_word(word) for word, month in names_of_months.items() if month in months)
-    quoted = "".join(form for form in new.quotations if not source.contains(form))
+    # A mnemonic or an invented speaker is in quotation marks; in a whole rewriting, so is the passage alone.
+    quoted = "" if complete else "".join(form for form in new.quotations if not source.contains(form))
     yield from compare_names(
         source.names, new.names, complete, day_words, known=source.frame[1], kept=new.frame[1],
         quoted=quoted if new.names.text == "" else quoted.replace(" ", ""), code=source.code,

@@ -54,6 +54,13 @@ def language_name(code: str) -> str:
     return "Norwegian Nynorsk" if code == "nn" else _NAMES.get(code, "").title().replace("_", " ")
 
 
+def guess_language(text: str) -> str:
+    """Return the most likely language of a text whose language is not clear, "" if nothing speaks for one."""
+    readable = text if text.isprintable() else _UNREADABLE.sub(" ", text)
+    _, _, ((_, code, _, _), *_) = pycld2.detect(readable, bestEffort=True)
+    return "" if code == "un" else str(_CODES.get(code, code))
+
+
 def find_script(text: str) -> str:
     """Return the script of most letters, "" without letters. Chinese characters with some kana are Japanese."""
     if text.isascii():

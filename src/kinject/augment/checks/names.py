@@ -150,7 +150,7 @@ class NameReader:
         if following[:1].isupper() and not (
             common and (self.profile.names == "nouns" or following.lower() in self.profile.common_words)
         ):
-            names.certain.add(word)
+            (names.possible if common else names.certain).add(word)  # "Raises OSError", "Anna Petrov"
             names.spelling.setdefault(word, token)
         elif not common and (
             not self.english
@@ -225,6 +225,10 @@ class NameReader:
             return self._unspaced_weight(name, names)
         if raw in profile.places or not raw.isalpha():
             return 2
+        if raw in profile.frequent_words:
+            return 0
+        if not profile.code:
+            return 1
         if profile.names == "nouns":
             return self._german_weight(raw, name, names)
         if not self.english and name in names.possible:  # the first word of a sentence
@@ -383,7 +387,7 @@ def compare_names(
 
 
 def _is_generic(name: str, reader: NameReader) -> bool:
-    return reader.english and name in GENERIC_WORDS
+    return name in (GENERIC_WORDS if reader.english else reader.profile.generic)
 
 
 def _stands_alone(name: str, names: Names) -> bool:

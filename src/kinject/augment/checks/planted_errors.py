@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from kinject.augment.checks.names import GENERIC_WORDS
 from kinject.augment.prompts import passage_of
 from kinject.corpus.passages import sentence_ends
 from kinject.types import Message
@@ -122,7 +123,12 @@ def find_names(text: str, language: str = "en") -> list[str]:
         for match in _name_matches(text, words)
         for word in (match["word"] if "word" in match.groupdict() else match[0]).split(" ")
     )
-    return list(dict.fromkeys(word for word in found if word[:1].lower() != word[:1] or not words.spaces))
+    return list(dict.fromkeys(word for word in found if _is_name(word) or not words.spaces))
+
+
+def _is_name(word: str) -> bool:
+    """Return whether a word of a name is itself one, unlike the museum of the British Museum."""
+    return word[:1].lower() != word[:1] and word.lower() not in GENERIC_WORDS
 
 
 def reword(text: str, language: str = "en") -> str:
@@ -192,7 +198,8 @@ def _change_name(text: str, rng: Random, names: Sequence[str], words: _Words) ->
     match = rng.choice(matches)
     group = "word" if "word" in match.groupdict() else 0
     parts = match[group].split(" ")
-    index = rng.randrange(len(parts))
+    own = [index for index, part in enumerate(parts) if _is_name(_POSSESSIVE.sub("", part))]
+    index = rng.choice(own or range(len(parts)))
     possessive = _POSSESSIVE.search(parts[index])
     parts[index] = rng.choice(others) + (possessive[0] if possessive else "")
     return text[: match.start(group)] + " ".join(parts) + text[match.end(group) :]

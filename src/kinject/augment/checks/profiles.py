@@ -35,7 +35,8 @@ class Profile:
     ``value word word ...; ...``: a word that ends in ~ takes each of the `endings`. `scales` are factors, written alike.
     `joins` stand between the words of a number; with `compound`, number words are written as one word. `added_to` are tens to
     which French adds 10 to 19. `ambiguous` number words have another, common meaning. `implied` has words that imply a
-    number; `units` more spellings of units, ``unit: word|word``; `regions` places that CLDR lacks.
+    number; `units` more spellings of units, ``unit: word|word``; `regions` places that CLDR lacks;
+    `generic` words that are said to a person or before a name, without accents.
     """
 
     code: str
@@ -51,6 +52,7 @@ class Profile:
     implied: str = ""
     units: Mapping[str, str] = field(default_factory=dict)
     regions: str = ""
+    generic: tuple[str, ...] = ()
 
     @property
     def checks_off(self) -> tuple[str, ...]:
@@ -202,6 +204,10 @@ class Profile:
         names += [name for code, name in self._locale.languages.items() if len(code) == 2]
         names += [zone["city"] for zone in self._locale.time_zones.values() if "city" in zone]
         names += self.regions.split()
+        if self.names in ("capitals", "nouns"):  # CLDR names a city only where a language has a name of its own for it
+            from babel.core import get_global
+
+            names += [zone.rpartition("/")[2] for zone in get_global("zone_territories")]
         return frozenset(name.casefold() for name in names if len(name) > 1)
 
     @cached_property
@@ -224,6 +230,11 @@ class Profile:
     def common_words(self) -> frozenset[str]:
         """Words of at least one occurrence in a million, in lower case; none for a language without a list."""
         return common_words(self.code)
+
+    @cached_property
+    def frequent_words(self) -> frozenset[str]:
+        """The 200 most frequent words, which are no names; none in English, which has a list of such words."""
+        return frozenset(() if self.code == "en" else frequent_words(self.code)[:200])
 
 
 @lru_cache(maxsize=16)
@@ -287,10 +298,14 @@ SHARED_UNITS = {spelling: unit for unit, text in _SYMBOLS_OF_UNITS.items() for s
 """Spelling -> unit, in every language."""
 
 
+_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The quick one, where PyYAML has it."""
+
+
 def read_words(name: str) -> dict[str, Any]:
     """Return the tables of a YAML file beside this one."""
     text = Path(__file__).with_name(f"{name}.yaml").read_text("utf-8")
-    loaded: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe)
+    loaded: dict[str, Any] = yaml.load(text, Loader=_SafeLoader)  # noqa: S506 (it is safe)
     return loaded
 
 

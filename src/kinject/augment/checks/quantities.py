@@ -80,6 +80,8 @@ _TENTHS = {
     "zh": re.compile(rf"(?<![\d{_HAN}])([2-9二三四五六七八九两])成(?![功为年员立熟果就本分])"),
 }
 """6割 and 六成 are 60%."""
+_HAN_MORE = re.compile("(?<=[十百千])[多余餘](?=[万亿萬億])")
+"""一千多万 is some ten millions."""
 _HAN_PARTS = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?|[{_HAN}]")
 _COUNTERS = frozenset(
     "个個名艘人位座条條只隻次种種本张張家国國所间間层層台辆架匹头頭首部篇项項件场場届組组批代枚冊軒階階回社着校つ棟尾羽丁幅支株棵块片"
@@ -308,7 +310,7 @@ def _is_month(text: str, start: int, end: int) -> bool:
 
 def _add_han_numbers(text: str, grammar: Grammar, quantities: Quantities) -> None:
     """Add the numbers of a Chinese or Japanese text, in digits and in Chinese numerals."""
-    text = _HAN_PERCENT.sub(r"\1%", text)
+    text = _HAN_MORE.sub("", _HAN_PERCENT.sub(r"\1%", text))
     if "割" in text or "成" in text:
         text = _TENTHS[grammar.profile.code].sub(lambda match: f"{_han_value(match[1])}0%", text)
     if ":" in text:
@@ -431,7 +433,7 @@ def compare_quantities(
         for number in sorted(variant.numbers.keys() - variant.stated - allowed - {"0", "1"}, key=_by_size):
             yield Difference("number", f"{number} is not in the source", sure=False)
     new = (variant.stated | {number for number in kept.stated if len(number) > 2}) - allowed
-    replaced = source.numbers.keys() - present
+    replaced = source.numbers.keys() - present - {"0", "1"}
     if not complete:
         new -= _enumeration(variant)
     for number in sorted(new, key=_by_size):

@@ -22,6 +22,7 @@ Located = tuple[str, Document]
 
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?([\w-]+)""", re.IGNORECASE)
 _HEADING = re.compile(r"^#[ \t]+(.*)$", re.MULTILINE)
+_LEVEL = re.compile("h[1-6]")
 _TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)([^>]*)")
 _DEEPEST = 20_000
 _MOST_ATTRIBUTES = 2_000
@@ -106,8 +107,11 @@ _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 
 
 def page_text(root: LexborNode) -> str:
-    """Return the text below `root`, blank lines between paragraphs, white space as a browser shows it."""
-    gap = ""
+    """Return the text below `root`, blank lines between paragraphs, white space as a browser shows it.
+
+    Headings are those of Markdown (``## Care``), so that passages know what they stand under.
+    """
+    gap = mark = ""
     parts: list[str] = []
     stack: list[tuple[Any, bool, bool]] = [(root, False, False)]
     while stack:
@@ -117,11 +121,13 @@ def page_text(root: LexborNode) -> str:
             text = node.text_content or ""
             text = text if verbatim else _SPACE.sub(" ", text)
             if text.strip():
-                parts += [gap, text if verbatim or not gap else text.lstrip()]
-                gap = ""
+                parts += [gap, mark, text if verbatim or not (gap or mark) else text.lstrip()]
+                gap = mark = ""
             elif text and not gap:
                 gap = " "
             continue
+        if _LEVEL.fullmatch(tag):
+            mark = "" if closing else "#" * int(tag[1]) + " "
         gap = max(gap, _BREAKS.get(tag, ""), key=lambda space: (space.count("\n"), len(space)))
         if not closing and tag not in _SKIPPED and tag[:1].isalpha():
             stack.append((node, True, verbatim))
