@@ -13,8 +13,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from kinject.augment.checks.profiles import Profile, common_words, frequent_words, grammar_of, profile_of, read_words
-from kinject.augment.checks.quantities import NUMBER_WORDS, Difference, roman_value
+from kinject.augment.checks.profiles import (
+    Profile,
+    common_words,
+    frequent_words,
+    grammar_of,
+    profile_of,
+    read_words,
+    roman_value,
+)
+from kinject.augment.checks.quantities import NUMBER_WORDS, Difference
 
 _LISTS = read_words("word_lists")
 SENTENCE_STARTERS = frozenset(_LISTS["sentence_starters"].split())

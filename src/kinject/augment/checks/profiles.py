@@ -323,6 +323,19 @@ def profile_of(code: str) -> Profile:
     return Profile(code, **entry)
 
 
+_NUMERALS = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
+
+
+def roman_value(numeral: str) -> int:
+    """Return the value of a Roman numeral of kings, popes, wars and centuries (2 to 89), 0 for other text."""
+    numeral = numeral.lower()
+    if not 2 <= len(numeral) <= 8 or not set(numeral) <= _NUMERALS.keys():
+        return 0
+    values = [_NUMERALS[letter] for letter in numeral]
+    value = sum(-one if one < after else one for one, after in zip(values, [*values[1:], 0], strict=True))
+    return value if value < 90 else 0
+
+
 _AFTER = re.compile(r"[\s\-\u00a0\u202f]{0,2}(?P<unit>[^\W\d_]+[.²23]?|[°%％€$£¥℃][^\W\d_]?)")
 
 

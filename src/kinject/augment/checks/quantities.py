@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from kinject.augment.checks.profiles import Grammar, grammar_of, profile_of
+from kinject.augment.checks.profiles import Grammar, grammar_of, profile_of, roman_value
 
 _ENGLISH = profile_of("en")
 NUMBER_WORDS = _ENGLISH.number_words
@@ -29,19 +29,6 @@ _IMPLIED_UNIT = {"10": "year", "100": "year", "1000": "year", "14": "day", "7": 
 """Implied number -> its unit: a decade is ten years."""
 _MAX_COUNT = 12
 """A writer may count the things of a passage up to this number."""
-
-_NUMERALS = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
-
-
-def roman_value(numeral: str) -> int:
-    """Return the value of a Roman numeral of kings, popes, wars and centuries (2 to 89), 0 for other text."""
-    numeral = numeral.lower()
-    if not 2 <= len(numeral) <= 8 or not set(numeral) <= _NUMERALS.keys():
-        return 0
-    values = [_NUMERALS[letter] for letter in numeral]
-    value = sum(-one if one < after else one for one, after in zip(values, [*values[1:], 0], strict=True))
-    return value if value < 90 else 0
-
 
 _WORDS = re.compile(r"[^\W\d_]+")
 _DIGITS = re.compile(r"\d+")
