@@ -165,15 +165,21 @@ def _differences(source: Facts, new: Facts, complete: bool) -> Iterator[Differen
     )
     day_words |= source.speakers | new.speakers
     # A month may be written as a number; the check of dates compares the months.
-    months = {month for one in (source, new) for part in (one.quantities, one.frame[0]) for month in part.months}
-    names_of_months = profile_of(source.code).months
-    day_words |= frozenset(normal_word(word) for word, month in names_of_months.items() if month in months)
+    for quantities in (source.quantities, new.quantities, source.frame[0], new.frame[0]):
+        for month in quantities.months:
+            day_words |= _month_words(source.code, month)
     # A mnemonic or an invented speaker is in quotation marks; in a whole rewriting, so is the passage alone.
     quoted = "" if complete else "".join(form for form in new.quotations if not source.contains(form))
     yield from compare_names(
         source.names, new.names, complete, day_words, known=source.frame[1], kept=new.frame[1],
         quoted=quoted if new.names.text == "" else quoted.replace(" ", ""), code=source.code,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _month_words(code: str, month: int) -> frozenset[str]:
+    """Return the names and abbreviations of a month as normal words."""
+    return frozenset(normal_word(word) for word, number in profile_of(code).months.items() if number == month)
 
 
 def _has_unit(source: Facts, detail: str) -> bool:
