@@ -86,7 +86,8 @@ def extract_facts(text: str, code: str, context: str = "") -> Facts:
             continue
         for found in (_WORD_BEFORE.search(body[max(0, start - 30) : start]), _WORD_AFTER.match(body, end)):
             word = normal_word(found["word"]) if found and found["word"][0].isupper() else ""
-            if word and word not in SENTENCE_STARTERS and word not in grammar.profile.months:
+            no_names = (SENTENCE_STARTERS, grammar.profile.frequent_words, grammar.profile.months)
+            if word and not any(word in words for words in no_names):
                 numbered.setdefault(word, set()).add(match[0].rstrip(",").replace(",", ""))
     frame = f"{parts.frame}\n{context}".strip()
     speakers = frozenset(_normal_words(parts.speakers).split()) if parts.speakers else frozenset()

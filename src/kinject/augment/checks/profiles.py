@@ -168,7 +168,9 @@ class Profile:
         """Spelling of a unit in lower case -> unit."""
         spellings = dict(SHARED_UNITS)
         for unit, word in self._cldr_units():
-            # "m." is a month in French, and a metre at the end of a sentence.
+            # "m." is a month in French, and a metre at the end of a sentence; "in" is a German inch, and a preposition.
+            if len(word) == 2 and word not in SHARED_UNITS and word in self.frequent_words:
+                continue
             if (len(word) > 1 and SHARED_UNITS.get(word.rstrip("."), unit) == unit) or self.names in ("han", "kana"):
                 spellings.setdefault(word, unit)
                 spellings.setdefault(word.replace("’", "'"), unit)

@@ -437,6 +437,7 @@ def compare_quantities(
         # An implied number (a decade, a dozen) has the unit of its word, or any.
         known_units = source.numbers.get(number, {_IMPLIED_UNIT[number]} if number in _IMPLIED_UNIT else units)
         new_units = units - known_units - known.numbers.get(number, set())
+        new_units -= {"lb"} if "sterling" in known_units else set()  # both are pounds
         if new_units and (known_units or not new_units <= source.units | known.units | _OPTIONAL_UNITS):
             listed = f"with {', '.join(sorted(known_units))}" if known_units else "without a unit"
             yield Difference("unit", f"{number} {min(new_units)}: the source has {number} {listed}")
