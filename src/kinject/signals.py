@@ -45,7 +45,7 @@ def running_time() -> float:
     known in a `terminable` block only.
     """
     now = time.monotonic()
-    if now - _Clock.read > _PRECISION and threading.get_ident() == threading.main_thread().ident:
+    if abs(now - _Clock.read) > _PRECISION and threading.get_ident() == threading.main_thread().ident:
         _Clock.read, _Clock.used = now, time.thread_time()
     return now - _Clock.paused
 
