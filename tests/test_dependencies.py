@@ -27,7 +27,8 @@ HEAD = """\
 kinject is under Apache-2.0. It ships none of these packages; pip installs them. The licence is the one in the package's
 own metadata at the pinned version (constraints.txt). `python tests/test_dependencies.py` writes this page. Packages
 that kinject, or a package of kinject's, requires are in every installation; the others belong to the named extra.
-Builds of torch for NVIDIA's GPUs bring NVIDIA's libraries, under NVIDIA's terms.
+Builds of torch for NVIDIA's GPUs bring NVIDIA's libraries, under NVIDIA's terms. The licence file of locate is MIT,
+whatever its metadata says. The word lists of wordfreq, which kinject reads where pip has put them, are CC BY-SA 4.0.
 
 | package | version | licence | required by |
 |---|---|---|---|
