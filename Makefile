@@ -9,6 +9,8 @@ BIN := .venv/bin
 
 # No process compiles what another has compiled. pip compiles nothing: of 20,000 files one in five is ever imported.
 export PYTHONDONTWRITEBYTECODE :=
+# The tests are about this checkout, whatever the shell that starts them points to.
+unexport PYTHONPATH
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile -c constraints.txt
 
 # An older pip takes three times as long to find out what to install.
