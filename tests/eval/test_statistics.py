@@ -15,6 +15,7 @@ from scipy.stats import bootstrap, sem, t
 from kinject.eval.results import correct_families, paired_contrast, summarize_arm
 from kinject.eval.statistics import (
     CorrectnessMatrix,
+    _detectable,
     aligned,
     bootstrap_interval,
     bounded_accuracy,
@@ -303,6 +304,16 @@ def test_the_smallest_difference_is_found_with_the_power_it_promises():
     assert float((p < 0.05 / 4).mean()) == pytest.approx(0.8, abs=0.01)
     assert contrast.smallest is not None
     assert contrast.smallest < corrected.smallest
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("df", [1.0, 1.3, 2.0, 5.0, 119.0])
+@pytest.mark.parametrize("family", [1, 120, 2655, 100_000])
+def test_the_detectable_difference_of_any_family_and_any_degrees_of_freedom_is_a_number(family, df):
+    alpha = 0.05 / family
+    found, quantile = _detectable(alpha, df), t.isf(alpha / 2, df)
+    normal, square = np.random.default_rng(1).normal(size=20_000), np.random.default_rng(2).chisquare(df, 20_000) / df
+    assert float(((normal + found) / np.sqrt(square) > quantile).mean()) == pytest.approx(0.8, abs=0.012)
 
 
 def test_trend_is_pages_both_ways_and_its_direction_is_not_that_of_the_ends():

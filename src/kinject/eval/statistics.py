@@ -400,9 +400,11 @@ def correct_contrast(contrast: Contrast, p_holm: float | None, family: int) -> C
 def _detectable(alpha: float, df: float) -> float:
     """Return how many standard errors a difference must have to be found with `POWER` by a two-sided t test."""
     from scipy.optimize import brentq
-    from scipy.stats import nct
+    from scipy.stats import chi2, nct
 
     quantile = _quantile(alpha / 2, df)
+    if quantile > 100:  # scipy's noncentral t does not converge; the error of the numerator counts for nothing there
+        return quantile * math.sqrt(chi2.ppf(POWER, df) / df)
     return float(brentq(lambda effect: float(nct.sf(quantile, df, effect)) - POWER, 0.0, 4 * quantile + 4))
 
 
