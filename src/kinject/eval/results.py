@@ -74,7 +74,7 @@ def summarize_arm(
         format=first.format, shots=first.shots, k=first.k, n=len(every),
         chance=chance([len(answer.log_probs) for answer in merged]), by_seed=(accuracy,), accuracy=accuracy,
         low=estimate.low, high=estimate.high, interval=matrix.interval_name,
-        to_base=None if base is None else paired_contrast(answers, base), subjects=subjects,
+        to_base=None if base is None else make_contrast(matrix, correctness(base), base[0].arm), subjects=subjects,
         macro=_macro(merged, subjects), score=score, design_effect=design_effect(matrix), n_correct=n_correct,
         n_unscored=len(every) - len(merged), mass=letter_mass(answers),
     )  # fmt: skip

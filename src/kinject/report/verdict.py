@@ -6,7 +6,7 @@ prompt format that the recipe lists first; a clause sums up the other formats.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kinject.report.formatting import (
@@ -259,10 +259,9 @@ class _Judge:
         if not contrasts:
             return ""
         deltas = [contrast.delta for contrast in contrasts]
-        spread = dict.fromkeys(format_points(delta) for delta in (min(deltas), max(deltas)))
         formats = "format" if len(contrasts) == 1 else f"{len(contrasts)} formats"
         significant = f"significant in {sum(c.is_significant for c in contrasts)} of {len(contrasts)}"
-        return f" In the other {formats}: {' to '.join(spread)} points, {significant}."
+        return f" In the other {formats}: {_from_to(deltas, format_points)} points, {significant}."
 
     def _lead(self, findings: Sequence[Finding], diverged: Sequence[str] = ()) -> str:
         """Return ``On new, ft-par (+61.8 points) learned; no learning is shown for ft-reg (+1.0 points).``"""
@@ -357,14 +356,18 @@ def _seeds(view: View) -> Iterator[str]:
         yield f"Fewer seeds than the study's {n}: {_listed(named)}."
 
 
+def _from_to(values: Sequence[float], render: Callable[[float], str]) -> str:
+    """Return ``1.0 to 2.5``, the least and the largest value, or one text if both look alike."""
+    return " to ".join(dict.fromkeys(map(render, (min(values), max(values)))))
+
+
 def _clusters(view: View) -> Iterator[str]:
     """Yield the design effects of the question sets whose documents have several questions."""
     parts = []
     for name in view.sets():
         effects = [r.design_effect for r in view.whole if r.question_set == name and r.design_effect is not None]
         if effects:
-            ends = dict.fromkeys(f"{value:.1f}" for value in (min(effects), max(effects)))
-            parts.append(f"{format_name(name)} {' to '.join(ends)}")
+            parts.append(f"{format_name(name)} {_from_to(effects, '{:.1f}'.format)}")
     if parts:
         yield (
             "Questions on one document are answered alike, so they count as fewer. Design effect, by which their number "
@@ -378,8 +381,8 @@ def _smallest(view: View) -> Iterator[str]:
         shown = [result for model in view.report.models for result in view.shown(model, name)]
         smallest = [s.to_base.smallest for s in shown if s.to_base is not None and s.to_base.smallest is not None]
         if smallest:
-            ends = dict.fromkeys(f"{100 * value:.1f}" for value in (min(smallest), max(smallest)))
-            parts.append(f"{format_name(name)} {' to '.join(ends)} ({max(result.n for result in shown):,} questions)")
+            ends = _from_to([100 * value for value in smallest], "{:.1f}".format)
+            parts.append(f"{format_name(name)} {ends} ({max(result.n for result in shown):,} questions)")
     if parts:
         yield (
             "Smallest difference from base, in points, that is found with 80% power at the corrected 5% (by arm; smaller "
