@@ -136,8 +136,12 @@ _NOISE = {
 
 def leave_out_noise() -> None:
     """Drop the messages of `_NOISE`, each at its own logger; every other message of these libraries is kept."""
-    for name, beginning in _NOISE.items():
-        logging.getLogger(name).addFilter(lambda record, text=beginning: not str(record.msg).startswith(text))
+    for name in _NOISE:
+        logging.getLogger(name).addFilter(_is_useful)
+
+
+def _is_useful(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_NOISE[record.name])
 
 
 class Formatter(logging.Formatter):
