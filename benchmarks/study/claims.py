@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import norm
 
+from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.statistics import (
-    CorrectnessMatrix,
     bounded_accuracy,
     correct_contrast,
     difference_estimate,
