@@ -349,6 +349,7 @@ def make_contrast(
     if not matrix.question_ids:
         return None
     estimate, gain = difference_estimate(matrix, other), relative_gain(matrix, other)
+    relative = (None, None, None) if gain is None else (gain.value, gain.low, gain.high)
     gained, lost = majority_changes(matrix, other)
     plain, one_seed = matrix.is_plain and other.is_plain, max(matrix.n_seeds, other.n_seeds) == 1
     test: Test = "McNemar" if plain else "sign flips" if one_seed else "t over documents and seeds"
@@ -356,9 +357,8 @@ def make_contrast(
         Contrast(
             other=name, delta=matrix.mean() - other.mean(), low=estimate.low, high=estimate.high,
             p=difference_p(matrix, other), p_holm=None, wrong_to_right=gained, right_to_wrong=lost,
-            relative=gain and gain.value, smallest=None, test=test, n=len(matrix.question_ids), n_clusters=matrix.members[1],
-            standard_error=estimate.standard_error, df=estimate.df, relative_low=gain and gain.low,
-            relative_high=gain and gain.high, scope=scope,
+            relative=relative[0], relative_low=relative[1], relative_high=relative[2], smallest=None, test=test, scope=scope,
+            n=len(matrix.question_ids), n_clusters=matrix.members[1], standard_error=estimate.standard_error, df=estimate.df,
         ), None, 1,
     )  # fmt: skip
 

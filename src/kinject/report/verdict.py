@@ -258,14 +258,6 @@ class _Judge:
         if len(result.by_seed) > 1:
             low, high = min(result.by_seed), max(result.by_seed)
             seeds = f"; {len(result.by_seed)} seeds, {format_percent(low)} to {format_percent(high)}"
-        relative = ""
-        if contrast.relative is not None:
-            bounds = (contrast.relative_low, contrast.relative_high)
-            low, high = (
-                (format_relative(bound) for bound in bounds if bound is not None) if None not in bounds else ("", "")
-            )
-            relative = f", {format_relative(contrast.relative)} of what base knew above chance"
-            relative += f" ({low} to {high})" if low else ""
         gained = f"{format_count(contrast.wrong_to_right, 'question')} became right"
         if contrast.too_few:
             among = f" among {contrast.family:,} comparisons" if contrast.n_clusters >= FEWEST else ""
@@ -276,10 +268,11 @@ class _Judge:
             possible = (
                 f" Not significant; changes of {format_points(low)} to {format_points(high)} points remain possible."
             )
+        changed = f"{_difference(contrast)}{_relative(contrast)}. {gained}, {contrast.right_to_wrong:,} wrong"
+        changed += f"{_unseen(contrast)}.{possible}{' ' + _unscored(result) if result.n_unscored else ''}"
         return (
             f"from {format_percent(result.accuracy - contrast.delta)} to {format_percent(result.accuracy)} (95% interval "
-            f"{_interval(result)}{seeds}): {_difference(contrast)}{relative}. {gained}, {contrast.right_to_wrong:,} wrong"
-            f"{_unseen(contrast)}.{possible}{' ' + _unscored(result) if result.n_unscored else ''}{self._other_formats(result)}"
+            f"{_interval(result)}{seeds}): {changed}{self._other_formats(result)}"
         )
 
     def _other_formats(self, result: ArmResult) -> str:
@@ -360,6 +353,16 @@ def _difference(contrast: Contrast) -> str:
         parts.append(f"{_TESTS[contrast.test]} {format_p(contrast.deciding_p)}{corrected}")
     models = in_these_models(contrast.scope) if contrast.is_significant else ""
     return f"{format_points(contrast.delta)} points{models}" + (f" ({'; '.join(parts)})" if parts else "")
+
+
+def _relative(contrast: Contrast) -> str:
+    """Return ``, −16% of what base knew above chance (−21% to −11%)``, "" where base is not above chance."""
+    if contrast.relative is None:
+        return ""
+    text = f", {format_relative(contrast.relative)} of what {format_name(contrast.other)} knew above chance"
+    if contrast.relative_low is None or contrast.relative_high is None:
+        return text
+    return f"{text} ({format_relative(contrast.relative_low)} to {format_relative(contrast.relative_high)})"
 
 
 def _unscored(result: ArmResult) -> str:

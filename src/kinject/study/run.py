@@ -426,7 +426,6 @@ def render_plan(recipe: StudyRecipe) -> str:
     stages = list(study.status.stages.values())
     missing = [stage for stage in stages if stage.id not in study.status.done]
     lines = [
-        *(f"warning: {line}" for line in family_warnings(study)),
         recipe.study.title,
         recipe.study.description.strip(),
         "",
@@ -443,6 +442,7 @@ def render_plan(recipe: StudyRecipe) -> str:
         lines.append(
             f"tuned on validation questions first: {', '.join(untuned)}; arms then train with the chosen value"
         )
+    lines += [f"warning: {line}" for line in family_warnings(study)]
     return "\n".join(lines)
 
 

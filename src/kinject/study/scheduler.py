@@ -266,9 +266,9 @@ def family_warnings(study: Study) -> list[str]:
         if Path(item.test["path"]).suffix not in (".yaml", ".yml") and Path(item.test["path"]).is_file()
     }
     claims = section.claims or {}
-    judged = {f"{name}: the {family:,} comparisons of the headline": (name, family) for name in documents}
+    judged = {f"{name}: the headline comparisons ({family:,})": (name, family) for name in documents}
     judged |= {
-        f"claim {name}: the {len(claims):,} claims": (claim.question_set, len(claims))
+        f"claim {name}: the claims ({len(claims):,})": (claim.question_set, len(claims))
         for name, claim in claims.items() if claim.test == "difference" and claim.question_set in documents
     }  # fmt: skip
     return [
