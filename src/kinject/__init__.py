@@ -16,6 +16,8 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from kinject.terminal import leave_out_noise
+
 if TYPE_CHECKING:
     from kinject.api import evaluate, train
     from kinject.augment import augment
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from kinject.tune.find_lr import find_lr
 
 __version__ = version("kinject")
+leave_out_noise()  # before a library is imported, in a notebook and in a worker process, too
 
 _HOMES = {
     "augment": "kinject.augment", "bench": "kinject.bench.run", "compare_runs": "kinject.eval.compare",

@@ -21,8 +21,8 @@ from kinject.signals import exit_code, handled_by, terminable
 from kinject.terminal import Formatter, lost_output, protect_streams, show
 
 _VERBS = (
-    "augment", "questions", "train", "merge", "eval", "compare", "study", "bench", "plan", "doctor", "find-lr", "find-batch",
-    "report", "sandbox", "check", "recipes", "styles", "schema",
+    "demo", "augment", "questions", "train", "merge", "eval", "compare", "study", "bench", "plan", "doctor", "find-lr",
+    "find-batch", "report", "sandbox", "check", "recipes", "styles", "schema",
 )  # fmt: skip
 
 _DESCRIPTION = """\
@@ -58,7 +58,7 @@ _STOPPED = {
 
 _STEPS = (
     ("runs/sandbox/base-corpus.jsonl", "kinject sandbox corpus", "write the base model's training corpus"),
-    ("runs/sandbox/base/model", "kinject train recipes/sandbox/base.yaml", "train the base model (minutes)"),
+    ("runs/sandbox/base/model", "kinject sandbox base", "lay down the base model that ships"),
     ("runs/augment/corpus.jsonl", "kinject augment", "paraphrase the documents"),
     ("runs/cpt/model", "kinject train recipes/cpt.yaml", "train on the paraphrases"),
     ("runs/sandbox/repeat/model", "kinject train recipes/sandbox/repeat.yaml", "the control: the originals, repeated"),

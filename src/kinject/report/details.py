@@ -42,8 +42,7 @@ def legend_tables(view: View) -> list[TableBlock]:
 
 def _set_line(view: View, name: str) -> Line:
     first = view.first(name)
-    contrasts = (r.to_base for r in view.whole if r.question_set == name and r.to_base is not None)
-    documents = next((f"{c.n_clusters:,}" for c in contrasts if c.unit == "documents"), "")
+    documents = f"{first.n_documents:,}" if first.n_documents not in (None, first.n) else ""
     asked = "; ".join(dict.fromkeys(map(format_prompt, view.formats(name))))
     words = {"learning": "the documents of the training answer it", "retention": "known before: what training may lose"}
     return line(format_name(name), words.get(first.role, first.role), f"{first.n:,}", documents,
@@ -62,7 +61,8 @@ def _claim_line(claim: Claim) -> Line:
         bounds = f"{format_points(claim.low)} to {format_points(claim.high)}"
     p = "" if claim.p_holm is None else bare_p(claim.p_holm)
     late = "declared after test questions were answered" if claim.declared_late else ""
-    verdict = Cell(_VERDICT_MARKS[claim.verdict], _VERDICT_TONES[claim.verdict], late)
+    models = claim.words.removeprefix(claim.verdict)
+    verdict = Cell(f"{_VERDICT_MARKS[claim.verdict]}{models}", _VERDICT_TONES[claim.verdict], late)
     effect = Cell("" if claim.effect is None else format_points(claim.effect), "", bounds)
     p = p.replace(" ", "\u00a0")
     return line(format_name(claim.statement), verdict, format_name(claim.finding), effect, p, format_name(claim.source))

@@ -131,13 +131,15 @@ def _untrained(view: View) -> str:
 
 
 def _sureness(view: View) -> str:
-    n = len(view.report.seeds)
-    trained = (
-        "Each arm was trained once, so another training may differ" if n < 2 else f"Each arm was trained {n} times"
-    )
-    contrasts = [result.to_base for result in _headline_results(view) if result.to_base is not None]
+    trained = [result for result in _headline_results(view) if view.arms[result.model, result.arm].trained]
+    most, fewest = (of((len(result.by_seed) for result in trained), default=1) for of in (max, min))
+    if most == 1:
+        text = "This is about these models: each arm was trained once, and another training may differ"
+    else:
+        text = f"Each arm was trained {f'{fewest} to {most}' if fewest < most else most} times, with different seeds"
+    contrasts = [result.to_base for result in trained if result.to_base is not None]
     corrected = " after correction for all comparisons" if any(c.p_holm is not None for c in contrasts) else ""
-    return f"{trained}; a difference is named only if p < 0.05{corrected}."
+    return f"{text}; a difference is named only if p < 0.05{corrected}."
 
 
 def render_doubts(view: View) -> AnsweredQuestion:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,9 +45,9 @@ from kinject.study.analysis import (
 from kinject.study.arms import Arm, arm_infos, expand_arms, make_sweeps
 from kinject.study.check import check_inputs, check_shared_recipes
 from kinject.study.records import AskSetting, Records, changed_answers, read_context_passages
-from kinject.study.scheduler import SplitQuestions, StartExecutor, Study, open_study
+from kinject.study.scheduler import SplitQuestions, StartExecutor, Study, family_warnings, open_study
 from kinject.study.stages import DONE, STAGE_KINDS, ArmRun, Stage
-from kinject.terminal import aligned, duration
+from kinject.terminal import aligned, duration, show
 from kinject.types import Question
 
 PAGE = "report.html"
@@ -67,6 +68,8 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
             return finished, page, True
         check_inputs(recipe)
         check_shared_recipes(recipe, study.expanded)
+        for line in family_warnings(study):
+            show(f"warning: {line}", file=sys.stderr)
         started = running_time()
         with study.fresh_copy(start_executor) as study:
             _run_phases(study, _before_test)
@@ -195,6 +198,7 @@ def _tune(study: Study) -> None:
             raise InputError(f"study.tune.{name}: every value failed for {model}; the first: {first}")
     if study.tuned:
         study.expanded = expand_arms(study.recipe, study.tuned)
+        study.add_consequences()
 
 
 def _plan_arms(study: Study) -> None:
@@ -304,7 +308,7 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
         ),
         logs=tuple(_training_log_paths(study.runs, recipe.run_dir)), notes=tuple(_notes(study)),
         recalls=tuple(records.recalls.values()), date=records.date,
-        scaling=scaling, commands=(f"kinject study {recipe.path}",), versions=_versions_of(study.runs),
+        scaling=scaling, commands=(f"kinject study {recipe.path}",), versions=records.versions,
         seconds=round(seconds, 1),
     )  # fmt: skip
 
@@ -318,16 +322,6 @@ def _training_log_paths(runs: Sequence[ArmRun], run_dir: Path) -> list[tuple[str
             path = os.path.relpath(train.folder / "log.jsonl", run_dir)
             found.append((run.arm.model, run.arm.name, run.seed, path))
     return found
-
-
-def _versions_of(runs: Sequence[ArmRun]) -> dict[str, str]:
-    """Return the versions that the last finished evaluation was made with."""
-    for run in reversed(runs):
-        for stage in run.evaluations:
-            manifest = read_manifest(Path(stage.folder) / "manifest.json")
-            if manifest is not None:
-                return dict(manifest["versions"])
-    return {}
 
 
 def _read_records(study: Study) -> Records:
@@ -372,7 +366,10 @@ def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Cla
     model = next(iter(section.models))
     chosen_k = {(arm, name): k for (other, arm, name), k in study.chosen_k.items() if other == model}
     by_name = {sweep.name: sweep for sweep in sweeps if sweep.model == model}
-    claims = judge_claims(section.claims or {}, Evidence(records, model, *study.prompt_format, chosen_k, by_name))
+    claims = judge_claims(
+        section.claims or {},
+        Evidence(records, model, *study.prompt_format, chosen_k, by_name, study.choices),
+    )
     return [replace(claim, declared_late=claim.name in study.late_claims) for claim in claims]
 
 
@@ -399,6 +396,10 @@ def _notes(study: Study) -> list[str]:
         f"{name}: the questions on {fraction:.0%} of the documents were used for choices and are not reported"
         for name, fraction in (section.validation or {}).items()
     ]
+    notes += [
+        f"{item.name}: {item.n_left_out:,} questions left out, on documents that other sets choose with"
+        for item in study.question_sets if item.n_left_out
+    ]  # fmt: skip
     notes += study.diverged
     if len(study.ks) > 1 and all(item.validation is None for item in study.question_sets):
         notes.append("several K were evaluated without validation questions: no K is chosen, each is shown")
@@ -439,6 +440,7 @@ def render_plan(recipe: StudyRecipe) -> str:
         lines.append(
             f"tuned on validation questions first: {', '.join(untuned)}; arms then train with the chosen value"
         )
+    lines += [f"warning: {line}" for line in family_warnings(study)]
     return "\n".join(lines)
 
 
