@@ -126,7 +126,7 @@ def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
 
     monkeypatch.setattr(sys, "argv", ["ship_base.py", "--measure", "--limit", "8"])
     runpy.run_path(str(ROOT / "benchmarks/sandbox/ship_base.py"), run_name="__main__")
-    assert capsys.readouterr().out.count("\n| ") == 6
+    assert capsys.readouterr().out.count("] |\n") == 6
 
     arguments = ["--arms", "replay 25%", "--set", "trainer.max_steps=2", "trainer.warmup_steps=0"]
     monkeypatch.setattr(sys, "argv", ["forgetting.py", *arguments])

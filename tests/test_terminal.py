@@ -153,8 +153,8 @@ def test_messages_of_libraries_that_help_nobody_are_dropped_and_no_others(librar
     logger = logging.getLogger(library)
     logger.addHandler(handler)
     try:
-        logger.warning(f"{beginning}: and its reason")
-        logger.warning("the file is damaged: %s", beginning)
+        logger.error(f"{beginning}: and its reason")
+        logger.error("the file is damaged: %s", beginning)
     finally:
         logger.removeHandler(handler)
     assert shown == [f"the file is damaged: {beginning}"]
