@@ -13,6 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator
 
+from kinject.types import Tabular
+
 Kind = Literal["evaluation", "study"]
 Role = Literal["learning", "retention", "baseline"]
 Verdict = Literal["shown", "opposite shown", "not shown", "cannot be tested"]
@@ -420,7 +422,7 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Tabular):
     """All results of an evaluation or a study. `models` are the base models; an evaluation has one, its first model.
 
     `logs` are (model, arm, seed, path of log.jsonl from the run folder) of the training runs. `notes` are for the reader
@@ -453,6 +455,17 @@ class Report:
     seconds: float = 0.0
     model_sources: dict[str, str] = field(default_factory=dict)
     __pydantic_config__: ClassVar[dict[str, bool]] = {"allow_inf_nan": False}
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each arm, question set and prompt format; changes and p against the base without context."""
+        return [
+            {
+                "model": one.model, "arm": one.arm, "questions": one.question_set, "role": one.role, "format": one.format,
+                "shots": one.shots, "k": one.k, "n": one.n, "accuracy": one.accuracy, "low": one.low, "high": one.high,
+                "chance": one.chance, "change": one.to_base.delta if one.to_base else None,
+                "p": one.to_base.deciding_p if one.to_base else None,
+            } for one in self.results
+        ]  # fmt: skip
 
 
 def to_json(report: Report) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kinject.disk import check_folder
 from kinject.errors import InputError
@@ -17,7 +18,7 @@ from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import format_p, seed_interval
 from kinject.results import ArmResult, Contrast
 from kinject.terminal import aligned, show
-from kinject.types import Answer
+from kinject.types import Answer, Tabular
 
 _Way = tuple[str, str, int, int]
 
@@ -41,6 +42,24 @@ class Pair:
     contrast: Contrast
     n_left_out: int
     n_unscored: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(Tabular):
+    """Every comparison of some runs with the first."""
+
+    pairs: tuple[Pair, ...]
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each comparison."""
+        return [
+            {
+                "questions": one.result.question_set, "arm": one.name, "to": one.base_name, "format": one.result.format,
+                "shots": one.result.shots, "k": one.result.k, "n": one.result.n, "accuracy": one.result.accuracy,
+                "base": one.base_accuracy, "change": one.contrast.delta, "low": one.contrast.low, "high": one.contrast.high,
+                "p": one.contrast.deciding_p,
+            } for one in self.pairs
+        ]  # fmt: skip
 
 
 def read_run(path: Path, score: Score = "sum") -> Run:
