@@ -11,7 +11,11 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 # The tests are about this checkout, whatever the shell that starts them points to.
 unexport PYTHONPATH
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile -c constraints.txt
+# The package index alone gives Linux a torch with CUDA. Without a GPU, take PyTorch's CPU build, unless pip was given an index of its own.
+ifeq ($(shell command -v nvidia-smi; $(PYTHON) -m pip config list 2>/dev/null | grep index-url)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),)
+CPU_TORCH := --extra-index-url https://download.pytorch.org/whl/cpu
+endif
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile -c constraints.txt $(CPU_TORCH)
 
 # An older pip takes three times as long to find out what to install.
 .venv/pip: constraints.txt
@@ -29,14 +33,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-com
 	touch .venv/ready $@
 
 demo: .venv/ready
-	test -e runs/sandbox/base-corpus.jsonl || $(BIN)/kinject sandbox corpus
-	test -e runs/sandbox/base/model || $(BIN)/kinject train recipes/sandbox/base.yaml --resume
-	$(BIN)/kinject augment
-	@echo "training cpt and its control side by side, a core each"
-	OMP_NUM_THREADS=1 $(BIN)/kinject train recipes/cpt.yaml --resume & cpt=$$!; \
-	OMP_NUM_THREADS=1 $(BIN)/kinject train recipes/sandbox/repeat.yaml --resume; control=$$?; \
-	wait $$cpt && exit $$control
-	$(BIN)/kinject eval
+	$(BIN)/kinject demo
 
 # Two at a time: each takes one core. The suite has what is no more than a test: layers, pages, the site.
 static:

@@ -156,18 +156,20 @@ def inference(n: int, folder: Path, style: str) -> Work:
     """`n` questions, two of a document, three seeds: a study's intervals and tests."""
     import numpy as np
 
-    from kinject.eval.statistics import CorrectnessMatrix, bounded_accuracy, make_contrast, near_p
+    from kinject.eval.correctness import CorrectnessMatrix
+    from kinject.eval.statistics import bounded_accuracy, make_contrast, near_p
 
     random = np.random.default_rng(0)
-    ids, documents = tuple(map(str, range(n))), tuple(f"d{at // 2}" for at in range(n))
+    ids, documents, chances = tuple(map(str, range(n))), tuple(f"d{at // 2}" for at in range(n)), (0.25,) * n
 
     def work() -> int:
         one, other = (
-            CorrectnessMatrix((random.random((3, n)) < share).astype(float), ids, documents) for share in (0.5, 0.45)
+            CorrectnessMatrix((random.random((3, n)) < share).astype(float), ids, documents, chances)
+            for share in (0.5, 0.45)
         )
         bounded_accuracy(one)
         make_contrast(one, other, "other")
-        near_p(one, 0.5, 0.1)
+        near_p(one, 0.3)
         return n
 
     return work

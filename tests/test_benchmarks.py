@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 OTHER_ENVIRONMENTS = {"augment/curator_side.py": "requests.py", "eval/harness_side.py": "figures.py"}
 """Programs that another benchmark starts with the Python of another tool -> the benchmark that starts them."""
-IN_A_CHAIN = {"demo.py", "train/forgetting.py"}
+IN_A_CHAIN = {"demo.py", "train/forgetting.py", "sandbox/ship_base.py"}
 """Programs that need the demo's runs: tests/test_first_run.py runs them."""
 
 

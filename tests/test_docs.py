@@ -172,15 +172,29 @@ def test_a_wrong_key_on_a_page_would_be_seen(tmp_path: Path) -> None:
 
 
 def _links_without_a_target(page: Path) -> list[str]:
-    text = page.read_text("utf-8")
-    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", text)
-    return [target for target in targets if not (page.parent / target).exists()]
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    targets = re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)", text)
+    return [
+        f"{path}#{anchor}" for path, anchor in targets if not _is_there(page.parent / path if path else page, anchor)
+    ]
 
 
-def test_every_file_that_a_page_links_to_exists() -> None:
-    generated = {"keys.md", "recipes.md"}
-    broken = {page.name: set(_links_without_a_target(page)) - generated for page in [*PAGES, *ROOT.glob("*.md")]}
+def _is_there(path: Path, anchor: str) -> bool:
+    """Return whether a file exists and, of a page, a heading with `anchor`, as the repository's pages name it."""
+    if not anchor or not path.exists():
+        return path.exists()
+    titles = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
+    return anchor in {re.sub(r"\s", "-", re.sub(r"[^\w\- ]", "", title.lower())) for title in titles}
+
+
+def test_every_link_of_a_page_works_in_the_repository(tmp_path: Path) -> None:
+    broken = {page.name: _links_without_a_target(page) for page in [*PAGES, *ROOT.glob("*.md")]}
     assert {name: targets for name, targets in broken.items() if targets} == {}
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A title: b_c\n[1](page.md#a-title-b_c) [2](#no) [3](none.md) [4](page.md) [5](https://x.org#y)\n"
+    )
+    assert _links_without_a_target(page) == ["#no", "none.md#"]
 
 
 _ROOMS = "|".join(sorted(path.name for path in (ROOT / "src" / "kinject").iterdir() if path.is_dir()))
@@ -290,4 +304,7 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
         assert fetched == [], name
     assert "url(http" not in "".join(css.read_text("utf-8") for css in tmp_path.rglob("*.css"))
     assert "lr_scheduler_type" in pages["keys"]
+    assert 'href="recipes.html#qwen306b-lora"' in pages["models"]  # a link to the recipe's file in the repository
+    assert 'id="qwen306b-lora"' in pages["recipes"]
+    assert 'href="keys.html"' in pages["glossary"]
     assert "kinject recipes" in pages["commands"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import runpy
 import shlex
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from kinject.cli import main
+from kinject.sandbox.base import SHIPPED
 
 ROOT = Path(__file__).parents[1]
 SMALL = {
@@ -36,6 +39,7 @@ NOT_HERE = {
     "recipes/bench/": "minutes; tests/bench measures small runs",
     "kinject bench": "minutes; tests/bench measures small runs",
     "kinject sandbox serve": "it serves until it is stopped; tests/cli/test_augment.py starts it",
+    "kinject demo": "tests/cli/test_demo.py runs it small",
     "BASE TUNED": "names that stand for folders; tests/train/test_merge.py merges",
     "recipes/studies/sandbox": "minutes; tests/test_benchmarks.py runs a small study",
 }
@@ -75,12 +79,14 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main_job = [words for words in _commands([ROOT / "docs/quickstart.md"]) if words[1] != "recipes"][:6]
-    assert [words[1] for words in main_job] == ["sandbox", "train", "augment", "train", "train", "eval"]
+    main_job = [words for words in _commands([ROOT / "docs/quickstart.md"]) if words[1] not in ("recipes", "demo")][:6]
+    assert [words[1] for words in main_job] == ["sandbox", "sandbox", "augment", "train", "train", "eval"]
     for words in main_job:
         _run(words)
-        if words[1] == "sandbox":  # the base model reads the first 600 texts of 30,000
+        if words[1:] == ["sandbox", "corpus"]:  # 600 texts of it are enough for replay
             corpus = checkout / "runs/sandbox/base-corpus.jsonl"
+            shipped = json.loads((SHIPPED / "manifest.json").read_text("utf-8"))
+            assert hashlib.sha256(corpus.read_bytes()).hexdigest() == shipped["inputs"]["corpus"]
             corpus.write_bytes(b"".join(corpus.read_bytes().splitlines(keepends=True)[:600]))
     assert "report: runs/eval/report.html" in capsys.readouterr().out
     assert (checkout / "runs/eval/report.html").stat().st_size > 10_000
@@ -119,6 +125,10 @@ def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
     monkeypatch.setattr(sys, "argv", ["demo.py", "--report", str(checkout)])
     runpy.run_path(str(ROOT / "benchmarks/demo.py"), run_name="__main__")
     assert len(re.findall(r"\| (?:yes|NO) \|$", capsys.readouterr().out, re.MULTILINE)) == 5
+
+    monkeypatch.setattr(sys, "argv", ["ship_base.py", "--measure", "--limit", "8"])
+    runpy.run_path(str(ROOT / "benchmarks/sandbox/ship_base.py"), run_name="__main__")
+    assert capsys.readouterr().out.count("] |\n") == 6
 
     arguments = ["--arms", "replay 25%", "--set", "trainer.max_steps=2", "trainer.warmup_steps=0"]
     monkeypatch.setattr(sys, "argv", ["forgetting.py", *arguments])

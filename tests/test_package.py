@@ -1,9 +1,16 @@
-"""The package's own face: the verbs as functions."""
+"""The package's own face: the verbs as functions, and what an sdist and a wheel hold."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_the_verbs_are_functions_whatever_was_imported_before() -> None:
@@ -32,3 +39,61 @@ def test_the_verbs_are_functions_whatever_was_imported_before() -> None:
         "assert kinject.Recipe.__name__ == 'Recipe'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_sdist_has_everything_and_the_wheel_built_from_it_works_without_a_checkout(tmp_path: Path) -> None:
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    tracked = {name for name in names if (ROOT / name).is_file()}
+    checkout, empty = tmp_path / "checkout", tmp_path / "empty"
+    for name in tracked:
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, checkout / name)
+    _python("from setuptools import build_meta; build_meta.build_sdist('..')", checkout)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / sdist.name.removesuffix(".tar.gz")
+    packed = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
+    assert tracked - packed == set()
+
+    _python("from setuptools import build_meta; build_meta.build_wheel('..')", unpacked)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name.partition("/data/share/kinject/")[2] or name for name in archive.namelist()}
+    modules = {name.removeprefix("src/") for name in tracked if name.startswith("src/")}
+    data = {name for name in tracked if name.startswith("recipes/")} | {"constraints.txt"}
+    assert modules | data <= held
+    assert not any("test" in name for name in held)
+
+    install = [
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+        "--prefix",
+        str(tmp_path / "there"),
+    ]
+    subprocess.run([sys.executable, *install, str(wheel)], check=True)
+    (site,) = tmp_path.glob("there/lib/python*/site-packages")
+    empty.mkdir()
+    code = (
+        "import sys; from kinject.cli import main, demo\n"
+        "from kinject.sandbox import holds_shipped_base\n"
+        f"assert demo.__file__.startswith({str(site)!r}), demo.__file__\n"
+        "demo._write_inputs()\n"
+        "assert main(['sandbox', 'base']) == main(['augment', '--dry-run']) == 0\n"
+        "assert holds_shipped_base() and 'torch' not in sys.modules\n"
+    )
+    _python(code, empty, site)
+    assert (empty / "recipes/cpt.yaml").read_bytes() == (ROOT / "recipes/cpt.yaml").read_bytes()
+    assert (empty / "eval/sandbox/new.jsonl").read_bytes() == (ROOT / "eval/sandbox/new.jsonl").read_bytes()
+
+
+def _python(code: str, folder: Path, path: Path | None = None) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(path or "")}
+    subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True, capture_output=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import io
 import json
 import logging
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import strategies as st
 
 from kinject.cli import main
-from kinject.terminal import Formatter, Progress, duration, printable, show
+from kinject.terminal import _NOISE, Formatter, Progress, duration, printable, show
 
 SOURCE = Path(__file__).parents[1] / "src" / "kinject"
 STEERING = "\x1b[2J\x1b]0;owned\x07\x1b]52;c;ZXZpbA==\x07\r\x08\x9b31m\x7f\u202egnp.exe\u2066\ud800\x00"
@@ -189,3 +190,22 @@ def test_names_in_it_are_neither_markup_nor_orders_to_the_terminal(
 )
 def test_durations_read_well(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(("library", "beginning"), _NOISE.items())
+def test_messages_of_libraries_that_help_nobody_are_dropped_and_no_others(library: str, beginning: str) -> None:
+    spec = importlib.util.find_spec(library)
+    assert spec is not None
+    assert spec.origin is not None
+    assert beginning in Path(spec.origin).read_text("utf-8"), "the library no longer says so"
+    shown: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: shown.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(library)
+    logger.addHandler(handler)
+    try:
+        logger.error(f"{beginning}: and its reason")
+        logger.error("the file is damaged: %s", beginning)
+    finally:
+        logger.removeHandler(handler)
+    assert shown == [f"the file is damaged: {beginning}"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -21,6 +22,11 @@ from random import Random
 from kinject.augment.checks.facts import compare_facts
 from kinject.augment.checks.planted_errors import ALL_KINDS, LANGUAGES, find_names, plant_error
 
+_SMALL = re.compile(r"\b[^\W\d_A-Z]+\b")
+_GERMAN_NOUN = re.compile(
+    r"(?i:\b(?:d(?:er|ie|as|en|em|es)|(?:k?ein|[ms]ein|ihr|dies|jed|all)(?:e[rnms]?)?|zu[rm]|i[mn]s?|vom|am|beim|und|oder|"
+    r"als|für|\w+(?:e|en|er|es|em)))\s([A-ZÄÖÜ]\w+)"
+)
 Pair = tuple[str, str]
 """A source and a faithful text."""
 
@@ -52,9 +58,18 @@ def find_fault(source: str, text: str) -> str:
     return compare_facts(source, text).reason
 
 
+def real_names(base: list[Pair], language: str) -> list[str]:
+    """Return the names of the passages that no passage has in small letters or, in German, behind an article."""
+    texts = [source for source, _ in base]
+    names = {name for text in texts for name in find_names(text, language)}
+    words = {word for text in texts for word in _SMALL.findall(text)}
+    nouns = {match[1] for text in texts for match in _GERMAN_NOUN.finditer(text)} if language == "de" else set()
+    return sorted(name for name in names if name.lower() not in words and name not in nouns)
+
+
 def plant(kind: str, base: list[Pair], language: str, n: int) -> list[tuple[str, str, str]]:
     """Return up to `n` different (source, text, text with an error)."""
-    names = sorted({name for source, _ in base for name in find_names(source, language)})
+    names = real_names(base, language)
     rng, planted, left = Random(f"{kind} {language}"), dict[tuple[str, str, str], None](), list(base)
     for _ in range(len(base) + 3 * n):
         if not left or len(planted) == n:

@@ -3,7 +3,9 @@
 A question is answered correctly if a normal number exceeds a threshold: the sum of a document's part (its share of the
 variance is the intra-class correlation), a question's, an arm's seed's, and an answer's own.
 
-    python benchmarks/study/claims.py [--studies 1000] [--seed 0]
+    python benchmarks/study/claims.py [--studies 1000] [--seed 0]    # 1,000 studies of each kind
+
+`variances.py` beside it compares ways to estimate the variance.
 """
 
 from __future__ import annotations
@@ -11,19 +13,22 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from scipy.stats import norm
 
+from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.statistics import (
-    CorrectnessMatrix,
     bounded_accuracy,
     correct_contrast,
     difference_estimate,
     difference_p,
     holm,
     make_contrast,
+    moderated,
+    relative_gain,
 )
 from kinject.results import ALPHA
 
@@ -38,8 +43,13 @@ class Design:
     seed_sd: float = 0.0
     correlation: float = 0.3
 
-    def draw(self, accuracies: Sequence[float], random: np.random.Generator) -> list[CorrectnessMatrix]:
-        """Return the answers of one arm for each of the true `accuracies`."""
+    def draw(
+        self, accuracies: Sequence[float], random: np.random.Generator, *, untrained: bool = False
+    ) -> list[CorrectnessMatrix]:
+        """Return the answers of one arm for each of the true `accuracies`; the first without seeds if it is `untrained`.
+
+        As in a study, the variance of each arm's seeds is informed by the other arms.
+        """
         shape = (len(accuracies), self.n_seeds, self.n_documents, self.n_each)
         rest = (1 - self.correlation) / 2
         document = random.normal(0, math.sqrt(self.correlation), (self.n_documents, 1))
@@ -48,12 +58,28 @@ class Design:
         level = norm.ppf(accuracies)
         of_seeds = self.seed_sd / norm.pdf(level)  # on the scale of the normal numbers
         seeds = random.normal(0, 1, shape[:2]) * of_seeds[:, None]
+        if untrained:
+            seeds[0], of_seeds[0] = 0.0, 0.0
         threshold = level * np.sqrt(1 + of_seeds**2)  # the accuracy, averaged over seeds, stays
         right = document + question + own + (seeds + threshold[:, None])[:, :, None, None] > 0
-        n = self.n_documents * self.n_each
-        ids = tuple(map(str, range(n)))
-        documents = tuple(str(i // self.n_each) for i in range(n))
-        return [CorrectnessMatrix(arm.reshape(self.n_seeds, n).astype(float), ids, documents) for arm in right]
+        ids, documents, chances = _names(self.n_documents, self.n_each)
+        arms = [
+            CorrectnessMatrix(arm.reshape(self.n_seeds, len(ids)).astype(float), ids, documents, chances)
+            for arm in right
+        ]
+        first = [replace(arms[0], correct=arms[0].correct[:1])] if untrained else []
+        trained = arms[1:] if untrained else arms
+        if self.n_seeds > 1:
+            pooled = moderated([arm.seed_variance for arm in trained])
+            trained = [replace(arm, pooled=variance) for arm, variance in zip(trained, pooled, strict=True)]
+        return [*first, *trained]
+
+
+@lru_cache
+def _names(n_documents: int, n_each: int) -> tuple[tuple[str, ...], tuple[str, ...], tuple[float, ...]]:
+    """Return the questions' ids, documents and chances."""
+    n = n_documents * n_each
+    return tuple(map(str, range(n))), tuple(str(i // n_each) for i in range(n)), (0.25,) * n
 
 
 def p_of(one: CorrectnessMatrix, other: CorrectnessMatrix) -> float:
@@ -69,15 +95,18 @@ def share(found: Callable[[], bool], n: int) -> str:
     return f"{100 * rate:.1f} ({100 * math.sqrt(max(rate * (1 - rate), 1 / n) / n):.1f})"
 
 
-def false_family(design: Design, random: np.random.Generator) -> bool:
-    """Return whether any of ten arms that are as good as the control is said to differ from it."""
-    control, *arms = design.draw([0.6] * 11, random)
+def false_family(design: Design, random: np.random.Generator, untrained: bool = False) -> bool:
+    """Return whether any of ten arms that are as good as the control (the `untrained` base) is said to differ from it."""
+    control, *arms = design.draw([0.6] * 11, random, untrained=untrained)
     return min(holm([p_of(arm, control) for arm in arms])) < ALPHA
 
 
 def covers(design: Design, accuracy: float, other: float, of: str, random: np.random.Generator) -> bool:
-    """Return whether the interval of the accuracy, or of the difference, holds the truth."""
-    one, two = design.draw([accuracy, other], random)
+    """Return whether the interval of the accuracy, the difference, or the gain over base above chance, holds the truth."""
+    one, two = design.draw([accuracy, other], random, untrained=of == "gain")
+    if of == "gain":
+        gain = relative_gain(two, one)
+        return gain is None or gain.low <= (other - accuracy) / (accuracy - 0.25) <= gain.high
     if of == "accuracy":
         bounded = bounded_accuracy(one)
         return bounded.low <= accuracy <= bounded.high
@@ -109,18 +138,21 @@ def main() -> None:
         design = Design(n_seeds=3, seed_sd=sd)
         rate = share(lambda design=design: false_family(design, random), n)
         print(f"| among ten null claims, 3 seeds, seed SD {100 * sd:.0f} points | {rate} |", flush=True)
+        rate = share(lambda design=design: false_family(design, random, True), n)
+        print(f"| the same ten against the untrained base, seed SD {100 * sd:.0f} | {rate} |", flush=True)
     for correlation in (0.0, 0.1, 0.3):
         design = Design(correlation=correlation)
         rate = share(lambda design=design: p_of(*design.draw([0.6, 0.6], random)) < ALPHA, n)
         print(f"| eval and compare, 120 documents x 5 questions, ICC {correlation} | {rate} |", flush=True)
 
-    print("\n| coverage of 95% intervals, % | accuracy .6 | difference 0 | difference .6 to .8 |\n|---|---|---|---|")
+    print("\n| coverage of 95% intervals, % | accuracy .6 | difference 0 | difference .6 to .8 | gain .6 to .8 |")
+    print("|---|---|---|---|---|")
     for n_documents in (10, 20, 120):
         for n_seeds, sd in ((1, 0.0), (3, 0.02)):
             design = Design(n_documents=n_documents, n_seeds=n_seeds, seed_sd=sd)
             cells = [
                 share(lambda d=design, o=other, w=of: covers(d, 0.6, o, w, random), n)
-                for other, of in ((0.6, "accuracy"), (0.6, "difference"), (0.8, "difference"))
+                for other, of in ((0.6, "accuracy"), (0.6, "difference"), (0.8, "difference"), (0.8, "gain"))
             ]
             print(f"| {n_documents} documents, {n_seeds} seeds, SD {100 * sd:.0f} | {' | '.join(cells)} |", flush=True)
 

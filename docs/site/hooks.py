@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,19 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     training = next(section["Training"] for section in config.nav if "Training" in section)
     training += [page.name for page in sorted(Path(config.docs_dir).glob("*.md")) if f'"{page.name}"' not in named]
     return config
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Turn links to files of recipes/, which work on the repository's pages, into links to the written pages."""
+    markdown = re.sub(
+        r"\]\(\.\./recipes/([\w./-]+)\.yaml\)", lambda link: f"](recipes.md#{_anchor(link[1])})", markdown
+    )
+    return markdown.replace(f"](../recipes/{SCHEMA})", "](keys.md)").replace("](../recipes)", "](recipes.md)")
+
+
+def _anchor(title: str) -> str:
+    """Return the anchor of a heading, as Markdown makes it."""
+    return re.sub(r"[^\w-]", "", title.lower())
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -40,6 +40,7 @@ from kinject.api import (
     try_,
 )
 from kinject.errors import KinjectError
+from kinject.terminal import leave_out_noise
 
 if TYPE_CHECKING:
     from kinject.recipe import Recipe, read_recipe
@@ -47,6 +48,7 @@ else:
     from kinject.api import read_recipe  # the same, without overloads
 
 __version__ = version("kinject")
+leave_out_noise()  # before a library is imported, in a notebook and in a worker process, too
 
 __all__ = [
     "KinjectError", "Recipe", "augment", "bench", "check", "compare", "doctor", "evaluate", "find_batch", "find_lr", "merge",

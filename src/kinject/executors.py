@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
@@ -91,6 +91,19 @@ class _Worker:
     pipe: Connection
     devices: str
     task: Task | None = None
+
+
+def start_fork_server() -> None:
+    """Without a GPU, let a process import `CPU_PRELOAD` in the background; `LocalExecutor` forks its workers from it."""
+    if _count_gpus():
+        return
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(CPU_PRELOAD))
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_TERMINAL)  # inherited by the server and its workers
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class LocalExecutor:

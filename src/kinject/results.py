@@ -7,6 +7,7 @@ these numbers and compute none. The annotations are checked by pydantic when a r
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -23,11 +24,26 @@ Interval = Literal["Wilson", "Wilson over documents and seeds"]
 Test = Literal["McNemar", "sign flips", "t over documents and seeds"]
 """What decides whether a difference is significant: the first where no document has two questions and each arm has one
 seed, the second where documents have several, the third where an arm has several seeds."""
+Scope = Literal["method", "these models"]
+"""What a difference speaks of: the way of training with any seed, or (one seed of a trained arm) the models at hand."""
 
 ALPHA = 0.05
 FEWEST = 10
 """Documents (or questions without a document) below which no difference is judged: so few say little of others."""
 _TOLERANCE = 1e-6
+
+
+def fewest_for(family: int) -> int:
+    """Return how many documents it takes to judge a difference among `family` comparisons.
+
+    Of n documents the smallest p of sign flips is 2 to the power 1 - n, and Holm's first p is `family` times as large.
+    """
+    return max(FEWEST, math.floor(1 + math.log2(family / ALPHA)) + 1)
+
+
+def in_these_models(scope: Scope) -> str:
+    """Return the words that limit a verdict to the trained models, "" where it speaks of the method."""
+    return "" if scope == "method" else " in these models"
 
 
 def _within(low: float, high: float) -> AfterValidator:
@@ -83,9 +99,10 @@ class Contrast:
     `test` names the test behind `p` (two-sided); `p_holm` is p corrected for every comparison of the same family. `low` and
     `high` bound delta at 95%. `standard_error` and its degrees of freedom `df` hold the variance of documents and of seeds.
     `n` counts questions, `n_clusters` their source documents; a question without one counts alone. `wrong_to_right` and
-    `right_to_wrong` count questions whose answer changed (the majority answer over seeds). `relative` is delta over the
-    other's accuracy (the paper's gain), None if that is 0. `smallest` is the smallest difference that is found with 80%
-    power at the corrected 5%. None where a number does not exist: one document has no variance.
+    `right_to_wrong` count questions whose answer changed (the majority answer over seeds). `relative` is delta over what
+    the other answers above chance, bounded at 95% by `relative_low` and `relative_high`; None if that is not above chance.
+    `smallest` is the smallest difference that is found with 80% power at the corrected 5%. `family` counts the comparisons
+    that p_holm is corrected for. None where a number does not exist: one document has no variance.
     """
 
     other: str
@@ -103,6 +120,10 @@ class Contrast:
     n_clusters: Count
     standard_error: float | None
     df: float | None
+    relative_low: float | None = None
+    relative_high: float | None = None
+    family: Count = 1
+    scope: Scope = "method"
 
     @property
     def deciding_p(self) -> float | None:
@@ -111,8 +132,10 @@ class Contrast:
 
     @property
     def too_few(self) -> bool:
-        """Whether there are too few documents (or questions) to judge the difference."""
-        return self.n_clusters < FEWEST
+        """Whether there are too few documents (or questions) to judge the difference, or for so many comparisons."""
+        if self.n_clusters < FEWEST:
+            return True
+        return (self.deciding_p is None or self.deciding_p >= ALPHA) and self.n_clusters < fewest_for(self.family)
 
     @property
     def unit(self) -> str:
@@ -186,6 +209,8 @@ class ArmResult(_AskedArm):
     """Of one subject's questions alone, "" for the whole set. The paper's Table 1 has a row for each subject."""
     score: str = "sum"
     design_effect: float | None = None
+    n_documents: Count | None = None
+    """The source documents of the questions with a score, a question without one being its own; None: not counted."""
     n_correct: Count | None = None
     """With one seed only."""
     n_unscored: Count = 0
@@ -250,7 +275,8 @@ class Choice:
 
     `key` is the recipe key, or ``k``. `candidates` are (value, mean validation accuracy, number of questions); `at_edge`:
     the best lies at an end of the grid; `best_on_test` is the value that the test questions would have chosen (None where
-    the test was not asked with each). It is only shown, never used.
+    the test was not asked with each). It is only shown, never used. `inherited_by` names the other arms that took the value
+    over. `reported_seeds` are the seeds of `arm` whose very models made the choice and are reported too.
     """
 
     model: str
@@ -261,14 +287,16 @@ class Choice:
     chosen: Any
     at_edge: bool
     best_on_test: Any | None = None
+    inherited_by: tuple[str, ...] = ()
+    reported_seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A statement that the study was set up to test, declared in its recipe, and its verdict.
 
-    `statement` is the claim in words, `finding` the numbers in a sentence; p is corrected by Holm over the study's claims.
-    `verdict` is "shown" when p_holm < 0.05 in the claimed direction.
+    `statement` is the claim in words, `finding` the numbers in a sentence with what the difference rests on; p is corrected
+    by Holm over the study's claims. `verdict` is "shown" when p_holm < 0.05 in the claimed direction, for `scope`.
     """
 
     name: str
@@ -284,6 +312,12 @@ class Claim:
     """The paper whose claim it is."""
     declared_late: bool = False
     """Whether it was written, or changed, after test questions had been answered."""
+    scope: Scope = "method"
+
+    @property
+    def words(self) -> str:
+        """The verdict in words: ``shown``, or of arms with one seed ``shown in these models``."""
+        return f"{self.verdict}{in_these_models(self.scope) if self.verdict in ('shown', 'opposite shown') else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,25 @@ def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
     return "\n".join(lines)
 
 
+_NOISE = {
+    "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",  # an optional kernel; the plain one works
+    "pypdf._reader": "EOF marker not found",  # of a file that is no PDF; the reader's error follows
+    "transformers.trainer_utils": "The tokenizer has new PAD/BOS/EOS tokens",  # the config gets the tokenizer's ids
+    "transformers.training_args": "The speedups for torchdynamo mostly come",  # of a recipe's trainer.torch_compile
+}
+"""Logger of a library -> the beginning of its message that tells a user nothing to act on."""
+
+
+def leave_out_noise() -> None:
+    """Drop the messages of `_NOISE`, each at its own logger; every other message of these libraries is kept."""
+    for name in _NOISE:
+        logging.getLogger(name).addFilter(_is_useful)
+
+
+def _is_useful(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_NOISE[record.name])
+
+
 class Formatter(logging.Formatter):
     """Formats messages of the log as `printable` text without secrets."""
 

@@ -193,7 +193,7 @@ def test_the_bare_command_says_what_comes_next(here: Path, capsys: pytest.Captur
     (here / "runs" / "sandbox").mkdir(parents=True)
     (here / "runs" / "sandbox" / "base-corpus.jsonl").write_text("")
     main([])
-    assert "next  kinject train recipes/sandbox/base.yaml" in capsys.readouterr().out
+    assert "next  kinject sandbox base" in capsys.readouterr().out
 
 
 def test_the_whole_loop_on_the_sandbox(

@@ -6,17 +6,17 @@ import itertools
 import math
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import scipy.stats
 from scipy.stats import bootstrap, sem, t
 
+from kinject.eval.correctness import CorrectnessMatrix, aligned
 from kinject.eval.results import correct_families, paired_contrast, summarize_arm
 from kinject.eval.statistics import (
-    CorrectnessMatrix,
     _detectable,
-    aligned,
     bootstrap_interval,
     bounded_accuracy,
     bounded_mean,
@@ -30,6 +30,7 @@ from kinject.eval.statistics import (
     holm,
     majority_changes,
     make_contrast,
+    moderated,
     near_p,
     relative_gain,
     seed_interval,
@@ -37,6 +38,7 @@ from kinject.eval.statistics import (
     trend,
     wilson,
 )
+from kinject.results import fewest_for
 from kinject.types import Answer
 
 
@@ -250,8 +252,9 @@ def test_with_one_document_there_is_no_p_and_nothing_is_bounded():
     assert (contrast.too_few, contrast.is_significant, contrast.unit) == (True, False, "documents")
     assert (bounded_accuracy(one).low, bounded_accuracy(one).high) == (0.0, 1.0)
     assert (bounded_mean(one, -2.0, 3.0).low, bounded_mean(one, -2.0, 3.0).high) == (-2.0, 3.0)
-    assert chance_p(one, [0.25] * 4) is None
-    assert near_p(one, 0.25, 0.5) is None
+    assert chance_p(one) is None
+    assert near_p(one, 0.5) is None
+    assert relative_gain(one, other) is None
     assert trend([other, one, one]) is None
 
 
@@ -354,15 +357,19 @@ def test_trend_p_is_pages_l_by_its_normal_approximation():
 
 
 def test_near_chance_needs_evidence_not_ignorance():
-    assert near_p(simulated(1, 3, 100, 5, 0.25), 0.25, 0.1) < 0.01
-    assert near_p(simulated(1, 1, 8, 1, 0.25), 0.25, 0.1) is None
-    assert near_p(simulated(1, 1, 12, 1, 0.25), 0.25, 0.1) > 0.05
-    assert near_p(simulated(1, 3, 100, 5, 0.40), 0.25, 0.1) > 0.5
+    def near(n_seeds: int, n_documents: int, n_each: int, accuracy: float) -> float | None:
+        matrix = simulated(1, n_seeds, n_documents, n_each, accuracy)
+        return near_p(replace(matrix, chances=(0.25,) * (n_documents * n_each)), 0.1)
+
+    assert near(3, 100, 5, 0.25) < 0.01
+    assert near(1, 8, 1, 0.25) is None
+    assert near(1, 12, 1, 0.25) > 0.05
+    assert near(3, 100, 5, 0.40) > 0.5
 
 
 def test_against_chance_each_question_has_its_own():
-    matrix = simulated(5, 2, 80, 3, 0.5)
-    found = chance_p(matrix, [0.5] * 120 + [0.25] * 120)
+    matrix = replace(simulated(5, 2, 80, 3, 0.5), chances=(0.5,) * 120 + (0.25,) * 120)
+    found = chance_p(matrix)
     means = (matrix.correct - np.array([0.5] * 120 + [0.25] * 120)).reshape(2, 80, 3).mean(2)
     documents, seeds = np.var(means.mean(0), ddof=1) / 80, np.var(means.mean(1), ddof=1) / 2
     df = (documents + seeds) ** 2 / (documents**2 / 79 + seeds**2)
@@ -374,8 +381,6 @@ def test_headline_and_the_rest_are_two_families():
     answers = [answered(f"q{i}", -1, -2) for i in range(20)]
     worse = [answered(f"q{i}", -2, -1, arm="ft") for i in range(20)]
     result = summarize_arm(worse, answers, model="base", arm="ft")
-    from dataclasses import replace
-
     other = replace(result, format="letters")
     second = replace(result, format="hybrid")
     corrected = correct_families([result, other, second])
@@ -412,11 +417,6 @@ def test_a_question_without_a_score_in_one_arm_is_no_pair():
     assert (first.mean(), second.mean()) == (1.0, pytest.approx(1 / 3))
 
 
-def test_the_gain_is_the_papers():
-    assert relative_gain(0.6, 0.5) == pytest.approx(0.2)
-    assert relative_gain(0.6, 0.0) is None
-
-
 def test_seeds_have_students_interval():
     deltas = [0.1, 0.14, 0.12]
     mean, spread, low, high = seed_interval(deltas)
@@ -441,3 +441,144 @@ def test_questions_without_a_score_are_left_out_of_every_number_and_of_pairs() -
     assert (contrast.delta, contrast.wrong_to_right, contrast.right_to_wrong) == (0.0, 1, 1)
     assert contrast.p == 1.0
     assert paired_contrast(tuned[2:], base[2:]) is None
+
+
+def crossed(
+    random: np.random.Generator, accuracies: list[float], seed_sd: float | list[float], n_documents: int = 20
+) -> list[CorrectnessMatrix]:
+    """Three seeds of each arm on documents of five questions, correlated by 0.3, as benchmarks/study/claims.py draws them."""
+    level = scipy.stats.norm.ppf(accuracies)
+    shared = random.normal(0, math.sqrt(0.3), (n_documents, 1)) + random.normal(0, math.sqrt(0.35), (n_documents, 5))
+    of_seeds = np.asarray(seed_sd) / scipy.stats.norm.pdf(level)
+    shift = random.normal(0, 1, (len(level), 3)) * of_seeds[:, None] + (level * np.sqrt(1 + of_seeds**2))[:, None]
+    own = random.normal(0, math.sqrt(0.35), (len(level), 3, n_documents, 5))
+    right = (shared + own + shift[:, :, None, None] > 0).reshape(len(level), 3, -1).astype(float)
+    ids = tuple(map(str, range(5 * n_documents)))
+    documents = tuple(f"d{i // 5}" for i in range(5 * n_documents))
+    return [CorrectnessMatrix(rows, ids, documents, (0.25,) * len(ids)) for rows in right]
+
+
+def test_the_variance_counts_the_noise_of_answers_once_in_the_interval_and_twice_in_the_test():
+    """Two crossed factors written out: documents, seeds, and what is left over."""
+    one, other = crossed(np.random.default_rng(4), [0.6, 0.7], 0.08)
+    contrast = make_contrast(one, other, "base", "method")
+    assert contrast is not None
+    documents = one.correct.reshape(3, 20, 5).mean(2), other.correct.reshape(3, 20, 5).mean(2)
+    between = np.var(documents[0].mean(0) - documents[1].mean(0), ddof=1) / 20
+    seeds = sum(np.var(table.mean(1), ddof=1) / 3 for table in documents)
+    noise = 0.0
+    for table in documents:
+        rest = table - table.mean(0) - table.mean(1)[:, None] + table.mean()
+        noise += (rest**2).sum() / (2 * 19) / (3 * 20)
+    assert seeds > noise
+    half = (contrast.high - contrast.low) / 2
+    df = (between + seeds - noise) ** 2 / (
+        between**2 / 19 + sum((np.var(table.mean(1), ddof=1) / 3) ** 2 / 2 for table in documents)
+    )
+    assert half == pytest.approx(
+        t.ppf(0.975, df) * math.sqrt(between + seeds - noise), rel=0.02
+    )  # but for Bonett and Price
+    assert contrast.standard_error == pytest.approx(math.sqrt(between + seeds), rel=0.02)
+
+
+def test_intervals_of_differences_cover_and_null_differences_are_rarely_found():
+    """500 studies; 1,000 with other sizes are in docs/studies.md."""
+    random, covered, false = np.random.default_rng(11), 0, 0
+    for _ in range(500):
+        one, other = crossed(random, [0.6, 0.6], 0.02)
+        found = difference_estimate(one, other)
+        covered += found.low <= 0 <= found.high
+        false += difference_p(one, other) < 0.05
+    assert 0.93 <= covered / 500 <= 0.985
+    assert false / 500 <= 0.05
+
+
+def test_variances_are_drawn_towards_each_other_as_far_as_they_are_alike():
+    """Draws from Smyth's own model: the prior's degrees of freedom come out between few and many as they are."""
+    random = np.random.default_rng(0)
+    alike = [(float(value), 2.0) for value in 4e-4 * random.chisquare(2, 300) / 2]
+    apart = [(float(4e-4 * 3 / random.chisquare(3) * random.chisquare(2) / 2), 2.0) for _ in range(3000)]
+    for value, df in moderated(alike)[:5]:
+        assert df > 100
+        assert value == pytest.approx(4e-4, rel=0.25)
+    found = moderated(apart)
+    assert found[0][1] == pytest.approx(5, abs=0.8)
+    prior = found[0][1] - 2
+    assert (found[0][0] * found[0][1] - 2 * apart[0][0]) / prior == pytest.approx(4e-4, rel=0.2)
+    assert moderated([(1e-4, 2.0)]) == [(1e-4, 2.0)]
+    assert moderated([(0.0, 2.0), (0.0, 2.0)]) == [(0.0, 2.0), (0.0, 2.0)]
+
+
+def test_seeds_of_other_arms_keep_ten_arms_from_being_found_against_an_untrained_base():
+    """Ten arms that are as good as base, seeds apart by SD 4: each variance alone lets 12% of studies show something."""
+    random, false = np.random.default_rng(2), {"alone": 0, "pooled": 0}
+    for _ in range(150):
+        base, *arms = crossed(random, [0.6] * 11, [0.0] + [0.04] * 10, 120)
+        base = replace(base, correct=base.correct[:1])
+        pooled = moderated([arm.seed_variance for arm in arms])
+        for name, variances in (("alone", [None] * 10), ("pooled", pooled)):
+            ps = (difference_p(replace(arm, pooled=own), base) for arm, own in zip(arms, variances, strict=True))
+            false[name] += min(p for p in ps if p is not None) * 10 < 0.05
+    assert false["pooled"] <= 0.07 * 150
+    assert false["pooled"] <= false["alone"]
+
+
+def test_the_gain_is_fiellers_ratio_above_chance():
+    """One seed, no document with two questions: the quadratic of Fieller (1954) written out, one answer more each way."""
+    random = np.random.default_rng(3)
+    base, own = (random.random(200) < 0.6).astype(float), (random.random(200) < 0.75).astype(float)
+    found = relative_gain(*(replace(alone(list(v)), chances=(0.25,) * 200) for v in (own, base)))
+    assert found is not None
+    x, y = own.mean() - 0.25, base.mean() - 0.25
+    covariance = np.cov(own, base) / 200
+    effective = [p * (1 - p) / v for p, v in zip((own.mean(), base.mean()), covariance.diagonal(), strict=True)]
+    (v11, v12), (_, v22) = covariance + np.diag([(n + 2) ** -2 for n in effective])
+    q = t.ppf(0.975, 199) ** 2
+    roots = sorted(np.roots([y**2 - q * v22, -2 * (x * y - q * v12), x**2 - q * v11]))
+    assert (found.value, found.low, found.high) == pytest.approx((x / y - 1, roots[0] - 1, roots[1] - 1))
+
+
+def test_a_base_that_guesses_has_no_gain_over_it_and_each_question_its_own_chance():
+    own = alone([1.0] * 60 + [0.0] * 40)
+    base = alone([1.0] * 30 + [0.0] * 70)
+    assert relative_gain(replace(own, chances=(0.25,) * 100), replace(base, chances=(0.25,) * 100)) is None
+    assert relative_gain(own, base) is not None
+    chances = (0.5,) * 50 + (0.25,) * 50
+    found = relative_gain(replace(own, chances=chances), replace(own, chances=chances))
+    assert found is not None
+    assert found.low < found.value == 0.0 < found.high
+
+
+def test_a_gain_over_a_perfect_base_is_bounded():
+    one, other = (replace(alone([1.0] * 30), chances=(0.25,) * 30) for _ in range(2))
+    found = relative_gain(one, other)
+    assert found is not None
+    assert -0.2 < found.low < 0.0 < found.high < 0.2
+
+
+def test_intervals_of_gains_cover():
+    random, covered, n_bounded = np.random.default_rng(6), 0, 0
+    for _ in range(400):
+        own, base = crossed(random, [0.75, 0.6], [0.02, 0.0])
+        found = relative_gain(own, replace(base, correct=base.correct[:1]))
+        if found is not None:
+            n_bounded += 1
+            covered += found.low <= 0.5 / 0.35 - 1 <= found.high
+    assert n_bounded > 390
+    assert 0.93 <= covered / n_bounded <= 0.985
+
+
+def test_a_family_too_large_for_the_documents_is_said_to_be_too_few_to_tell():
+    """Ten documents that all gain: p is 2 in 1,024, and 30 comparisons of this kind can show nothing."""
+    ids = tuple(map(str, range(10)))
+    after, before = (CorrectnessMatrix(np.full((1, 10), value), ids, ids) for value in (1.0, 0.0))
+    contrast = make_contrast(after, before, "base")
+    assert contrast is not None
+    few, many = correct_contrasts([contrast] * 20), correct_contrasts([contrast] * 30)
+    assert (few[0].family, few[0].is_significant, few[0].too_few) == (20, True, False)
+    assert (many[0].family, many[0].is_significant, many[0].too_few) == (30, False, True)
+    assert [fewest_for(n) for n in (1, 25, 26, 2655)] == [10, 10, 11, 17]
+    for family in (25, 26, 300, 2655):
+        n = fewest_for(family)
+        assert 2.0 ** (1 - n) * family < 0.05
+        assert n == 10 or 2.0 ** (2 - n) * family >= 0.05

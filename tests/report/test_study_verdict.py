@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from study_results import make_paper_study, make_small
 
-from kinject.report.verdict import render_limitations, render_verdict
+from kinject.report.limitations import render_limitations
+from kinject.report.verdict import render_verdict
 from kinject.report.view import View
 from kinject.results import ArmResult, Contrast, Report
 

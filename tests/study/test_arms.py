@@ -9,7 +9,7 @@ from country import write_study
 
 from kinject.errors import RecipeError
 from kinject.recipe import StudyRecipe, read_recipe
-from kinject.study.arms import expand_arms, nest_overrides
+from kinject.study.arms import expand_arms, find_heirs, nest_overrides
 from kinject.study.check import check_inputs, check_names, check_shared_recipes
 
 
@@ -59,6 +59,24 @@ def test_an_arm_is_matched_only_to_arms_on_its_own_base_models(tmp_path, tiny_mo
     )
     (fault,) = faults(path)
     assert "study.arms.rep: ft, to which it is matched, is not trained on other. Add it there." in fault
+
+
+def test_who_took_a_tuned_value_over_is_known(tmp_path, tiny_model):
+    """Not the arm that was tuned, not one with a value of its own, not a sweep over the key; points of other sweeps do."""
+    path = write_study(
+        tmp_path, tiny_model,
+        arms={"ft": {}, "own": {"overrides": {"trainer.learning_rate": 0.5}}, "heir": {"corpus": "random"}},
+        tune={"rate": {"key": "trainer.learning_rate", "values": [0.1, 0.2], "arm": "ft", "question_sets": "new"}},
+        sweeps={
+            "rates": {"key": "trainer.learning_rate", "values": [0.3], "arm": "heir"},
+            "steps": {"key": "trainer.max_steps", "values": [1, 5], "arm": "ft"},
+            "own steps": {"key": "trainer.max_steps", "values": [7], "arm": "own"},
+        },
+        validation={"new": 0.5},
+    )  # fmt: skip
+    recipe = read_recipe(path, (), "study")
+    arms = expand_arms(recipe, {("tiny", "rate"): 0.2}).arms
+    assert find_heirs(recipe.study, "rate", arms) == ("heir", "ft, max_steps 1", "ft, max_steps 5")
 
 
 def test_dotted_keys_become_one_mapping_with_the_later_ones_on_top():

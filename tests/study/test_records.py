@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from kinject.eval.scoring.answers import AnswerStore
+from kinject.eval.statistics import moderated
 from kinject.study.records import AskSetting, Records
 from kinject.types import Answer
 
@@ -31,3 +32,23 @@ def test_a_seed_that_diverged_is_no_seed_and_a_question_it_has_no_score_for_is_l
     assert [answer.question_id for answer in records.answers("m", "ft", setting)] == ["q0", "q2"]
     assert records.n_asked("m", "ft", setting) == 3
     assert records.unscored == [("m", "ft", 2, setting, 3)]
+
+
+def test_seeds_of_an_arm_are_informed_by_the_other_arms_of_its_base_model_and_setting(tmp_path):
+    records, setting = Records("sum"), AskSetting("set", "texts", 0, 0)
+    right = {"a": (12, 13, 11), "b": (10, 16, 4), "alone": (12,)}
+    for arm, counts in right.items():
+        for seed, n_right in enumerate(counts):
+            folder = tmp_path / f"{arm}-{seed}"
+            folder.mkdir()
+            with AnswerStore(folder / "answers.jsonl") as store:
+                for i in range(20):
+                    value = -0.5 if i < n_right else -2.0
+                    store.add(f"k{i}", Answer(f"q{i}", "set", arm, "texts", 0, 0, (), 0, (value, -1.0), (1, 1), (1, 1)))
+            records.read("m", arm, seed, folder)
+    a, b, alone = (records.matrix("m", arm, setting) for arm in right)
+    assert [a.pooled, b.pooled] == moderated([a.seed_variance, b.seed_variance])
+    assert a.seed_variance[0] < a.pooled[0] < b.pooled[0] < b.seed_variance[0]
+    assert alone.pooled is None
+    assert a.chances == (0.5,) * 20
+    assert records.matrix("m", "a", setting, "nothing").pooled is None

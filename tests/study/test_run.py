@@ -98,11 +98,17 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
     asked = {part: {json.loads(line)["document_id"] for line in text.splitlines()} for part, text in splits.items()}
     assert not asked["validation"] & asked["test"]
     assert len(asked["validation"] | asked["test"]) == 8
+    known = [
+        json.loads(line) for line in (tmp_path / "study/questions/known.test.jsonl").read_text("utf-8").splitlines()
+    ]
+    assert {row["document_id"] for row in known} == asked["test"], "a document that chose is asked about in another set"
+    assert f"known: {8 - len(known)} questions left out, on documents that other sets choose with" in result.notes
     order = [stage.parameters["split"] for stage in executor.given if stage.kind == "eval"]
     assert order.index("test") == order.count("validation"), "a test question was asked before the last choice"
     rate = next(choice for choice in result.choices if choice.key == "trainer.learning_rate")
     best = max(rate.candidates, key=lambda candidate: candidate[1])
     assert rate.chosen == best[0]
+    assert (rate.reported_seeds, rate.inherited_by) == ((0,), ("rep", "half"))
     assert manifest_of(train_folder_of_arm(executor, "ft, seed 1"))["recipe"]["trainer"]["learning_rate"] == rate.chosen
     chosen_k = {choice.arm: choice.chosen for choice in result.choices if choice.key == "k"}
     for score in result.results:
@@ -220,6 +226,8 @@ def test_random_text_has_the_corpus_own_words_and_row_lengths(tmp_path, tiny_mod
 def test_a_dry_run_tells_what_would_run_and_runs_nothing(whole, tmp_path):
     text = render_plan(read_recipe(whole, (), "study"))
     assert "ft" in text
+    assert "warning: known: the headline comparisons (20) need 10 documents" in text
+    assert "warning: claim c: the claims (1) need 10 documents" in text
     assert not (tmp_path / "stages").exists()
     go(whole)
     assert "everything is done" in render_plan(read_recipe(whole, (), "study"))

@@ -15,7 +15,7 @@ from study_results import make_small
 
 from kinject.disk import read_checked_json
 from kinject.errors import InputError, RecipeError
-from kinject.eval.statistics import CorrectnessMatrix
+from kinject.eval.correctness import CorrectnessMatrix
 from kinject.recipe import Recipe, read_recipe
 from kinject.report import read_report, write_report
 from kinject.results import Scaling, ScalingFit, ScalingPoint

@@ -22,8 +22,8 @@ from kinject.signals import exit_code, handled_by, terminable
 from kinject.terminal import Formatter, aligned, lost_output, protect_streams, show
 
 _VERBS = (
-    "try", "augment", "questions", "train", "merge", "eval", "compare", "study", "bench", "plan", "doctor", "find-lr",
-    "find-batch", "report", "sandbox", "check", "recipes", "styles", "schema",
+    "demo", "try", "augment", "questions", "train", "merge", "eval", "compare", "study", "bench", "plan", "doctor",
+    "find-lr", "find-batch", "report", "sandbox", "check", "recipes", "styles", "schema",
 )  # fmt: skip
 
 _DESCRIPTION = """\
@@ -61,7 +61,7 @@ _STOPPED = {
 _MOST_RUNS = 20
 _STEPS = (
     ("runs/sandbox/base-corpus.jsonl", "kinject sandbox corpus", "write the base model's training corpus"),
-    ("runs/sandbox/base/model", "kinject train recipes/sandbox/base.yaml", "train the base model (minutes)"),
+    ("runs/sandbox/base/model", "kinject sandbox base", "lay down the base model that ships"),
     ("runs/augment/corpus.jsonl", "kinject augment", "paraphrase the documents"),
     ("runs/cpt/model", "kinject train recipes/cpt.yaml", "train on the paraphrases"),
     ("runs/sandbox/repeat/model", "kinject train recipes/sandbox/repeat.yaml", "the control: the originals, repeated"),
@@ -203,7 +203,8 @@ def render_next_step() -> str:
         blocks.append(_render_own(own))
     if not blocks:
         blocks.append(
-            "Next: kinject try FOLDER          looks at your documents and writes the recipes to go on with\n"
+            "Next: kinject demo                shows the whole job on embedded documents, in about a minute\n"
+            "  or: kinject try FOLDER          looks at your documents and writes the recipes to go on with\n"
             "  or: kinject recipes copy eval   puts recipes, documents and questions of the main job into this folder"
         )
     return "\n".join([*lines, "\n\n".join(blocks)])

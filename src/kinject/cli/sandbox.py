@@ -12,14 +12,15 @@ from kinject.signals import exit_code
 from kinject.terminal import show
 
 _DETAIL = """\
-The embedded fictional country: documents about people that no model knows, questions on them, and
-the corpus from which a small base model learns to read and answer. Also an OpenAI-compatible
+The embedded fictional country: documents about people that no model knows, questions on them, a
+small base model that can read and answer, and the corpus it learned from. Also an OpenAI-compatible
 endpoint on this machine that rewrites the documents, and writes and answers questions on them,
 without a model or a key; latency and faults can be set.
 
 examples:
   kinject sandbox build              write data/sandbox/ and eval/sandbox/ (a checkout has them)
   kinject sandbox corpus             write the corpus of recipes/sandbox/base.yaml
+  kinject sandbox base               the base model that ships, into runs/sandbox/base
   kinject sandbox serve --port 8000 --latency 0.1 --fault 429=0.05 --fault truncated=0.02
 
 to use the endpoint of `kinject sandbox serve --port 8000` from another terminal:
@@ -30,7 +31,7 @@ to use the endpoint of `kinject sandbox serve --port 8000` from another terminal
 
 
 def add_parser(verbs: Any) -> None:
-    """Add the verb and its two actions."""
+    """Add the verb and its actions."""
     parser = verbs.add_parser(
         "sandbox", help="write the embedded fictional country, or serve an endpoint", description=_DETAIL,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -43,6 +44,11 @@ def add_parser(verbs: Any) -> None:
     corpus.add_argument("--out", type=Path, default=Path("runs/sandbox/base-corpus.jsonl"), help="default: %(default)s")
     corpus.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     corpus.set_defaults(run=_corpus)
+    base = actions.add_parser(
+        "base", help="lay down the base model that ships, as the run of recipes/sandbox/base.yaml"
+    )
+    base.add_argument("--out", type=Path, default=Path("runs/sandbox/base"), help="run folder (default: %(default)s)")
+    base.set_defaults(run=_base)
     _add_serve(actions)
 
 
@@ -78,6 +84,15 @@ def _corpus(arguments: argparse.Namespace) -> int:
 
     n_rows = write_base_corpus(arguments.out, seed=arguments.seed)
     show(f"{arguments.out}: {n_rows:,} rows")
+    return 0
+
+
+def _base(arguments: argparse.Namespace) -> int:
+    from kinject.sandbox import holds_shipped_base, write_base
+
+    written = write_base(arguments.out)
+    kept = "the base model that ships" if holds_shipped_base(arguments.out) else "a base model that was trained here"
+    show(f"{arguments.out / 'model'}: {'' if written else 'already there: '}{kept}")
     return 0
 
 

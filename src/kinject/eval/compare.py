@@ -10,14 +10,16 @@ from typing import Any
 
 from kinject.disk import check_folder
 from kinject.errors import InputError
+from kinject.eval.correctness import CorrectnessMatrix, aligned
 from kinject.eval.harness_files import read_samples
 from kinject.eval.prompts import PMI_BASELINE
-from kinject.eval.results import correct_family, is_correct, is_scored, paired_contrast, summarize_arm
+from kinject.eval.results import correct_family, correctness, is_correct, is_scored, summarize_arm
 from kinject.eval.scores import Score, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
-from kinject.eval.statistics import format_p, seed_interval
+from kinject.eval.statistics import format_p, make_contrast
 from kinject.results import ArmResult, Contrast
-from kinject.terminal import aligned, show
+from kinject.terminal import aligned as columns
+from kinject.terminal import show
 from kinject.types import Answer, Tabular
 
 _Way = tuple[str, str, int, int]
@@ -33,13 +35,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One comparison: `contrast` is the difference of `name` to `base_name` on the questions of both."""
+    """One comparison: `contrast` is the difference of `name` to `base_name` on the questions of both; `matrices`: answers."""
 
     name: str
     base_name: str
     base_accuracy: float
     result: ArmResult
     contrast: Contrast
+    matrices: tuple[CorrectnessMatrix, CorrectnessMatrix]
     n_left_out: int
     n_unscored: int = 0
 
@@ -146,7 +149,7 @@ def render_comparison(pairs: Sequence[Pair], *, seeds: bool = False) -> str:
     for name in dict.fromkeys(pair.result.question_set for pair in pairs):
         own = [pair for pair in pairs if pair.result.question_set == name]
         rows = [_HEAD, *(_row(pair) for pair in own)]
-        blocks.append(f"{name}\n{aligned(rows, frozenset(range(3, len(_HEAD))))}")
+        blocks.append(f"{name}\n{columns(rows, frozenset(range(3, len(_HEAD))))}")
         if seeds:
             blocks.append(_seed_block(own))
     n_left_out = max(pair.n_left_out for pair in pairs)
@@ -164,9 +167,10 @@ _HEAD = (
     "p Holm", "detectable",
 )  # fmt: skip
 _LEGEND = (
-    "change: paired by question; interval and p: by source document (a question without one counts alone); gain: change "
-    "over base\nw>r, r>w: wrong to right, right to wrong; p: exact, signs flipped by document (McNemar for single questions); "
-    "Holm over\n{n} comparisons; detectable: least change found with 80% power at the corrected 5%"
+    "change: paired by question; interval and p: by source document (a question without one counts alone), in these models: "
+    "another\ntraining may differ; gain: change over what base answers above chance; w>r, r>w: wrong to right, right to wrong; "
+    "p: exact,\nsigns flipped by document (McNemar for single questions); Holm over {n} comparisons; detectable: least change "
+    "found with 80%\npower at the corrected 5%"
 )
 
 
@@ -211,18 +215,25 @@ def _row(pair: Pair) -> tuple[str, ...]:
 
 
 def _seed_block(own: Sequence[Pair]) -> str:
-    """Return the mean change over runs that differ in their seed, for each arm and way asked in several."""
-    groups: dict[tuple[str, str, str, str], list[float]] = {}
+    """Return the change over runs that differ in their seed, for each arm and way asked in several, as in a study."""
+    import numpy as np
+
+    groups: dict[tuple[str, str, str, str], list[Pair]] = {}
     for pair in own:
         key = (pair.result.arm, pair.result.format, str(pair.result.shots), str(pair.result.k))
-        groups.setdefault(key, []).append(pair.contrast.delta)
-    rows: list[tuple[str, ...]] = [("arm", "format", "shots", "K", "seeds", "mean change", "sd", "95% interval")]
-    for key, deltas in groups.items():
-        found = seed_interval(deltas)
-        if found:
-            mean, spread, low, high = found
-            rows.append((*key, str(len(deltas)), f"{mean:+.3f}", f"{spread:.3f}", f"{low:+.3f} to {high:+.3f}"))
-    return f"over seeds (Student's t)\n{aligned(rows, frozenset(range(2, 8)))}" if len(rows) > 1 else ""
+        groups.setdefault(key, []).append(pair)
+    rows: list[tuple[str, ...]] = [("arm", "format", "shots", "K", "seeds", "mean change", "sd", "95% interval", "p")]
+    for key, pairs in groups.items():
+        *seeds, base = aligned(*(pair.matrices[0] for pair in pairs), pairs[0].matrices[1])
+        every = replace(seeds[0], correct=np.concatenate([seed.correct for seed in seeds]))
+        found = make_contrast(every, base, pairs[0].base_name, "method") if len(pairs) > 1 else None
+        if found is not None:
+            bounds = "" if found.low is None else f"{found.low:+.3f} to {found.high:+.3f}"
+            spread = f"{np.std(every.correct.mean(1), ddof=1):.3f}"
+            p = "" if found.p is None else format_p(found.p)
+            rows.append((*key, str(len(pairs)), f"{found.delta:+.3f}", spread, bounds, p))
+    title = "over seeds: interval and p (uncorrected) hold the variance of documents and of seeds"
+    return f"{title}\n{columns(rows, frozenset(range(2, 9)))}" if len(rows) > 1 else ""
 
 
 def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answer]) -> Pair | None:
@@ -234,13 +245,16 @@ def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answ
     ids = shared - unscored
     after = [answer for answer in answers if answer.question_id in ids]
     before = [answer for answer in base if answer.question_id in ids]
-    contrast = paired_contrast(after, before) if ids else None
+    matrices = correctness(after), correctness(before)
+    contrast = make_contrast(*matrices, before[0].arm) if ids else None
     if contrast is None:
         return None
     result = summarize_arm(after, None, model=before[0].arm, arm=after[0].arm)
     n_left_out = max(len(answers), len(base)) - len(shared)
     accuracy = sum(map(is_correct, before)) / len(before)
-    return Pair(*names, accuracy, replace(result, to_base=contrast), contrast, n_left_out, len(shared & unscored))
+    return Pair(
+        *names, accuracy, replace(result, to_base=contrast), contrast, matrices, n_left_out, len(shared & unscored)
+    )
 
 
 def _without(ways: dict[_Way, dict[str, list[Answer]]], way: _Way, arm: str) -> list[Answer]:

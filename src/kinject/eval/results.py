@@ -11,13 +11,13 @@ from string import ascii_uppercase
 from typing import Any
 
 from kinject.disk import Row
+from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
 from kinject.eval.prompts import FROM_TASK, LETTERED, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
 from kinject.eval.retrieval import measure_recall
 from kinject.eval.scores import Score, letter_mass, letter_priors, rescored
 from kinject.eval.scoring.answers import finite_or_none
 from kinject.eval.statistics import (
-    CorrectnessMatrix,
     bootstrap_interval,
     bounded_accuracy,
     chance,
@@ -75,7 +75,8 @@ def summarize_arm(
         chance=chance([len(answer.log_probs) for answer in merged]), by_seed=(accuracy,), accuracy=accuracy,
         low=estimate.low, high=estimate.high, interval=matrix.interval_name,
         to_base=None if base is None else make_contrast(matrix, correctness(base), base[0].arm), subjects=subjects,
-        macro=_macro(merged, subjects), score=score, design_effect=design_effect(matrix), n_correct=n_correct,
+        macro=_macro(merged, subjects), score=score, design_effect=design_effect(matrix), n_documents=matrix.members[1],
+        n_correct=n_correct,
         n_unscored=len(every) - len(merged), mass=letter_mass(answers),
     )  # fmt: skip
 
@@ -87,7 +88,9 @@ def correctness(answers: Sequence[Answer]) -> CorrectnessMatrix:
     merged = sorted(filter(is_scored, rescored(answers, "sum")), key=lambda answer: answer.question_id)
     correct = np.array([[float(is_correct(answer)) for answer in merged]])
     ids, documents = ([answer.question_id for answer in merged], [answer.document_id or "" for answer in merged])
-    return CorrectnessMatrix(correct, tuple(ids), tuple(documents))
+    return CorrectnessMatrix(
+        correct, tuple(ids), tuple(documents), tuple(1 / len(answer.log_probs) for answer in merged)
+    )
 
 
 def paired_contrast(answers: Sequence[Answer], base: Sequence[Answer]) -> Contrast | None:

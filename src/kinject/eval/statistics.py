@@ -9,16 +9,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from kinject.results import ALPHA, FEWEST, Contrast, Interval, Test
+from kinject.eval.correctness import CorrectnessMatrix, aligned
+from kinject.results import ALPHA, FEWEST, Contrast, Scope, Test
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+    from kinject.eval.correctness import Floats
 
 POWER = 0.8
 """The probability with which the smallest detectable difference would be found."""
@@ -30,57 +28,6 @@ _MOST_PRODUCTS = 1 << 28
 """Multiplications of an exact sign-flip distribution; beyond, it is computed by Fourier transform."""
 _LEAST_P = 1e-12
 """Below it, rounding of the Fourier transform counts."""
-
-
-@dataclass(frozen=True)
-class CorrectnessMatrix:
-    """The answers of one arm: `correct` [seeds, questions] is 0 or 1; `clusters` names each question's source document."""
-
-    correct: Floats
-    question_ids: tuple[str, ...]
-    clusters: tuple[str, ...]
-
-    def mean(self) -> float:
-        """Return the accuracy, seeds averaged."""
-        return float(self.correct.mean())
-
-    @property
-    def n_seeds(self) -> int:
-        """The number of seeds."""
-        return int(self.correct.shape[0])
-
-    def part(self, columns: Sequence[int]) -> CorrectnessMatrix:
-        """Return the matrix of some of the questions."""
-        ids, clusters = ([values[i] for i in columns] for values in (self.question_ids, self.clusters))
-        return CorrectnessMatrix(self.correct[:, list(columns)], tuple(ids), tuple(clusters))
-
-    @cached_property
-    def members(self) -> tuple[Any, int]:
-        """The number of each question's document, and how many documents there are; without a document a question is one."""
-        import numpy as np
-
-        names = [cluster or f"\0{name}" for cluster, name in zip(self.clusters, self.question_ids, strict=True)]
-        index = {name: i for i, name in enumerate(sorted(set(names)))}
-        return np.array([index[name] for name in names], dtype=np.intp), len(index)
-
-    @cached_property
-    def per_cluster(self) -> tuple[Floats, Floats]:
-        """Sums [seeds, clusters] and counts [clusters] over the questions of each document."""
-        import numpy as np
-
-        member, n = self.members
-        sums = np.stack([np.bincount(member, row, n) for row in self.correct]).astype(np.float64)
-        return sums, np.bincount(member, minlength=n).astype(np.float64)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it has one seed and no document with two questions, so that questions are independent."""
-        return self.n_seeds == 1 and self.members[1] == len(self.question_ids)
-
-    @property
-    def interval_name(self) -> Interval:
-        """The name of the interval that `bounded_accuracy` gives."""
-        return "Wilson" if self.is_plain else "Wilson over documents and seeds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,25 +54,6 @@ class Estimate:
     df: float | None = None
 
 
-def aligned(*matrices: CorrectnessMatrix) -> list[CorrectnessMatrix]:
-    """Return `matrices` on the questions of all of them: one without a score in one of them is no pair.
-
-    A question has its document from the first matrix that names one.
-    """
-    shared = set(matrices[0].question_ids).intersection(*(matrix.question_ids for matrix in matrices[1:]))
-    parts = [
-        matrix if len(matrix.question_ids) == len(shared)
-        else matrix.part([i for i, name in enumerate(matrix.question_ids) if name in shared])
-        for matrix in matrices
-    ]  # fmt: skip
-    if len({part.clusters for part in parts}) > 1:
-        clusters = tuple(
-            next(filter(None, names), "") for names in zip(*(part.clusters for part in parts), strict=True)
-        )
-        parts = [replace(part, clusters=clusters) for part in parts]
-    return parts
-
-
 class _Variance(NamedTuple):
     """The variance of a sum of weighted accuracies: its parts between documents and between seeds, degrees of freedom of both."""
 
@@ -138,31 +66,66 @@ class _Variance(NamedTuple):
         return self.documents + self.seeds
 
 
-def _variance(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> _Variance | None:
+_Seeds = Literal["own", "net", "pooled"]
+
+
+def _variance(weighted: Sequence[tuple[float, CorrectnessMatrix]], seeds: _Seeds = "own") -> _Variance | None:
     """Return the variance of the sum of weighted accuracies on the same questions; None for one document.
 
     The variance between documents is that of the seeds' mean (linearised: documents may differ in size); that between
-    seeds is added for each arm. The part of single answers is in both, so the sum is too large rather than too small.
+    seeds is added for each arm. Both hold the noise of single answers: with `seeds` "own" it counts twice, so that the sum
+    is too large rather than too small; "net" takes it out once, as in two crossed random factors (Cameron, Gelbach and
+    Miller 2011). "pooled" is "own" with what a study's other arms say of an arm's seeds.
     """
-    import numpy as np
-
-    first = weighted[0][1]
-    counts = first.per_cluster[1]
+    counts = weighted[0][1].per_cluster[1]
     n = len(counts)
     if n < 2:
         return None
+    scale = n / (n - 1) / float(counts.sum()) ** 2
     sums = sum(weight * matrix.per_cluster[0].mean(0) for weight, matrix in weighted)
     rest = sums - sums.sum() / counts.sum() * counts
-    documents = n / (n - 1) * float(rest @ rest) / float(counts.sum()) ** 2
-    seeds = [
-        (weight**2 * float(np.var(matrix.correct.mean(1), ddof=1)) / matrix.n_seeds, matrix.n_seeds - 1)
-        for weight, matrix in weighted if matrix.n_seeds > 1
-    ]  # fmt: skip
-    total = documents + sum(variance for variance, _ in seeds)
+    documents, noise, parts = scale * float(rest @ rest), 0.0, []
+    for weight, matrix in weighted:
+        if matrix.n_seeds > 1:
+            variance, df = (matrix.pooled if seeds == "pooled" else None) or matrix.seed_variance
+            parts.append((weight**2 * variance / matrix.n_seeds, df))
+            own = matrix.per_cluster[0] - matrix.correct.mean(1)[:, None] * counts
+            squares = float(((own - own.mean(0)) ** 2).sum())
+            noise += weight**2 * scale * squares / matrix.n_seeds / (matrix.n_seeds - 1)
+    of_seeds = sum(variance for variance, _ in parts)
+    if seeds == "net":
+        of_seeds = max(0.0, of_seeds - noise)
+        parts = parts if of_seeds else []  # nothing to be seen of seeds: the documents' degrees of freedom
+    total = documents + of_seeds
     if total < 1e-24:  # rounding
         return _Variance(0.0, 0.0, n - 1)
-    df = total**2 / (documents**2 / (n - 1) + sum(variance**2 / df for variance, df in seeds))
-    return _Variance(documents, total - documents, df)
+    df = total**2 / (documents**2 / (n - 1) + sum(variance**2 / df for variance, df in parts))
+    return _Variance(documents, of_seeds, max(df, 1.0))
+
+
+def moderated(variances: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return variances of arms, each with its degrees of freedom, drawn towards each other as far as they are alike.
+
+    Smyth (2004): the arms' true variances have a scaled inverse chi-squared distribution, whose scale and degrees of freedom
+    come from the logarithms of `variances`; these degrees of freedom are at most those of all arms together.
+    """
+    import numpy as np
+    from scipy.optimize import brentq
+    from scipy.special import digamma, polygamma
+
+    if len(variances) < 2:
+        return list(variances)
+    found, df = (np.array(column, dtype=np.float64) for column in zip(*variances, strict=True))
+    if not found.any():
+        return list(variances)
+    seen = np.maximum(found, np.median(found[found > 0]) / 100)  # few questions may hide the variance of seeds
+    logs = np.log(seen) - digamma(df / 2) + np.log(df / 2)
+    excess = float(logs.var(ddof=1) - polygamma(1, df / 2).mean())
+    prior, scale = float(df.sum()), float((df * found).sum() / df.sum())
+    if excess > float(polygamma(1, prior / 2)):
+        prior = 2 * float(brentq(lambda half: float(polygamma(1, half)) - excess, 1e-3, prior / 2))
+        scale = math.exp(float(logs.mean()) + float(digamma(prior / 2)) - math.log(prior / 2))
+    return [((prior * scale + own * value) / (prior + own), prior + own) for value, own in variances]
 
 
 def _quantile(tail: float, df: float) -> float:
@@ -223,22 +186,24 @@ def difference_estimate(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> 
 
     An adjusted Wald interval (Bonett and Price 2012: one more question changed each way, by one seed) for the effective
     number of questions, with the variance of seeds and Student's t; for one seed and no document with two questions it
-    is theirs but for the quantile.
+    is theirs but for the quantile. The interval counts the noise of answers once, the standard error of the test twice
+    (`_variance`): at the small alpha of a family, few seeds tell too little of their own variance.
     """
     differences = matrix.correct.mean(0) - other.correct.mean(0)
     value = float(differences.mean())
-    found = _variance([(1.0, matrix), (-1.0, other)])
-    if found is None:
+    weighted = [(1.0, matrix), (-1.0, other)]
+    net, tested = _variance(weighted, "net"), _variance(weighted, "pooled")
+    if net is None or tested is None:
         return Estimate(value)
     squares = float((differences**2).mean())
     naive = squares - value**2
-    effective = naive / found.documents if found.documents and naive > 1e-12 else float(matrix.members[1])
+    effective = naive / net.documents if net.documents and naive > 1e-12 else float(matrix.members[1])
     middle = value * effective / (effective + 2)
     added = 2 / max(matrix.n_seeds, other.n_seeds) ** 2
-    documents = ((squares * effective + added) / (effective + 2) - middle**2) / (effective + 2)
-    error = math.sqrt(max(documents, 0.0) + found.seeds)
-    half = _quantile(0.025, found.df) * error
-    return Estimate(value, max(-1.0, middle - half), min(1.0, middle + half), error, found.df)
+    documents = max(0.0, ((squares * effective + added) / (effective + 2) - middle**2) / (effective + 2))
+    half = _quantile(0.025, net.df) * math.sqrt(documents + net.seeds)
+    low, high = max(-1.0, middle - half), min(1.0, middle + half)
+    return Estimate(value, low, high, math.sqrt(documents + tested.seeds), tested.df)
 
 
 def difference_p(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> float | None:
@@ -247,13 +212,12 @@ def difference_p(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> float |
     The exact sign-flip test by document; where an arm has several seeds, the larger of that and Student's t with the
     variance of documents and seeds, so that p speaks of the method, not of the models that these seeds gave.
     """
-    found = _variance([(1.0, matrix), (-1.0, other)])
+    found = _variance([(1.0, matrix), (-1.0, other)], "pooled")
     if found is None:
         return None
-    p = sign_flip_p(matrix, other)
     if max(matrix.n_seeds, other.n_seeds) == 1:
-        return p
-    return max(p, _t_p(matrix.mean() - other.mean(), found))
+        return sign_flip_p(matrix, other)
+    return max(sign_flip_p(matrix, other), _t_p(matrix.mean() - other.mean(), found))
 
 
 def _t_p(value: float, variance: _Variance) -> float:
@@ -283,13 +247,12 @@ def flipped_sum_p(sizes: Counter[int], observed: int) -> float:
     """Return the probability that numbers of these sizes (size -> how many) with random signs sum to +-`observed` or more."""
     import numpy as np
     from scipy.signal import fftconvolve
-    from scipy.stats import binom
 
     total, exact = sum(size * count for size, count in sizes.items()), True
     distribution = np.ones(1)  # of the sum of those with a plus
     for size, count in sorted(sizes.items(), key=lambda item: -item[1]):
         one = np.zeros(size * count + 1)
-        one[::size] = binom.pmf(np.arange(count + 1), count, 0.5)
+        one[::size] = _heads(count)
         if len(one) * len(distribution) <= _MOST_PRODUCTS:
             distribution = np.convolve(distribution, one)
         else:
@@ -299,30 +262,36 @@ def flipped_sum_p(sizes: Counter[int], observed: int) -> float:
     return min(1.0, p if exact else max(p, _LEAST_P))
 
 
-def chance_p(matrix: CorrectnessMatrix, chances: Sequence[float]) -> float | None:
+@lru_cache(maxsize=1024)
+def _heads(n: int) -> Floats:
+    """Return the probabilities of 0 to `n` heads of `n` coins."""
+    import numpy as np
+    from scipy.stats import binom
+
+    return np.asarray(binom.pmf(np.arange(n + 1), n, 0.5))
+
+
+def chance_p(matrix: CorrectnessMatrix) -> float | None:
     """Return the two-sided p that the accuracy is that of guessing, by each question's own chance, from Student's t.
 
     Its variance holds documents and seeds. None with fewer than two documents.
     """
-    import numpy as np
-
-    above = replace(matrix, correct=matrix.correct - np.asarray(chances))
-    found = _variance([(1.0, above)])
-    return None if found is None else _t_p(above.mean(), found)
+    found = _variance([(1.0, matrix.above_chance)], "pooled")
+    return None if found is None else _t_p(matrix.above_chance.mean(), found)
 
 
-def near_p(matrix: CorrectnessMatrix, centre: float, margin: float) -> float | None:
-    """Return the p of two one-sided t tests that the accuracy lies within `margin` of `centre` (Schuirmann 1987).
+def near_p(matrix: CorrectnessMatrix, margin: float) -> float | None:
+    """Return the p of two one-sided t tests that the accuracy lies within `margin` of guessing (Schuirmann 1987).
 
-    None with fewer than `FEWEST` documents: ignorance is no equivalence.
+    Each question has its own chance. None with fewer than `FEWEST` documents: ignorance is no equivalence.
     """
     from scipy.stats import t
 
-    found = _variance([(1.0, matrix)])
+    found = _variance([(1.0, matrix.above_chance)], "pooled")
     if found is None or not found.total or matrix.members[1] < FEWEST:
         return None
     error = math.sqrt(found.total)
-    above, below = ((matrix.mean() - centre + sign * margin) / error for sign in (1, -1))
+    above, below = ((matrix.above_chance.mean() + sign * margin) / error for sign in (1, -1))
     return float(max(t.sf(above, found.df), t.cdf(below, found.df)))
 
 
@@ -355,7 +324,7 @@ def trend(matrices: Sequence[CorrectnessMatrix]) -> Trend | None:
         weights = np.arange(len(matrices)) - (len(matrices) - 1) / 2
         weighted = [(float(weight), matrix) for weight, matrix in zip(weights, matrices, strict=True)]
         value = sum(weight * matrix.mean() for weight, matrix in weighted)
-        found = _variance(weighted)
+        found = _variance(weighted, "pooled")
         p = max(p, 1.0 if found is None or (value > 0) != rises else _t_p(value, found))
     return Trend(p, rises, bool((steps >= 0).all() if rises else (steps <= 0).all()))
 
@@ -369,12 +338,18 @@ def majority_changes(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> tup
     return int(((now > 0.5) & (before < 0.5)).sum()), int(((before > 0.5) & (now < 0.5)).sum())
 
 
-def make_contrast(matrix: CorrectnessMatrix, other: CorrectnessMatrix, name: str) -> Contrast | None:
-    """Return the difference of two arms on the questions of both, before any correction; None if they share none."""
+def make_contrast(
+    matrix: CorrectnessMatrix, other: CorrectnessMatrix, name: str, scope: Scope = "these models"
+) -> Contrast | None:
+    """Return the difference of two arms on the questions of both, before any correction; None if they share none.
+
+    `scope` says what it speaks of (`kinject.results.Scope`).
+    """
     matrix, other = aligned(matrix, other)
     if not matrix.question_ids:
         return None
-    estimate = difference_estimate(matrix, other)
+    estimate, gain = difference_estimate(matrix, other), relative_gain(matrix, other)
+    relative = (None, None, None) if gain is None else (gain.value, gain.low, gain.high)
     gained, lost = majority_changes(matrix, other)
     plain, one_seed = matrix.is_plain and other.is_plain, max(matrix.n_seeds, other.n_seeds) == 1
     test: Test = "McNemar" if plain else "sign flips" if one_seed else "t over documents and seeds"
@@ -382,7 +357,7 @@ def make_contrast(matrix: CorrectnessMatrix, other: CorrectnessMatrix, name: str
         Contrast(
             other=name, delta=matrix.mean() - other.mean(), low=estimate.low, high=estimate.high,
             p=difference_p(matrix, other), p_holm=None, wrong_to_right=gained, right_to_wrong=lost,
-            relative=relative_gain(matrix.mean(), other.mean()), smallest=None, test=test,
+            relative=relative[0], relative_low=relative[1], relative_high=relative[2], smallest=None, test=test, scope=scope,
             n=len(matrix.question_ids), n_clusters=matrix.members[1], standard_error=estimate.standard_error, df=estimate.df,
         ), None, 1,
     )  # fmt: skip
@@ -391,9 +366,9 @@ def make_contrast(matrix: CorrectnessMatrix, other: CorrectnessMatrix, name: str
 def correct_contrast(contrast: Contrast, p_holm: float | None, family: int) -> Contrast:
     """Return `contrast` as one of `family` comparisons: with Holm's p, and the smallest difference at the corrected alpha."""
     if contrast.standard_error is None or contrast.df is None:
-        return replace(contrast, p_holm=p_holm)
+        return replace(contrast, p_holm=p_holm, family=family)
     smallest = _detectable(ALPHA / family, contrast.df) * contrast.standard_error
-    return replace(contrast, p_holm=p_holm, smallest=min(1.0, smallest))
+    return replace(contrast, p_holm=p_holm, smallest=min(1.0, smallest), family=family)
 
 
 @lru_cache(maxsize=4096)
@@ -477,9 +452,35 @@ def format_p(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def relative_gain(accuracy: float, base: float) -> float | None:
-    """Return the paper's gain (L' - L) / L (arXiv 2312.05934, section 5); None for a base of 0."""
-    return (accuracy - base) / base if base else None
+def relative_gain(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> Bounded | None:
+    """Return the difference of two arms over what `other` answers above chance, with its 95% interval (Fieller 1954).
+
+    Each question counts with its own chance. The interval holds the variance of both accuracies and what they share, and
+    one more answer of each, so that 100% is bounded too. None where `other` is not above chance (then any
+    gain is possible) or with fewer than two documents.
+    """
+    own, base = matrix.above_chance, other.above_chance
+    x, y = own.mean(), base.mean()
+    parts = [_variance(of, "net") for of in ([(1.0, own)], [(1.0, base)], [(1.0, own), (-1.0, base)])]
+    if y <= 0 or None in parts:
+        return None
+    of_own, of_base, of_both = (part for part in parts if part is not None)
+    joint = _variance([(1.0, own), (-x / y, base)], "net")
+    square = _quantile(0.025, joint.df if joint else of_both.df) ** 2
+    shared = square * (of_own.documents + of_base.documents - of_both.documents) / 2
+    of_x, of_y = of_own.total + _one_more(matrix, of_own.documents), of_base.total + _one_more(other, of_base.documents)
+    a, b, c = y**2 - square * of_y, x * y - shared, x**2 - square * of_x
+    if a <= 0:
+        return None
+    root = math.sqrt(max(0.0, b**2 - a * c))
+    return Bounded(x / y - 1, (b - root) / a - 1, (b + root) / a - 1)
+
+
+def _one_more(matrix: CorrectnessMatrix, documents: float) -> float:
+    """Return the variance that one more answer of one seed adds, as in Bonett and Price's interval of a difference."""
+    spread = matrix.mean() * (1 - matrix.mean())
+    effective = spread / documents if documents and spread > 1e-12 else matrix.members[1]
+    return float(1 / (matrix.n_seeds * (effective + 2)) ** 2)
 
 
 def seed_interval(deltas: Sequence[float]) -> tuple[float, float, float, float] | None:

@@ -136,7 +136,8 @@ class StudySection:
     augment: str | None = option(None, help="Shared augment recipe, for arms on an augmented corpus.", path="file")
     setup: tuple[str, ...] = option(
         (),
-        help="Train recipes that run first unless they are done; sandbox-corpus writes the corpus of the sandbox's base model.",
+        help="Train recipes that run first unless they are done; sandbox-corpus writes the corpus of the sandbox's base model, "
+        "sandbox-base that model as it ships.",
     )
     overrides: Mapping[str, Any] | None = option(
         None, help="Overrides of the shared recipes for every arm; eval.* too."

@@ -29,7 +29,8 @@ def _claim_line(claim: Claim) -> Line:
         bounds = f"{format_points(claim.low)} to {format_points(claim.high)}"
     p = "" if claim.p_holm is None else bare_p(claim.p_holm)
     late = "declared after test questions were answered" if claim.declared_late else ""
-    verdict = Cell(_VERDICT_MARKS[claim.verdict], _VERDICT_TONES[claim.verdict], late)
+    models = claim.words.removeprefix(claim.verdict)
+    verdict = Cell(f"{_VERDICT_MARKS[claim.verdict]}{models}", _VERDICT_TONES[claim.verdict], late)
     effect = Cell("" if claim.effect is None else format_points(claim.effect), "", bounds)
     p = p.replace(" ", "\u00a0")
     return line(format_name(claim.statement), verdict, format_name(claim.finding), effect, p, format_name(claim.source))

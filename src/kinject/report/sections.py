@@ -18,6 +18,7 @@ from kinject.report.details import (
 )
 from kinject.report.flips import Flips
 from kinject.report.formatting import format_name, format_percent, format_prompt, join_words
+from kinject.report.limitations import render_limitations
 from kinject.report.page import (
     Block,
     Bullets,
@@ -43,15 +44,15 @@ from kinject.report.tables import (
     sweep_table,
 )
 from kinject.report.training import TrainingLog
-from kinject.report.verdict import render_limitations
 from kinject.report.view import View, unscored_text
 
 _MOST_UNFOLDED = 8  # training runs
 _CAPTIONS = {
     "accuracy": "Fraction of questions answered correctly, with its 95% interval. The number in the margin is the accuracy in "
                 "percent. Ticks below a mark: single seeds. Dashed: chance. Thin line: base without context.",
-    "gains": "Difference to base as a fraction of base's accuracy, as in the paper's Figure 2; paler bars have retrieved "
-             "context. The line is the 95% interval of the difference, over the same accuracy.",
+    "gains": "Difference to base as a fraction of what base answers above chance (the paper's Figure 2 divides by all of its "
+             "accuracy); paler bars have retrieved context. The line is the 95% interval (Fieller), base's uncertainty included. "
+             "No bar where base is not above chance: any gain is possible there.",
     "k": "Accuracy by number of retrieved passages; bands are 95% intervals. The ringed K was chosen on validation "
          "questions, not on these.",
     "scaling": (
@@ -124,7 +125,8 @@ _METHODS = {
 _ABOUT = (
     "“p, Holm”: corrected by Holm for all comparisons of a family: the first prompt format without context and with the "
     "chosen K is one, everything else another. Bold or coloured with ▲ or ▼: differs from base, corrected p below 0.05.",
-    "“gain”: the change over base’s accuracy. “became right” counts questions that base had wrong (with several seeds, by the "
+    "“gain”: the change over what base answers above chance, with its 95% interval (Fieller); none where base is not above "
+    "chance. “became right” counts questions that base had wrong (with several seeds, by the "
     "majority answer). “detectable”: the least change, in points, that as many questions show with 80% power.",
     "Chance: the mean of one over the number of choices. Questions without a score are left out.",
 )

@@ -186,13 +186,15 @@ def _claims(report: Report) -> str:
     rows += [
         (
             claim.statement,
-            f"{claim.verdict} (declared late)" if claim.declared_late else claim.verdict,
+            f"{claim.words} (declared late)" if claim.declared_late else claim.words,
             "" if claim.p_holm is None else format_p(claim.p_holm),
             claim.finding,
         )
         for claim in report.claims
     ]
     legend = "intervals: 95%, over source documents and seeds; + and -: differs from base at 5% after Holm"
+    if any(claim.scope != "method" for claim in report.claims):
+        legend += "\nin these models: an arm was trained with one seed, so another training may show something else"
     return f"{aligned(rows, frozenset({2}))}\n{legend}"
 
 

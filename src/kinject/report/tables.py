@@ -18,6 +18,7 @@ from kinject.report.formatting import (
     format_percent,
     format_points,
     format_prompt,
+    format_relative,
 )
 from kinject.report.page import Cell, Line, TableBlock, line, with_common_heads, without_empty_columns
 from kinject.report.view import View, arm_label, exposures_label, tone_of
@@ -159,7 +160,9 @@ def numbers_tables(view: View) -> list[TableBlock]:
                     title = f"{view.set_label(name, form, model)}: {ROLES[role]}"
                     lines = tuple(_numbers_line(result, view.base(model)) for result in results)
                     questions = format_count(max(r.n for r in results), "question")
-                    subtitle = f"{format_prompt(form)} · {questions}, chance {chance}"
+                    scopes = {c.scope for r in results for c in (r.to_base, r.to_rag, r.to_plain) if c is not None}
+                    models = " · arms with one seed: in these models" if "these models" in scopes else ""
+                    subtitle = f"{format_prompt(form)} · {questions}, chance {chance}{models}"
                     tables.append(without_empty_columns(TableBlock(title, subtitle, _NUMBERS, lines, role=role)))
     return tables
 
@@ -176,11 +179,15 @@ def _numbers_line(result: ArmResult, base: str) -> Line:
     if contrast.low is not None and contrast.high is not None:
         bounds = f"{format_points(contrast.low)} to {format_points(contrast.high)}"
     delta = Cell(format_points(contrast.delta) + _MARKS[tone], tone, bounds)
-    relative = "" if contrast.relative is None else f"{100 * contrast.relative:+.1f}%".replace("-", "−")
+    relative = Cell("")
+    if contrast.relative is not None:
+        ends = (contrast.relative_low, contrast.relative_high)
+        below = "" if None in ends else " to ".join(format_relative(end) for end in ends if end is not None)
+        relative = Cell(f"{100 * contrast.relative:+.1f}%".replace("-", "−"), "", below)
     smallest = "" if contrast.smallest is None else f"{100 * contrast.smallest:.1f}"
     flips = (f"{contrast.wrong_to_right:,}", f"{contrast.right_to_wrong:,}")
     p = ("" if value is None else bare_p(value) for value in (contrast.p, contrast.p_holm))
-    return Line((*start, delta, *map(Cell, (relative, *flips, *p, smallest))))
+    return Line((*start, delta, relative, *map(Cell, (*flips, *p, smallest))))
 
 
 def _bounds(result: ArmResult) -> str:

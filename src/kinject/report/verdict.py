@@ -1,4 +1,4 @@
-"""The verdict in words on learning, forgetting and retrieval, and the limitations of the data.
+"""The verdict in words on learning, forgetting and retrieval.
 
 Every number comes from the report, and each contrast's test decides its significance. A question set is judged in the
 prompt format that the recipe lists first; a clause sums up the other formats.
@@ -6,7 +6,7 @@ prompt format that the recipe lists first; a clause sums up the other formats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kinject.report.formatting import (
@@ -19,12 +19,20 @@ from kinject.report.formatting import (
     format_relative,
     join_words,
 )
-from kinject.report.view import View, arm_label, unscored_text
-from kinject.results import FEWEST, ArmResult, Contrast, Failure
+from kinject.report.limitations import range_text
+from kinject.report.view import View, arm_label
+from kinject.results import (
+    FEWEST,
+    ArmResult,
+    Contrast,
+    Scope,
+    UnscoredResult,
+    fewest_for,
+    in_these_models,
+)
 
 _MOST_NAMED = 4  # arms in one lead; more are counted
 _MOST_PLACES = 4  # question sets by models with a sentence each
-_MOST_LISTED = 6  # names in one sentence of the limitations
 _LEARNED = ("learned", "no learning shown", "got worse")
 _KEPT = ("gained", "no loss shown", "forgot")
 _RETRIEVED = ("retrieval helps", "no help shown", "retrieval hurts")
@@ -51,6 +59,7 @@ _LEADS = {
 }
 """Tag of a finding -> its words in the lead; the number behind each arm is its change in points."""
 
+_TOO_FEW = "too few to tell from chance"
 _NO_LEARNING = "it has no trained arm with a question set of the role “learning”"
 _NO_RETENTION = "it has no trained arm with a question set of the role “retention”"
 _NO_RETRIEVAL = "it has no trained arm beside the base with retrieved context (and a chosen K)"
@@ -61,7 +70,7 @@ _TESTS = {"McNemar": "McNemar", "sign flips": "sign flips by document", "t over 
 class Finding:
     """One finding about an arm on a set: a `tag` of a few words, its `tone` (good, bad, flat), and the sentence.
 
-    `change` is the difference of accuracies that the tag judges.
+    `change` is the difference of accuracies that the tag judges, `scope` what it speaks of.
     """
 
     arm: str
@@ -70,6 +79,7 @@ class Finding:
     tone: str
     change: float
     text: str
+    scope: Scope = "method"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +110,15 @@ def _without_score(view: View, role: str) -> Iterator[tuple[str, list[Finding]]]
     """Yield a lead for each set of `role` of which no arm has a score: nothing else speaks of it."""
     for name in dict.fromkeys(item.question_set for item in view.report.unscored if item.role == role):
         if name not in view.sets(role):
-            arms = dict.fromkeys(format_name(u.arm) for u in view.report.unscored if u.question_set == name)
+            arms = dict.fromkeys(_diverged(view, u) for u in view.report.unscored if u.question_set == name)
             yield f"On {format_name(name)}, {join_words(list(arms))} diverged: no question has a score.", []
+
+
+def _diverged(view: View, item: UnscoredResult) -> str:
+    """Return the name of an arm without a score, with its seed where the other seeds have one."""
+    key = (item.model, item.arm, item.question_set)
+    scored = any((r.model, r.arm, r.question_set) == key and r.k == item.k for r in view.whole)
+    return format_name(item.arm) + (f" (seed {item.seed})" if scored and item.seed is not None else "")
 
 
 def _answer(question: str, otherwise: str, parts: Sequence[tuple[str, list[Finding]]]) -> AnsweredQuestion:
@@ -126,7 +143,8 @@ def _counted(findings: Sequence[Finding]) -> str:
         tags = [f"{tag} {sum(f.tag == tag for f in of_arm)}" for tag in dict.fromkeys(f.tag for f in of_arm)]
         low, high = min(finding.change for finding in of_arm), max(finding.change for finding in of_arm)
         spread = f"{format_points(low)} to {format_points(high)} points"
-        parts.append(f"{arm}, on {len(of_arm)} sets: {', '.join(tags)} ({spread}).")
+        models = f",{in_these_models('these models')}" if any(finding.scope != "method" for finding in of_arm) else ""
+        parts.append(f"{arm}, on {len(of_arm)} sets{models}: {', '.join(tags)} ({spread}).")
     return " ".join(parts)
 
 
@@ -142,7 +160,7 @@ class _Judge:
         trained = [result for result in view.shown(model, question_set) if view.arms[model, result.arm].trained]
         self.plain = [result for result in trained if not result.k]
         self.diverged = list(dict.fromkeys(
-            format_name(item.arm) for item in view.report.unscored
+            _diverged(view, item) for item in view.report.unscored
             if (item.model, item.question_set, item.format, item.shots, item.score) == (model, question_set, *self.format)
             and not item.k
         ))  # fmt: skip
@@ -157,7 +175,9 @@ class _Judge:
     def retention(self) -> tuple[str, list[Finding]]:
         """Return the lead and the findings on forgetting."""
         findings = [
-            self._finding(result, *_judged(contrast, _KEPT), contrast.delta, self._change(result, contrast))
+            self._finding(
+                result, *_judged(contrast, _KEPT), contrast.delta, self._change(result, contrast), contrast.scope
+            )
             for result, contrast in _compared(self.plain)
         ]
         start = self._start("a loss could not show here", "there is something to lose")
@@ -171,7 +191,8 @@ class _Judge:
         if self.context.to_base is not None:
             contrast, k = self.context.to_base, self.context.k
             text = f"with {format_count(k, 'passage')} before the question: {self._change(self.context, contrast)}"
-            start = [self._finding(self.context, *_judged(contrast, _RETRIEVED), contrast.delta, text)]
+            judged = _judged(contrast, _RETRIEVED)
+            start = [self._finding(self.context, *judged, contrast.delta, text, contrast.scope)]
         findings = [self._beside(result, self.context, _AGAINST) for result in self.plain]
         findings += [self._beside(result, self.context, _ADDED) for result in self.both]
         return self._lead(findings), [*start, *findings]
@@ -190,7 +211,7 @@ class _Judge:
             text += f" Against {format_name(result.arm)} without context: {_difference(plain)}{_unseen(plain)}."
             if tag == "adds to retrieval" and plain.is_significant and plain.delta > 0:
                 tag = "both help"
-        return self._finding(result, tag, tone, contrast.delta, text)
+        return self._finding(result, tag, tone, contrast.delta, text, contrast.scope)
 
     def _start(self, at_chance: str, above: str) -> list[Finding]:
         """Return the finding on the base, which comes first."""
@@ -203,6 +224,7 @@ class _Judge:
             "at chance": f"not distinguishable from {chance}: {at_chance}.",
             "above chance": f"above {chance}: {above}.",
             "below chance": f"below {chance}: it prefers wrong answers, so look at the format.",
+            _TOO_FEW: f"too few to tell it from {chance}; {FEWEST} documents or single questions are needed.",
         }[tag]
         text = (
             f"answers {format_percent(base.accuracy)} of {base.n:,} questions ({format_prompt(self.format)}; 95% interval "
@@ -212,8 +234,10 @@ class _Judge:
             text += f" {_unscored(base)}"
         return [self._finding(base, tag, tone, 0.0, text)]
 
-    def _finding(self, result: ArmResult, tag: str, tone: str, change: float, text: str) -> Finding:
-        return Finding(arm_label(result), self.label, tag, tone, change, text)
+    def _finding(
+        self, result: ArmResult, tag: str, tone: str, change: float, text: str, scope: Scope = "method"
+    ) -> Finding:
+        return Finding(arm_label(result), self.label, tag, tone, change, text, scope)
 
     def _learned(self, result: ArmResult, contrast: Contrast) -> Finding:
         tag, tone = _judged(contrast, _LEARNED)
@@ -224,28 +248,31 @@ class _Judge:
             "above chance": "lies above",
             "at chance": "cannot be distinguished from",
             "below chance": "lies below",
+            _TOO_FEW: "has too few questions or documents to be told from",
         }
         text = f"{self._change(result, contrast)} It {verbs[to_chance]} chance ({format_percent(result.chance)})."
-        return self._finding(result, tag, tone, contrast.delta, text)
+        return self._finding(result, tag, tone, contrast.delta, text, contrast.scope)
 
     def _change(self, result: ArmResult, contrast: Contrast) -> str:
         seeds, possible = "", ""
         if len(result.by_seed) > 1:
             low, high = min(result.by_seed), max(result.by_seed)
             seeds = f"; {len(result.by_seed)} seeds, {format_percent(low)} to {format_percent(high)}"
-        relative = "" if contrast.relative is None else f", {format_relative(contrast.relative)} of base"
         gained = f"{format_count(contrast.wrong_to_right, 'question')} became right"
         if contrast.too_few:
-            possible = f" {contrast.n_clusters} {contrast.unit} are too few to tell; {FEWEST} are needed."
+            among = f" among {contrast.family:,} comparisons" if contrast.n_clusters >= FEWEST else ""
+            needed = fewest_for(contrast.family if among else 1)
+            possible = f" {contrast.n_clusters} {contrast.unit} are too few to tell{among}; {needed} are needed."
         elif contrast.low is not None and contrast.high is not None and not contrast.is_significant:
             low, high = contrast.low, contrast.high
             possible = (
                 f" Not significant; changes of {format_points(low)} to {format_points(high)} points remain possible."
             )
+        changed = f"{_difference(contrast)}{_relative(contrast)}. {gained}, {contrast.right_to_wrong:,} wrong"
+        changed += f"{_unseen(contrast)}.{possible}{' ' + _unscored(result) if result.n_unscored else ''}"
         return (
             f"from {format_percent(result.accuracy - contrast.delta)} to {format_percent(result.accuracy)} (95% interval "
-            f"{_interval(result)}{seeds}): {_difference(contrast)}{relative}. {gained}, {contrast.right_to_wrong:,} wrong"
-            f"{_unseen(contrast)}.{possible}{' ' + _unscored(result) if result.n_unscored else ''}{self._other_formats(result)}"
+            f"{_interval(result)}{seeds}): {changed}{self._other_formats(result)}"
         )
 
     def _other_formats(self, result: ArmResult) -> str:
@@ -261,21 +288,32 @@ class _Judge:
         deltas = [contrast.delta for contrast in contrasts]
         formats = "format" if len(contrasts) == 1 else f"{len(contrasts)} formats"
         significant = f"significant in {sum(c.is_significant for c in contrasts)} of {len(contrasts)}"
-        return f" In the other {formats}: {_from_to(deltas, format_points)} points, {significant}."
+        return f" In the other {formats}: {range_text(deltas, format_points)} points, {significant}."
 
     def _lead(self, findings: Sequence[Finding], diverged: Sequence[str] = ()) -> str:
-        """Return ``On new, ft-par (+61.8 points) learned; no learning is shown for ft-reg (+1.0 points).``"""
+        """Return ``On new, ft-par (+61.8 points) learned; no learning is shown for ft-reg (+1.0 points).``
+
+        Where arms have one seed each, ``On new, in these models, ...``; where only some have, these are marked.
+        """
         parts = []
+        alone = {finding.scope for finding in findings} == {"these models"}
         for tag in dict.fromkeys(finding.tag for finding in findings):
             same = [finding for finding in findings if finding.tag == tag]
-            arms = join_words([f"{finding.arm} ({format_points(finding.change)} points)" for finding in same])
+            arms = join_words([f"{finding.arm} ({_lead_points(finding, alone)})" for finding in same])
             if len(same) > _MOST_NAMED:
                 low, high = min(finding.change for finding in same), max(finding.change for finding in same)
                 arms = f"{len(same)} arms ({format_points(low)} to {format_points(high)} points)"
             parts.append(_LEADS[tag].replace("{arms}", arms))
         if diverged:
             parts.append(f"{join_words(diverged)} diverged: no question has a score")
-        return f"On {self.label}, {'; '.join(parts)}." if parts else ""
+        models = f"{in_these_models('these models')}," if alone else ""
+        return f"On {self.label},{models} {'; '.join(parts)}." if parts else ""
+
+
+def _lead_points(finding: Finding, alone: bool) -> str:
+    """Return ``+61.8 points``, of an arm with one seed beside others with several ``+61.8 points, this model only``."""
+    single = ", this model only" if finding.scope != "method" and not alone else ""
+    return f"{format_points(finding.change)} points{single}"
 
 
 def _with_context(result: ArmResult, context: ArmResult) -> bool:
@@ -288,6 +326,8 @@ def _compared(results: Sequence[ArmResult]) -> list[tuple[ArmResult, Contrast]]:
 
 
 def _relation_to_chance(result: ArmResult) -> tuple[str, str]:
+    if result.n_documents is not None and result.n_documents < FEWEST:
+        return _TOO_FEW, "flat"
     if result.low > result.chance:
         return "above chance", "good"
     return ("below chance", "bad") if result.high < result.chance else ("at chance", "flat")
@@ -311,7 +351,18 @@ def _difference(contrast: Contrast) -> str:
     if contrast.deciding_p is not None:
         corrected = "" if contrast.p_holm is None else " after Holm"
         parts.append(f"{_TESTS[contrast.test]} {format_p(contrast.deciding_p)}{corrected}")
-    return f"{format_points(contrast.delta)} points" + (f" ({'; '.join(parts)})" if parts else "")
+    models = in_these_models(contrast.scope) if contrast.is_significant else ""
+    return f"{format_points(contrast.delta)} points{models}" + (f" ({'; '.join(parts)})" if parts else "")
+
+
+def _relative(contrast: Contrast) -> str:
+    """Return ``, −16% of what base knew above chance (−21% to −11%)``, "" where base is not above chance."""
+    if contrast.relative is None:
+        return ""
+    text = f", {format_relative(contrast.relative)} of what {format_name(contrast.other)} knew above chance"
+    if contrast.relative_low is None or contrast.relative_high is None:
+        return text
+    return f"{text} ({format_relative(contrast.relative_low)} to {format_relative(contrast.relative_high)})"
 
 
 def _unscored(result: ArmResult) -> str:
@@ -327,159 +378,3 @@ def _unseen(contrast: Contrast) -> str:
 
 def _interval(result: ArmResult) -> str:
     return f"{format_percent(result.low)} to {format_percent(result.high)}"
-
-
-def render_limitations(view: View) -> tuple[str, ...]:
-    """Return one sentence for each limitation of the data."""
-    return (
-        *_seeds(view), *_clusters(view), *_smallest(view), *_no_room(view), *_coverage(view), *_missing(view), *_edges(view),
-        *_context(view), *_other_format_disagrees(view),
-    )  # fmt: skip
-
-
-def _seeds(view: View) -> Iterator[str]:
-    n = len(view.report.seeds)
-    if n < 2:
-        yield (
-            "One seed: each arm was trained once. Intervals and p speak of these models on other questions, not of another "
-            "training run, which would move the numbers too."
-        )
-    else:
-        yield (
-            f"{n} seeds: intervals and p hold the variance of documents and of seeds, but {n} runs say little of rare ones."
-        )
-    short = {
-        arm_label(s): len(s.by_seed) for s in view.whole if view.arms[s.model, s.arm].trained and len(s.by_seed) < n
-    }
-    if short:
-        named = [f"{format_name(arm)} ({count})" for arm, count in short.items()]
-        yield f"Fewer seeds than the study's {n}: {_listed(named)}."
-
-
-def _from_to(values: Sequence[float], render: Callable[[float], str]) -> str:
-    """Return ``1.0 to 2.5``, the least and the largest value, or one text if both look alike."""
-    return " to ".join(dict.fromkeys(map(render, (min(values), max(values)))))
-
-
-def _clusters(view: View) -> Iterator[str]:
-    """Yield the design effects of the question sets whose documents have several questions."""
-    parts = []
-    for name in view.sets():
-        effects = [r.design_effect for r in view.whole if r.question_set == name and r.design_effect is not None]
-        if effects:
-            parts.append(f"{format_name(name)} {_from_to(effects, '{:.1f}'.format)}")
-    if parts:
-        yield (
-            "Questions on one document are answered alike, so they count as fewer. Design effect, by which their number "
-            f"is to be divided (by arm): {join_words(parts)}. Intervals and p allow for it."
-        )
-
-
-def _smallest(view: View) -> Iterator[str]:
-    parts = []
-    for name in view.sets():
-        shown = [result for model in view.report.models for result in view.shown(model, name)]
-        smallest = [s.to_base.smallest for s in shown if s.to_base is not None and s.to_base.smallest is not None]
-        if smallest:
-            ends = _from_to([100 * value for value in smallest], "{:.1f}".format)
-            parts.append(f"{format_name(name)} {ends} ({max(result.n for result in shown):,} questions)")
-    if parts:
-        yield (
-            "Smallest difference from base, in points, that is found with 80% power at the corrected 5% (by arm; smaller "
-            f"ones are likely missed): {join_words(parts)}."
-        )
-
-
-def _no_room(view: View) -> Iterator[str]:
-    for model in view.report.models:
-        for name in view.sets("retention", model):
-            base = view.result(model, view.base(model), name)
-            if base is not None and base.low <= base.chance:
-                yield (
-                    f"{view.set_label(name, view.headline(name), model)}: the base is not above chance "
-                    f"({format_percent(base.accuracy)}), so forgetting could not show."
-                )
-
-
-def _coverage(view: View) -> Iterator[str]:
-    unread: dict[tuple[int, int, str], list[str]] = {}
-    for bin in view.report.exposures:
-        if bin.high <= 1 and not view.arms[bin.model, bin.arm].sweep:
-            total = sum(
-                other.n for other in view.report.exposures
-                if (other.model, other.arm, other.question_set) == (bin.model, bin.arm, bin.question_set)
-            )  # fmt: skip
-            arm = f"{format_name(bin.arm)} ({format_name(bin.model)})" if view.several_models else format_name(bin.arm)
-            unread.setdefault((bin.n, total, bin.question_set), []).append(arm)
-    for (n, total, name), arms in unread.items():
-        yield (
-            f"Coverage: {_listed(arms)} never read a whole text of the documents behind {n:,} of {total:,} answers on "
-            f"{format_name(name)}."
-        )
-    results = [view.result(arm.model, arm.name, name) for arm in view.report.arms for name in view.sets("", arm.model)]
-    if None in results:
-        yield f"Coverage: {results.count(None):,} of {len(results):,} results (arm by question set) are missing."
-
-
-def _missing(view: View) -> Iterator[str]:
-    if view.report.failures:
-        yield f"Failed: {_listed([failed_run(view, failure) for failure in view.report.failures])}."
-    yield from (f"{unscored_text(item)}." for item in view.report.unscored[:_MOST_LISTED])
-
-
-def failed_run(view: View, failure: Failure) -> str:
-    """Return ``ft-syn (seed 2) at train``."""
-    of = f"{format_name(failure.model)}, " if view.several_models else ""
-    seed = "" if failure.seed is None else f" (seed {failure.seed})"
-    return f"{of}{format_name(failure.arm)}{seed} at {format_name(failure.stage)}"
-
-
-def _edges(view: View) -> Iterator[str]:
-    edges = [f"{format_name(c.key)} {format_name(str(c.chosen))} for {format_name(c.arm)}"
-             for c in view.report.choices if c.at_edge]  # fmt: skip
-    if edges:
-        yield f"Chosen at an end of its grid, so a better value may lie beyond: {_listed(edges)}."
-
-
-def _context(view: View) -> Iterator[str]:
-    with_context = {(s.model, s.question_set) for s in view.whole if s.k}
-    chosen = {(s.model, s.question_set) for s in view.whole if s.chosen_k}
-    without = sorted({name for _, name in with_context - chosen})
-    if without:
-        yield (
-            f"No K was chosen for {_listed(list(map(format_name, without)))}: no validation questions. The table by K shows all."
-        )
-    untested = [s for s in view.whole if _is_beside(view, s) and s.to_rag is None]
-    if untested and any(s.k for s in view.whole):
-        names = _listed(list(dict.fromkeys(map(arm_label, untested))))
-        yield f"Arms that are compared with retrieval without a paired test: {names}."
-
-
-def _is_beside(view: View, result: ArmResult) -> bool:
-    arm = view.arms[result.model, result.arm]
-    beside = view.chosen(result.model, view.base(result.model), result.question_set) is not None
-    return arm.trained and not arm.sweep and beside and result.role == "learning" and (not result.k or result.chosen_k)
-
-
-def _other_format_disagrees(view: View) -> Iterator[str]:
-    """Yield a sentence for each result whose change is significantly the opposite in another prompt format."""
-    for result in view.whole:
-        head = view.headline(result.question_set)
-        if result.prompt_format == head or result.to_base is None or result.k:
-            continue
-        first = view.result(result.model, result.arm, result.question_set)
-        if first is None or first.to_base is None or view.arms[result.model, result.arm].sweep:
-            continue
-        both = result.to_base.is_significant and first.to_base.is_significant
-        if both and result.to_base.delta * first.to_base.delta < 0:
-            label = view.set_label(result.question_set, result.prompt_format, result.model)
-            yield (
-                f"{arm_label(result)} on {label} moved the other way than with {format_prompt(head)}: the finding depends "
-                "on the prompt format."
-            )
-
-
-def _listed(words: list[str]) -> str:
-    if len(words) <= _MOST_LISTED:
-        return join_words(words)
-    return join_words([*words[:_MOST_LISTED], f"{len(words) - _MOST_LISTED} more"])

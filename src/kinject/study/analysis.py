@@ -9,11 +9,10 @@ from typing import Any, Literal
 
 from kinject.disk import read_checked_json
 from kinject.errors import InputError
+from kinject.eval.correctness import CorrectnessMatrix, aligned
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.results import correct_families, correct_family
 from kinject.eval.statistics import (
-    CorrectnessMatrix,
-    aligned,
     bounded_accuracy,
     bounded_mean,
     chance,
@@ -32,6 +31,7 @@ from kinject.results import (
     ALPHA,
     FEWEST,
     ArmResult,
+    Choice,
     Claim,
     Cost,
     ExposureBin,
@@ -41,8 +41,10 @@ from kinject.results import (
     Scaling,
     ScalingFit,
     ScalingPoint,
+    Scope,
     Sweep,
     Verdict,
+    fewest_for,
 )
 from kinject.study.arms import BASE, RAG, Arm
 from kinject.study.records import AskSetting, Records, subjects_of
@@ -98,6 +100,7 @@ class _Summary:
             return self.records.matrix(arm.model, name, other, subject) if asked else None
 
         own = self.records.matrix(arm.model, arm.name, setting, subject)
+        scope: Scope = "these models" if arm.trained and own.n_seeds == 1 else "method"
         base_k = self.chosen_k.get((arm.model, BASE, setting.question_set), -1)
         chosen = setting.k > 0 and self.chosen_k.get((arm.model, arm.name, setting.question_set)) == setting.k
         base = matrix(BASE, 0) if arm.trained or setting.k else None
@@ -112,11 +115,11 @@ class _Summary:
             chance=chance([len(answers[i].log_probs) for i in columns]),
             by_seed=tuple(float(value) for value in own.correct.mean(1)), accuracy=own.mean(), low=estimate.low,
             high=estimate.high, interval=own.interval_name,
-            to_base=make_contrast(own, base, BASE) if base else None, chosen_k=chosen,
-            to_rag=make_contrast(own, rag, f"{BASE}{RAG}") if rag else None,
-            to_plain=make_contrast(own, plain, arm.name) if plain else None,
+            to_base=make_contrast(own, base, BASE, scope) if base else None, chosen_k=chosen,
+            to_rag=make_contrast(own, rag, f"{BASE}{RAG}", scope) if rag else None,
+            to_plain=make_contrast(own, plain, arm.name, scope) if plain else None,
             subjects=() if subject else subjects_of(answers, own), subject=subject,
-            design_effect=design_effect(own),
+            design_effect=design_effect(own), n_documents=own.members[1],
         )  # fmt: skip
 
 
@@ -130,6 +133,7 @@ class Evidence:
     shots: int
     chosen_k: Mapping[tuple[str, str], int]
     sweeps: Mapping[str, Sweep]
+    choices: Sequence[Choice] = ()
 
     def setting(self, arm: str, question_set: str) -> tuple[str, AskSetting]:
         """Return the arm without ``+rag``, and its setting."""
@@ -146,10 +150,21 @@ class Evidence:
             else None
         )
 
-    def chances(self, arm: str, question_set: str) -> list[float]:
-        """Return the chance of guessing each question of the arm's matrix."""
-        bare, setting = self.setting(arm, question_set)
-        return [1 / len(answer.log_probs) for answer in self.records.answers(self.model, bare, setting)]
+    def scope(self, *arms: str) -> Scope:
+        """Return what a claim on `arms` speaks of: where one was trained with a single seed, the models at hand."""
+        trained = {arm.removesuffix(RAG) for arm in arms} - {BASE}
+        return "these models" if any(len(self.records.seeds(self.model, arm)) == 1 for arm in trained) else "method"
+
+    def inherited(self, *arms: str) -> str:
+        """Return what was tuned for one of `arms` (or an arm of none of them) and only taken over by another, "" for nothing."""
+        trained = list(dict.fromkeys(arm.removesuffix(RAG) for arm in arms if arm.removesuffix(RAG) != BASE))
+        found = []
+        for choice in self.choices:
+            heirs = [arm for arm in trained if arm in choice.inherited_by]
+            if choice.model == self.model and heirs and len(trained) > 1:
+                who = " and ".join(heirs) if len(heirs) < 3 else f"{len(heirs)} others"
+                found.append(f"; {choice.key} was tuned for {choice.arm}, {who} took it over")
+        return "".join(found)
 
 
 def judge_claims(claims: Mapping[str, ClaimSection], evidence: Evidence) -> list[Claim]:
@@ -158,7 +173,7 @@ def judge_claims(claims: Mapping[str, ClaimSection], evidence: Evidence) -> list
     tested = [claim.p for claim in found if claim.p is not None]
     corrected = iter(holm(tested))
     return [
-        _with_verdict(name, section, claim, None if claim.p is None else next(corrected))
+        _with_verdict(name, section, claim, None if claim.p is None else next(corrected), len(tested))
         for (name, section), claim in zip(claims.items(), found, strict=True)
     ]
 
@@ -173,16 +188,23 @@ class _Tested:
     high: float | None = None
     p: float | None = None
     as_claimed: bool = False
+    scope: Scope = "method"
+    flipped: int | None = None
+    """The number of documents where signs are flipped, so that p has a least value."""
 
 
-def _with_verdict(name: str, section: ClaimSection, found: _Tested, p_holm: float | None) -> Claim:
+def _with_verdict(name: str, section: ClaimSection, found: _Tested, p_holm: float | None, family: int) -> Claim:
     verdict: Verdict = "cannot be tested"
+    finding = found.finding
     if p_holm is not None:
         shown: Verdict = "shown" if found.as_claimed else "opposite shown"
         verdict = shown if p_holm < ALPHA else "not shown"
+        if verdict == "not shown" and found.flipped is not None and found.flipped < fewest_for(family):
+            verdict = "cannot be tested"
+            finding += f"; {found.flipped} documents are too few for {family} claims, {fewest_for(family)} are needed"
     return Claim(
-        name, section.statement, verdict, found.finding, found.effect, found.low, found.high, found.p, p_holm,
-        section.source,
+        name, section.statement, verdict, finding, found.effect, found.low, found.high, found.p, p_holm, section.source,
+        scope=found.scope,
     )  # fmt: skip
 
 
@@ -218,10 +240,12 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
     finding = (
         f"{arm} {_percent(one.mean())}, {baseline} {_percent(other.mean())} on {claim.question_set}: "
         f"{_points(estimate.value)} points{_bounded(estimate.low, estimate.high, _points)}{too_few}"
+        f"{evidence.inherited(arm, baseline)}"
     )
     p = None if too_few else difference_p(one, other)
     as_claimed = (estimate.value > 0) == (claim.direction == "higher")
-    return _Tested(finding, estimate.value, estimate.low, estimate.high, p, as_claimed)
+    scope, n_documents = evidence.scope(arm, baseline), one.members[1]
+    return _Tested(finding, estimate.value, estimate.low, estimate.high, p, as_claimed, scope, n_documents)
 
 
 def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
@@ -230,21 +254,21 @@ def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
     there = [(label, matrix) for label, matrix in points if matrix is not None]
     if len(there) < 3 or len(there) < len(points):
         return _Tested(f"{len(there)} of {len(points)} points of {claim.sweep} were answered; three are needed")
-    matrices = aligned(*(matrix for _, matrix in there))
+    matrices, arms = aligned(*(matrix for _, matrix in there)), [point.arm for point in sweep.points] if sweep else []
     if not matrices[0].question_ids:
         return _Tested(f"no question of {claim.question_set} has a score at every point of {claim.sweep}")
     there = [(label, matrix) for (label, _), matrix in zip(there, matrices, strict=True)]
     estimate, too_few, found = difference_estimate(matrices[-1], matrices[0]), _enough(matrices[0]), trend(matrices)
     finding = (
         f"{', '.join(f'{label}: {_percent(matrix.mean())}' for label, matrix in there)} on {claim.question_set}; "
-        f"last over first {_points(estimate.value)} points{too_few}"
+        f"last over first {_points(estimate.value)} points{too_few}{evidence.inherited(*arms)}"
     )
     if too_few or found is None:
         return _Tested(finding, estimate.value, estimate.low, estimate.high)
     if not found.monotone:
         finding += f"; {'rising' if found.rises else 'falling'} on the whole, but not at every step"
     as_claimed = found.rises == (claim.direction == "higher")
-    return _Tested(finding, estimate.value, estimate.low, estimate.high, found.p, as_claimed)
+    return _Tested(finding, estimate.value, estimate.low, estimate.high, found.p, as_claimed, evidence.scope(*arms))
 
 
 def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
@@ -252,16 +276,15 @@ def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
     matrix = evidence.matrix(arm, claim.question_set)
     if matrix is None:
         return _Tested(f"no scored answers of {arm} on {claim.question_set}")
-    chances = evidence.chances(arm, claim.question_set)
-    guess, estimate, too_few = sum(chances) / len(chances), bounded_accuracy(matrix), _enough(matrix)
+    guess, estimate, too_few = sum(matrix.chances) / len(matrix.chances), bounded_accuracy(matrix), _enough(matrix)
     finding = (
         f"{arm} {_percent(estimate.value)}{_bounded(estimate.low, estimate.high, _percent)} on {claim.question_set}, "
         f"guessing {_percent(guess)}" + (f", margin {_points(claim.margin)}" if near else "") + too_few
     )
-    p = near_p(matrix, guess, claim.margin) if near else chance_p(matrix, chances)
+    p = near_p(matrix, claim.margin) if near else chance_p(matrix)
     low, high = (None if bound is None else bound - guess for bound in (estimate.low, estimate.high))
     effect = estimate.value - guess
-    return _Tested(finding, effect, low, high, None if too_few else p, near or effect > 0)
+    return _Tested(finding, effect, low, high, None if too_few else p, near or effect > 0, evidence.scope(arm))
 
 
 _TESTS: Mapping[str, Callable[[ClaimSection, Evidence], _Tested]] = {

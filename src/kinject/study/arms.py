@@ -165,6 +165,19 @@ def _with_value(arm: Arm, key: str, value: Any, sweep: str) -> Arm:
     return replace(arm, name=name, overrides={**arm.overrides, key: value}, sweep=sweep)
 
 
+def find_heirs(section: StudySection, tuning: str, arms: Sequence[Arm]) -> tuple[str, ...]:
+    """Return the names of those of `arms` that take the value over that `tuning` finds with another arm."""
+    item, found = (section.tune or {})[tuning], []
+    for arm in arms:
+        sweep = (section.sweeps or {}).get(arm.sweep)
+        parent = arm.name if sweep is None else sweep.arm
+        own = parent in section.arms and item.key in (section.arms[parent].overrides or {})
+        varied = sweep is not None and sweep.key == item.key
+        if arm.trained and arm.name != item.arm and not own and not varied and parent in (item.arms or (parent,)):
+            found.append(arm.name)
+    return tuple(dict.fromkeys(found))
+
+
 def base_models(section: StudySection) -> dict[str, StudyModelSection]:
     """Return the base models by name."""
     return {

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from kinject.errors import InputError
+from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.prompts import FROM_TASK, LETTERED, PMI_BASELINE, WITHOUT_QUESTION
 from kinject.eval.results import is_correct, is_scored
 from kinject.eval.scores import Score, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
-from kinject.eval.statistics import CorrectnessMatrix
+from kinject.eval.statistics import moderated
 from kinject.results import Subject
 from kinject.types import Answer
 
@@ -86,11 +87,21 @@ class Records:
     def matrix(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> CorrectnessMatrix:
         """Return the correct answers of the arm over all its seeds; with `subject`, on one subject's questions.
 
-        Questions that a seed has no score for are left out.
+        Questions that a seed has no score for are left out. What all arms of the setting say of the variance between
+        seeds is in `pooled`, but for one subject's.
         """
         key = (model, arm, setting, subject)
         if key not in self._matrices and not subject:
-            self._matrices[key] = self._make_matrix(model, arm, setting)
+            arms = [name for of, name in dict.fromkeys((of, name) for of, name, _ in self.by_run) if of == model]
+            asked = [
+                name for name in arms if all(setting in self.by_run[model, name, s] for s in self.seeds(model, name))
+            ]
+            matrices = {name: self._make_matrix(model, name, setting) for name in asked}
+            several = {name: found for name, found in matrices.items() if found.n_seeds > 1 and found.question_ids}
+            pooled = moderated([found.seed_variance for found in several.values()])
+            for (name, found), variance in zip(several.items(), pooled, strict=True):
+                matrices[name] = replace(found, pooled=variance)
+            self._matrices |= {(model, name, setting, ""): found for name, found in matrices.items()}
         elif key not in self._matrices:
             answers = self.answers(model, arm, setting)
             columns = [i for i, answer in enumerate(answers) if answer.subject == subject]
@@ -114,7 +125,8 @@ class Records:
         kept = [i for i in range(len(first)) if all(is_scored(answers[i]) for answers in rows)]
         documents = tuple(first[i].document_id or "" for i in kept)
         correct = np.array([[float(is_correct(answers[i])) for i in kept] for answers in rows])
-        return CorrectnessMatrix(correct, tuple(ids[i] for i in kept), documents)
+        chances = tuple(1 / len(first[i].log_probs) for i in kept)
+        return CorrectnessMatrix(correct, tuple(ids[i] for i in kept), documents, chances)
 
 
 def subjects_of(answers: Sequence[Answer], matrix: CorrectnessMatrix) -> tuple[Subject, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,9 +44,9 @@ from kinject.study.analysis import (
 from kinject.study.arms import Arm, arm_infos, expand_arms, make_sweeps
 from kinject.study.check import check_inputs, check_shared_recipes
 from kinject.study.records import AskSetting, Records
-from kinject.study.scheduler import SplitQuestions, StartExecutor, Study, open_study
+from kinject.study.scheduler import SplitQuestions, StartExecutor, Study, family_warnings, open_study
 from kinject.study.stages import DONE, STAGE_KINDS, ArmRun, Stage
-from kinject.terminal import aligned, duration
+from kinject.terminal import aligned, duration, show
 from kinject.types import Question
 
 PAGE = "report.html"
@@ -66,6 +67,8 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
             return finished, page, True
         check_inputs(recipe)
         check_shared_recipes(recipe, study.expanded)
+        for line in family_warnings(study):
+            show(f"warning: {line}", file=sys.stderr)
         started = running_time()
         with study.fresh_copy(start_executor) as study:
             _run_phases(study, _before_test)
@@ -186,6 +189,7 @@ def _tune(study: Study) -> None:
             raise InputError(f"study.tune.{name}: every value failed for {model}; the first: {first}")
     if study.tuned:
         study.expanded = expand_arms(study.recipe, study.tuned)
+        study.add_consequences()
 
 
 def _plan_arms(study: Study) -> None:
@@ -364,7 +368,10 @@ def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Cla
     model = next(iter(section.models))
     chosen_k = {(arm, name): k for (other, arm, name), k in study.chosen_k.items() if other == model}
     by_name = {sweep.name: sweep for sweep in sweeps if sweep.model == model}
-    claims = judge_claims(section.claims or {}, Evidence(records, model, *study.prompt_format, chosen_k, by_name))
+    claims = judge_claims(
+        section.claims or {},
+        Evidence(records, model, *study.prompt_format, chosen_k, by_name, study.choices),
+    )
     return [replace(claim, declared_late=claim.name in study.late_claims) for claim in claims]
 
 
@@ -391,6 +398,10 @@ def _notes(study: Study) -> list[str]:
         f"{name}: the questions on {fraction:.0%} of the documents were used for choices and are not reported"
         for name, fraction in (section.validation or {}).items()
     ]
+    notes += [
+        f"{item.name}: {item.n_left_out:,} questions left out, on documents that other sets choose with"
+        for item in study.question_sets if item.n_left_out
+    ]  # fmt: skip
     notes += study.diverged
     if len(study.ks) > 1 and all(item.validation is None for item in study.question_sets):
         notes.append("several K were evaluated without validation questions: no K is chosen, each is shown")
@@ -431,6 +442,7 @@ def render_plan(recipe: StudyRecipe) -> str:
         lines.append(
             f"tuned on validation questions first: {', '.join(untuned)}; arms then train with the chosen value"
         )
+    lines += [f"warning: {line}" for line in family_warnings(study)]
     return "\n".join(lines)
 
 

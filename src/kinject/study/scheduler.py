@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.executors import Executor
 from kinject.recipe import EvalSection, QuestionSetSection, StudyRecipe, read_recipe
-from kinject.results import Choice
-from kinject.study.arms import Arm, StudyArms, eval_overrides, expand_arms, override_arguments
+from kinject.results import Choice, fewest_for
+from kinject.study.arms import Arm, StudyArms, eval_overrides, expand_arms, find_heirs, override_arguments
 from kinject.study.check import check_names
 from kinject.study.stages import ArmRun, Planner, Stage
 from kinject.terminal import Progress
@@ -91,6 +91,8 @@ class SplitQuestions:
     role: str
     test: dict[str, Any]
     validation: dict[str, Any] | None
+    n_left_out: int = 0
+    """The questions that are in neither, because other sets choose on their documents."""
 
 
 @dataclass
@@ -151,6 +153,21 @@ class Study:
                 self._executor = self._exit_stack.enter_context(self.start_executor())
             run_stages(pending, self.status, self._executor, title)
 
+    def add_consequences(self) -> None:
+        """Add to each tuned choice the arms that take it over, and the seeds whose models made it and are reported."""
+        tuned = [grid for grid in self.expanded.grids if grid in self.tuned]
+        for i, ((model, name), choice) in enumerate(zip(tuned, self.choices, strict=True)):
+            arms = [arm for arm in self.arms if arm.model == model]
+            best = next(arm for value, arm in self.expanded.grids[model, name] if value == choice.chosen)
+            final = next(arm for arm in arms if arm.name == choice.arm)
+            runs = [(seed, self.plan_run(best, seed), self.plan_run(final, seed)) for seed in best.seeds]
+            reported = tuple(
+                seed for seed, one, other in runs
+                if seed in final.seeds and one.train is not None and other.train is not None and one.train.id == other.train.id
+            )  # fmt: skip
+            heirs = find_heirs(self.recipe.study, name, arms)
+            self.choices[i] = replace(choice, inherited_by=heirs, reported_seeds=reported)
+
     def fresh_copy(self, start_executor: StartExecutor) -> Study:
         """Return the same study with nothing planned or tuned yet, to be run by an executor."""
         return Study(self.recipe, self.evaluation, self.question_sets, self.expanded, start_executor)
@@ -170,36 +187,92 @@ def open_study(recipe: StudyRecipe) -> Study:
 
 
 def _split_questions(section: EvalSection, fractions: Mapping[str, float], folder: Path) -> list[SplitQuestions]:
-    """Return the sets of `section`; those in `fractions` are split by source document into files in `folder`.
+    """Return the sets of `section` with their test and validation questions, in files in `folder` where they are split.
 
-    Whether a document is for validation depends on its id and the fraction alone. A set that names a validation file uses
-    its questions for validation, and needs no fraction. Raises `InputError` if a part is empty.
+    A document is for choosing in all sets or in none: one whose id falls below the fraction of a set that has questions on
+    it, or that the validation file of a set asks about. Its questions are validation questions of a set in `fractions`, and
+    left out of the test questions of every other. Raises `InputError` if a part is empty.
     """
-    sets = []
-    for name, value in section.questions.items():
-        item = QuestionSetSection(path=value) if isinstance(value, str) else value
-        entry: dict[str, Any] = {key: field for key, field in asdict(item).items() if field is not None}
-        entry.pop("validation", None)
-        if name not in fractions:
-            validation = {**entry, "path": item.validation} if item.validation else None
-            sets.append(SplitQuestions(name, item.role, entry, validation))
-            continue
-        parts: dict[str, list[Question]] = {"validation": [], "test": []}
-        for question in read_questions(Path(item.path), item.layout, item.n_choices):
-            is_validation = _document_fraction(name, question) < fractions[name]
-            parts["validation" if is_validation else "test"].append(question)
-        entries = {}
-        for part, questions in parts.items():
-            if not questions:
-                raise InputError(f"{item.path}: study.validation.{name}: {fractions[name]} leaves no {part} question.")
-            path = folder / f"{file_name(name)}.{part}.jsonl"
-            write_jsonl(path, (asdict(question) for question in questions))
-            entries[part] = {**entry, "path": str(path), "layout": "native"}
-        sets.append(SplitQuestions(name, item.role, entries["test"], entries["validation"]))
-    return sets
+    items = {
+        name: QuestionSetSection(path=value) if isinstance(value, str) else value
+        for name, value in section.questions.items()
+    }
+    files = {name: item for name, item in items.items() if Path(item.path).suffix not in (".yaml", ".yml")}
+    choosing = {
+        document
+        for name, item in files.items() if name in fractions
+        for document in map(_document, _read(item, item.path)) if _fraction(document) < fractions[name]
+    } | {
+        document
+        for name, item in files.items() if name not in fractions and item.validation
+        for document in map(_document, _read(item, item.validation))
+    }  # fmt: skip
+    return [
+        _split_set(name, item, fractions.get(name), choosing if name in files else set(), folder)
+        for name, item in items.items()
+    ]
 
 
-def _document_fraction(name: str, question: Question) -> float:
-    """Return a number in [0, 1) that depends on the question's document, or on the question if it has none."""
-    key = f"{name}\0{question.document_id or question.id}"
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest(), "big") / 2**48
+def _split_set(
+    name: str, item: QuestionSetSection, fraction: float | None, choosing: set[str], folder: Path
+) -> SplitQuestions:
+    """Return one set; the documents in `choosing` are for choosing only."""
+    entry: dict[str, Any] = {key: field for key, field in asdict(item).items() if field is not None}
+    entry.pop("validation", None)
+    validation = {**entry, "path": item.validation} if item.validation else None
+    questions = _read(item, item.path) if choosing else []
+    chosen = [question for question in questions if _document(question) in choosing]
+    test = [question for question in questions if _document(question) not in choosing]
+    if fraction is None and not chosen:
+        return SplitQuestions(name, item.role, entry, validation)
+    parts = {"test": test, **({} if fraction is None else {"validation": chosen})}
+    entries = {}
+    for part, own in parts.items():
+        if not own:
+            why = "the other sets choose on all of its documents" if fraction is None else f"{fraction} leaves none"
+            raise InputError(f"{item.path}: study.validation: no {part} question of {name}: {why}.")
+        path = folder / f"{file_name(name)}.{part}.jsonl"
+        write_jsonl(path, (asdict(question) for question in own))
+        entries[part] = {**entry, "path": str(path), "layout": "native"}
+    n_left_out = len(chosen) if fraction is None else 0
+    return SplitQuestions(name, item.role, entries["test"], entries.get("validation", validation), n_left_out)
+
+
+def _read(item: QuestionSetSection, path: str) -> list[Question]:
+    return read_questions(Path(path), item.layout, item.n_choices)
+
+
+def _document(question: Question) -> str:
+    return question.document_id or f"\0{question.id}"
+
+
+def _fraction(document: str) -> float:
+    """Return a number in [0, 1) that depends on the document's id alone."""
+    return int.from_bytes(hashlib.blake2b(document.encode(), digest_size=6).digest(), "big") / 2**48
+
+
+def family_warnings(study: Study) -> list[str]:
+    """Return a sentence for each question set and claim whose documents are too few for so many comparisons."""
+    section, with_k = study.recipe.study, False
+    if study.ks:
+        with_k = len(study.ks) == 1 or any(item.validation is not None for item in study.question_sets)
+    own = [arm for arm in study.arms if not arm.sweep]
+    plain = sum(1 + with_k for arm in own if arm.trained)  # against base, against base with passages
+    family = plain + sum(3 if arm.trained else 1 for arm in own if with_k and arm.rag)
+    family *= len(study.question_sets)
+    documents = {
+        item.name: len({_document(question) for question in _read(QuestionSetSection(**item.test), item.test["path"])})
+        for item in study.question_sets
+        if Path(item.test["path"]).suffix not in (".yaml", ".yml") and Path(item.test["path"]).is_file()
+    }
+    claims = section.claims or {}
+    judged = {f"{name}: the headline comparisons ({family:,})": (name, family) for name in documents}
+    judged |= {
+        f"claim {name}: the claims ({len(claims):,})": (claim.question_set, len(claims))
+        for name, claim in claims.items() if claim.test == "difference" and claim.question_set in documents
+    }  # fmt: skip
+    return [
+        f"{what} need {fewest_for(size)} documents (or single questions) with test questions, and there are "
+        f"{documents[name]}: no difference could be shown. Ask about more documents, or compare fewer arms and sets."
+        for what, (name, size) in judged.items() if documents[name] < fewest_for(size)
+    ]  # fmt: skip

@@ -37,12 +37,12 @@ from kinject.models import model_hash
 from kinject.process import core_count, peak_memory, reset_peak_memory
 from kinject.recipe import StudyRecipe, TrainRecipe, read_recipe, read_values
 from kinject.recipe.study_section import ResourcesSection
+from kinject.sandbox import BASE_CORPUS, BASE_RUN, base_id, write_base, write_base_corpus
 from kinject.signals import running_time
 from kinject.study.arms import Arm, base_models, eval_overrides, override_arguments
 
-SANDBOX_CORPUS = "sandbox-corpus"
-"""Entry of study.setup that writes the training corpus of the sandbox's base model."""
-SANDBOX_CORPUS_PATH = Path("runs/sandbox/base-corpus.jsonl")
+SANDBOX_CORPUS, SANDBOX_BASE = "sandbox-corpus", "sandbox-base"
+"""Entries of study.setup that write the training corpus of the sandbox's base model, and that model as it ships."""
 DONE = "done.json"
 MODEL = "model"
 """Name of the only model of an eval stage."""
@@ -132,7 +132,9 @@ class Planner:
 
     def _setup_stage(self, entry: str, overrides: Mapping[str, Any] | None = None) -> Stage:
         if entry == SANDBOX_CORPUS:
-            return Stage(content_id(_FORMAT, entry), "setup", SANDBOX_CORPUS_PATH.parent, entry, (), label=entry)
+            return Stage(content_id(_FORMAT, entry), "setup", BASE_CORPUS.parent, entry, (), label=entry)
+        if entry == SANDBOX_BASE:
+            return Stage(content_id(_FORMAT, entry, base_id()), "setup", BASE_RUN, entry, (), label=entry)
         arguments = override_arguments(overrides or {})
         values = read_values(Path(entry), arguments)
         identity = content_id(_FORMAT, "setup", *self._hashed(values))
@@ -291,10 +293,11 @@ def run_stage(stage: Stage) -> dict[str, Any]:
 
 def _run_setup(stage: Stage) -> dict[str, Any]:
     if stage.recipe == SANDBOX_CORPUS:
-        from kinject.sandbox import write_base_corpus
-
-        if not SANDBOX_CORPUS_PATH.exists():
-            write_base_corpus(SANDBOX_CORPUS_PATH)
+        if not BASE_CORPUS.exists():
+            write_base_corpus(BASE_CORPUS)
+        return {}
+    if stage.recipe == SANDBOX_BASE:
+        write_base()
         return {}
     return _train_recipe(read_recipe(Path(stage.recipe), stage.overrides, "train"))
 

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from kinject.augment.checks.differences import Difference, compare_quantities
 from kinject.augment.checks.language import detect_language, find_script, guess_language
 from kinject.augment.checks.names import (
     SENTENCE_STARTERS,
@@ -18,7 +19,7 @@ from kinject.augment.checks.names import (
     normal_word,
 )
 from kinject.augment.checks.profiles import grammar_of, profile_of
-from kinject.augment.checks.quantities import Difference, Quantities, compare_quantities, extract_quantities
+from kinject.augment.checks.quantities import Quantities, extract_quantities
 
 _QUOTED = re.compile(
     r"“([^“”\n]{2,300})”|\"([^\"\n]{2,300})\"|«([^«»\n]{2,300})»|»([^«»\n]{2,300})«|„([^„“”\n]{2,300})[“”]"
@@ -141,8 +142,13 @@ def compare_with(source: Facts, variant: str, *, complete: bool = True) -> Compa
     for difference in _differences(source, new, complete):
         if difference.sure:
             return Comparison(difference.reason, difference.detail)
-        for other in unsure:
-            if other.reason == difference.reason and other.lost != difference.lost and other.reason != "quotation":
+        for other in () if difference.explained else unsure:
+            if (
+                not other.explained
+                and other.reason == difference.reason
+                and other.lost != difference.lost
+                and other.reason != "quotation"
+            ):
                 lost, added = (other, difference) if other.lost else (difference, other)
                 return Comparison(difference.reason, f"{lost.detail}, and {added.detail}")
         unsure.append(difference)
@@ -151,8 +157,7 @@ def compare_with(source: Facts, variant: str, *, complete: bool = True) -> Compa
 
 def _differences(source: Facts, new: Facts, complete: bool) -> Iterator[Difference]:
     for difference in compare_quantities(
-        source.quantities, new.quantities, complete, known=source.frame[0], kept=new.frame[0],
-        words_known=profile_of(source.code).reads_number_words,
+        source.quantities, new.quantities, complete, known=source.frame[0], kept=new.frame[0], code=source.code,
     ):  # fmt: skip
         if difference.reason != "unit" or not _has_unit(source, difference.detail):
             yield difference

@@ -21,6 +21,8 @@ _CODES = {"zh-Hant": "zh", "iw": "he", "jw": "jv", "nb": "no"}
 _NAMES = {_CODES.get(code, code): name for name, code in reversed(pycld2.LANGUAGES) if code != "zh-Hant"}
 _MIN_LETTERS, _MIN_WIDE_LETTERS = 40, 12
 """A shorter text has no clear language; the second limit is for text in Chinese characters, kana or Hangul."""
+_MIN_TO_COMPARE = 80
+"""Of shorter texts only the scripts are compared."""
 _MIN_PERCENT = 70
 """Percent of a text that must be in one language."""
 _WIDE = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
@@ -75,7 +77,7 @@ def find_script(text: str) -> str:
 def compare_languages(source: str, variant: str) -> str:
     """Return the change of script or language ("fr for en"), "" if there is none or it is unknown."""
     old, new = detect_language(source), detect_language(variant)
-    if not (old and new):
+    if not (old and new) or min(len(source), len(variant)) < _MIN_TO_COMPARE:
         old, new = find_script(source), find_script(variant)
     if any(old in group and new in group for group in _CLOSE):
         return ""

@@ -6,13 +6,13 @@ countries and cities and wordfreq's lists of common words take their place.
 
 from __future__ import annotations
 
-import difflib
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from kinject.augment.checks.differences import Difference, resembles
 from kinject.augment.checks.profiles import (
     Profile,
     common_words,
@@ -22,7 +22,6 @@ from kinject.augment.checks.profiles import (
     read_words,
     roman_value,
 )
-from kinject.augment.checks.quantities import NUMBER_WORDS, Difference
 
 _LISTS = read_words("word_lists")
 SENTENCE_STARTERS = frozenset(_LISTS["sentence_starters"].split())
@@ -62,12 +61,13 @@ _CAPITALIZED, _COMMON_ENDING, _LOWER, _CODE, _NEVER_NAME = (
 )
 _BREAK, _JOINT, _OTHER_MARK = "break", "joint", "other mark"
 _CAPITALS = (_CAPITALIZED, _COMMON_ENDING)
-_MEASURE = re.compile(r"\d+([^\W\d_]+)")
+_MEASURE = re.compile(r"\d+([^\W\d_\uac00-\ud7af]+)[\uac00-\ud7af]*")
 _ENDINGS_AFTER_DIGITS = frozenset(
     ("st", "nd", "rd", "th", "s", "bn", "k", "er", "ers", "e", "ème", "eme", "o", "a", "os", "as", "ste", "de")
 )
 _GERMAN_ADJECTIVE = re.compile(r"(\w{4,})isch(?:e[mnrs]?)?")
 _KATAKANA = re.compile(r"[ァ-ヺー]{2,}")
+_JOINED = re.compile(r"\w+(?:·\w+)+")
 _JOINED_HAN = re.compile(r"[\u4e00-\u9fff]{1,2}[·・‧][\u4e00-\u9fff]{1,2}")
 _HAN_TITLE = re.compile(r"《([^《》\n]{1,40})》")
 _HAN = re.compile(r"[\u4e00-\u9fff]+")
@@ -270,7 +270,7 @@ class NameReader:
             return 2
         if spelling.lower() in common:
             # Paris is as common in other languages as in German; so are Hotel and Film, but an article may precede them.
-            if sum(spelling.lower() in common_words(code) for code in ("en", "fr", "es", "it", "pt")) < 4:
+            if sum(spelling.lower() in common_words(code) for code in ("en", "fr", "es", "it", "pt")) < 2:
                 return 0
             pairs = zip(names.sequence, names.sequence[1:], strict=False)
             return int(
@@ -291,6 +291,8 @@ class NameReader:
         return 1 if name in names.possible else 2
 
 
+_TITLES = frozenset(_LISTS["titles"].split())
+"""Titles of persons, in all languages."""
 _NO_WORDS: frozenset[str] = frozenset()
 
 
@@ -361,8 +363,8 @@ def _is_same_name(one: str, other: str) -> bool:
 def is_inflected(one: str, other: str) -> bool:
     """Return whether two words share all but their last two letters, in languages with endings: Москва, Москве."""
     shortest = min(len(one), len(other))
-    need = max(3 if shortest <= 4 else 4, shortest - 2)
-    return one[:need] == other[:need] and abs(len(one) - len(other)) < 6
+    need, most = (3, 2) if shortest < 5 else (max(4, shortest - 2), 5)
+    return one[:need] == other[:need] and abs(len(one) - len(other)) <= most
 
 
 def compare_names(
@@ -381,8 +383,12 @@ def compare_names(
         for name in candidates:
             weight = 0 if _is_generic(name, reader) else reader.weight(name, source)
             found = weight and (_is_kept(name, source, variant, reader) or _is_kept(name, source, kept, reader))
-            if weight and not found and not _is_misspelled(name, source, variant):
-                yield Difference("name", f"{source.spelling[name]} is lost", weight > 1, lost=True)
+            if weight and not found:
+                explained = resembles(name, variant.words)
+                sure = (weight > 1 and not explained and not _is_part_of_a_name(name, source, variant)) or (
+                    _is_in_place_of(name, source, variant)
+                )
+                yield Difference("name", f"{source.spelling[name]} is lost", sure, True, explained)
     new = (variant.certain | (variant.possible - variant.lower)) - source.words - known.words - kept.words - day_words
     for name in sorted(new):
         weight = 0 if _is_generic(name, reader) and not _stands_alone(name, variant) else reader.weight(name, variant)
@@ -391,11 +397,13 @@ def compare_names(
         if (name in variant.possible and _is_common(name, source)) or name in quoted:
             continue
         shouted = not complete and _is_acronym(variant.spelling[name])
-        yield Difference("name", f"{variant.spelling[name]} is not in the source", weight > 1 and not shouted)
+        explained = resembles(name, source.words | known.words) or _is_spelled_out(name, variant, source)
+        sure = (weight > 1 and not shouted and not explained) or _is_in_place_of(name, variant, source)
+        yield Difference("name", f"{variant.spelling[name]} is not in the source", sure, explained=explained)
 
 
 def _is_generic(name: str, reader: NameReader) -> bool:
-    return name in (GENERIC_WORDS if reader.english else reader.profile.generic)
+    return name in _TITLES or name in (GENERIC_WORDS if reader.english else reader.profile.generic)
 
 
 def _stands_alone(name: str, names: Names) -> bool:
@@ -406,17 +414,49 @@ def _stands_alone(name: str, names: Names) -> bool:
     )
 
 
+def _is_part_of_a_name(name: str, names: Names, other: Names) -> bool:
+    """Return whether another word of a name is in the other text: Robert of Robert Lyle, where Lyle is."""
+    if names.text:
+        whole = (run for run in _JOINED.findall(names.text) if name in run)
+        return any(part in other.text for run in whole for part in run.split("·") if part not in name)
+    pairs = {*zip(names.sequence, names.sequence[1:], strict=False)}
+    beside = {a if b == name else b for a, b in pairs if name in (a, b)}
+    return not beside.isdisjoint(names.certain & other.words)
+
+
+def _is_in_place_of(name: str, names: Names, other: Names) -> bool:
+    """Return whether the other text has another name, which this text lacks, between the same two words."""
+    here, there = (zip(one.sequence, one.sequence[1:], one.sequence[2:], strict=False) for one in (names, other))
+    frames = {(before, after) for before, word, after in here if word == name}
+    return any(
+        (before, after) in frames and word in other.certain and word not in names.words for before, word, after in there
+    )
+
+
+def _is_spelled_out(name: str, names: Names, other: Names) -> bool:
+    """Return whether a word is one of those whose initials the other text has: World, in World Health Organization, of WHO."""
+    initials = names.initials
+    for acronym in (word for word in other.certain if _is_acronym(other.spelling[word]) and 1 < len(word) < 7):
+        start = initials.find(acronym)
+        while start >= 0:
+            if name in names.sequence[start : start + len(acronym)]:
+                return True
+            start = initials.find(acronym, start + 1)
+    return False
+
+
 def _is_kept(name: str, names: Names, other: Names, reader: NameReader) -> bool:
     """Return whether the other text has a name too: derived (Haiti, Haitian), as a numeral, or as initials."""
     if reader.unspaced:
         return name in other.words or name in other.text or _is_transliterated(name, other.text)
     rank = roman_value(name)
-    if rank and any(word.startswith(str(rank)) or NUMBER_WORDS.get(word) == rank for word in other.words):
+    values = reader.profile.number_words
+    if rank and any(word.startswith(str(rank)) or values.get(word) == rank for word in other.words):
         return True
     spelling = names.spelling[name]
     if 2 <= len(name) <= 6 and _is_acronym(spelling) and name in other.initials:
         return True
-    if names.joined.get(name) in other.words or _is_corrected(name, other):
+    if names.joined.get(name) in other.words:
         return True
     if not name.isalpha() and name in "".join(other.sequence):  # FP16, FP 16
         return True
@@ -456,17 +496,3 @@ def _is_common(name: str, source: Names) -> bool:
 
 def _is_acronym(spelling: str) -> bool:
     return spelling.removesuffix("'s").removesuffix("’s").removesuffix("s").replace(".", "").isupper()
-
-
-def _is_corrected(name: str, other: Names) -> bool:
-    """Return whether the other text has a long word that differs in one letter: a typo of the source may be corrected."""
-    if len(name) < 8:
-        return False
-    alike = (word for word in other.words if abs(len(word) - len(name)) < 2 and word[:3] == name[:3])
-    return any(difflib.SequenceMatcher(None, name, word).ratio() > 0.93 for word in alike)
-
-
-def _is_misspelled(name: str, source: Names, variant: Names) -> bool:
-    """Return whether the source has another name with nearly this spelling (Leptara, Leptaria), which the variant keeps."""
-    kept = [other for other in source.certain & variant.words if other[:3] == name[:3]]
-    return len(name) > 5 and bool(difflib.get_close_matches(name, kept, 1, 0.85))

@@ -35,8 +35,9 @@ class Profile:
     ``value word word ...; ...``: a word that ends in ~ takes each of the `endings`. `scales` are factors, written alike.
     `joins` stand between the words of a number; with `compound`, number words are written as one word. `added_to` are tens to
     which French adds 10 to 19. `ambiguous` number words have another, common meaning. `implied` has words that imply a
-    number; `units` more spellings of units, ``unit: word|word``; `regions` places that CLDR lacks;
-    `generic` words that are said to a person or before a name, without accents.
+    number, `vague` patterns of words that say a quantity without one (half, the rest, the next year), `about` of those
+    before a bound or a round number (more than, nearly); `units` more spellings of units, ``unit: word|word``; `regions`
+    places that CLDR lacks; `generic` words that are said to a person or before a name, without accents.
     """
 
     code: str
@@ -50,6 +51,8 @@ class Profile:
     ambiguous: tuple[str, ...] = ()
     ordinal: str = ""
     implied: str = ""
+    vague: str = ""
+    about: str = ""
     units: Mapping[str, str] = field(default_factory=dict)
     regions: str = ""
     generic: tuple[str, ...] = ()
@@ -338,7 +341,12 @@ def roman_value(numeral: str) -> int:
     return value if value < 90 else 0
 
 
-_AFTER = re.compile(r"[\s\-\u00a0\u202f]{0,2}(?P<unit>[^\W\d_]+[.²23]?|[°%％€$£¥℃][^\W\d_]?)")
+WIDE_LETTER = re.compile("[\u0590-\u06ff\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
+"""Letters of languages that may write no space before or after a number."""
+_AFTER = re.compile(
+    r"[\s\-\u00a0\u202f]{0,2}(?P<unit>[A-Za-z]+(?=[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])|[^\W\d_]+[.²23]?"
+    r"|[°%％€$£¥℃][^\W\d_]?)"
+)
 
 
 class Grammar:
@@ -374,6 +382,9 @@ class Grammar:
         between = rf"(?:\s+|-|\s+(?:{joins})\s+|-(?:{joins})-)"
         self.number_in_words = re.compile(rf"{one}(?:{between}{one})*\b")
         self.units_with_numbers = [s for s in self.units if " " in s and not set(s.split()).isdisjoint(words)]
+        vague, about = ("|".join(text.split()) or r"\Z." for text in (profile.vague, profile.about))
+        self.vague = re.compile(vague if self.unspaced else rf"\b(?:{vague})\b")
+        self.about = re.compile(rf"(?:{about})\Z" if self.unspaced else rf"\b(?:{about})\s(?:\w{{1,3}}\s)?\Z")
         self._known: dict[str, bool] = dict.fromkeys(words, True)
         day = r"\d{1,2}(?:st|nd|rd|th|er|\.?[ºª°]|\.)?"
         days = rf"(?P<days>{day}(?:\s*(?:,|and|or|to|&|[-–—]|und|bis|et|au|y|al|e|a)\s*{day}){{0,3}})"
@@ -412,7 +423,7 @@ class Grammar:
         for spelling in self._starts.get(after["unit"], ()) or self._starts.get(after["unit"].rstrip(".23"), ()):
             if text.startswith(spelling, start):
                 following = text[start + len(spelling) : start + len(spelling) + 1]
-                if following.isalnum() or following == "°":
+                if (following.isalnum() and not WIDE_LETTER.match(following)) or following == "°":
                     continue
                 # A single letter is a unit after digits only ("five m" is not), and "1990 v" is a match between teams.
                 if (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from kinject.augment.checks.profiles import Grammar, grammar_of, profile_of, roman_value
+from kinject.augment.checks.profiles import WIDE_LETTER, Grammar, grammar_of, profile_of, roman_value
 
 _ENGLISH = profile_of("en")
 NUMBER_WORDS = _ENGLISH.number_words
@@ -15,8 +15,6 @@ NUMBER_WORDS = _ENGLISH.number_words
 MONTHS = list(dict.fromkeys(_ENGLISH.month_names))
 """English months from January, in lower case."""
 
-_OPTIONAL_UNITS = {"day", "year"}
-"""Units that may be omitted: aged 19 is 19 years old, 1 to 5 May are five days."""
 _SIGNS = {"$": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee", "￥": "yen"}
 """Sign before a number -> unit."""
 _NAMED_DAYS = {
@@ -25,18 +23,19 @@ _NAMED_DAYS = {
 }  # fmt: skip
 """English name of a day -> (month, day)."""
 _NAMED_DAY_WORDS = ("valentine", "christmas", "halloween", "eve", "new")
-_IMPLIED_UNIT = {"10": "year", "100": "year", "1000": "year", "14": "day", "7": "day", "24": "hour", "60": "minute"}
-"""Implied number -> its unit: a decade is ten years."""
-_MAX_COUNT = 12
+MAX_COUNT = 12
 """A writer may count the things of a passage up to this number."""
 
 _WORDS = re.compile(r"[^\W\d_]+")
 _DIGITS = re.compile(r"\d+")
-_UNSPACED = re.compile("[\u0590-\u06ff\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
-"""Letters of languages that may write no space before a number."""
 _ROMAN = re.compile(r"\b[IVXL]{2,8}\b")
 _RANGE_END = re.compile(r"(?<!\d)(\d\d)(\d\d)[–-](\d\d)(?!\d|-)")
 _TIME = re.compile(r"(?<!\d)\d{1,2}:\d\d(?::\d\d)?(?!\d)")
+_CLOCK = re.compile(
+    r"(?<![\d.,:])(\d{1,2})(?:\s?(?:h|ч|[点點时時]|시)\s?([0-5]\d)(?!\d)(?:\s?[分분])?"
+    r"|[.]([0-5]\d)(?=\s?(?:Uhr|uur|h|[ap]\.?\s?m)\b))|\b(um|ore|alle|dalle|kl\.)\s(\d{1,2})[.]([0-5]\d)\b(?![.%]\w)"
+)
+"""A time of day that is not written with a colon: 9.15 Uhr, 8 h 30, 14時30分, alle 9.30."""
 _DAY_FIRST = re.compile(r"(?<![\d.])(\d{1,2})([./])(\d{1,2})\2(\d{4})(?!\d)")
 _ITALIAN_CENTURY = re.compile(r"\b(?:Due|Tre|Quattro|Cinque|Sei|Sette|Otto|Nove)cento\b")
 """The Quattrocento is the 15th century."""
@@ -47,8 +46,6 @@ _NUMBER_ADJECTIVE = re.compile(
     re.IGNORECASE,
 )
 """siebenjährig: the number word before what it counts."""
-_NEXT_YEAR = re.compile(r"\b(?:(?:next|following|subsequent) year|year (?:later|after|afterwards))\b")
-_PREVIOUS_YEAR = re.compile(r"\b(?:(?:previous|preceding|prior) year|year (?:earlier|before))\b")
 _COUNTED_DECADES = re.compile(r"\b(?P<words>[a-z]+|\d+) [a-z]+ (?P<unit>decades|centuries)\b")
 # March and May are also other words. They are months before a year, or after a word such as "in" or "since".
 _YEAR_AFTER = re.compile(r",? (?:of )?\d{4}\b")
@@ -83,7 +80,8 @@ class Quantities:
 
     The other text must have the `stated` numbers; `counted` ones (small numbers in words without a unit: a writer may have
     counted) may be new. `implied` numbers (both, a decade) and `named_days` (Valentine's Day, with the words of the name)
-    may replace a number or a date of the other text. `possible_months` are a March or May that may not be a month.
+    may replace a number or a date of the other text. `possible_months` are a March or May that may not be a month. `text` is
+    what was read, in lower case; `places` maps each number to where it stands there.
     """
 
     numbers: dict[str, set[str]] = field(default_factory=dict)
@@ -94,15 +92,19 @@ class Quantities:
     months: set[int] = field(default_factory=set)
     possible_months: set[int] = field(default_factory=set)
     days: set[tuple[int, int]] = field(default_factory=set)
+    text: str = ""
+    places: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def units(self) -> set[str]:
         """All units of the numbers."""
         return set().union(*self.numbers.values())
 
-    def add(self, number: str, unit: str = "", *, stated: bool = True) -> None:
-        """Add `number` with its `unit`."""
+    def add(self, number: str, unit: str = "", *, stated: bool = True, place: tuple[int, int] | None = None) -> None:
+        """Add `number` with its `unit` at its `place` in the text."""
         units = self.numbers.setdefault(number, set())
+        if place:
+            self.places.setdefault(number, []).append(place)
         if unit:
             units.add(unit)
         if stated:
@@ -128,17 +130,19 @@ def extract_quantities(text: str, code: str = "en") -> Quantities:
     """Return the numbers, units and dates in a text of the language `code`."""
     grammar = grammar_of(code)
     quantities = Quantities()
+    text = _CLOCK.sub(lambda match: f"{match[4] or ''} {match[1] or match[5]}:{match[2] or match[3] or match[6]}", text)
     if grammar.unspaced:
-        _add_han_numbers(text.translate(_WIDE).lower(), grammar, quantities)
+        quantities.text = text.translate(_WIDE).lower()
+        _add_han_numbers(quantities.text, grammar, quantities)
         return quantities
-    has_digits = _DIGITS.search(text) is not None
-    if has_digits:
-        text = _take_dates_and_times(text, code, quantities)
     if code == "it":
         text = _ITALIAN_CENTURY.sub("secolo", text)
     if code in ("de", "nl"):
         text = _NUMBER_ADJECTIVE.sub(r"\1 ", text)
-    lower = text.lower()
+    has_digits = _DIGITS.search(text) is not None
+    if has_digits:
+        text = _take_dates_and_times(text, code, quantities)
+    lower = quantities.text = text.lower()
     words = set(_WORDS.findall(lower))
     taken = _add_digits(lower, grammar, quantities) if has_digits else []
     number_words = grammar.number_words_in(words)
@@ -163,7 +167,7 @@ def _take_dates_and_times(text: str, code: str, quantities: Quantities) -> str:
         text = _RANGE_END.sub(r"\1\2–\1\3", text)
     if ":" in text:
         for match in _TIME.finditer(text):
-            quantities.add(match[0].removeprefix("0"))
+            quantities.add(match[0].removeprefix("0"), place=match.span())
         text = _TIME.sub(lambda match: " " * len(match[0]), text)
     if "." in text or "/" in text:
         for match in _DAY_FIRST.finditer(text):
@@ -184,7 +188,7 @@ def _add_digits(lower: str, grammar: Grammar, quantities: Quantities) -> list[in
     for run in _DIGITS.finditer(lower):
         start = run.start()
         before = lower[start - 1] if start else " "
-        if start < end or before in "._" or (before.isalnum() and not _UNSPACED.match(before)):
+        if start < end or before in "._" or (before.isalnum() and not WIDE_LETTER.match(before)):
             continue
         match = grammar.number.match(lower, start)
         if match is None:
@@ -199,7 +203,8 @@ def _add_digits(lower: str, grammar: Grammar, quantities: Quantities) -> list[in
         else:
             sign = before if before != " " else lower[start - 2 : start - 1]
             unit = _SIGNS.get(sign) or grammar.unit_after(lower, end, in_digits=True)
-            quantities.add(*_in_years(_decimal(match, grammar), unit, match["ordinal"] is not None))
+            number = _in_years(_decimal(match, grammar), unit, match["ordinal"] is not None)
+            quantities.add(*number, place=(start, end))
     return ends
 
 
@@ -210,20 +215,20 @@ def _add_words(
 
     Words that end where a number in digits ends belong to it: 5 million.
     """
-    starts = sorted(start for word in words for start in _occurrences(word, lower) if start + len(word) not in taken)
+    starts = sorted(start for word in words for start in occurrences(word, lower) if start + len(word) not in taken)
     for spelling in grammar.units_with_numbers:  # 90 por ciento are not a hundred
         if spelling in lower:
-            units = [(start, start + len(spelling)) for start in _occurrences(spelling, lower)]
+            units = [(start, start + len(spelling)) for start in occurrences(spelling, lower)]
             starts = [start for start in starts if not any(first < start < end for first, end in units)]
     end = 0
     for start in starts:
         match = grammar.number_in_words.match(lower, start) if start >= end else None
         if match is not None:
             end = match.end()
-            _add_number_words(match[0], end, lower, grammar, quantities)
+            _add_number_words(match[0], (start, end), lower, grammar, quantities)
 
 
-def _occurrences(word: str, text: str) -> Iterator[int]:
+def occurrences(word: str, text: str) -> Iterator[int]:
     """Yield where `word` begins in `text`, as a whole word or as the first part of one with a hyphen."""
     start = text.find(word)
     while start >= 0:
@@ -233,22 +238,22 @@ def _occurrences(word: str, text: str) -> Iterator[int]:
         start = text.find(word, end)
 
 
-def _add_number_words(words: str, end: int, lower: str, grammar: Grammar, quantities: Quantities) -> None:
+def _add_number_words(words: str, place: tuple[int, int], lower: str, grammar: Grammar, quantities: Quantities) -> None:
     *earlier, last = grammar.parse_words(words)
-    unit_of_last = grammar.unit_after(lower, end, in_digits=False)
+    unit_of_last = grammar.unit_after(lower, place[1], in_digits=False)
     ordinal = grammar.profile.code == "en" and words.endswith(("th", "rd", "st"))
     ambiguous = words in grammar.profile.ambiguous
     for value in (*earlier, last):
         unit = unit_of_last if value == last else ""
         # "one" is often a pronoun, "second" a unit or a rank, and "two" without a unit both or a pair.
         stated = (value > 2 and not ambiguous) or (value >= 2 and bool(unit))
-        quantities.add(*_in_years(value, unit, ordinal), stated=stated)
-        if value <= _MAX_COUNT and not unit and not ordinal:
+        quantities.add(*_in_years(value, unit, ordinal), stated=stated, place=place)
+        if value <= MAX_COUNT and not unit and not ordinal:
             quantities.counted.add(str(value))
 
 
 def _add_english(lower: str, words: set[str], grammar: Grammar, quantities: Quantities) -> None:
-    """Add named days and numbers that words about years imply: 90s for the 1990s, "the next year" after 2017 for 2018."""
+    """Add named days and numbers that words about years imply: 90s for the 1990s, 30 for three long decades."""
     if not words.isdisjoint(_NAMED_DAY_WORDS):
         straight = lower.replace("’", "'")
         for name in [name for name in _NAMED_DAYS if name in straight]:
@@ -261,12 +266,6 @@ def _add_english(lower: str, words: set[str], grammar: Grammar, quantities: Quan
             implied.update(
                 {number[-3:]} if len(number) == 5 else {f"{century}{number}" for century in (17, 18, 19, 20)}
             )
-    years = [int(number) for number in quantities.numbers if len(number) == 4 and number.isdigit()]
-    if years and "year" in words:
-        if _NEXT_YEAR.search(lower):
-            implied.update(str(year + 1) for year in years)
-        if _PREVIOUS_YEAR.search(lower):
-            implied.update(str(year - 1) for year in years)
     if "decades" in words or "centuries" in words:  # three long decades
         for match in _COUNTED_DECADES.finditer(lower):
             count = int(match["words"]) if match["words"].isdigit() else grammar.parse_words(match["words"])[0]
@@ -277,7 +276,7 @@ def _add_dates(text: str, lower: str, month: str, grammar: Grammar, quantities: 
     """Add the dates with one name of a month. An abbreviation is a month beside a day only."""
     number = grammar.profile.months[month]
     english = grammar.profile.code == "en"
-    for start in _occurrences(month, lower):
+    for start in occurrences(month, lower):
         end = start + len(month)
         match = grammar.day_before.search(text[max(0, start - 40) : start]) or grammar.day_after.match(text, end)
         if match:
@@ -298,11 +297,12 @@ def _is_month(text: str, start: int, end: int) -> bool:
 def _add_han_numbers(text: str, grammar: Grammar, quantities: Quantities) -> None:
     """Add the numbers of a Chinese or Japanese text, in digits and in Chinese numerals."""
     text = _HAN_MORE.sub("", _HAN_PERCENT.sub(r"\1%", text))
+    quantities.text = text
     if "割" in text or "成" in text:
         text = _TENTHS[grammar.profile.code].sub(lambda match: f"{_han_value(match[1])}0%", text)
     if ":" in text:
         for match in _TIME.finditer(text):
-            quantities.add(match[0].removeprefix("0"))
+            quantities.add(match[0].removeprefix("0"), place=match.span())
         text = _TIME.sub(lambda match: " " * len(match[0]), text)
     for match in _HAN_NUMBER.finditer(text):
         run = match["number"]
@@ -318,8 +318,8 @@ def _add_han_numbers(text: str, grammar: Grammar, quantities: Quantities) -> Non
             if text[match.start() - 1 : match.start()] != "第":
                 continue
         stated = in_digits or len(run) > 1 or (bool(counted) and number not in ("1", "2"))
-        quantities.add(*_in_years(number, unit, False), stated=stated)
-        if not in_digits and not unit and len(number) < 3 and int(number) <= _MAX_COUNT:
+        quantities.add(*_in_years(number, unit, False), stated=stated, place=match.span("number"))
+        if not in_digits and not unit and len(number) < 3 and int(number) <= MAX_COUNT:
             quantities.counted.add(number)
     for word, numbers in grammar.profile.implied_numbers.items():
         if word in text:
@@ -379,120 +379,3 @@ def _format_decimal(value: Decimal) -> str:
     """Return `value` without exponent or trailing zeros."""
     text = f"{value:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text.lstrip("0") or "0"
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A fact that one of two texts has: its `reason` in `REASONS`, the evidence, and whether it is `sure` to be a fault.
-
-    `lost` facts are of the source, others are new. One that is not sure is in doubt, unless a lost and a new one of a kind
-    stand side by side: then one was replaced by the other.
-    """
-
-    reason: str
-    detail: str
-    sure: bool = True
-    lost: bool = False
-
-
-def compare_quantities(
-    source: Quantities,
-    variant: Quantities,
-    complete: bool,
-    known: Quantities,
-    kept: Quantities,
-    words_known: bool = True,
-) -> Iterator[Difference]:
-    """Yield the differences. `known` quantities of the source's frame may appear, `kept` are those of the variant's frame.
-
-    Without `words_known`, number words of the language are not read.
-    """
-    present = variant.numbers.keys() | variant.implied | kept.numbers.keys() | kept.implied
-    allowed = source.numbers.keys() | source.implied | known.numbers.keys() | known.implied
-    lost = source.stated - present if complete else set()
-    for number in sorted(lost, key=_by_size):
-        counted = number in source.counted and int(number) <= _MAX_COUNT
-        # The words for a number are not known in every language; then a new number beside the lost one decides.
-        unread = not words_known and number.isdigit() and (len(number) < 3 or int(number) % 100 == 0)
-        sure = not (counted or unread or _is_written_otherwise(number, present) or _has_parts(number, present))
-        yield Difference("number", f"{number} is lost", sure, lost=True)
-    if lost:  # five became two: a word that need not be a number replaces one
-        for number in sorted(variant.numbers.keys() - variant.stated - allowed - {"0", "1"}, key=_by_size):
-            yield Difference("number", f"{number} is not in the source", sure=False)
-    new = (variant.stated | {number for number in kept.stated if len(number) > 2}) - allowed
-    replaced = source.numbers.keys() - present - {"0", "1"}
-    if not complete:
-        new -= _enumeration(variant)
-    for number in sorted(new, key=_by_size):
-        if number in variant.counted and not (replaced and complete):
-            if int(number) > 5:
-                yield Difference("number", f"{number} is not in the source", sure=False)
-            continue
-        small = not complete and number.isdigit() and int(number) <= _MAX_COUNT and not variant.numbers.get(number)
-        derived = not complete and (_is_derived(number, source) or _is_scaled(number, allowed))
-        sure = not (small or derived or _is_written_otherwise(number, allowed) or _has_parts(number, allowed))
-        yield Difference("number", f"{number} is not in the source", sure)
-    yield from _compare_dates(source, variant, complete, known, kept)
-    for number, units in variant.numbers.items():
-        # An implied number (a decade, a dozen) has the unit of its word, or any.
-        known_units = source.numbers.get(number, {_IMPLIED_UNIT[number]} if number in _IMPLIED_UNIT else units)
-        new_units = units - known_units - known.numbers.get(number, set())
-        new_units -= {"lb"} if "sterling" in known_units else set()  # both are pounds
-        if new_units and (known_units or not new_units <= source.units | known.units | _OPTIONAL_UNITS):
-            listed = f"with {', '.join(sorted(known_units))}" if known_units else "without a unit"
-            yield Difference("unit", f"{number} {min(new_units)}: the source has {number} {listed}")
-
-
-def _compare_dates(
-    source: Quantities, variant: Quantities, complete: bool, known: Quantities, kept: Quantities
-) -> Iterator[Difference]:
-    lost = source.months - variant.months - variant.uncertain_months - kept.months if complete else set()
-    new = variant.months - source.months - source.uncertain_months - known.months
-    for month in sorted(lost or new):
-        yield Difference("date", f"{MONTHS[month - 1].title()} is {'lost' if lost else 'not in the source'}")
-    known_days = source.days | known.days | source.named_days.keys()
-    for month, day in sorted(variant.days - known_days):
-        if any(month == other[0] or day == other[1] for other in known_days):
-            yield Difference("date", f"{day} {MONTHS[month - 1].title()} is not in the source")
-
-
-def _enumeration(quantities: Quantities) -> set[str]:
-    """Return the numbers from 1 on, three or more without a gap and without units: they number cards, steps or answers."""
-    last = 0
-    while quantities.numbers.get(str(last + 1), {""}) == set():
-        last += 1
-    return {str(number) for number in range(1, last + 1)} if last > 2 else set()
-
-
-def _by_size(number: str) -> tuple[int, str]:
-    return -len(number), number
-
-
-def _is_written_otherwise(number: str, others: Iterable[str]) -> bool:
-    """Return whether a number differs from one of `others` in the place of its point only: 1.234 may be 1,234."""
-    if "." not in number and len(number) < 4:
-        return False
-    digits = number.replace(".", "")
-    return any(digits == other.replace(".", "") for other in others if "." in other or "." in number)
-
-
-def _is_scaled(number: str, others: Iterable[str]) -> bool:
-    """Return whether one of `others` is a number of thousands, millions or billions: 2.1 for 2.1 billion."""
-    if not number.replace(".", "").isdigit():
-        return False
-    return not {_format_decimal(Decimal(number) * 10**power) for power in (3, 6, 9)}.isdisjoint(others)
-
-
-def _has_parts(number: str, others: Iterable[str]) -> bool:
-    """Return whether a time of day is there in parts: 14:30, 14 Uhr 30."""
-    return ":" in number and {part.lstrip("0") or "0" for part in number.split(":")} <= {*others, "0"}
-
-
-def _is_derived(number: str, source: Quantities) -> bool:
-    """Return whether a number is the sum or the difference of two numbers of the source."""
-    try:
-        values = [Decimal(one) for one in source.stated if len(one) > 1 and one.replace(".", "").isdigit()][:40]
-        value = Decimal(number)
-    except ArithmeticError:
-        return False
-    return any(value in (a + b, abs(a - b)) for index, a in enumerate(values) for b in values[index + 1 :])

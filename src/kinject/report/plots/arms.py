@@ -128,7 +128,7 @@ def _draw_result(panel: Axes, row: int, result: ArmResult) -> None:
 
 
 def relative_gains(view: View, *, columns: int = 3) -> Figure | None:
-    """Return the gain over base as a fraction of base's accuracy, with the interval of the difference over it."""
+    """Return the gain over base as a fraction of what base answers above chance, with its interval."""
     drawn = [
         panel for panel in model_panels(view, "learning")
         if any(s.to_base is not None and s.to_base.relative is not None for s in panel.results)
@@ -154,11 +154,10 @@ def _draw_gain(panel: Axes, row: int, result: ArmResult) -> None:
     contrast = result.to_base
     if contrast is None or contrast.relative is None:
         return
-    base = result.accuracy - contrast.delta
     colour = LEARNING if contrast.delta >= 0 else RETENTION
     panel.barh([row], [contrast.relative], height=0.55, color=colour, alpha=0.3 if result.k else 0.75, linewidth=0)
-    if contrast.low is not None and contrast.high is not None:
-        panel.plot([contrast.low / base, contrast.high / base], [row, row], color=INK, linewidth=1.2)
+    if contrast.relative_low is not None and contrast.relative_high is not None:
+        panel.plot([contrast.relative_low, contrast.relative_high], [row, row], color=INK, linewidth=1.2)
     margin_text(panel, row, format_relative(contrast.relative))
 
 

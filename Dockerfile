@@ -1,0 +1,23 @@
+# kinject in a container: for CPUs by default, for NVIDIA GPUs with --build-arg TORCH=cuda (docker run --gpus all).
+#   docker build -t kinject .
+#   docker run --rm -v "$PWD:/work" --user "$(id -u):$(id -g)" kinject demo
+FROM python:3.12-slim
+ARG TORCH=cpu
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /src
+COPY constraints.txt ./
+# torch first: this layer, the largest, stays while kinject changes. PyPI's torch brings CUDA; the CPU build is on PyTorch's own index.
+RUN case "$TORCH" in \
+      cpu) index=https://download.pytorch.org/whl/cpu ;; \
+      cuda) index=https://pypi.org/simple ;; \
+      *) echo "TORCH: found $TORCH, allowed: cpu, cuda" >&2; exit 2 ;; \
+    esac \
+    && pip install -c constraints.txt --extra-index-url "$index" torch
+COPY LICENSE README.md pyproject.toml ./
+COPY recipes recipes
+COPY src src
+RUN pip install -c constraints.txt '.[documents]'
+# Any user may run it: caches of libraries go where that user can write.
+ENV HOME=/tmp HF_HOME=/work/.cache/huggingface MPLCONFIGDIR=/tmp/matplotlib
+WORKDIR /work
+ENTRYPOINT ["kinject"]

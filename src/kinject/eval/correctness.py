@@ -1,0 +1,115 @@
+"""The answers of one arm as numbers: questions come in source documents, training in seeds.
+
+Arrays are float64, [seeds, questions], 1 if the answer was correct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from kinject.results import Interval
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CorrectnessMatrix:
+    """The answers of one arm: `correct` [seeds, questions] is 0 or 1; `clusters` names each question's source document.
+
+    `chances` are the accuracies of guessing each question, () where guessing never succeeds. `pooled` is the variance of
+    one seed's accuracy, with its degrees of freedom, as the other arms of a study inform it; None: its own seeds alone.
+    """
+
+    correct: Floats
+    question_ids: tuple[str, ...]
+    clusters: tuple[str, ...]
+    chances: tuple[float, ...] = ()
+    pooled: tuple[float, float] | None = None
+
+    def mean(self) -> float:
+        """Return the accuracy, seeds averaged."""
+        return float(self.correct.mean())
+
+    @property
+    def n_seeds(self) -> int:
+        """The number of seeds."""
+        return int(self.correct.shape[0])
+
+    def part(self, columns: Sequence[int]) -> CorrectnessMatrix:
+        """Return the matrix of some of the questions, whose `pooled` variance is not known."""
+        ids, clusters = (tuple(values[i] for i in columns) for values in (self.question_ids, self.clusters))
+        chances = tuple(self.chances[i] for i in columns) if self.chances else ()
+        return CorrectnessMatrix(self.correct[:, list(columns)], ids, clusters, chances)
+
+    @property
+    def above_chance(self) -> CorrectnessMatrix:
+        """The matrix with each question's own chance subtracted: its mean is 0 for one who guesses."""
+        import numpy as np
+
+        return replace(self, correct=self.correct - np.asarray(self.chances), chances=()) if self.chances else self
+
+    @cached_property
+    def members(self) -> tuple[Any, int]:
+        """The number of each question's document, and how many documents there are; without a document a question is one."""
+        return _members(self.question_ids, self.clusters)
+
+    @cached_property
+    def per_cluster(self) -> tuple[Floats, Floats]:
+        """Sums [seeds, clusters] and counts [clusters] over the questions of each document."""
+        import numpy as np
+
+        member, n = self.members
+        sums = np.stack([np.bincount(member, row, n) for row in self.correct]).astype(np.float64)
+        return sums, np.bincount(member, minlength=n).astype(np.float64)
+
+    @property
+    def seed_variance(self) -> tuple[float, float]:
+        """The variance of one seed's accuracy between seeds, with its degrees of freedom; several seeds are needed."""
+        import numpy as np
+
+        return float(np.var(self.correct.mean(1), ddof=1)), self.n_seeds - 1.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has one seed and no document with two questions, so that questions are independent."""
+        return self.n_seeds == 1 and self.members[1] == len(self.question_ids)
+
+    @property
+    def interval_name(self) -> Interval:
+        """The name of the interval that `bounded_accuracy` gives."""
+        return "Wilson" if self.is_plain else "Wilson over documents and seeds"
+
+
+@lru_cache(maxsize=16)  # the arms of a question set have the same questions
+def _members(question_ids: tuple[str, ...], clusters: tuple[str, ...]) -> tuple[Any, int]:
+    import numpy as np
+
+    names = [cluster or f"\0{name}" for cluster, name in zip(clusters, question_ids, strict=True)]
+    index = {name: i for i, name in enumerate(sorted(set(names)))}
+    return np.array([index[name] for name in names], dtype=np.intp), len(index)
+
+
+def aligned(*matrices: CorrectnessMatrix) -> list[CorrectnessMatrix]:
+    """Return `matrices` on the questions of all of them: one without a score in one of them is no pair.
+
+    A question has its document from the first matrix that names one.
+    """
+    shared = set(matrices[0].question_ids).intersection(*(matrix.question_ids for matrix in matrices[1:]))
+    parts = [
+        matrix if len(matrix.question_ids) == len(shared)
+        else matrix.part([i for i, name in enumerate(matrix.question_ids) if name in shared])
+        for matrix in matrices
+    ]  # fmt: skip
+    if len({part.clusters for part in parts}) > 1:
+        clusters = tuple(
+            next(filter(None, names), "") for names in zip(*(part.clusters for part in parts), strict=True)
+        )
+        parts = [replace(part, clusters=clusters) for part in parts]
+    return parts
