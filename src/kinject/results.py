@@ -492,14 +492,23 @@ class Report(Tabular):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return a row for each arm, question set and prompt format; changes and p against the base without context."""
-        return [
-            {
-                "model": one.model, "arm": one.arm, "questions": one.question_set, "role": one.role, "format": one.format,
-                "shots": one.shots, "k": one.k, "n": one.n, "accuracy": one.accuracy, "low": one.low, "high": one.high,
-                "chance": one.chance, "change": one.to_base.delta if one.to_base else None,
-                "p": one.to_base.deciding_p if one.to_base else None,
-            } for one in self.results
-        ]  # fmt: skip
+        names = [
+            "model",
+            "arm",
+            "question_set",
+            "role",
+            "format",
+            "shots",
+            "k",
+            "n",
+            "accuracy",
+            "low",
+            "high",
+            "chance",
+        ]
+        values = ({name: getattr(one, name) for name in names} for one in self.results)
+        changes = (one.to_base for one in self.results)
+        return [v | {"change": c and c.delta, "p": c and c.deciding_p} for v, c in zip(values, changes, strict=True)]
 
 
 def to_json(report: Report) -> dict[str, Any]:

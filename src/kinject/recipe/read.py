@@ -207,13 +207,9 @@ def read_recipe(
     path = Path(path)
     file = read_yaml(path)
     raw = copy.deepcopy(file.root)
-    faults: list[Fault] = []
     overridden: set[KeyPath] = set()
     inputs: dict[str, KeyPath] = {}
-    for override in overrides:
-        fault = _apply_override(override, raw, overridden)
-        if fault is not None:
-            faults.append(fault)
+    faults = [fault for override in overrides if (fault := _apply_override(override, raw, overridden)) is not None]
     notes = _leave_out_general_text(raw)
     kind = _RECIPES[verb] if verb is not None else Recipe
     required = tuple(kind.__annotations__) if verb is not None else ()
