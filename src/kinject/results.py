@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator
 
-from kinject.types import Tabular
+from kinject.types import Tabular, row_of
 
 Kind = Literal["evaluation", "study"]
 Role = Literal["learning", "retention", "baseline"]
@@ -30,7 +30,6 @@ Scope = Literal["method", "these models"]
 ALPHA = 0.05
 FEWEST = 10
 """Documents (or questions without a document) below which no difference is judged: so few say little of others."""
-_TOLERANCE = 1e-6
 
 
 def fewest_for(family: int) -> int:
@@ -48,7 +47,7 @@ def in_these_models(scope: Scope) -> str:
 
 def _within(low: float, high: float) -> AfterValidator:
     def check(value: Any) -> Any:
-        if not low - _TOLERANCE <= value <= high + _TOLERANCE:
+        if not low - 1e-6 <= value <= high + 1e-6:
             raise ValueError(f"allowed is {low:g} to {high:g}")
         return value
 
@@ -491,27 +490,13 @@ class Report(Tabular):
     __pydantic_config__: ClassVar[dict[str, bool]] = {"allow_inf_nan": False}
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each arm, question set and prompt format; changes and p against the base without context."""
-        names = [
-            "model",
-            "arm",
-            "question_set",
-            "role",
-            "format",
-            "shots",
-            "k",
-            "n",
-            "accuracy",
-            "low",
-            "high",
-            "chance",
-        ]
-        values = ({name: getattr(one, name) for name in names} for one in self.results)
-        changes = (one.to_base for one in self.results)
-        return [v | {"change": c and c.delta, "p": c and c.deciding_p} for v, c in zip(values, changes, strict=True)]
+        """Return a row for each arm, question set and prompt format."""
+        names = "model arm question_set role format shots k n accuracy low high chance to_base.delta to_base.deciding_p"
+        return [row_of(one, names) for one in self.results]
 
 
 def to_json(report: Report) -> dict[str, Any]:
     """Return `report` as JSON values. Halves of surrogate pairs, which UTF-8 cannot hold, become U+FFFD."""
-    text = json.dumps(asdict(report), ensure_ascii=False, allow_nan=False)
-    return dict(json.loads(re.sub("[\ud800-\udfff]", "\ufffd", text)))
+    return dict(
+        json.loads(re.sub("[\ud800-\udfff]", "\ufffd", json.dumps(asdict(report), ensure_ascii=False, allow_nan=False)))
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from html import escape
 from typing import Any
 
@@ -35,6 +36,14 @@ class Tabular:
         head = "".join(f"<th>{escape(str(column))}</th>" for column in (rows[0] if rows else ()))
         lines = ("".join(f"<td>{_cell(value)}</td>" for value in row.values()) for row in rows)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{line}</tr>' for line in lines)}</tbody></table>"
+
+
+def row_of(item: object, names: str) -> dict[str, Any]:
+    """Return the attributes of `item` by their names: separated by spaces, with dots between parts; None where a part is."""
+    row = {}
+    for name in names.split():
+        row[name] = reduce(lambda part, key: None if part is None else getattr(part, key), name.split("."), item)
+    return row
 
 
 def _cell(value: Any) -> str:

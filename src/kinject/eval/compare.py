@@ -20,7 +20,7 @@ from kinject.eval.statistics import format_p, make_contrast
 from kinject.results import ArmResult, Contrast
 from kinject.terminal import aligned as columns
 from kinject.terminal import show
-from kinject.types import Answer, Tabular
+from kinject.types import Answer, Tabular, row_of
 
 _Way = tuple[str, str, int, int]
 
@@ -55,14 +55,9 @@ class Comparison(Tabular):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return a row for each comparison."""
-        return [
-            {
-                "questions": one.result.question_set, "arm": one.name, "to": one.base_name, "format": one.result.format,
-                "shots": one.result.shots, "k": one.result.k, "n": one.result.n, "accuracy": one.result.accuracy,
-                "base": one.base_accuracy, "change": one.contrast.delta, "low": one.contrast.low, "high": one.contrast.high,
-                "p": one.contrast.deciding_p,
-            } for one in self.pairs
-        ]  # fmt: skip
+        names = "result.question_set name base_name result.format result.shots result.k result.n result.accuracy base_accuracy"
+        names += " contrast.delta contrast.low contrast.high contrast.deciding_p"
+        return [row_of(one, names) for one in self.pairs]
 
 
 def read_run(path: Path, score: Score = "sum") -> Run:
