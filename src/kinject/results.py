@@ -1,7 +1,6 @@
 """Results of an evaluation and of a study: accuracy of each arm, paired differences, and what a study adds to them.
 
-An evaluation is a study with one seed, so both are a `Report`. Reports are written to report.json; pages and figures show
-these numbers and compute none. The annotations are checked by pydantic when a report is read.
+An evaluation is a study with one seed. Pages and figures compute no numbers. Pydantic checks the annotations at reading.
 """
 
 from __future__ import annotations
@@ -497,6 +496,5 @@ class Report(Tabular):
 
 def to_json(report: Report) -> dict[str, Any]:
     """Return `report` as JSON values. Halves of surrogate pairs, which UTF-8 cannot hold, become U+FFFD."""
-    return dict(
-        json.loads(re.sub("[\ud800-\udfff]", "\ufffd", json.dumps(asdict(report), ensure_ascii=False, allow_nan=False)))
-    )
+    text = json.dumps(asdict(report), ensure_ascii=False, allow_nan=False)
+    return dict(json.loads(re.sub("[\ud800-\udfff]", "\ufffd", text)))
