@@ -105,7 +105,8 @@ def styles(recipe: AugmentRecipe | str | Path | None = None) -> Mapping[str, str
     """
     from kinject.augment.style_preview import known_styles
 
-    return {name: style.about for name, style in known_styles(recipe and _checked(recipe, "augment")).items()}
+    checked: AugmentRecipe | None = None if recipe is None else _checked(recipe, "augment")
+    return {name: style.about for name, style in known_styles(checked).items()}
 
 
 def train(recipe: TrainRecipe | str | Path, *, resume: bool = False, overwrite: bool = False) -> TrainResult:

@@ -26,7 +26,7 @@ class Tabular:
 
     def to_frame(self) -> Any:
         """Return the rows as a `pandas.DataFrame`."""
-        from pandas import DataFrame
+        from pandas import DataFrame  # type: ignore[import-untyped]
 
         return DataFrame(self.to_rows())
 
