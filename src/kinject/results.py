@@ -212,6 +212,8 @@ class ArmResult(_AskedArm):
     n_correct: Count | None = None
     """With one seed only."""
     n_unscored: Count = 0
+    n_cut: Count = 0
+    """Questions whose prompt did not fit the model's window and lost tokens (of any seed)."""
     mass: float | None = None
 
     @property
@@ -483,6 +485,8 @@ class Report(Tabular):
     logs: tuple[tuple[str, str, int, str], ...] = ()
     notes: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
+    date: str = ""
+    """When the last of its evaluations was written (ISO 8601)."""
     versions: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     model_sources: dict[str, str] = field(default_factory=dict)

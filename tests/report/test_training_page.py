@@ -67,7 +67,11 @@ def test_the_page_holds_the_numbers_and_escapes_the_rest(run_dir: Path, capsys: 
         "&lt;script&gt;",
     ):
         assert text in page
-    assert "<script" not in page
+    assert page.count("<script") == 1  # kinject's own
+    assert (
+        "20 steps in 3 seconds; the training loss went from 4.00 to 0.20; new (to be learned) from 25.0% to 75.0%"
+        in page
+    )
     assert "a &lt;b&gt; run" in page
     assert (run_dir / "figures" / "training.png").read_bytes()[:4] == b"\x89PNG"
     before = page

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from kinject.eval.statistics import format_p
 from kinject.report.formatting import format_finite
-from kinject.report.view import unscored_text
+from kinject.report.headline import render_headline
+from kinject.report.verdict import render_verdict
+from kinject.report.view import View, unscored_text
 from kinject.results import ArmResult, Perplexity, Recall, Report
 from kinject.terminal import aligned
 
@@ -19,7 +21,7 @@ def render_summary(report: Report) -> str:
     """Return `report` as text without a trailing newline.
 
     An evaluation: every result by question set, learning beside forgetting, subjects, recall, perplexity, notes. A study:
-    each arm's accuracy by set (first prompt format, and the chosen K), choices, claims, failures.
+    each arm's accuracy by set (first prompt format, and the chosen K), choices, claims, failures. The headline ends it.
     """
     if report.kind == "evaluation":
         names = dict.fromkeys(result.question_set for result in report.results)
@@ -31,6 +33,8 @@ def render_summary(report: Report) -> str:
         ]  # fmt: skip
     else:
         blocks = [_arm_table(report), _unscored(report), _choices(report), _claims(report), _failures(report)]
+    view = View(report)
+    blocks.append(" ".join(render_headline(view, render_verdict(view))).strip())
     return "\n\n".join(block for block in blocks if block)
 
 
