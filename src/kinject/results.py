@@ -1,7 +1,4 @@
-"""Results of an evaluation and of a study: accuracy of each arm, paired differences, and what a study adds to them.
-
-An evaluation is a study with one seed. Pages and figures compute no numbers. Pydantic checks the annotations at reading.
-"""
+"""Results of an evaluation (a study with one seed) and of a study. Pages and figures compute none of their numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator
 
-from kinject.types import Tabular, row_of
+from kinject.types import Tabular
 
 Kind = Literal["evaluation", "study"]
 Role = Literal["learning", "retention", "baseline"]
@@ -491,11 +488,9 @@ class Report(Tabular):
     seconds: float = 0.0
     model_sources: dict[str, str] = field(default_factory=dict)
     __pydantic_config__: ClassVar[dict[str, bool]] = {"allow_inf_nan": False}
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each arm, question set and prompt format."""
-        names = "model arm question_set role format shots k n accuracy low high chance to_base.delta to_base.deciding_p"
-        return [row_of(one, names) for one in self.results]
+    ROWS: ClassVar = (
+        "results: model arm question_set role format shots k n accuracy low high to_base.delta to_base.deciding_p"
+    )
 
 
 def to_json(report: Report) -> dict[str, Any]:

@@ -9,20 +9,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from html import escape
-from typing import Any
+from typing import Any, ClassVar
 
 Message = Mapping[str, str]
 """One chat message: ``{"role": "system" | "user" | "assistant", "content": text}``."""
 
 
 class Tabular:
-    """A result with rows. A notebook shows it as a table."""
+    """A result with rows. A notebook shows it as a table.
+
+    `ROWS` names the field that holds what the rows are about, and their attributes that are the columns (dots lead into
+    parts); or a class has a `to_rows` of its own.
+    """
 
     __slots__ = ()
+    ROWS: ClassVar = ""
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the rows: column -> value."""
-        raise NotImplementedError
+        """Return the rows: column -> value, None where a part of the value is None."""
+        field_name, _, names = self.ROWS.partition(": ")
+        return [{name: _attribute(item, name) for name in names.split()} for item in getattr(self, field_name)]
 
     def to_frame(self) -> Any:
         """Return the rows as a `pandas.DataFrame`."""
@@ -38,12 +44,8 @@ class Tabular:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{line}</tr>' for line in lines)}</tbody></table>"
 
 
-def row_of(item: object, names: str) -> dict[str, Any]:
-    """Return the attributes of `item` by their names: separated by spaces, with dots between parts; None where a part is."""
-    row = {}
-    for name in names.split():
-        row[name] = reduce(lambda part, key: None if part is None else getattr(part, key), name.split("."), item)
-    return row
+def _attribute(item: object, name: str) -> Any:
+    return reduce(lambda part, key: None if part is None else getattr(part, key), name.split("."), item)
 
 
 def _cell(value: Any) -> str:

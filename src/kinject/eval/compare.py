@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from kinject.disk import check_folder
 from kinject.errors import InputError
@@ -20,7 +20,7 @@ from kinject.eval.statistics import format_p, make_contrast
 from kinject.results import ArmResult, Contrast
 from kinject.terminal import aligned as columns
 from kinject.terminal import show
-from kinject.types import Answer, Tabular, row_of
+from kinject.types import Answer, Tabular
 
 _Way = tuple[str, str, int, int]
 
@@ -53,11 +53,10 @@ class Comparison(Tabular):
 
     pairs: tuple[Pair, ...]
 
-    def to_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each comparison."""
-        names = "result.question_set name base_name result.format result.shots result.k result.n result.accuracy base_accuracy"
-        names += " contrast.delta contrast.low contrast.high contrast.deciding_p"
-        return [row_of(one, names) for one in self.pairs]
+    ROWS: ClassVar = (
+        "pairs: result.question_set name base_name result.format result.shots result.k result.n result.accuracy base_accuracy "
+        "contrast.delta contrast.low contrast.high contrast.deciding_p"
+    )
 
 
 def read_run(path: Path, score: Score = "sum") -> Run:
