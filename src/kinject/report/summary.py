@@ -27,7 +27,7 @@ def render_summary(report: Report) -> str:
         names = dict.fromkeys(result.question_set for result in report.results)
         blocks = [
             *(_set_table(name, report.results) for name in names), _unscored(report), _changes(report),
-            *_subject_tables(report.results),
+            _one_seed(report), *_subject_tables(report.results),
             _recalls(report.recalls), _perplexities(report.perplexities),
             "\n".join(f"note: {note}" for note in report.notes),
         ]  # fmt: skip
@@ -40,6 +40,12 @@ def render_summary(report: Report) -> str:
 
 def _unscored(report: Report) -> str:
     return "\n".join(f"no score: {unscored_text(item)}" for item in report.unscored)
+
+
+def _one_seed(report: Report) -> str:
+    contrasts = (result.to_base for result in report.results)
+    alone = any(contrast is not None and contrast.scope != "method" for contrast in contrasts)
+    return "p and intervals: in these models; another training may show something else" if alone else ""
 
 
 def _arm(result: ArmResult) -> str:
@@ -90,7 +96,7 @@ def _changes(report: Report) -> str:
         )
     head = ("arm", "K", "format", "shots", *(f"{role}: {name}" for role, name in sets))
     lines = [head, *((*key, *(deltas.get(name, "") for _, name in sets)) for key, deltas in rows.items())]
-    return f"change to {report.models[0]}: learned, and kept\n{aligned(lines, frozenset({1, *range(3, len(head))}))}"
+    return f"change to {report.models[0]}, by question set\n{aligned(lines, frozenset({1, *range(3, len(head))}))}"
 
 
 def _subject_tables(results: Sequence[ArmResult]) -> Iterator[str]:

@@ -343,7 +343,9 @@ def _facts(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     if isinstance(counts.get("loss"), float) and math.isfinite(counts["loss"]):
         facts.append(("mean loss", f"{counts['loss']:.3f}"))
     facts += [("seconds", f"{counts.get('seconds', 0):,.0f}")]
-    facts += [(f"tokens {format_name(name)}", f"{n:,}") for name, n in tokens.items()]
+    learned = counts.get("learned_tokens")
+    facts += [] if learned is None else [("tokens learned, over all steps", f"{learned:,}")]
+    facts += [(f"tokens in an epoch: {format_name(name)}", f"{n:,}") for name, n in tokens.items()]
     replay = counts.get("fractions", {}).get("replay")
     facts += [("replay", format_percent(replay))] if replay else []
     return [*facts, ("updates skipped", str(counts.get("skipped_updates", 0)))]
