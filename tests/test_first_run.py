@@ -86,6 +86,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copy(ROOT / "recipes/cpt.yaml", tmp_path / "my-recipe.yaml")
     shutil.copy(ROOT / "docs/faq.md", tmp_path / "manual.md")
+    (tmp_path / "handbook").mkdir()
+    shutil.copy(ROOT / "docs/faq.md", tmp_path / "handbook")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
