@@ -36,6 +36,7 @@ NOT_HERE = {
     "recipes/llama-3.1-8b/": "a model of the hub",
     "recipes/qwen3/": "a model of the hub",
     "mistralai/": "a model of the hub",
+    "recipes/handbook/": "an endpoint with a key, a model of the hub; tests/augment/test_survey.py writes them",
     "recipes/real-data/": "data of another project",
     "recipes/bench/": "minutes; tests/bench measures small runs",
     "kinject bench": "minutes; tests/bench measures small runs",
@@ -86,6 +87,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copy(ROOT / "recipes/cpt.yaml", tmp_path / "my-recipe.yaml")
     shutil.copy(ROOT / "docs/faq.md", tmp_path / "manual.md")
+    (tmp_path / "handbook").mkdir()
+    shutil.copy(ROOT / "docs/faq.md", tmp_path / "handbook")
     (tmp_path / "handbook").mkdir()
     shutil.copy(ROOT / "docs/faq.md", tmp_path / "handbook")
     monkeypatch.chdir(tmp_path)
