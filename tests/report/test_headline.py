@@ -26,7 +26,8 @@ def test_it_is_about_the_arm_that_gained_most_with_what_it_lost_and_retrieval() 
         "correct); no loss is shown on known; retrieval alone does better on new (96.8%) and reverse (86.5%)."
     )
     assert sure == (
-        "Each arm was trained once, and another training may differ; a difference is named only if p < 0.05."
+        "This is about these models: each arm was trained once, and another training may differ; a difference is named "
+        "only if p < 0.05."
     )
 
 

@@ -51,8 +51,8 @@ change to base, by question set
 note: cpt: said something
 
 cpt gained on new (25.0% → 80.0% correct), but is not shown to be above guessing; no loss is shown on known; no \
-difference from retrieval alone is shown on new (95.0%). Each arm was trained once, and \
-another training may differ; a difference is named only if p < 0.05."""
+difference from retrieval alone is shown on new (95.0%). This is about \
+these models: each arm was trained once, and another training may differ; a difference is named only if p < 0.05."""
 
 
 def test_the_table_shows_learning_beside_forgetting() -> None:

@@ -55,9 +55,6 @@ def render_headline(view: View, verdict: Sequence[AnsweredQuestion]) -> tuple[st
         text = _counts(verdict)
     else:
         text = _about_one_arm(view, verdict, learned)
-    if all(finding.scope == "these models" for finding in learned):
-        first = next((word for word in ("Of ", "The ") if text.startswith(word)), "")  # not the name of an arm
-        text = f"In these models: {first.lower()}{text.removeprefix(first)}"
     return f"{text}.", _sureness(view)
 
 
@@ -137,7 +134,7 @@ def _sureness(view: View) -> str:
     trained = [result for result in _headline_results(view) if view.arms[result.model, result.arm].trained]
     most, fewest = (of((len(result.by_seed) for result in trained), default=1) for of in (max, min))
     if most == 1:
-        text = "Each arm was trained once, and another training may differ"
+        text = "This is about these models: each arm was trained once, and another training may differ"
     else:
         text = f"Each arm was trained {f'{fewest} to {most}' if fewest < most else most} times, with different seeds"
     contrasts = [result.to_base for result in trained if result.to_base is not None]
