@@ -84,10 +84,7 @@ def augment(
     from kinject.report import write_augment_report
 
     checked: AugmentRecipe = _checked(recipe, "augment")
-    if jobs is None:
-        result = run(checked)
-    else:
-        result = augment_in_shards(checked, shard_executor(executor, jobs), jobs)
+    result = run(checked) if jobs is None else augment_in_shards(checked, shard_executor(executor, jobs), jobs)
     write_augment_report(checked.run_dir)
     return result
 
