@@ -55,8 +55,7 @@ def render_headline(view: View, verdict: Sequence[AnsweredQuestion]) -> tuple[st
         text = _counts(verdict)
     else:
         text = _about_one_arm(view, verdict, learned)
-    models = "In these models: " if all(finding.scope == "these models" for finding in learned) else ""
-    return f"{models}{text}.", _sureness(view)
+    return f"{text}.", _sureness(view)
 
 
 def _about_one_arm(view: View, verdict: Sequence[AnsweredQuestion], learned: Sequence[Finding]) -> str:
