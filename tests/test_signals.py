@@ -137,15 +137,20 @@ def test_a_deferred_signal_comes_at_the_end_of_the_block_and_a_second_one_at_onc
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, told = Clock(monkeypatch), threading.Event()
-    with pytest.raises(Terminated), deferred(told.set) as received:
-        for _ in range(2):  # a launcher repeats it
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.01)
-        assert received == [signal.SIGTERM]
-        assert told.wait(10)
-    with pytest.raises(Terminated), deferred(told.set):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.01)
-        clock.ahead += 2
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
+
+    def send(pause: float, times: int) -> None:
+        with deferred(told.set) as received:
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.01)
+                clock.ahead += pause
+            assert received == [signal.SIGTERM]
+            assert told.wait(10)
+            ends.append(times)
+
+    ends: list[int] = []
+    with pytest.raises(Terminated):
+        send(0.1, 2)  # a launcher repeats it
+    with pytest.raises(Terminated):
+        send(2.0, 3)
+    assert ends == [2]

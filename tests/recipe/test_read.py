@@ -154,7 +154,7 @@ def test_without_general_text_a_recipe_is_the_one_without_its_lines_and_a_warnin
     path, plain = tmp_path / "r.yaml", tmp_path / "plain.yaml"
     path.write_text(text + "  eval_strategy: epoch\n  eval_on_start: true\n")
     plain.write_text(text.replace(general, "") + "  eval_strategy: no\n  eval_on_start: false\n")
-    with pytest.raises(RecipeError, match="none.jsonl"):
+    with pytest.raises(RecipeError, match=r"none\.jsonl"):
         read_recipe(path, verb="train")
     recipe, other = read_recipe(str(path), ["corpus.general_text=false"], "train"), read_recipe(plain, verb="train")
     assert recipe.corpus == replace(other.corpus, general_text=False)
