@@ -75,7 +75,9 @@ def try_(documents: str | Path, *, tokenizer: str | None = None) -> Survey:
 def augment(
     recipe: AugmentRecipe | str | Path, *, jobs: int | None = None, executor: Literal["local", "ray"] = "local"
 ) -> AugmentResult:
-    """Rewrite documents into a corpus, and write the report; a rerun asks only for what is missing. `jobs` shares out the work.
+    """Rewrite documents into a corpus, and write the report; a rerun asks only for what is missing.
+
+    `jobs` shares out the documents among processes.
 
     kinject.augment("recipes/augment.yaml").to_frame()
     """
