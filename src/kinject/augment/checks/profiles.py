@@ -35,8 +35,8 @@ class Profile:
     ``value word word ...; ...``: a word that ends in ~ takes each of the `endings`. `scales` are factors, written alike.
     `joins` stand between the words of a number; with `compound`, number words are written as one word. `added_to` are tens to
     which French adds 10 to 19. `ambiguous` number words have another, common meaning. `implied` has words that imply a
-    number, `vague` patterns of words that say a quantity without one (half, the rest, the next year), `about` of those
-    before a bound or a round number (more than, nearly); `units` more spellings of units, ``unit: word|word``; `regions`
+    number, `vague` patterns of words that say a quantity without one (half, the rest, the next year);
+    `units` more spellings of units, ``unit: word|word``; `regions`
     places that CLDR lacks; `generic` words that are said to a person or before a name, without accents.
     """
 
@@ -52,7 +52,6 @@ class Profile:
     ordinal: str = ""
     implied: str = ""
     vague: str = ""
-    about: str = ""
     units: Mapping[str, str] = field(default_factory=dict)
     regions: str = ""
     generic: tuple[str, ...] = ()
@@ -286,7 +285,7 @@ _CLDR_UNITS = {
     "power-watt": "w", "power-kilowatt": "kw", "power-megawatt": "mw", "power-gigawatt": "gw",
     "electric-volt": "volt", "digital-byte": "byte", "digital-kilobyte": "kb", "digital-megabyte": "mb",
     "digital-gigabyte": "gb", "digital-terabyte": "tb", "concentr-percent": "%",
-    "volume-cubic-meter": "m3",
+    "volume-cubic-meter": "m3", "energy-kilowatt-hour": "kwh", "energy-kilocalorie": "kcal", "energy-kilojoule": "kj",
 }  # fmt: skip
 """CLDR's name of a unit -> ours."""
 
@@ -296,11 +295,14 @@ _SYMBOLS_OF_UNITS = {
     "km/h": "km/h|kmh", "mph": "mph", "millisecond": "ms", "second": "s|sec", "minute": "min",
     "hour": "h", "hz": "hz", "khz": "khz", "mhz": "mhz", "ghz": "ghz", "w": "w",
     "kw": "kw", "mw": "mw", "gw": "gw", "volt": "v", "kb": "kb", "mb": "mb", "gb": "gb", "tb": "tb", "%": "%|％",
+    "kwh": "kwh", "kcal": "kcal", "kj": "kj",
     "dollar": "dollar|dollars|usd|$|dólar|dólares|dollari|us-dollar|美元|ドル", "sterling": "gbp|£",
     "euro": "euro|euros|eur|€|欧元|ユーロ", "yen": "yen|jpy|日元|円|yens", "yuan": "yuan|cny|元|人民币|元人民币",
 }  # fmt: skip
 SHARED_UNITS = {spelling: unit for unit, text in _SYMBOLS_OF_UNITS.items() for spelling in text.split("|")}
 """Spelling -> unit, in every language."""
+MONEY = frozenset(("dollar", "sterling", "euro", "yen", "yuan", "franc", "livre", "rupee"))
+"""Units of money."""
 
 
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -382,9 +384,8 @@ class Grammar:
         between = rf"(?:\s+|-|\s+(?:{joins})\s+|-(?:{joins})-)"
         self.number_in_words = re.compile(rf"{one}(?:{between}{one})*\b")
         self.units_with_numbers = [s for s in self.units if " " in s and not set(s.split()).isdisjoint(words)]
-        vague, about = ("|".join(text.split()) or r"\Z." for text in (profile.vague, profile.about))
+        vague = "|".join(profile.vague.split()) or r"\Z."
         self.vague = re.compile(vague if self.unspaced else rf"\b(?:{vague})\b")
-        self.about = re.compile(rf"(?:{about})\Z" if self.unspaced else rf"\b(?:{about})\s(?:\w{{1,3}}\s)?\Z")
         self._known: dict[str, bool] = dict.fromkeys(words, True)
         day = r"\d{1,2}(?:st|nd|rd|th|er|\.?[ºª°]|\.)?"
         days = rf"(?P<days>{day}(?:\s*(?:,|and|or|to|&|[-–—]|und|bis|et|au|y|al|e|a)\s*{day}){{0,3}})"
@@ -439,6 +440,8 @@ class Grammar:
     def parse_words(self, text: str) -> list[int]:
         """Return the numbers in words: five thousand and two; nineteen ninety-five; two, then three; dreiundzwanzig."""
         numbers: list[int] = []
+        if self.profile.code == "en" and len(parts := _ENGLISH_AND.split(text)) > 1:  # thirteen and seventeen
+            return [number for one in parts for number in self.parse_words(one)]
         total = part = 0  # of the current number: whole thousands, and the rest so far
         room = 0  # a value below this can be added to `part`
         started = False
@@ -479,6 +482,9 @@ class Grammar:
                 yield word
             elif word not in self.profile.joins:
                 yield from self._word.findall(word)
+
+
+_ENGLISH_AND = re.compile(r"(?<!hundred)(?<!thousand)(?<!million)(?<!billion)\s+and\s+")
 
 
 @lru_cache(maxsize=128)

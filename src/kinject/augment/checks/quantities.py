@@ -60,8 +60,10 @@ _HAN_NUMBER = re.compile(
 )
 _HAN_PERCENT = re.compile(rf"百分之([\d.{_HAN}]+)")
 _TENTHS = {
-    "ja": re.compile(rf"(?<![\d{_HAN}])([2-9二三四五六七八九])割(?![\u4e00-\u9fff])"),
-    "zh": re.compile(rf"(?<![\d{_HAN}])([2-9二三四五六七八九两])成(?![功为年员立熟果就本分])"),
+    "ja": re.compile(
+        rf"(?<![\d{_HAN}])([1-9一二三四五六七八九])割(?:([1-9一二三四五六七八九])分|(?![\u4e00-\u9fff\d]))"
+    ),
+    "zh": re.compile(rf"(?<![\d{_HAN}])([2-9二三四五六七八九两])成()(?![功为年员立熟果就本分])"),
 }
 """6割 and 六成 are 60%."""
 _HAN_MORE = re.compile("(?<=[十百千])[多余餘](?=[万亿萬億])")
@@ -282,7 +284,10 @@ def _add_dates(text: str, lower: str, month: str, grammar: Grammar, quantities: 
         if match:
             quantities.months.add(number)
             quantities.days.update((number, int(day)) for day in re.findall(r"\d+", match["days"]))
-        elif month in grammar.profile.month_names and (not english or text[start].isupper()):
+        elif month not in grammar.profile.month_names:
+            if text[start].isupper() and len(month) > 2:
+                quantities.possible_months.add(number)  # Apr–Oct
+        elif not english or text[start].isupper():
             if english and month in _AMBIGUOUS_MONTHS and not _is_month(text, start, end):
                 quantities.possible_months.add(number)
             else:
@@ -297,9 +302,11 @@ def _is_month(text: str, start: int, end: int) -> bool:
 def _add_han_numbers(text: str, grammar: Grammar, quantities: Quantities) -> None:
     """Add the numbers of a Chinese or Japanese text, in digits and in Chinese numerals."""
     text = _HAN_MORE.sub("", _HAN_PERCENT.sub(r"\1%", text))
-    quantities.text = text
     if "割" in text or "成" in text:
-        text = _TENTHS[grammar.profile.code].sub(lambda match: f"{_han_value(match[1])}0%", text)
+        text = _TENTHS[grammar.profile.code].sub(
+            lambda match: f"{_han_value(match[1])}{_han_value(match[2]) if match[2] else 0}%", text
+        )
+    quantities.text = text
     if ":" in text:
         for match in _TIME.finditer(text):
             quantities.add(match[0].removeprefix("0"), place=match.span())
@@ -367,7 +374,8 @@ def _decimal(match: re.Match[str], grammar: Grammar) -> str:
     elif re.fullmatch(r"\d{1,3}(?:[.\u00a0\u202f ٬'’]\d{3})+(?:,\d+)?", digits) and not digits.startswith("0"):
         digits = re.sub(r"[.\u00a0\u202f ٬'’]", "", digits).replace(",", ".")
     else:
-        digits = digits.replace(",", ".")
+        digits = re.sub(r"[\u00a0\u202f ٬'’]", "", digits).replace(",", ".")  # 0 800 22 is no number of thousands
+        digits = digits.replace(".", "", digits.count(".") - 1)
     value = Decimal(digits)
     scale = match["scale"] or ""
     if scale:
