@@ -34,7 +34,7 @@ _WORDS = re.compile(r"\w+(?:['’]\w+)*")
 _HAN = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 _NO_UNIT = re.compile(r"[^\w%°]+")
 _NOTHING = (Quantities(), Names())
-_MAX_TERM_WORDS = 2
+_MAX_TERM_WORDS = 1
 """A quotation of more words is speech; a shorter one may be a term."""
 
 
@@ -211,7 +211,7 @@ def _compare_quotations(source: Facts, new: Facts, complete: bool) -> Iterator[D
             if "__" in quotation:  # a gap to fill in
                 continue
             # Terms, titles of cards and words of invented speakers are in quotation marks, too.
-            sure = complete and not _has_most_words(form, source)
+            sure = complete and form.count(" ") > _MAX_TERM_WORDS + 1 and not _has_most_words(form, source)
             yield Difference("quotation", f"{quotation[:60]!r} is not in the source", sure)
 
 

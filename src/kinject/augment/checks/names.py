@@ -427,8 +427,7 @@ def _is_part_of_a_name(name: str, names: Names, other: Names) -> bool:
     if names.text:
         whole = (run for run in _JOINED.findall(names.text) if name in run)
         return any(part in other.text for run in whole for part in run.split("·") if part not in name)
-    pairs = {*zip(names.sequence, names.sequence[1:], strict=False)}
-    beside = {a if b == name else b for a, b in pairs if name in (a, b)}
+    beside = {a if b == name else b for a, b in pairwise(names.sequence) if name in (a, b)}
     return not beside.isdisjoint(names.certain & other.words)
 
 
@@ -463,8 +462,7 @@ def _is_kept(name: str, names: Names, other: Names, reader: NameReader) -> bool:
     """Return whether the other text has a name too: derived (Haiti, Haitian), as a numeral, or as initials."""
     if reader.unspaced:
         return name in other.words or name in other.text or _is_transliterated(name, other.text)
-    rank = roman_value(name)
-    values = reader.profile.number_words
+    rank, values = roman_value(name), reader.profile.number_words
     if rank and any(word.startswith(str(rank)) or values.get(word) == rank for word in other.words):
         return True
     is_initials = 2 <= len(name) <= 6 and _is_acronym(names.spelling[name]) and name in other.initials

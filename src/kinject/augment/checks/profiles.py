@@ -285,17 +285,18 @@ _CLDR_UNITS = {
     "power-watt": "w", "power-kilowatt": "kw", "power-megawatt": "mw", "power-gigawatt": "gw",
     "electric-volt": "volt", "digital-byte": "byte", "digital-kilobyte": "kb", "digital-megabyte": "mb",
     "digital-gigabyte": "gb", "digital-terabyte": "tb", "concentr-percent": "%",
-    "volume-cubic-meter": "m3", "energy-kilowatt-hour": "kwh", "energy-kilocalorie": "kcal", "energy-kilojoule": "kj",
+    "volume-cubic-meter": "m3", "volume-centiliter": "cl", "volume-deciliter": "dl",
+    "energy-kilowatt-hour": "kwh", "energy-kilocalorie": "kcal", "energy-kilojoule": "kj",
 }  # fmt: skip
 """CLDR's name of a unit -> ours."""
 
 _SYMBOLS_OF_UNITS = {
-    "km": "km", "m": "m", "cm": "cm", "mm": "mm", "kg": "kg", "g": "g", "mg": "mg", "litre": "l", "ml": "ml",
+    "km": "km", "m": "m", "cm": "cm", "mm": "mm", "kg": "kg", "g": "g", "mg": "mg", "litre": "l", "ml": "ml", "cl": "cl",
+    "dl": "dl", "kwh": "kwh", "kcal": "kcal", "kj": "kj",
     "hectare": "ha", "km2": "km²|km2", "m2": "m²|m2", "m3": "m³|m3", "celsius": "°c|° c", "fahrenheit": "°f|° f", "degree": "°",
     "km/h": "km/h|kmh", "mph": "mph", "millisecond": "ms", "second": "s|sec", "minute": "min",
     "hour": "h", "hz": "hz", "khz": "khz", "mhz": "mhz", "ghz": "ghz", "w": "w",
     "kw": "kw", "mw": "mw", "gw": "gw", "volt": "v", "kb": "kb", "mb": "mb", "gb": "gb", "tb": "tb", "%": "%|％",
-    "kwh": "kwh", "kcal": "kcal", "kj": "kj",
     "dollar": "dollar|dollars|usd|$|dólar|dólares|dollari|us-dollar|美元|ドル", "sterling": "gbp|£",
     "euro": "euro|euros|eur|€|欧元|ユーロ", "yen": "yen|jpy|日元|円|yens", "yuan": "yuan|cny|元|人民币|元人民币",
 }  # fmt: skip
@@ -344,7 +345,6 @@ def roman_value(numeral: str) -> int:
 
 
 WIDE_LETTER = re.compile("[\u0590-\u06ff\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
-"""Letters of languages that may write no space before or after a number."""
 _AFTER = re.compile(
     r"[\s\-\u00a0\u202f]{0,2}(?P<unit>[A-Za-z]+(?=[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])|[^\W\d_]+[.²23]?"
     r"|[°%％€$£¥℃][^\W\d_]?)"
@@ -377,7 +377,7 @@ class Grammar:
         words = [*self.values, *self.scales]
         joins = "|".join(profile.joins) or r"\Z."
         any_word = "|".join(sorted(map(re.escape, words), key=len, reverse=True)) or r"\Z."
-        self._word = re.compile(any_word)
+        self._numbers = frozenset(words)
         self._compound = re.compile(f"(?:{any_word}|{joins})+")
         # One word is a number word or, in languages that write them together, several.
         one = f"(?:{any_word})" + (f"(?:(?:{joins})?(?:{any_word}))*" if profile.compound else "")
@@ -481,7 +481,14 @@ class Grammar:
             if word in self.values or word in self.scales:
                 yield word
             elif word not in self.profile.joins:
-                yield from self._word.findall(word)
+                yield from self._parts(word)
+
+    def _parts(self, word: str) -> list[str]:
+        """Return the number words of which a word is made, [] if it is not: cent-ottanta-tré."""
+        for head in (word[:size] for size in range(len(word) - 1, 1, -1)):
+            if (head in self._numbers or head in self.profile.joins) and (rest := self._parts(word[len(head) :])):
+                return [head, *rest] if head in self._numbers else rest
+        return [word] if word in self._numbers else []
 
 
 _ENGLISH_AND = re.compile(r"(?<!hundred)(?<!thousand)(?<!million)(?<!billion)\s+and\s+")

@@ -56,8 +56,9 @@ _HAN_DIGITS = {digit: value for value, digit in enumerate("零一二三四五六
 _HAN_SCALES = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "萬": 10**4, "億": 10**8, "亿": 10**8, "兆": 10**12}
 _HAN = "".join([*_HAN_DIGITS, *_HAN_SCALES])
 _HAN_NUMBER = re.compile(
-    rf"(?P<symbol>[$€£¥￥])?(?<![A-Za-z\d.])(?P<number>\d+(?:,\d{{3}})*(?:\.\d+)?(?:[十百万萬億亿兆]|千(?![米克瓦卡伏赫]))*(?:\d+[千万萬億亿])*|[{_HAN}]+)"
+    rf"(?P<symbol>[$€£¥￥])?(?<![A-Za-z\d.])(?P<number>\d+(?:,\d{{3}})*(?:\.\d+)?(?:[十百万萬億亿兆]|千(?![米克瓦卡伏赫]))*(?:\d+[千万萬億亿])*(?:(?<=[万萬億亿])\d{{1,4}}(?:,\d{{3}})?)?|[{_HAN}]+)"
 )
+_YEAR_AND_MONTH = re.compile(r"(?<![\d.])([12]\d{3})\.(1?\d)(?![\d.])")
 _HAN_PERCENT = re.compile(rf"百分之([\d.{_HAN}]+)")
 _TENTHS = {
     "ja": re.compile(
@@ -134,7 +135,7 @@ def extract_quantities(text: str, code: str = "en") -> Quantities:
     quantities = Quantities()
     text = _CLOCK.sub(lambda match: f"{match[4] or ''} {match[1] or match[5]}:{match[2] or match[3] or match[6]}", text)
     if grammar.unspaced:
-        quantities.text = text.translate(_WIDE).lower()
+        quantities.text = _YEAR_AND_MONTH.sub(r"\1年\2月", text.translate(_WIDE).lower())
         _add_han_numbers(quantities.text, grammar, quantities)
         return quantities
     if code == "it":
