@@ -272,6 +272,21 @@ def test_lines_of_markdown_end_at_120_characters() -> None:
     assert too_long == []
 
 
+def test_the_readmes_table_is_that_of_the_example_report() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| [^|]*(?:base|repeated|paraphrases)[^|]* \| (.*) \|$", text, re.MULTILINE)
+    numbers = [float(number) for row in rows[:4] for number in re.findall(r"[01]\.\d{3}", row)]
+    assert len(numbers) == 20
+    report = (ROOT / "docs/example-report.html").read_text("utf-8")
+    assert [number for number in numbers if not {f"{100 * number:.1f}", f"{number:.3f}"} & set(_figures(report))] == []
+    assert report.count("<img") + report.count("<svg") > 0
+    assert len(report) < 3e6
+
+
+def _figures(html: str) -> list[str]:
+    return re.findall(r"\d+\.\d+", html)
+
+
 def test_the_readme_stays_short() -> None:
     assert (ROOT / "README.md").read_text("utf-8").count("\n") <= 160
 
@@ -295,6 +310,7 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     pages = {page.stem: page.read_text("utf-8") for page in tmp_path.glob("*.html")}
+    assert pages.pop("example-report") == (ROOT / "docs/example-report.html").read_text("utf-8")
     written = {page.stem for page in ROOT.glob("docs/*.md")} | {"recipes", "keys", "404"}
     assert pages.keys() == written
     for name, html in pages.items():

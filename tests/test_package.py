@@ -1,21 +1,99 @@
-"""The package's own face: the verbs as functions."""
+"""The package's own face: the verbs as functions, and what an sdist and a wheel hold."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
 
 
-def test_the_verbs_are_called_from_the_package_whatever_was_imported_before() -> None:
+def test_the_verbs_are_functions_whatever_was_imported_before() -> None:
     code = (
-        "import kinject, kinject.train.run, kinject.augment.run, kinject.plan.model, kinject.bench.results\n"
-        "for verb in set(kinject.__all__) - {'KinjectError', 'Recipe'}:\n"
-        "    for _ in range(2): assert callable(getattr(kinject, verb)), verb\n"
-        "import inspect\n"
+        "import inspect, pydoc, sys, kinject\n"
+        "assert not {'torch', 'yaml', 'numpy', 'pandas', 'asyncio'} & sys.modules.keys(), 'heavy'\n"
+        "page = pydoc.render_doc(kinject, renderer=pydoc.plaintext)\n"
+        "import kinject.augment.survey\n"
+        "assert not {'torch', 'transformers', 'pandas'} & sys.modules.keys(), 'kinject try is heavy'\n"
+        "import kinject.train.run, kinject.augment.run, kinject.plan.model, kinject.bench.results, kinject.report\n"
+        "import kinject.train.checkpoints as checkpoints\n"
+        "assert set(dir(kinject)) == {*kinject.__all__, '__version__'}\n"
+        "for name in set(kinject.__all__) - {'KinjectError', 'Recipe'}:\n"
+        "    verb = getattr(kinject, name)\n"
+        "    assert inspect.isfunction(verb), name\n"
+        "    assert 'kinject.' in verb.__doc__.split(chr(10) + chr(10))[-1], name\n"
+        "    assert inspect.signature(verb).return_annotation is not inspect.Signature.empty, name\n"
+        "    assert f' {name}(' in page, name\n"
+        "    assert pydoc.render_doc(verb, renderer=pydoc.plaintext)\n"
         "try: kinject.train()\n"
         "except TypeError as error: assert 'recipe' in str(error), error\n"
-        "try: kinject.plan()\n"
-        "except TypeError as error: assert 'options' in str(error), error\n"
         "assert kinject.train.run.run.__module__ == 'kinject.train.run'\n"
+        "assert kinject.train.checkpoints is checkpoints is sys.modules['kinject.train.checkpoints']\n"
+        "from kinject.train import render_summary\n"
+        "assert kinject.train.render_summary is render_summary\n"
+        "assert kinject.Recipe.__name__ == 'Recipe'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_sdist_has_everything_and_the_wheel_built_from_it_works_without_a_checkout(tmp_path: Path) -> None:
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    tracked = {name for name in names if (ROOT / name).is_file()}
+    checkout, empty = tmp_path / "checkout", tmp_path / "empty"
+    for name in tracked:
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, checkout / name)
+    _python("from setuptools import build_meta; build_meta.build_sdist('..')", checkout)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / sdist.name.removesuffix(".tar.gz")
+    packed = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
+    assert tracked - packed == set()
+
+    _python("from setuptools import build_meta; build_meta.build_wheel('..')", unpacked)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name.partition("/data/share/kinject/")[2] or name for name in archive.namelist()}
+    modules = {name.removeprefix("src/") for name in tracked if name.startswith("src/")}
+    data = {name for name in tracked if name.startswith("recipes/")} | {"constraints.txt"}
+    assert modules | data <= held
+    assert not any("test" in name for name in held)
+
+    install = [
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+        "--prefix",
+        str(tmp_path / "there"),
+    ]
+    subprocess.run([sys.executable, *install, str(wheel)], check=True)
+    (site,) = tmp_path.glob("there/lib/python*/site-packages")
+    empty.mkdir()
+    code = (
+        "import sys; from kinject.cli import main, demo\n"
+        "from kinject.sandbox import holds_shipped_base\n"
+        f"assert demo.__file__.startswith({str(site)!r}), demo.__file__\n"
+        "demo._write_inputs()\n"
+        "assert main(['sandbox', 'base']) == main(['augment', '--dry-run']) == 0\n"
+        "assert holds_shipped_base() and 'torch' not in sys.modules\n"
+    )
+    _python(code, empty, site)
+    assert (empty / "recipes/cpt.yaml").read_bytes() == (ROOT / "recipes/cpt.yaml").read_bytes()
+    assert (empty / "eval/sandbox/new.jsonl").read_bytes() == (ROOT / "eval/sandbox/new.jsonl").read_bytes()
+
+
+def _python(code: str, folder: Path, path: Path | None = None) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(path or "")}
+    subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True, capture_output=True)

@@ -161,7 +161,7 @@ def _finish(executor: Executor, tasks: Sequence[_Task], trainings: Sequence[Trai
             for outcome in executor.wait():
                 task: _Task = outcome.task
                 if outcome.done is None:
-                    raise InputError(f"{task.label}: {outcome.error}. Its output is in {task.folder / LOG}")
+                    raise InputError(f"{task.label}: {outcome.error.rstrip('.')}. Its output: {task.folder / LOG}")
                 texts[task.label] = outcome.done["text"]
     for task in tasks:
         _say(textwrap.indent(texts[task.label], "        "))

@@ -32,6 +32,7 @@ from kinject.terminal import show
 from kinject.train.config import trainer_field
 from kinject.train.load import load_training_tokenizer
 from kinject.train.short_run import LOG, last_log_line, read_timing, run_process, short_recipe
+from kinject.types import Tabular
 
 _WARM_UP_STEPS = 2
 _TIMED_STEPS = 6
@@ -101,7 +102,7 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Tabular):
     """The whole plan; `recipe` is its file and overrides, quoted for a shell.
 
     A field is None if it could not be counted; `notes` hold the reason.
@@ -129,6 +130,14 @@ class Plan:
     def global_batch(self) -> int:
         """Rows of an optimizer step over all devices."""
         return self.step.batch * self.step.accumulation * self.devices.count
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each part of a device's peak memory, and their sum with what else the process needs."""
+        parts = {
+            name: getattr(self.memory, name) for name in ("weights", "gradients", "optimizer", "activations", "logits")
+        }
+        parts |= {"heap holes": self.memory.fragmentation, "other": self.need - self.memory.peak, "total": self.need}
+        return [{"memory": name, "GiB": n_bytes / 2**30} for name, n_bytes in parts.items()]
 
 
 def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:

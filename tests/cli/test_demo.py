@@ -1,0 +1,140 @@
+"""kinject demo: the whole job in an empty folder, stopped and resumed, and nothing done twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinject.cli import demo, main
+from kinject.disk import read_manifest, write_jsonl
+from kinject.errors import KinjectError
+from kinject.executors import Outcome
+from kinject.sandbox import BASE_CORPUS, BASE_RUN, holds_shipped_base
+from kinject.sandbox.build import generate_base_corpus
+from kinject.types import TrainResult
+
+SMALL = {
+    r"max_steps: \d+": "max_steps: 2", r"warmup_steps: \d+": "warmup_steps: 0", r"logging_steps: \d+": "logging_steps: 1",
+    r"paraphrase: 16": "paraphrase: 1", r"(?m)^  shots:": "  limit: 8\n  shots:",
+}  # fmt: skip
+
+
+class Here:
+    """An executor in this process; `stop` interrupts the task with that verb, as Ctrl-C would, and `fail` fails it."""
+
+    stop = fail = ""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+
+    def has_room(self, task: Any) -> bool:
+        return not self.outcomes
+
+    def submit(self, task: Any) -> None:
+        if task.verb == self.stop:
+            raise KeyboardInterrupt
+        try:
+            if task.verb == self.fail:
+                raise KinjectError("the disk is full.")
+            self.outcomes.append(Outcome(task, task.run()))
+        except KinjectError as error:
+            self.outcomes.append(Outcome(task, None, str(error)))
+
+    def wait(self) -> list[Outcome]:
+        found, self.outcomes = self.outcomes, []
+        return found
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank_figures: None) -> Path:
+    """An empty folder in which the demo is small: 2 steps, 1 paraphrase, 8 questions a set, 600 texts to replay."""
+    monkeypatch.chdir(tmp_path)
+    write_inputs: Callable[[], None] = demo._write_inputs
+
+    def write_small() -> None:
+        if not Path("recipes").exists():
+            write_inputs()
+        for path in Path("recipes").rglob("*.yaml"):
+            text = path.read_text("utf-8")
+            for pattern, small in SMALL.items():
+                text = re.sub(pattern, small, text) if "limit: 8" not in text or "shots" not in pattern else text
+            path.write_text(text, encoding="utf-8")
+
+    write_jsonl(BASE_CORPUS, islice(generate_base_corpus(), 600))
+    monkeypatch.setattr(demo, "_write_inputs", write_small)
+    monkeypatch.setattr("kinject.executors.start_fork_server", lambda: None)
+    monkeypatch.setattr("kinject.executors.executor_factory", lambda kind, n_jobs: Here)
+    monkeypatch.setattr(Here, "stop", "")
+    monkeypatch.setattr(Here, "fail", "")
+    return tmp_path
+
+
+def _times(folder: Path) -> dict[str, int]:
+    names = ("runs/sandbox/base/manifest.json", "runs/augment/variants.jsonl", "runs/cpt/model/model.safetensors",
+             "runs/sandbox/repeat/model/model.safetensors", "runs/eval/answers.jsonl")  # fmt: skip
+    return {name: (folder / name).stat().st_mtime_ns for name in names if (folder / name).exists()}
+
+
+def test_the_demo_is_the_whole_job_stopped_and_resumed_and_done_once(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Here, "stop", "eval")
+    assert main(["demo"]) == 130
+    assert capsys.readouterr().err.endswith("interrupted. Finished work is kept. Resume with: kinject demo\n")
+    assert holds_shipped_base()
+    done = _times(here)
+    assert len(done) == 4
+    monkeypatch.setattr(Here, "stop", "")
+    assert main(["demo"]) == 0
+    out = capsys.readouterr().out
+    assert [line[:6] for line in out.splitlines() if " of 5 " in line] == ["2 of 5", "3 of 5", "4 of 5", "5 of 5"]
+    rows = re.findall(r"^ +((?:base model|trained on).*?)((?:  +[01]\.\d{3}){3})$", out, re.MULTILINE)
+    assert len(rows) == 6
+    assert len({tuple(numbers.split()) for _, numbers in rows}) > 1
+    for kind in ("report", "figure"):
+        path = re.search(rf"^{kind}: (.*)$", out, re.MULTILINE)
+        assert path is not None
+        assert (here / path[1]).stat().st_size > 100
+    again = _times(here)
+    assert len(again) == 5
+    assert done.items() <= again.items()
+    assert out.count("this run is finished; nothing to do") == 2
+    manifests = [read_manifest(here / path / "manifest.json") for path in ("runs/cpt", "runs/sandbox/repeat")]
+    assert [manifest and manifest["counts"]["steps"] for manifest in manifests] == [2, 2]
+
+
+def test_a_failed_training_is_one_line_with_its_log(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Here, "fail", "train")
+    write_jsonl(here / "there" / BASE_CORPUS, islice(generate_base_corpus(), 600))
+    assert main(["demo", "--into", "there"]) == 2
+    message = "kinject demo: kinject train recipes/cpt.yaml: the disk is full. Its output: runs/cpt/stage.log"
+    assert message in capsys.readouterr().err
+    assert (here / "there/recipes/eval.yaml").exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_from_scratch_replaces_the_shipped_base_and_resumes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, bool]] = []
+    result = TrainResult(
+        run_dir="r", model_dir="m", n_steps=1, n_epochs=1.0, final_loss=1.0, account={}, seconds=1.0, already_done=True
+    )
+    monkeypatch.setattr("kinject.api.train", lambda recipe, **how: calls.append(how) or result)
+    demo._write_inputs()
+    demo._write_base(from_scratch=False)
+    demo._write_base(from_scratch=True)
+    (BASE_RUN / "model/SHA256SUMS").unlink()  # now it is a base of this machine
+    demo._write_base(from_scratch=True)
+    assert calls == [{"resume": False, "overwrite": True}, {"resume": True, "overwrite": False}]
