@@ -75,17 +75,20 @@ def try_(documents: str | Path, *, tokenizer: str | None = None) -> Survey:
 def augment(
     recipe: AugmentRecipe | str | Path, *, jobs: int | None = None, executor: Literal["local", "ray"] = "local"
 ) -> AugmentResult:
-    """Rewrite documents into a corpus; a rerun asks only for what is missing. `jobs` shares out the documents.
+    """Rewrite documents into a corpus, and write the report; a rerun asks only for what is missing.
+
+    `jobs` shares out the documents among processes.
 
     kinject.augment("recipes/augment.yaml").to_frame()
     """
     from kinject.augment.run import augment as run
     from kinject.augment.shards import augment_in_shards, shard_executor
+    from kinject.report import write_augment_report
 
     checked: AugmentRecipe = _checked(recipe, "augment")
-    if jobs is None:
-        return run(checked)
-    return augment_in_shards(checked, shard_executor(executor, jobs), jobs)
+    result = run(checked) if jobs is None else augment_in_shards(checked, shard_executor(executor, jobs), jobs)
+    write_augment_report(checked.run_dir)
+    return result
 
 
 def questions(recipe: QuestionsRecipe | str | Path) -> QuestionsResult:
@@ -190,13 +193,11 @@ def report(run_dir: str | Path) -> Path:
 
     kinject.report("runs/eval")
     """
-    from kinject.disk import read_manifest, refuse_outside_links
-    from kinject.report import redraw_report, write_training_report
+    from kinject.disk import refuse_outside_links
+    from kinject.report import redraw_report
 
-    folder = Path(run_dir)
-    refuse_outside_links(folder)
-    stage = (read_manifest(folder / "manifest.json") or {}).get("stage")
-    return (write_training_report if stage == "train" else redraw_report)(folder)
+    refuse_outside_links(Path(run_dir))
+    return redraw_report(Path(run_dir))
 
 
 def read_report(path: str | Path) -> Report:

@@ -482,7 +482,7 @@ class Report(Tabular):
     logs: tuple[tuple[str, str, int, str], ...] = ()
     notes: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
-    date: str = ""
+    written: str = ""
     """When the last of its evaluations was written (ISO 8601)."""
     versions: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0

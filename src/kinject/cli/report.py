@@ -33,9 +33,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kinject.disk import refuse_outside_links
-    from kinject.report import redraw_report
+    from kinject.api import report
 
-    refuse_outside_links(arguments.run_dir)
-    show(f"report: {redraw_report(arguments.run_dir)}")
+    show(f"report: {report(arguments.run_dir)}")
     return 0

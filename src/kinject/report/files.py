@@ -182,7 +182,7 @@ def _with_manifests(run_dir: Path, report: Report, manifest: Mapping[str, Any] |
     lines = tuple(dict.fromkeys(shlex.join(map(str, command)) for command in commands))
     versions = manifest.get("versions") if manifest else None
     date = str(manifest.get("written", "")) if manifest else ""
-    return replace(report, date=date, commands=lines, versions=dict(versions) if isinstance(versions, dict) else {})
+    return replace(report, written=date, commands=lines, versions=dict(versions) if isinstance(versions, dict) else {})
 
 
 def _make_page(view: View, beside: Beside) -> Page:
@@ -192,7 +192,7 @@ def _make_page(view: View, beside: Beside) -> Page:
     seeds = format_count(len(report.seeds), "seed")
     most = max((result.n for result in report.results), default=0)
     versions = ", ".join(f"{name} {report.versions[name]}" for name in _FOOTER_VERSIONS if name in report.versions)
-    written = f"Evaluated {report.date}" if report.date else "Written by kinject"
+    written = f"Evaluated {report.written}" if report.written else "Written by kinject"
     verdict = render_verdict(view)
     headline, sureness = render_headline(view, verdict)
     return Page(
@@ -222,7 +222,7 @@ def _title(view: View) -> str:
 def _facts(view: View) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of the page's head: when, which models, which questions, how often it was trained."""
     report = view.report
-    yield "date", format_date(report.date)
+    yield "date", format_date(report.written)
     sources = [(format_name(name), format_name(report.model_sources.get(name, ""))) for name in report.models]
     yield "base model", join_words([f"{name} ({source})" if source else name for name, source in sources])
     sets = [view.first(name) for name in view.sets()]

@@ -55,8 +55,7 @@ def render_headline(view: View, verdict: Sequence[AnsweredQuestion]) -> tuple[st
         text = _counts(verdict)
     else:
         text = _about_one_arm(view, verdict, learned)
-    models = "In these models: " if all(finding.scope == "these models" for finding in learned) else ""
-    return f"{models}{text}.", _sureness(view)
+    return f"{text}.", _sureness(view)
 
 
 def _about_one_arm(view: View, verdict: Sequence[AnsweredQuestion], learned: Sequence[Finding]) -> str:
@@ -144,20 +143,28 @@ def _sureness(view: View) -> str:
 
 
 def render_doubts(view: View) -> AnsweredQuestion:
-    """Return what weakens the numbers: prompts that were cut, questions without a score, contexts that missed."""
-    findings = [*_cut(view), *_unscored(view), *_missed(view)]
+    """Return what weakens the numbers: prompts that were cut, questions without a score, contexts that missed, failed arms."""
+    findings = [*_cut(view), *_unscored(view), *_missed(view), *_failed(view)]
     parts = {
         "cut": "prompts were cut",
         "no score": "questions have no score",
         "missed": "contexts missed their document",
+        "failed": "arms failed",
     }
     found = [text for tag, text in parts.items() if any(finding.tag == tag for finding in findings)]
     lead = (
-        f"With care: {join_words(found)}."
+        f"Yes: {join_words(found)}."
         if found
-        else "Every prompt fitted the model's window, and every question has a score."
+        else "No: every prompt fitted the model's window, and every question has a score."
     )
-    return AnsweredQuestion("Can the numbers be trusted?", lead, tuple(findings))
+    return AnsweredQuestion("Did anything go wrong on the way?", lead, tuple(findings))
+
+
+def _failed(view: View) -> Iterator[Finding]:
+    for failure in view.report.failures[:_MOST_ARMS]:
+        seed = "" if failure.seed is None else f", seed {failure.seed},"
+        text = f"the stage {format_name(failure.stage)}{seed} ended with: {format_name(failure.message, 200)}"
+        yield Finding(format_name(failure.arm), "all question sets", "failed", "bad", 0.0, text)
 
 
 def _tone(fraction: float) -> str:

@@ -41,7 +41,7 @@ class Records:
     """(model, arm, seed, setting, number of questions) where no question has a score: the model diverged."""
     recalls: dict[tuple[str, int], Recall] = field(default_factory=dict)
     """By question set and K."""
-    date: str = ""
+    written: str = ""
     """When the last of the evaluations was written (ISO 8601)."""
     versions: dict[str, str] = field(default_factory=dict)
     """The versions that it was made with."""
@@ -69,7 +69,10 @@ class Records:
         if of_run:
             self.by_run[model, arm, seed] = of_run
         manifest = read_manifest(folder / "manifest.json") or {}
-        self.date, self.versions = max(self.date, str(manifest.get("written", ""))), dict(manifest.get("versions", {}))
+        self.written, self.versions = (
+            max(self.written, str(manifest.get("written", ""))),
+            dict(manifest.get("versions", {})),
+        )
         if any(setting.k for setting in settings):
             for recall in read_report(folder / "report.json").recalls:
                 self.recalls.setdefault((recall.question_set, recall.k), recall)

@@ -96,13 +96,15 @@
   const COLUMNS = [["change", "change"], ["arm", "arm"], ["set", "set"], ["document", "doc"], ["question", "text"],
     ["base answered", "before"], ["arm answered", "after"], ["margin, base → arm", "moved"]];
 
-  function compare(key, direction) {
-    const names = new Intl.Collator("en", { numeric: true });
+  // Return how two rows compare by one column. Texts are compared by their rank: few are different, so each is ranked once.
+  function compare(rows, key, direction) {
+    const values = [...new Set(rows.map((row) => row[key]))].filter((value) => typeof value === "string");
+    const ranks = new Map(values.sort(new Intl.Collator("en", { numeric: true }).compare).map((value, rank) => [value, rank]));
+    const rankOf = (value) => ranks.get(value) ?? value;
     return (one, other) => {
-      const [a, b] = [one[key], other[key]];
+      const [a, b] = [rankOf(one[key]), rankOf(other[key])];
       if (a === null || b === null) return (a === null) - (b === null) || one.order - other.order;
-      const order = typeof a === "number" ? a - b : names.compare(a, b);
-      return direction * order || one.order - other.order;
+      return direction * (a - b) || one.order - other.order;
     };
   }
 
@@ -134,7 +136,7 @@
       const found = search(query.value);
       const wanted = Object.entries(selects).filter(([, select]) => select.value !== "");
       state.rows = rows.filter((row) => wanted.every(([key, select]) => row[key] === select.value) && found(row));
-      if (state.sort) state.rows.sort(compare(state.sort, state.direction));
+      if (state.sort) state.rows.sort(compare(state.rows, state.sort, state.direction));
       state.page = 0;
       render();
       root.dataset.filterMs = String(Math.round(performance.now() - before));
@@ -209,7 +211,8 @@
     buttons.next = turn("next →", 1);
     pager.append(buttons.previous, status, buttons.next);
     render();
-    root.replaceChildren(controls, pager, table);
+    const about = "Margin: how much likelier the correct choice is than the best wrong one, as a difference of log-probs.";
+    root.replaceChildren(controls, pager, make("p", about, "sub"), table);
     root.dataset.rows = String(rows.length);
     root.dataset.loadMs = String(Math.round(performance.now() - started));
   }
