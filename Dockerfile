@@ -1,7 +1,8 @@
 # kinject in a container: for CPUs by default, for NVIDIA GPUs with --build-arg TORCH=cuda (docker run --gpus all).
 #   docker build -t kinject .
 #   docker run --rm -v "$PWD:/work" --user "$(id -u):$(id -g)" kinject demo
-FROM python:3.12-slim
+# 3.11: the Python that the tests run with.
+FROM python:3.11-slim
 ARG TORCH=cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /src

@@ -9,7 +9,7 @@ import runpy
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from kinject.cli import main
 from kinject.sandbox.base import SHIPPED
 
 ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMALL = {
     "train": ["trainer.max_steps=2", "trainer.warmup_steps=0"],
     "augment": ["recipes/augment.yaml", "augment.styles.paraphrase=1"],
@@ -35,6 +36,7 @@ NOT_HERE = {
     "recipes/llama-3.1-8b/": "a model of the hub",
     "recipes/qwen3/": "a model of the hub",
     "mistralai/": "a model of the hub",
+    "recipes/handbook/": "an endpoint with a key, a model of the hub; tests/augment/test_survey.py writes them",
     "recipes/real-data/": "data of another project",
     "recipes/bench/": "minutes; tests/bench measures small runs",
     "kinject bench": "minutes; tests/bench measures small runs",
@@ -44,15 +46,31 @@ NOT_HERE = {
     "recipes/studies/sandbox": "minutes; tests/test_benchmarks.py runs a small study",
 }
 """Part of a documented command -> why it is not run here."""
+OTHERS = {
+    "python3 -m venv": "tests/soak/test_install.py",
+    "pip install": "tests/soak/test_install.py",
+    "uv ": "needs uv, and PyTorch's index",
+    "make ": "the tests themselves, or what runs them; benchmarks/demo.py runs make demo",
+    "accelerate launch": "tests/train/test_distributed.py, tests/eval/test_run.py",
+    "python benchmarks/": "tests/test_benchmarks.py",
+}
+"""Beginning of a documented command that is not kinject's -> what runs it."""
 
 
-def _commands(pages: Iterator[Path] | list[Path]) -> Iterator[list[str]]:
-    """Yield the words of every documented `kinject` command, continued lines joined, comments off."""
+def _blocks(pages: Iterable[Path], language: str) -> Iterator[str]:
     for page in pages:
-        for block in re.finditer(r"^```console\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
-            for line in re.sub(r"\\\n\s*", "", block[1]).splitlines():
-                if line.startswith("$ kinject"):
-                    yield shlex.split(line[2:], comments=True)
+        for block in re.finditer(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+            yield block[1]
+
+
+def _commands(pages: Iterable[Path]) -> Iterator[list[str]]:
+    """Yield the words of every documented `kinject` command, continued lines joined, comments off."""
+    for block in _blocks(pages, "console"):
+        for line in re.sub(r"\\\n\s*", "", block).splitlines():
+            if line.startswith("$ kinject"):
+                yield shlex.split(line[2:], comments=True)
+            elif line.startswith("$ "):
+                assert line[2:].startswith(tuple(OTHERS)), f"{line}: run by no test"
 
 
 def _run(words: list[str]) -> None:
@@ -69,6 +87,10 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copy(ROOT / "recipes/cpt.yaml", tmp_path / "my-recipe.yaml")
     shutil.copy(ROOT / "docs/faq.md", tmp_path / "manual.md")
+    (tmp_path / "handbook").mkdir()
+    shutil.copy(ROOT / "docs/faq.md", tmp_path / "handbook")
+    (tmp_path / "handbook").mkdir()
+    shutil.copy(ROOT / "docs/faq.md", tmp_path / "handbook")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -92,7 +114,7 @@ def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
         shutil.copytree(checkout / "runs/eval", checkout / "runs" / copy)
 
     done = {tuple(words) for words in main_job}
-    for words in _commands([ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]):
+    for words in _commands(PAGES):
         line = " ".join(words)
         elsewhere = any(part in line for part in NOT_HERE) and "--dry-run" not in words
         if "--dry-run" in words and "recipes/studies/" not in line:
@@ -109,6 +131,9 @@ def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
             assert list(folder.rglob("*.yaml"))
         else:
             _run(words)
+    for block in _blocks(PAGES, "python"):
+        (checkout / "block.py").write_text(re.sub(r"max_steps=\d+", "max_steps=2", block), encoding="utf-8")
+        runpy.run_path(str(checkout / "block.py"), run_name="__main__")
     assert {words[1] for words in done} >= {
         "check",
         "compare",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import io
 import json
 import logging
 import sys
@@ -51,7 +52,7 @@ def test_only_the_terminal_module_prints() -> None:
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if called == "print" or called in ("sys.stdout.write", "sys.stderr.write"):
                 printing.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
-    assert [place.partition(":")[0] for place in printing] == ["terminal.py"]
+    assert {place.partition(":")[0] for place in printing} == {"terminal.py"}
 
 
 def test_documents_and_recipes_cannot_steer_the_terminal(
@@ -101,11 +102,61 @@ def test_without_a_terminal_lines_come_now_and_then(
 
 
 def test_the_rate_leaves_out_what_was_done_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("kinject.terminal.running_time", lambda: now)
     progress = Progress("training", 100, "steps", done=40)
+    now = 5.0
     progress.advance(10)
-    started = progress._start
-    monkeypatch.setattr("kinject.terminal.running_time", lambda: started + 5.0)
     assert progress.rate == pytest.approx(2.0)
+    now = 15.0  # 50 are left, 25 s of work, of which 10 s have passed
+    assert "2.0 steps/s  ETA 15 s" in progress.line(80)
+
+
+def test_step_rate_and_eta_stay_where_the_line_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("kinject.terminal.running_time", lambda: now)
+    progress = Progress("training", 12_345, "steps")
+    assert progress.line(80) == "training: " + "-" * 40 + "  0/12,345 steps  0 s so far"
+    now = 100.0
+    progress.advance(6172)
+    progress.set_status("loss 1.234  123,456 tokens/s  12.3 GiB GPU")
+    core = "6,172/12,345 steps  61.7 steps/s  ETA 100 s"
+    name, bar, *rest = progress.line(120).split()
+    assert (name, rest) == ("training:", [*core.split(), *progress._status_text.split()])
+    assert bar.count("#") + bar.count("-") == len(bar)
+    assert abs(bar.count("#") - bar.count("-")) <= 1
+    assert len(progress.line(120)) == 120
+    assert progress.line(80) == f"training: {core}  loss 1.234  123,456 to..."
+    assert progress.line(60) == f"training: {core}"
+    for width in range(10, 200):
+        assert len(progress.line(width)) <= width
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.5, "2.0 stages/s"), (20, "3.0 stages/min"), (1200, "3.0 stages/h"), (43_200, "2.0 stages/day")],
+)
+def test_slow_work_has_a_rate_and_a_time_left(seconds: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("kinject.terminal.running_time", lambda: now)
+    progress = Progress("training arms", 4, "stages")
+    now = seconds
+    progress.advance()
+    assert f"{words}  ETA {duration(3 * seconds)}" in progress.line(80)
+
+
+def test_in_a_notebook_one_line_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, stream = 0.0, io.StringIO()
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr("kinject.terminal.running_time", lambda: now)
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Progress("training", 3, "steps") as progress:
+        for _ in range(3):
+            now += 0.6
+            progress.advance()
+    lines = stream.getvalue().split("\r")
+    assert [line.partition("  ")[2].split("  ")[0] for line in lines[1:]] == ["2/3 steps", "3/3 steps"]
+    assert stream.getvalue().count("\n") == 1  # at its end
 
 
 def test_on_a_terminal_it_is_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def covers(design: Design, accuracy: float, other: float, of: str, random: np.ra
     return estimate.low <= other - accuracy <= estimate.high
 
 
-def detectable(design: Design, family: int, random: np.random.Generator, n: int = 40) -> float:
+def detectable(design: Design, family: int, random: np.random.Generator, n: int = 200) -> float:
     """Return the mean smallest detectable difference of studies without one."""
     found = []
     for _ in range(n):

@@ -1,46 +1,325 @@
-"""The verbs that write a report: each runs its stage and then draws the report.
+"""The verbs as functions. Each does what its command does, writes the same files and report, and returns the result.
 
-`kinject.evaluate` and `kinject.train` are these functions; the command line calls them, too.
+`recipe` is a recipe's path, or what `read_recipe` returned. Results have `to_frame()`, and a notebook shows them as tables.
+Nothing heavy is imported before a function is called. They work inside a running event loop, as Jupyter has one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
 
+from kinject.errors import InputError, KinjectError
 from kinject.process import is_first_process
 
 if TYPE_CHECKING:
-    from kinject.recipe import EvalRecipe, TrainRecipe
+    from kinject.augment import AugmentResult
+    from kinject.augment.questions.run import QuestionsResult
+    from kinject.augment.survey import Survey
+    from kinject.bench.results import BenchResult
+    from kinject.disk import FoundRun
+    from kinject.doctor.run import Checkup
+    from kinject.eval.compare import Comparison
+    from kinject.eval.scores import Score
+    from kinject.plan.run import Plan
+    from kinject.recipe import AugmentRecipe, EvalRecipe, QuestionsRecipe, Recipe, StudyRecipe, TrainRecipe
+    from kinject.recipe.read import Verb
     from kinject.results import Report
+    from kinject.tune.find_batch import BatchResult
+    from kinject.tune.find_lr import RangeTest
     from kinject.types import TrainResult
 
+    AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
-def evaluate(recipe: EvalRecipe) -> Report:
-    """Ask every model of the recipe every question, and write the report into its run folder.
 
-    See `kinject.eval.run.evaluate` and `kinject.report.write_report`. Of several processes the first one writes.
+def read_recipe(
+    path: str | Path, overrides: Sequence[str] = (), verb: Verb | None = None, *, check_inputs: bool = True
+) -> Recipe:
+    """Read and check the recipe at `path`, with overrides; see `kinject.recipe.read_recipe`.
+
+    With a `verb` its sections must be there, and its inputs, unless `check_inputs` is False.
+
+        recipe = kinject.read_recipe("recipes/cpt.yaml", ["trainer.max_steps=50"], "train")
     """
-    from kinject.eval import evaluate as run
-    from kinject.report import write_report
+    from kinject.recipe import read_recipe as read
 
-    report = run(recipe)
-    if is_first_process():
-        write_report(recipe.run_dir, report)
-    return report
+    return read(path, overrides, verb, check_inputs=check_inputs)
 
 
-def train(recipe: TrainRecipe, *, resume: bool = False, overwrite: bool = False) -> TrainResult:
-    """Train as `recipe` says, and write the report into its run folder.
+def _checked(recipe: AnyRecipe | str | Path, verb: Verb) -> AnyRecipe:
+    """Return the recipe, read for the verb if it is a path."""
+    return read_recipe(recipe, verb=verb) if isinstance(recipe, str | Path) else recipe  # type: ignore[return-value]
 
-    See `kinject.train.run.run` and `kinject.report.write_training_report`. Of several processes the first one writes. A
-    run that was done already keeps its report.
+
+def runs(folder: str | Path = ".") -> list[FoundRun]:
+    """Return the runs in a folder, each with its state and the command that continues it, as bare ``kinject`` shows them.
+
+    [run.command for run in kinject.runs() if run.state == "unfinished"]
+    """
+    from kinject.disk import find_runs
+
+    return find_runs(Path(folder))
+
+
+def try_(documents: str | Path, *, tokenizer: str | None = None) -> Survey:
+    """Look at a folder of documents and write recipes for it, as ``kinject try``; no model is asked.
+
+    kinject.try_("handbook/").to_frame()
+    """
+    from kinject.augment.survey import try_documents
+
+    return try_documents(Path(documents), tokenizer=tokenizer)
+
+
+def augment(
+    recipe: AugmentRecipe | str | Path, *, jobs: int | None = None, executor: Literal["local", "ray"] = "local"
+) -> AugmentResult:
+    """Rewrite documents into a corpus, and write the report; a rerun asks only for what is missing.
+
+    `jobs` shares out the documents among processes.
+
+    kinject.augment("recipes/augment.yaml").to_frame()
+    """
+    from kinject.augment.run import augment as run
+    from kinject.augment.shards import augment_in_shards, shard_executor
+    from kinject.report import write_augment_report
+
+    checked: AugmentRecipe = _checked(recipe, "augment")
+    result = run(checked) if jobs is None else augment_in_shards(checked, shard_executor(executor, jobs), jobs)
+    write_augment_report(checked.run_dir)
+    return result
+
+
+def questions(recipe: QuestionsRecipe | str | Path) -> QuestionsResult:
+    """Write multiple-choice questions on documents.
+
+    kinject.questions("recipes/questions.yaml")
+    """
+    from kinject.augment.questions.run import make_questions
+
+    return make_questions(_checked(recipe, "questions"))
+
+
+def styles(recipe: AugmentRecipe | str | Path | None = None) -> Mapping[str, str]:
+    """Return the styles of rewriting with a line about each: the shipped ones, and those that a recipe names.
+
+    kinject.styles()["paraphrase"]
+    """
+    from kinject.augment.style_preview import known_styles
+
+    checked: AugmentRecipe | None = None if recipe is None else _checked(recipe, "augment")
+    return {name: style.about for name, style in known_styles(checked).items()}
+
+
+def train(recipe: TrainRecipe | str | Path, *, resume: bool = False, overwrite: bool = False) -> TrainResult:
+    """Train a model on a corpus, and write the report into the run folder. A finished run is not repeated.
+
+    See `kinject.train.run.run` for the errors. Of several processes the first one writes the report.
+
+        kinject.train("recipes/cpt.yaml").model_dir
     """
     from kinject.report import write_training_report
     from kinject.train import train as run
 
-    result = run(recipe, resume=resume, overwrite=overwrite)
+    checked: TrainRecipe = _checked(recipe, "train")
+    result = run(checked, resume=resume, overwrite=overwrite)
     # A run that was killed after training and before its report has none.
-    has_report = result.already_done and (recipe.run_dir / "report.html").is_file()
+    has_report = result.already_done and (checked.run_dir / "report.html").is_file()
     if is_first_process() and not has_report:
-        write_training_report(recipe.run_dir)
+        write_training_report(checked.run_dir)
     return result
+
+
+def merge(
+    base: str | Path,
+    tuned: str | Path,
+    alphas: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0),
+    out: str | Path | None = None,
+) -> dict[float, Path]:
+    """Average a trained model with its base; return the folder of each fraction `alphas` of the trained one.
+
+    `out` is the folder of the results (None: merged, beside the trained model).
+
+        kinject.merge("base/model", "runs/cpt/model", [0.5])
+    """
+    from kinject.train.merge import merge as run
+
+    folder = Path(tuned).parent / "merged" if out is None else Path(out)
+    return run(str(base), str(tuned), sorted(set(alphas)), folder)
+
+
+def evaluate(recipe: EvalRecipe | str | Path) -> Report:
+    """Ask every model of the recipe every question, and write the report into the run folder.
+
+    See `kinject.eval.run.evaluate` for the errors. Of several processes the first one writes the report.
+
+        kinject.evaluate("recipes/eval.yaml").to_frame()
+    """
+    from kinject.eval import evaluate as run
+    from kinject.report import write_report
+
+    checked: EvalRecipe = _checked(recipe, "eval")
+    report = run(checked)
+    if is_first_process():
+        write_report(checked.run_dir, report)
+    return report
+
+
+def compare(*runs: str | Path, score: Score = "sum") -> Comparison:
+    """Compare runs question by question with the first: run folders of kinject, or samples of lm-evaluation-harness.
+
+    kinject.compare("runs/eval-before", "runs/eval-after").to_frame()
+    """
+    from kinject.eval.compare import Comparison, compare_runs, read_run
+
+    return Comparison(tuple(compare_runs([read_run(Path(run), score) for run in runs])))
+
+
+def study(
+    recipe: StudyRecipe | str | Path, *, jobs: int | None = None, executor: Literal["local", "ray"] = "local"
+) -> Report:
+    """Run the unfinished stages of a study, and write its report. `jobs` is the number of worker processes.
+
+    kinject.study("recipes/studies/sandbox-quick.yaml").to_frame()
+    """
+    from kinject.study import study as run
+
+    return run(_checked(recipe, "study"), jobs=jobs, executor=executor)
+
+
+def report(run_dir: str | Path) -> Path:
+    """Draw the report of a run folder again; return the page's path.
+
+    kinject.report("runs/eval")
+    """
+    from kinject.disk import refuse_outside_links
+    from kinject.report import redraw_report
+
+    refuse_outside_links(Path(run_dir))
+    return redraw_report(Path(run_dir))
+
+
+def read_report(path: str | Path) -> Report:
+    """Return the results in the report.json of an evaluation or a study.
+
+    kinject.read_report("runs/eval/report.json").to_frame()
+    """
+    from kinject.report import read_report as read
+
+    return read(Path(path))
+
+
+def bench(
+    recipe: TrainRecipe | str | Path, *, only: Sequence[str] = (), skip: Sequence[str] = (), repeats: int = 3,
+    steps: int | None = None,
+) -> BenchResult:  # fmt: skip
+    """Compare training strategies on a recipe, each in a process of its own; write the table and the figure.
+
+    kinject.bench("recipes/bench/sandbox.yaml", only=["bf16"], repeats=1).to_frame()
+    """
+    from kinject.bench.run import BenchOptions
+    from kinject.bench.run import bench as run
+
+    return run(_checked(recipe, "bench"), BenchOptions(tuple(only), tuple(skip), repeats, steps))[0]
+
+
+def plan(
+    recipe: TrainRecipe | str | Path, *, memory: int | None = None, devices: int | None = None, nodes: int | None = None,
+    link: float | None = None, calibration: bool = True, seconds: float = 120.0,
+) -> Plan:  # fmt: skip
+    """Estimate memory, time and disk of a training run. `memory` is that of a device in bytes, `link` bytes a second.
+
+    Without devices, this machine's. `calibration` times a few real steps, for at most `seconds`.
+
+        kinject.plan("recipes/cpt.yaml", calibration=False).fits
+    """
+    from kinject.plan.run import PlanOptions
+    from kinject.plan.run import plan as run
+
+    return run(_checked(recipe, "plan"), PlanOptions(memory, devices, calibration, seconds, nodes, link))
+
+
+def find_lr(
+    recipe: TrainRecipe | str | Path, *, low: float = 1e-7, high: float = 1.0, steps: int = 100, diverged: float = 1.5,
+    margin: float = 10.0,
+) -> RangeTest:  # fmt: skip
+    """Find a learning rate by a range test from `low` to `high`; write its plot, find-lr/lr.png in the run folder.
+
+    kinject.find_lr("recipes/cpt.yaml").suggestion
+    """
+    from kinject.tune.find_lr import Ramp
+    from kinject.tune.find_lr import find_lr as run
+
+    return run(_checked(recipe, "train"), Ramp(low, high, steps, diverged, margin))[0]
+
+
+def find_batch(
+    recipe: TrainRecipe | str | Path, *, memory: int | None = None, max_batch: int | None = None
+) -> BatchResult:
+    """Find the largest batch that fits into `memory` bytes (None: the GPU's, or what is free here).
+
+    kinject.find_batch("recipes/cpt.yaml").batch
+    """
+    from kinject.tune.find_batch import find_batch as run
+
+    return run(_checked(recipe, "train"), memory, max_batch)
+
+
+def doctor(*recipes: str | Path, offline: bool = False) -> Checkup:
+    """Check this machine, and what keeps the recipes (files or folders) from running here.
+
+    kinject.doctor("recipes", offline=True).to_frame()
+    """
+    from kinject.doctor.run import examine
+
+    return examine(recipe_files(recipes), offline=offline)
+
+
+def check(*recipes: str | Path) -> dict[str, KinjectError | None]:
+    """Check whole recipes (files or folders; those of accelerate are left out); return file -> its faults, None without any.
+
+    assert not any(kinject.check("recipes").values())
+    """
+    from kinject.recipe.yaml_lines import read_yaml
+
+    given = {Path(path) for path in recipes}
+    found: dict[str, KinjectError | None] = {}
+    for file in recipe_files(recipes):
+        try:
+            if file not in given and "compute_environment" in read_yaml(file).root:
+                continue  # accelerate checks its own configuration files
+            _check_one(file)
+            found[str(file)] = None
+        except KinjectError as error:
+            found[str(file)] = error
+    return found
+
+
+def recipe_files(paths: Sequence[str | Path]) -> list[Path]:
+    """Return the recipes at `paths`, files or folders. Raises `InputError` if there is none."""
+    files = [file for path in map(Path, paths) for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
+    if paths and not files:
+        raise InputError(f"{paths[0]}: no recipes (*.yaml) there. Give a file or a folder.")
+    return files
+
+
+def _check_one(file: Path) -> None:
+    from kinject.augment.validation import check_sections
+    from kinject.bench.strategies import custom_strategies
+    from kinject.eval.plan import check_section
+    from kinject.recipe import read_recipe
+    from kinject.study.arms import expand_arms
+    from kinject.study.check import check_names, check_shared_recipes
+    from kinject.train.setup import check_training
+
+    recipe = read_recipe(file)
+    check_sections(recipe)
+    check_section(recipe)
+    custom_strategies(recipe)
+    if {"model", "corpus", "trainer"} <= recipe.raw.keys() and "bench" not in recipe.raw:
+        check_training(read_recipe(file, verb="train", check_inputs=False))
+    if recipe.study is not None:
+        study = read_recipe(file, verb="study", check_inputs=False)
+        check_names(study, check_inputs=False)
+        check_shared_recipes(study, expand_arms(study))

@@ -1,8 +1,4 @@
-"""Results of an evaluation and of a study: accuracy of each arm, paired differences, and what a study adds to them.
-
-An evaluation is a study with one seed, so both are a `Report`. Reports are written to report.json; pages and figures show
-these numbers and compute none. The annotations are checked by pydantic when a report is read.
-"""
+"""Results of an evaluation (a study with one seed) and of a study. Pages and figures compute none of their numbers."""
 
 from __future__ import annotations
 
@@ -13,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator
+
+from kinject.types import Tabular
 
 Kind = Literal["evaluation", "study"]
 Role = Literal["learning", "retention", "baseline"]
@@ -28,7 +26,6 @@ Scope = Literal["method", "these models"]
 ALPHA = 0.05
 FEWEST = 10
 """Documents (or questions without a document) below which no difference is judged: so few say little of others."""
-_TOLERANCE = 1e-6
 
 
 def fewest_for(family: int) -> int:
@@ -46,7 +43,7 @@ def in_these_models(scope: Scope) -> str:
 
 def _within(low: float, high: float) -> AfterValidator:
     def check(value: Any) -> Any:
-        if not low - _TOLERANCE <= value <= high + _TOLERANCE:
+        if not low - 1e-6 <= value <= high + 1e-6:
             raise ValueError(f"allowed is {low:g} to {high:g}")
         return value
 
@@ -212,6 +209,8 @@ class ArmResult(_AskedArm):
     n_correct: Count | None = None
     """With one seed only."""
     n_unscored: Count = 0
+    n_cut: Count = 0
+    """Questions whose prompt did not fit the model's window and lost tokens (of any seed)."""
     mass: float | None = None
 
     @property
@@ -454,7 +453,7 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Tabular):
     """All results of an evaluation or a study. `models` are the base models; an evaluation has one, its first model.
 
     `logs` are (model, arm, seed, path of log.jsonl from the run folder) of the training runs. `notes` are for the reader
@@ -483,10 +482,15 @@ class Report:
     logs: tuple[tuple[str, str, int, str], ...] = ()
     notes: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
+    written: str = ""
+    """When the last of its evaluations was written (ISO 8601)."""
     versions: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     model_sources: dict[str, str] = field(default_factory=dict)
     __pydantic_config__: ClassVar[dict[str, bool]] = {"allow_inf_nan": False}
+    ROWS: ClassVar = (
+        "results: model arm question_set role format shots k n accuracy low high to_base.delta to_base.deciding_p"
+    )
 
 
 def to_json(report: Report) -> dict[str, Any]:

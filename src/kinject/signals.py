@@ -23,6 +23,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """The signals that end a verb."""
 FROM_TERMINAL = frozenset((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
 """Those that a terminal sends to all processes of a command."""
+_REPEATED = 1.0
+"""Seconds in which further signals are the first one again."""
 _PAUSE = 0.05
 """Seconds until a signal whose exception was ignored is sent again."""
 
@@ -96,6 +98,34 @@ def terminable() -> Iterator[None]:
     finally:
         sys.unraisablehook = previous_hook
         signal.signal(signal.SIGCONT, before)
+
+
+@contextlib.contextmanager
+def deferred(announce: Callable[[], None]) -> Iterator[list[int]]:
+    """Keep the first signal that ends a verb in the list until the block ends, then raise it; `announce` it at once.
+
+    A further signal a second later, or more, raises immediately (a launcher repeats a signal of the terminal). In a thread
+    other than the main one, nothing is received.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    first = 0.0
+
+    def receive(signum: int, frame: FrameType | None) -> None:
+        nonlocal first
+        if received and time.monotonic() - first >= _REPEATED:
+            raise interruption(signum)
+        if not received:
+            first = time.monotonic()
+            received.append(signum)
+            threading.Thread(target=announce, daemon=True).start()  # the signal may have come in the middle of a print
+
+    with handled_by(receive):
+        yield received
+    if received:
+        raise interruption(received[0])
 
 
 def _raise(signum: int, frame: FrameType | None) -> None:

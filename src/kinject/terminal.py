@@ -1,8 +1,8 @@
 """Text and progress on the terminal.
 
-Text from data is printed so that it cannot control the terminal, and without secrets. Progress goes to stderr: a bar with
-rate and ETA if that is a terminal, else a line every 15 seconds. `protect_streams` lets every print outlive a closed, full
-or broken stream.
+Text from data is printed so that it cannot control the terminal, and without secrets. Progress goes to stderr: on a terminal
+and in a notebook one line that is drawn again, with rate, ETA and a bar, else a new line every 15 seconds. `protect_streams`
+lets every print outlive a closed, full or broken stream.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from kinject.secrets import without_secrets
 from kinject.signals import running_time
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
+    from rich.live import Live
 
-_SECONDS_BETWEEN_LINES = 15.0
+_SECONDS_BETWEEN_LINES, _SECONDS_IN_NOTEBOOK = 15.0, 1.0
+_NOTEBOOK_COLUMNS = 100
+_WIDEST_BAR, _NARROWEST = 40, 8
+"""Columns of a bar; a bar or a piece of a status that has fewer is left out."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tab and line feed, marks that change the direction of text, and lone surrogates."""
 
@@ -155,7 +157,8 @@ class Formatter(logging.Formatter):
 class Progress:
     """Counts `total` units of work inside ``with``; `done` of them were done before (a resumed run).
 
-    Rate and ETA count only the work of this process. The status (a loss, a number of refusals) is shown after the count.
+    Rate and ETA count only the work of this process. The status (a loss, a number of refusals) is shown after them; two
+    spaces part it into pieces, of which the last go first where the line is too narrow.
     """
 
     def __init__(self, label: str, total: int, unit: str, *, done: int = 0) -> None:
@@ -164,13 +167,14 @@ class Progress:
         self.unit = unit
         self.done = self._done_before = done
         self._status_text = ""
-        self._start = self._last_line = running_time()
-        self._bar: Bar | None = None
-        self._task: TaskID | None = None
+        self._start = self._last_line = self._last_advance = running_time()
+        self._live: Live | None = None
+        self._n_columns = 0
 
     def advance(self, n: int = 1) -> None:
         """Count `n` more units."""
         self.done += n
+        self._last_advance = running_time()
         self._show()
 
     def set_status(self, status: str) -> None:
@@ -180,43 +184,69 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Units per second in this process."""
-        return (self.done - self._done_before) / max(running_time() - self._start, 1e-9)
+        """Units per second in this process, up to the last one."""
+        return (self.done - self._done_before) / max(self._last_advance - self._start, 1e-9)
 
-    def _show(self) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self.done, status=self._status_text, rate=self._rate_text())
-            return
-        now = running_time()
-        if now - self._last_line >= _SECONDS_BETWEEN_LINES and self.done < self.total:
-            self._last_line = now
-            eta = f"ETA {duration((self.total - self.done) / self.rate)}" if self.rate else ""
-            parts = (
-                f"{self.label}: {self.done:,}/{self.total:,} {self.unit}",
-                self._rate_text(),
-                self._status_text,
-                eta,
-            )
-            show("  ".join(part for part in parts if part), file=sys.stderr, flush=True)
+    def line(self, width: int) -> str:
+        """Return the progress in at most `width` columns: count, rate and ETA, then the status, then a bar if there is room."""
+        text = "  ".join(
+            filter(None, (f"{self.done:,}/{self.total:,} {self.unit}", self._rate_text(), self._time_text()))
+        )
+        for part in filter(None, self._status_text.split("  ")):
+            room = width - len(self.label) - len(text) - 4
+            if len(part) > room:
+                text += f"  {part[: room - 3]}..." if room >= _NARROWEST else ""
+                break
+            text += f"  {part}"
+        room = min(width - len(self.label) - len(text) - 4, _WIDEST_BAR)
+        n_full = round(room * min(self.done / max(self.total, 1), 1))
+        bar = f"{'#' * n_full}{'-' * (room - n_full)}  " if room >= _NARROWEST else ""
+        return f"{self.label}: {bar}{text}"[:width]
 
     def _rate_text(self) -> str:
-        return f"{self.rate:,.1f} {self.unit}/s" if self.rate else ""
+        for seconds, name in ((1, "s"), (60, "min"), (3600, "h")):
+            if self.rate * seconds >= 1:
+                return f"{self.rate * seconds:,.1f} {self.unit}/{name}"
+        return f"{self.rate * 86_400:,.1f} {self.unit}/day" if self.rate else ""
+
+    def _time_text(self) -> str:
+        """Return the time that is left; the time that has passed while the rate is unknown."""
+        now = running_time()
+        if not self.rate:
+            return f"{duration(now - self._start)} so far"
+        return f"ETA {duration(max(0.0, (self.total - self.done) / self.rate - (now - self._last_advance)))}"
+
+    def _show(self) -> None:
+        if self._live is not None:
+            return  # it draws itself
+        now, in_notebook = running_time(), _is_notebook()
+        if now - self._last_line < (_SECONDS_IN_NOTEBOOK if in_notebook else _SECONDS_BETWEEN_LINES):
+            return
+        if in_notebook:
+            self._last_line = now
+            self._overwrite(self.line(_NOTEBOOK_COLUMNS))
+        elif self.done < self.total:
+            self._last_line = now
+            parts = f"{self.label}: {self.done:,}/{self.total:,} {self.unit}", self._rate_text(), self._status_text
+            show("  ".join(filter(None, (*parts, self._time_text()))), file=sys.stderr, flush=True)
+
+    def _overwrite(self, text: str, end: str = "") -> None:
+        """Write a line of a notebook over the one before."""
+        print(f"\r{text:{self._n_columns}}", end=end, file=sys.stderr, flush=True)
+        self._n_columns = len(text)
 
     def __enter__(self) -> Progress:
-        self._start = self._last_line = running_time()
-        if sys.stderr is not None and sys.stderr.isatty() and self.total > self.done:
+        self._start = self._last_line = self._last_advance = running_time()
+        if sys.stderr is not None and sys.stderr.isatty() and self.total > self.done and not _is_notebook():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
+            from rich.live import Live
+            from rich.text import Text
 
-            self._bar = Bar(
-                TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"), TextColumn("{task.fields[status]}", markup=False), TimeElapsedColumn(),
-                TextColumn("ETA"), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-                get_time=running_time,
-            )  # fmt: skip
-            self._task = self._bar.add_task(self.label, total=self.total, completed=self.done, status="", rate="")
-            self._bar.start()
+            console = Console(stderr=True)
+            self._live = Live(
+                get_renderable=lambda: Text(self.line(console.width), no_wrap=True), console=console, transient=True
+            )
+            self._live.start()
         return self
 
     def __exit__(
@@ -225,10 +255,17 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        """Remove the line from a terminal, and end it in a notebook."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        elif self._n_columns:
+            self._overwrite(self.line(_NOTEBOOK_COLUMNS), end="\n")
+            self._n_columns = 0
+
+
+def _is_notebook() -> bool:
+    return type(sys.stderr).__module__.startswith("ipykernel.")
 
 
 def duration(seconds: float) -> str:

@@ -7,10 +7,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import reduce
+from html import escape
+from typing import Any, ClassVar
 
 Message = Mapping[str, str]
 """One chat message: ``{"role": "system" | "user" | "assistant", "content": text}``."""
+
+
+class Tabular:
+    """A result with rows. A notebook shows it as a table.
+
+    `ROWS` names the field that holds what the rows are about, and their attributes that are the columns (dots lead into
+    parts); or a class has a `to_rows` of its own.
+    """
+
+    __slots__ = ()
+    ROWS: ClassVar = ""
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return the rows: column -> value, None where a part of the value is None."""
+        field_name, _, names = self.ROWS.partition(": ")
+        return [{name: _attribute(item, name) for name in names.split()} for item in getattr(self, field_name)]
+
+    def to_frame(self) -> Any:
+        """Return the rows as a `pandas.DataFrame`."""
+        from pandas import DataFrame  # type: ignore[import-untyped]
+
+        return DataFrame(self.to_rows())
+
+    def _repr_html_(self) -> str:
+        """Return the rows as an HTML table; what they hold is escaped."""
+        rows = self.to_rows()
+        head = "".join(f"<th>{escape(str(column))}</th>" for column in (rows[0] if rows else ()))
+        lines = ("".join(f"<td>{_cell(value)}</td>" for value in row.values()) for row in rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{line}</tr>' for line in lines)}</tbody></table>"
+
+
+def _attribute(item: object, name: str) -> Any:
+    return reduce(lambda part, key: None if part is None else getattr(part, key), name.split("."), item)
+
+
+def _cell(value: Any) -> str:
+    return escape("" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +176,10 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainResult:
-    """The result of `kinject train`: `account` counts tokens (`kinject.corpus.TokenAccount`), `seconds` times the training.
+class TrainResult(Tabular):
+    """The result of `kinject train`: `account` counts the tokens of an epoch (`kinject.corpus.TokenAccount`).
 
+    `n_learned` counts those in the loss over all steps (None: a run of an earlier version), `seconds` times the training.
     `already_done` is True if the run folder held this run, finished, and nothing was done.
     """
 
@@ -152,3 +192,11 @@ class TrainResult:
     seconds: float
     notes: tuple[str, ...] = ()
     already_done: bool = False
+    n_learned: int | None = None
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row."""
+        return [{
+            "run": self.run_dir, "steps": self.n_steps, "epochs": self.n_epochs, "loss": self.final_loss,
+            "tokens learned": self.n_learned, "seconds": self.seconds, "model": self.model_dir,
+        }]  # fmt: skip

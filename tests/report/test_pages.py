@@ -22,14 +22,16 @@ import pytest
 from study_results import make_study
 from study_samples import first, log_entries, make_evaluation, make_result, markdown_faults, write_log
 
+import kinject.report
 from kinject.disk import write_jsonl
-from kinject.report import write_report, write_training_report
+from kinject.report import redraw_report, write_report, write_training_report
 from kinject.results import Perplexity, Recall, Subject
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TAGS = frozenset(
     "html head meta title style body header main footer section h1 h2 h3 p ul ol li b span small details summary blockquote "  # noqa: SIM905
-    "table thead tbody tr th td div figure figcaption pre code svg g path defs clippath rect use text tspan".split()
+    "table thead tbody tr th td div figure figcaption pre code svg g path defs clippath rect use text tspan dl dt dd ol "
+    "script".split()
 )
 """Elements of kinject's own templates and figures."""
 
@@ -49,6 +51,36 @@ def evil(url: str) -> tuple[str, ...]:
         "$\\frac{1}{0$ \x1b[2J\u202egnp.exe a|b\n# heading\n| c | d |\n=cmd|' /C calc'!A0",
         "&lt;script&gt;top.pwned=1&lt;/script&gt; &#60;img src=x onerror=top.pwned=1&#62;",
     )
+
+
+def write_augment_run(folder: Path, texts: tuple[str, ...]) -> None:
+    """Write a run folder of kinject augment with `texts` for every name and text."""
+    folder.mkdir()
+    style = {"asked": 3, "got": 2, "refused": dict.fromkeys(texts, 1), "failed": 1, "nothing": 1, "skipped": {texts[0]: 1},
+             "in_doubt": dict.fromkeys(texts, 1), "refused_in_doubt": dict.fromkeys(texts, 1)}  # fmt: skip
+    counts = {
+        "n_documents": 2, "n_passages": 2, "n_rows": 3, "asked": 3, "got": 2, "refused": dict.fromkeys(texts, 1), "failed":
+        {texts[1]: 1}, "tokens_in": 10, "tokens_out": 10, "tokens_thinking": 5, "cost": 1.25, "cost_of_thinking": 0.5,
+        "out_of_budget": True, "paused": {texts[2]: {texts[3]: 1}}, "styles": dict.fromkeys(texts, style),
+        "languages": {texts[4]: {"texts": 1, "not_checked": list(texts)}}, "this_run": {"sent": 4, "answered": 4, "from_cache":
+        0, "retried": {texts[5]: 2}, "lost": 0, "usage_estimated": 0, "request_seconds": 1.5},
+        "judge": {"planted": dict.fromkeys(texts, 4), "caught": dict.fromkeys(texts, 3), "good": 4, "refused_good": 1,
+                  "precision": 0.75, "recall": 0.75, "recall_of_relations": None, "recall_by_kind": dict.fromkeys(texts, 0.75)},
+        "coverage": {"facts": 9, "short": 2, "quota": 3}, "contamination": {"questions": 5, "contaminated": 1},
+    }  # fmt: skip
+    recipe = {"augment": {"documents": texts[0], "generator": {"model": texts[1]}, "judge": {"model": texts[2]}}}
+    (folder / "manifest.json").write_text(json.dumps({
+        "format_version": 1, "stage": "augment", "written": texts[3], "recipe": recipe, "counts": counts, "inputs": {},
+        "command": ["kinject", *texts], "versions": {"kinject": texts[4]}}))  # fmt: skip
+    rows = [{"id": text, "document_id": text, "origin": "original", "text": text} for text in texts]
+    write_jsonl(folder / "corpus.jsonl", rows)
+    about = [{"id": f"r{text}", "passage_id": text, "document_id": text, "style": text, "reason": text, "detail": text,
+              "text": text, "in_doubt": [[text, text]]} for text in texts]  # fmt: skip
+    write_jsonl(folder / "rejected.jsonl", about)
+    write_jsonl(
+        folder / "variants.jsonl", ({**row, "checks": {"in_doubt": [[row["id"], row["text"]]]}} for row in rows)
+    )
+    write_jsonl(folder / "failures.jsonl", rows)
 
 
 def poisoned(value: Any, texts: tuple[str, ...]) -> Any:
@@ -81,7 +113,7 @@ def poisoned(value: Any, texts: tuple[str, ...]) -> Any:
 
 
 def write_pages(folder: Path, url: str) -> dict[str, Path]:
-    """Write the page of an evaluation, a study and a training run, with hostile texts everywhere; return them by name."""
+    """Write the page of each kind of run, with hostile texts everywhere; return them by name."""
     texts = evil(url)
     log = write_log(folder / "log.jsonl", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}])
     base, results = first(50, 200), []
@@ -121,6 +153,10 @@ def write_pages(folder: Path, url: str) -> dict[str, Path]:
         "</style></svg><svg onload=top.pwned=1>",
     )
     shown = poisoned(result, names)
+    (folder / "study").mkdir()
+    changed = [{**row, "model": shown.models[0], "arm": shown.arms[1].name, "question_set": shown.results[0].question_set,
+                "format": shown.results[0].format} for row in flips]  # fmt: skip
+    write_jsonl(folder / "study" / "flips.jsonl", changed)
     pages["study"] = write_report(folder / "study", replace(shown, **free))
     run = folder / f"train {texts[6].replace('/', ' ')[:60]}"
     run.mkdir()
@@ -134,24 +170,49 @@ def write_pages(folder: Path, url: str) -> dict[str, Path]:
     rows.append({"step": 1, "epoch": 1.0, **{f"eval_{name}_accuracy": 0.5 for name in texts}})
     write_jsonl(run / "log.jsonl", rows)
     pages["train"] = write_training_report(run)
+    write_augment_run(folder / "augment", texts)
+    pages["augment"] = redraw_report(folder / "augment")
     return pages
 
 
 class Page(HTMLParser):
-    """Collects elements with their attributes, and the text."""
+    """Collects elements with their attributes, the text, and the scripts: their attributes and content."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str]]] = []
         self.text = ""
+        self.scripts: list[tuple[dict[str, str], str]] = []
         self.feed(html)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag == "script":
+            self.scripts.append((self.elements[-1][1], ""))
 
     def handle_data(self, data: str) -> None:
         self.text += data
+        if self.lasttag == "script" and self.cdata_elem == "script":
+            self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
+
+
+SCRIPT = (Path(kinject.report.__file__).parent / "templates" / "report.js").read_text("utf-8")
+DATA = {"type": "application/json", "id": "changed-answers"}
+
+
+def hash_of(text: str) -> str:
+    """Return the source of a content security policy that allows this inline text."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def script_faults(page: Page) -> list[str]:
+    """Return what is wrong with the scripts of a page: it has kinject's own, last, and before it at most inert data."""
+    *data, own = page.scripts or [({}, "no script")]
+    found = [] if own[0] == {} and own[1].strip() == SCRIPT.strip() else [f"script: {own[1][:60]}"]
+    found += [f"script {attributes}" for attributes, _ in data if attributes != DATA]
+    found += ["the data hold a tag" for _, text in data if "<" in text]
+    return found + (["several scripts with data"] if len(data) > 1 else [])
 
 
 def faults(html: str) -> list[str]:
@@ -182,14 +243,19 @@ def faults(html: str) -> list[str]:
         given["content"] for tag, given in page.elements if given.get("http-equiv") == "Content-Security-Policy"
     ]
     (sheet,) = re.findall(r"<style[^>]*>(.*?)</style>", html, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
-    wanted = (
-        f"default-src 'none'; style-src 'unsafe-inline'; style-src-elem 'sha256-{digest}'; style-src-attr 'unsafe-inline'; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    wanted = policy_of(sheet, page.scripts[-1][1] if page.scripts else "")
+    found += script_faults(page)
     head = html[: html.index("<title>")]
     found += [] if policy == wanted and policy in entities.unescape(head) else [f"policy: {policy}"]
     return found + (["the sheet fetches"] if re.search(r"url\(|@import", sheet) else [])
+
+
+def policy_of(sheet: str, script: str) -> str:
+    """Return the policy of a page with this style sheet and this script."""
+    return (
+        f"default-src 'none'; script-src {hash_of(script)}; style-src 'unsafe-inline'; style-src-elem {hash_of(sheet)}; "
+        "style-src-attr 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    )
 
 
 Site = tuple[str, Path, list[str]]
@@ -222,15 +288,14 @@ def pages(site: Site, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
 
 
 def test_the_parser_knows_what_is_not_inert() -> None:
-    sheet = base64.b64encode(hashlib.sha256(b"x").digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; style-src-elem 'sha256-{sheet}'; style-src-attr 'unsafe-inline'; "
-        "base-uri 'none'; form-action 'none'"
-    )
     page = (
-        f'<html><meta http-equiv="Content-Security-Policy" content="{policy}"><title></title><style>x</style>%s</html>'
+        f'<html><meta http-equiv="Content-Security-Policy" content="{policy_of("x", SCRIPT)}"><title></title><style>x</style>'
+        f"%s<script>{SCRIPT.replace('%', '%%')}</script></html>"
     )
     assert faults(page % "<p>fine</p>") == []
+    assert faults(page % '<script type="application/json" id="changed-answers">{"a": "\\u003cb>"}</script>') == []
+    assert faults(page % '<script type="application/json" id="changed-answers">{"a": "<b>"}</script>') != []
+    assert faults(page % "" + "<script>1</script>") != []
     assert faults(page.replace("'none';", "*;", 1) % "") != []
     for text in evil("http://127.0.0.1:9")[:6]:
         assert faults(page.replace("%s", f"<p>{text.replace('<style>', '<b>')}</p>")) != [], text
@@ -243,7 +308,7 @@ def test_the_parser_knows_what_is_not_inert() -> None:
         assert faults(page % text) != [], text
 
 
-@pytest.mark.parametrize("name", ["eval", "study", "train"])
+@pytest.mark.parametrize("name", ["eval", "study", "train", "augment"])
 def test_a_page_full_of_hostile_texts_is_inert(pages: dict[str, Path], name: str) -> None:
     html = pages[name].read_text("utf-8")
     assert faults(html) == []
@@ -260,17 +325,30 @@ def test_the_markdown_beside_it_holds_no_tag_no_link_and_whole_tables(pages: dic
 
 
 CONTROL = """<!doctype html><html><body><p id=seen></p>{frames}<iframe name=control src=control.html></iframe><script>
-addEventListener("load", () => {{
+addEventListener("load", async () => {{
   const found = {{pwned: window.pwned || 0, frames: {{}}}};
+  const wait = () => new Promise((done) => setTimeout(done, 400));
   for (const frame of document.querySelectorAll("iframe")) {{
-    const page = frame.contentDocument, all = page ? [...page.querySelectorAll("*")] : [];
+    const page = frame.contentDocument, root = page.getElementById("explorer");
+    for (const text of root ? ["", "top.pwned"] : []) {{  // every text of every row is written into the page
+      root.querySelector("input").value = text;
+      root.querySelector("input").dispatchEvent(new Event("input"));
+      await wait();
+      for (const details of root.querySelectorAll("details")) details.open = true;
+      await wait();
+    }}
+    const all = [...page.querySelectorAll("*")];
     found.frames[frame.name] = {{
-      here: page !== null && page.title.length > 0, address: page ? page.location.pathname : "",
+      here: page.title.length > 0, address: page.location.pathname, rows: root ? root.querySelectorAll("tbody tr").length : 0,
       on: all.filter(e => [...e.attributes].some(a => a.name.startsWith("on"))).length,
-      active: all.filter(e => "script img iframe link base object embed form a".split(" ").includes(e.localName)).length,
-      styled: page && page.defaultView.getComputedStyle(page.body).maxWidth,
+      active: all.filter(e => "img iframe link base object embed form a".split(" ").includes(e.localName)).length,
+      scripts: all.filter(e => e.localName === "script").length,
+      quotes: root ? root.querySelectorAll("blockquote").length : 0,
+      styled: page.defaultView.getComputedStyle(page.body).maxWidth,
     }};
   }}
+  found.pwned = window.pwned || 0;
+  found.control = window.control || 0;
   document.getElementById("seen").textContent = JSON.stringify(found);
 }});
 </script></body></html>"""
@@ -283,14 +361,14 @@ def test_in_a_browser_nothing_of_a_hostile_page_runs_or_is_fetched(
     url, folder, asked = site
     for name, path in pages.items():
         (folder / f"{name}.html").write_bytes(path.read_bytes())
-    body = "".join(evil(f"{url}/beacon-of-control"))
+    body = "".join(evil(f"{url}/beacon-of-control")).replace("pwned", "control")
     (folder / "control.html").write_text(f"<html><title>control</title><body>{body}</body></html>")
     frames = "".join(f"<iframe name={name} src={name}.html></iframe>" for name in pages)
     (folder / "index.html").write_text(CONTROL.format(frames=frames))
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-               f"--user-data-dir={tmp_path}", "--dump-dom", f"{url}/index.html"]  # fmt: skip
+               f"--user-data-dir={tmp_path}", "--virtual-time-budget=10000", "--dump-dom", f"{url}/index.html"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, timeout=400, check=True)
-    match = re.search(r'<p id="seen">(.*?)</p>', done.stdout.decode("utf-8"))
+    match = re.search(r'<p id="seen">(.+?)</p>', done.stdout.decode("utf-8"))
     assert match is not None
     found = json.loads(entities.unescape(match[1]))
     for name in pages:
@@ -298,7 +376,11 @@ def test_in_a_browser_nothing_of_a_hostile_page_runs_or_is_fetched(
         assert frame["here"], name
         assert frame["address"] == f"/{name}.html"
         assert (frame["on"], frame["active"]) == (0, 0), name
+        assert frame["scripts"] == len(Page(pages[name].read_text("utf-8")).scripts), name
         assert frame["styled"] != "none", name  # its own style sheet counts
+    for name in ("eval", "study"):  # its own script ran, and wrote every hostile text
+        assert found["frames"][name]["rows"] > 3
+        assert found["frames"][name]["quotes"] > 3
     assert not [path for path in asked if path.startswith("/beacon/")]
     assert [path for path in asked if path.startswith("/beacon-of-control/")]  # else nothing could have been seen
-    assert found["pwned"] == 1
+    assert (found["pwned"], found["control"]) == (0, 1)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -135,7 +136,6 @@ def test_the_page_fetches_nothing_and_runs_nothing(fixture: str, request: pytest
     page = Elements((request.getfixturevalue(fixture) / "report.html").read_text("utf-8"))
     tags = {tag for tag, _ in page.elements}
     assert not tags & {
-        "script",
         "link",
         "img",
         "iframe",
@@ -158,12 +158,13 @@ def test_the_page_fetches_nothing_and_runs_nothing(fixture: str, request: pytest
     assert not re.search(r"url\((?!#)", markup)
 
 
-def test_the_page_forbids_scripts_itself(written: Path) -> None:
+def test_the_page_forbids_every_script_but_its_own(written: Path) -> None:
     page = Elements((written / "report.html").read_text("utf-8"))
     (policy,) = [a["content"] for tag, a in page.elements if tag == "meta" and "http-equiv" in a]
     assert policy is not None
-    assert policy.startswith("default-src 'none'")
-    assert "script-src" not in policy
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert re.findall(r"script-src ([^;]*);", policy) == re.findall(r"script-src ('sha256-[\w+/=]+');", policy)
+    assert [attributes for tag, attributes in page.elements if tag == "script"] == [{}]
 
 
 def test_hostile_names_are_shown_as_text(hostile: Path) -> None:
@@ -211,27 +212,53 @@ def test_tables_hold_every_result(written: Path) -> None:
         assert f"option texts, 0 shots · {result.n} questions, chance 25.0%" in text
 
 
+def data_of(html: str) -> dict[str, Any]:
+    """Return the data of a page's script."""
+    (text,) = re.findall(r'<script type="application/json" id="changed-answers">(.*?)</script>', html, flags=re.DOTALL)
+    found = json.loads(text)
+    assert isinstance(found, dict)
+    return found
+
+
 @pytest.mark.usefixtures("blank_figures")
-def test_answers_that_changed_stand_there_with_text_and_context(tmp_path: Path) -> None:
+def test_every_answer_that_changed_is_in_the_page_and_the_first_few_without_its_script(tmp_path: Path) -> None:
     rows = [flip("par", question_set="new", question_id=f"q{i}", question=f"Who is {i}?") for i in range(8)]
     rows[0]["passages"] = [{"id": "p", "document_id": "d", "text": "Bryn is zero.\nHe is. " + "x" * 3000}]
+    rows[1]["passages"] = rows[0]["passages"]
     rows.append(flip("par", question_set="new", change="right to wrong", chosen=None, base_chosen=1, truncated=7))
     write_flips(tmp_path, *rows)
     html = write_report(tmp_path, make_report()).read_text("utf-8")
     text = (tmp_path / "report.md").read_text("utf-8")
-    for page in (Elements(html).text, text):
-        assert "At most 5 of each kind are shown; flips.jsonl in the run folder holds all 9." in page
-        assert "5 of 8 shown" in page
-        assert "all 1 shown" in page
+    plain = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
+    for page in (Elements(plain).text, text):
+        assert "9 answers changed: 8 became right, 1 became wrong." in page
+        assert "The first 6 of 9, at most 5 of each kind." in page
         assert [f"Who is {i}?" in page for i in range(8)] == [True] * 5 + [False] * 3
         assert "7 tokens cut to fit" in page
-    assert page.count("right to wrong") == 1
-    assert "Bryn is zero.\nHe is." in html
-    assert "[... 1,021 characters more]" in html
-    assert "  - b **(correct, this arm)**" in text
-    assert "  - a **(base)**" in text
-    assert "  - b **(correct, base)**" in text
+        assert "[... 1,021 characters more]" in page.replace("\\", "")
+    assert "Bryn is zero.\nHe is." in plain
+    assert "  - b (−2.00 → −1.00) **(correct, this arm)**".replace("−", "-") in text
+    assert "  - a (-1.00 → -2.00) **(base)**" in text
+    assert "  - b (-2.00 → -1.00) **(correct, base)**" in text
     assert "context: Bryn is zero. / He is." in text
+    data = data_of(html)
+    assert [data["questions"][row[0]][2] for row in data["rows"]] == ["Who?", *(f"Who is {i}?" for i in range(8))]
+    assert [data["changes"][row[3]] for row in data["rows"]] == ["right to wrong", *["wrong to right"] * 8]
+    assert data["rows"][0] == [0, 0, 0, 0, None, 1, [-2.0, -1.0], [-1.0, -2.0], [], "7 tokens cut to fit"]
+    assert data["questions"][0] == ["new", "", "Who?", ["a", "b"], 1, "subject towns, id q1"]
+    assert len(data["texts"]) == 1  # a passage of two questions is there once
+    assert (data["arms"], data["prompts"]) == (["par"], ["option texts, 0 shots"])
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_a_page_holds_so_many_changed_answers_and_names_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kinject.report.flips.MOST", 3)
+    write_flips(tmp_path, *(flip("par", question_set="new", question_id=f"q{i}") for i in range(5)))
+    html = write_report(tmp_path, make_report()).read_text("utf-8")
+    assert len(data_of(html)["rows"]) == 3
+    assert "These are the first 3 of 5; flips.jsonl in the run folder holds all." in html
 
 
 @pytest.mark.usefixtures("blank_figures")

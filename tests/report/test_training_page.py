@@ -57,9 +57,21 @@ def test_the_panels_draw_what_was_logged_with_epochs_marked(run_dir: Path) -> No
 
 def test_the_page_holds_the_numbers_and_escapes_the_rest(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = write_training_report(run_dir).read_text("utf-8")
-    for text in ("75.0%", "90.0%", "2.500", "tokens trained", "990", "kinject train r.yaml", "&lt;script&gt;"):
+    for text in (
+        "75.0%",
+        "90.0%",
+        "2.500",
+        "tokens in an epoch: trained",
+        "990",
+        "kinject train r.yaml",
+        "&lt;script&gt;",
+    ):
         assert text in page
-    assert "<script" not in page
+    assert page.count("<script") == 1  # kinject's own
+    assert (
+        "20 steps in 3 seconds; the training loss went from 4.00 to 0.20; new (to be learned) from 25.0% to 75.0%"
+        in page
+    )
     assert "a &lt;b&gt; run" in page
     assert (run_dir / "figures" / "training.png").read_bytes()[:4] == b"\x89PNG"
     before = page

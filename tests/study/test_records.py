@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 
+from kinject.disk import write_checked_json
 from kinject.eval.scoring.answers import AnswerStore
 from kinject.eval.statistics import moderated
-from kinject.study.records import AskSetting, Records
-from kinject.types import Answer
+from kinject.recipe.study_section import ResourcesSection
+from kinject.results import Recall, Report, to_json
+from kinject.study.arms import Arm
+from kinject.study.records import AskSetting, Records, changed_answers
+from kinject.types import Answer, Passage, Question
 
 
 def test_a_seed_that_diverged_is_no_seed_and_a_question_it_has_no_score_for_is_left_out(tmp_path):
@@ -52,3 +56,44 @@ def test_seeds_of_an_arm_are_informed_by_the_other_arms_of_its_base_model_and_se
     assert alone.pooled is None
     assert a.chances == (0.5,) * 20
     assert records.matrix("m", "a", setting, "nothing").pooled is None
+
+
+def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path):
+    """Questions 0 to 4; of three seeds 3, 2, 1, 0, 3 are right, base at 0, 3; the last loses tokens; with context all are."""
+    records = Records("sum")
+    right = {("base", 0, 0): {0, 3}, ("ft", 0, 0): {0, 1, 4}, ("ft", 1, 0): {0, 1, 4}, ("ft", 2, 0): {0, 2, 4},
+             ("base", 0, 1): {0, 1, 2, 3, 4}}  # fmt: skip
+    for arm, seed in dict.fromkeys((arm, seed) for arm, seed, _ in right):
+        folder = tmp_path / f"{arm}-{seed}"
+        folder.mkdir()
+        with AnswerStore(folder / "answers.jsonl") as store:
+            for k in (k for of, number, k in right if (of, number) == (arm, seed)):
+                for i in range(5):
+                    value, cut = -0.5 - seed if i in right[arm, seed, k] else -9.0, 7 * (i == 4 and arm == "ft")
+                    store.add(f"k{k}{i}", Answer(f"q{i}", "set", arm, "texts", 0, k, ("p", "gone")[:k], 0, (value, -8.0),
+                                                 (1, 1), (1, 1), cut))  # fmt: skip
+        report = Report("evaluation", "t", ("m",), (), (), recalls=(Recall("set", 1, 3, 5),))
+        write_checked_json(folder / "report.json", {"format_version": 1, **to_json(report)})
+        (folder / "manifest.json").write_text(
+            f'{{"format_version": 1, "inputs": {{}}, "counts": {{}}, "written": "2026-0{seed + 1}-02"}}'
+        )
+        records.read("m", arm, seed, folder)
+    questions = {"set": [Question(f"q{i}", f"Who is {i}?", ("a", "b"), 0, "", f"d{i}") for i in range(5)]}
+    arms = [
+        Arm(name, "m", "", "", {}, "", "", None, name == "base", (0,), ResourcesSection()) for name in ("base", "ft")
+    ]
+    passages = {"p": Passage("p", "d0", 0, 4, "text")}
+    rows = list(changed_answers(records, arms, questions, {("m", "base", "set"): 1}, passages))
+    assert [(row["arm"], row["question_id"], row["change"]) for row in rows] == [
+        ("base+rag", "q1", "wrong to right"), ("base+rag", "q2", "wrong to right"), ("base+rag", "q4", "wrong to right"),
+        ("ft", "q1", "wrong to right"), ("ft", "q3", "right to wrong"), ("ft", "q4", "wrong to right"),
+    ]  # fmt: skip
+    assert [row["seeds"] for row in rows] == [[]] * 3 + [[2, 3], [0, 3], [3, 3]]
+    assert [(row["chosen"], row["base_chosen"], row["gold"]) for row in rows[3:]] == [(0, 1, 0), (1, 0, 0), (0, 1, 0)]
+    assert rows[5]["log_probs"] == [-1.5, -8.0]
+    assert rows[3]["log_probs"] == [(-0.5 - 1.5 - 9) / 3, -8.0]
+    assert [row["truncated"] for row in rows] == [0, 0, 0, 0, 0, 7]
+    assert [row["passages"] for row in rows[2:4]] == [[{"id": "p", "document_id": "d0", "text": "text"}], []]
+    assert (records.written, list(records.recalls)) == ("2026-03-02", [("set", 1)])
+    assert records.n_cut("m", "ft", AskSetting("set", "texts", 0, 0)) == 1
+    assert records.n_cut("m", "base", AskSetting("set", "texts", 0, 0)) == 0

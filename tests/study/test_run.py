@@ -13,7 +13,7 @@ from country import write_study
 from in_process import InProcess
 
 from kinject.recipe import read_recipe
-from kinject.report import render_summary
+from kinject.report import read_report, render_summary
 from kinject.results import Report
 from kinject.study import run as run_module
 from kinject.study.arms import expand_arms
@@ -88,6 +88,14 @@ def test_accuracies_are_those_of_the_stored_answers(whole):
         right = [row["log_probs"].index(max(row["log_probs"])) == row["gold"] for row in own]
         assert score.accuracy == pytest.approx(sum(right) / len(right))
         assert score.n == len(own)
+    stored = read_report(stage.folder / "report.json")
+    assert result.recalls == stored.recalls != ()
+    assert (stage.folder.parents[2] / "study/flips.jsonl").read_text("utf-8") == "", (
+        "so small a model changes no answer"
+    )
+    assert result.written == max(
+        manifest_of(s.folder)["written"] for s in executor.given if s.parameters.get("split") == "test"
+    )
 
 
 def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_are_asked(whole, tmp_path):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from kinject.disk import read_jsonl
+from kinject.errors import Terminated
 from kinject.recipe import Recipe
+from kinject.signals import exit_code
 from kinject.train import train
+from kinject.train.checkpoints import is_complete
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -75,3 +80,51 @@ def test_an_older_checkpoint_goes_only_when_the_newer_is_whole(
     result = train(make_recipe(trainer={"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}))
     assert there == [{"checkpoint-2"}, {"checkpoint-2", "checkpoint-4"}, {"checkpoint-4", "checkpoint-6"}]
     assert [path.name for path in Path(result.run_dir).glob("checkpoint-*")] == ["checkpoint-6"]
+
+
+@pytest.mark.parametrize("strategy", ["steps", pytest.param("epoch", marks=pytest.mark.soak)])
+def test_a_signal_ends_a_run_with_a_checkpoint_and_resuming_changes_nothing(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    save = {
+        "save_strategy": strategy,
+        "save_steps": 3,
+        "eval_strategy": "epoch",
+        "max_steps": -1,
+        "num_train_epochs": 2,
+    }
+    corpus = {"path": make_recipe().corpus.path, "validation_fraction": 0.2}
+    runs = [tmp_path / "interrupted", tmp_path / "straight"]
+    straight = train(make_recipe(run_dir=str(runs[1]), trainer=save, corpus=corpus))
+    n_steps = straight.n_steps
+    assert 4 <= n_steps <= 12
+    assert n_steps % 2 == 0
+
+    sent = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [(number, signal.signal(number, signal.default_int_handler)) for number in sent]
+    try:
+        for number, step in zip(
+            sent, (1, n_steps // 2 - 1, n_steps - 1), strict=True
+        ):  # amid, and at the end of, an epoch
+
+            def kill(self: Any, args: Any, state: Any, control: Any, at: Any = (step, number), **rest: Any) -> None:
+                if state.global_step == at[0]:
+                    os.kill(os.getpid(), at[1])
+
+            monkeypatch.setattr("kinject.train.callbacks.Screen.on_step_begin", kill, raising=False)
+            with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Terminated) as stopped:
+                train(make_recipe(run_dir=str(runs[0]), trainer=save, corpus=corpus), resume=step > 1)
+            assert exit_code(stopped.value) == 128 + number
+            assert is_complete(runs[0] / f"checkpoint-{step + 1}")
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    done = train(make_recipe(run_dir=str(runs[0]), trainer=save, corpus=corpus), resume=True)
+    assert done.n_learned == straight.n_learned
+    assert straight.n_learned == 2 * straight.account["trained"]
+    one, two = ([{k: v for k, v in row.items() if "runtime" not in k and "per_second" not in k}
+                 for _, row in read_jsonl(run / "log.jsonl")] for run in runs)  # fmt: skip
+    assert one == two
+    assert {path.name for path in runs[0].glob("*checkpoint*")} == {path.name for path in runs[1].glob("*checkpoint*")}
+    weights, others = (load_file(run / "model" / "model.safetensors") for run in runs)
+    assert all(torch.equal(weights[name], others[name]) for name in weights)

@@ -1,8 +1,5 @@
 """Documents to passages to variants to a corpus: a generator rewrites each passage, the checks accept or refuse it."""
 
-import sys
-
-from kinject import VerbPackage
 from kinject.augment.corpus_writer import StyleCount
 from kinject.augment.preview import Preview, preview, render_preview
 from kinject.augment.run import augment
@@ -11,5 +8,3 @@ from kinject.augment.summary import AugmentResult, render_summary
 __all__ = [
     "AugmentResult", "Preview", "StyleCount", "augment", "preview", "render_preview", "render_summary",
 ]  # fmt: skip
-
-sys.modules[__name__].__class__ = VerbPackage

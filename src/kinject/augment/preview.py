@@ -25,7 +25,7 @@ from kinject.recipe import AugmentRecipe, AugmentSection
 from kinject.terminal import duration
 from kinject.types import Document, Passage
 
-_TOKENS_PER_WORD = 1.35
+TOKENS_PER_WORD = 1.35
 """Estimate for English: tokens of a language model for each word or punctuation mark."""
 _JUDGE_PROMPT, _JUDGE_TOKENS = 420, 8
 """Estimate: tokens of a judge's instructions, and of its answer for each sentence."""
@@ -215,10 +215,10 @@ def _count_group(plan: Plan, group: Group, stored: OffsetIndex, counts: Counter[
     if judged:
         counts["judged"] += missing
         counts["judge_requests"] += missing
-        counts["judge_in"] += (_JUDGE_PROMPT + round((shown + n_words) * _TOKENS_PER_WORD)) * missing
+        counts["judge_in"] += (_JUDGE_PROMPT + round((shown + n_words) * TOKENS_PER_WORD)) * missing
         counts["judge_out"] += _JUDGE_TOKENS * (1 + describe(group.source, "n_sentences")) * missing
-    counts["tokens_in"] += round(prompt * _TOKENS_PER_WORD * (missing * per_variant + n_preparations))
-    counts["tokens_out"] += round(n_words * _TOKENS_PER_WORD * (missing + n_preparations))
+    counts["tokens_in"] += round(prompt * TOKENS_PER_WORD * (missing * per_variant + n_preparations))
+    counts["tokens_out"] += round(n_words * TOKENS_PER_WORD * (missing + n_preparations))
 
 
 def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
@@ -237,7 +237,7 @@ def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
 
 def _count_statements(passages: Sequence[Passage], counts: Counter[str]) -> None:
     """Add the lists of statements that the judge makes, one a passage, and their part of its other prompts."""
-    n_tokens = round(sum(len(word_spans(passage.text)) for passage in passages) * _TOKENS_PER_WORD)
+    n_tokens = round(sum(len(word_spans(passage.text)) for passage in passages) * TOKENS_PER_WORD)
     counts["judge_requests"] += len(passages)
     counts["judge_in"] += n_tokens + n_tokens * counts["judged"] // max(1, counts["passages"])
     counts["judge_out"] += n_tokens

@@ -16,6 +16,7 @@ from kinject.augment.requests.balance import render_endpoints
 from kinject.augment.styles import SKIPPED
 from kinject.signals import running_time
 from kinject.terminal import Progress
+from kinject.types import Tabular
 
 _SECONDS_BETWEEN_TEXTS = 0.1
 
@@ -53,7 +54,7 @@ class AugmentProgress(Progress):
 
 
 @dataclass(frozen=True)
-class AugmentResult:
+class AugmentResult(Tabular):
     """The result of `augment`.
 
     `refused` counts answers by reason, `failed` variants without an answer by error; `failures_path` lists the failed ones
@@ -101,6 +102,19 @@ class AugmentResult:
     def short(self) -> bool:
         """Whether there are fewer variants than requested, answers counted that say there is nothing to write."""
         return self.got + sum(count.nothing for count in self.styles.values()) < self.asked
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each style."""
+        return [
+            {
+                "style": name,
+                "asked": one.asked,
+                "got": one.got,
+                "refused": sum(one.refused.values()),
+                "failed": one.failed,
+            }
+            for name, one in self.styles.items()
+        ]
 
 
 def render_summary(result: AugmentResult) -> str:

@@ -31,6 +31,7 @@ from kinject.report.plots.style import (
     style,
 )
 from kinject.terminal import aligned
+from kinject.types import Tabular
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,7 +105,7 @@ class StrategyResult:
 
 
 @dataclass(frozen=True)
-class BenchResult:
+class BenchResult(Tabular):
     """The whole table: `rows` by time, those that did not run last; `n_failed` of them broke.
 
     `steps` is None if each run had the recipe's own length.
@@ -118,6 +119,18 @@ class BenchResult:
     steps: int | None
     notes: tuple[str, ...]
     n_failed: int
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each strategy: seconds for 1,000 tokens and peak bytes, and their ratios to vanilla."""
+        means = ("time", "time_ratio", "peak", "peak_ratio", "loss")
+        return [
+            {
+                "strategy": row.label,
+                **{name: (one := getattr(row, name)) and one.mean for name in means},
+                "reason": row.reason,
+            }
+            for row in self.rows
+        ]
 
 
 def mean_estimate(values: Sequence[float]) -> Estimate:

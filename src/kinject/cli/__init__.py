@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import keyword
 import logging
 import os
 import shlex
@@ -11,18 +12,18 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kinject.disk import fix_for, is_system_failure
+from kinject.disk import FoundRun, find_runs, fix_for, is_system_failure
 from kinject.errors import DiskError, InputError, KinjectError
 from kinject.process import check_environment, is_first_process, is_launched, is_shortage
 from kinject.signals import exit_code, handled_by, terminable
-from kinject.terminal import Formatter, lost_output, protect_streams, show
+from kinject.terminal import Formatter, aligned, lost_output, protect_streams, show
 
 _VERBS = (
-    "demo", "augment", "questions", "train", "merge", "eval", "compare", "study", "bench", "plan", "doctor", "find-lr",
-    "find-batch", "report", "sandbox", "check", "recipes", "styles", "schema",
+    "demo", "try", "augment", "questions", "train", "merge", "eval", "compare", "study", "bench", "plan", "doctor",
+    "find-lr", "find-batch", "report", "sandbox", "check", "recipes", "styles", "schema",
 )  # fmt: skip
 
 _DESCRIPTION = """\
@@ -36,7 +37,8 @@ exit codes: 0 done, 1 finished but incomplete (the output names what is missing)
 130 interrupted (Ctrl-C), 143 terminated (SIGTERM), 129 hung up (SIGHUP), 131 quit (SIGQUIT)
 
 examples:
-  kinject                                    the next step in this folder
+  kinject                                    the runs of this folder, and the next step
+  kinject try handbook/                      look at your documents, and get recipes for them
   kinject augment                            recipes/augment.yaml: documents to a corpus
   kinject train recipes/cpt.yaml             corpus to a model
   kinject eval                               recipes/eval.yaml: models against questions, with a report
@@ -56,6 +58,7 @@ _STOPPED = {
     signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit",
 }  # fmt: skip
 
+_MOST_RUNS = 20
 _STEPS = (
     ("runs/sandbox/base-corpus.jsonl", "kinject sandbox corpus", "write the base model's training corpus"),
     ("runs/sandbox/base/model", "kinject sandbox base", "lay down the base model that ships"),
@@ -183,25 +186,63 @@ def render_resume_hint(verb: str, words: Sequence[str], stop: KeyboardInterrupt)
 
 
 def render_next_step() -> str:
-    """Return the steps of the main job, with those that are done in this folder marked."""
+    """Return the runs of this folder with the command that continues each, and the next step."""
     lines = [
         _DESCRIPTION, "",
         "verbs: kinject --help    one verb: kinject VERB --help    shipped recipes: kinject recipes", "",
     ]  # fmt: skip
-    if not Path("recipes/augment.yaml").exists():
-        lines.append(
-            "Next: kinject recipes copy eval    puts recipes, documents and questions of the main job into this folder"
+    runs = {run.run_dir: run for run in find_runs()}
+    of_main_job = [parent for output, _, _ in _STEPS for parent in Path(output).parents]
+    own = [
+        run for run in runs.values() if run.run_dir not in of_main_job and (run.state != "not started" or _is_own(run))
+    ]
+    blocks = []
+    if Path("recipes/augment.yaml").exists():
+        blocks.append(_render_main_job(runs))
+    if own:
+        blocks.append(_render_own(own))
+    if not blocks:
+        blocks.append(
+            "Next: kinject demo                shows the whole job on embedded documents, in about a minute\n"
+            "  or: kinject try FOLDER          looks at your documents and writes the recipes to go on with\n"
+            "  or: kinject recipes copy eval   puts recipes, documents and questions of the main job into this folder"
         )
-        return "\n".join(lines)
+    return "\n".join([*lines, "\n\n".join(blocks)])
+
+
+def _is_own(run: FoundRun) -> bool:
+    """Return whether a recipe is one of those that `kinject try` has written for documents of this folder."""
+    return bool(run.recipe) and (Path("runs") / Path(run.recipe).parent.name / "documents.jsonl").exists()
+
+
+def _render_main_job(runs: Mapping[Path, FoundRun]) -> str:
+    lines = ["The main job, on the embedded sandbox (in a checkout, make demo runs all of it):"]
     n_done = next((index for index, (output, _, _) in enumerate(_STEPS) if not Path(output).exists()), len(_STEPS))
-    lines.append("The main job, on the embedded sandbox (in a checkout, make demo runs all of it):")
-    width = max(len(command) for _, command, _ in _STEPS)
-    for index, (_, command, purpose) in enumerate(_STEPS):
+    rows = []
+    for index, (output, command, purpose) in enumerate(_STEPS):
         mark = "done" if index < n_done else "next" if index == n_done else ""
-        lines.append(f"  {mark:4}  {command:{width}}  {purpose}")
+        run = next((runs[parent] for parent in Path(output).parents if parent in runs), None)
+        if index == n_done and run is not None and run.state in ("unfinished", "running"):
+            mark, command = run.state, run.command
+        rows.append((mark, command, purpose))
+    lines.append(aligned(rows, frozenset()))
     if n_done == len(_STEPS):
-        lines.append("\nAll done: open runs/eval/report.html. Then your own documents: see docs/real-data.md.")
+        lines.append("\nAll done: open runs/eval/report.html. Then your own documents: kinject try FOLDER.")
     return "\n".join(lines)
+
+
+def _render_own(own: Sequence[FoundRun]) -> str:
+    order = ("augment", "questions", "train", "eval")
+    own = sorted(own, key=lambda run: (run.run_dir.parent, order.index(run.verb) if run.verb in order else len(order)))
+    following = next((run for run in own if run.state == "unfinished" and run.command), None)
+    following = following or next((run for run in own if run.state == "not started"), None)
+    rows = [(run.state, str(run.run_dir), run.command) for run in own[:_MOST_RUNS]]
+    lines = ["Your runs in this folder:", aligned(rows, frozenset())]
+    if len(own) > _MOST_RUNS:
+        lines.append(f"  and {len(own) - _MOST_RUNS} more")
+    if any(run.state == "short" for run in own):
+        lines.append("short: some of what was asked for is missing; the same command asks for it again.")
+    return "\n".join([*lines, *([f"\nNext: {following.command}"] if following else [])])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -211,7 +252,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for verb in _VERBS:
-        importlib.import_module(f"kinject.cli.{verb.replace('-', '_')}").add_parser(verbs)
+        module = verb.replace("-", "_") + "_" * keyword.iskeyword(verb)
+        importlib.import_module(f"kinject.cli.{module}").add_parser(verbs)
     return parser
 
 

@@ -17,6 +17,7 @@ Rewrite documents into a training corpus, passage by passage. In the recipe's ru
   failures.jsonl   requests without an answer, with the error; the next run repeats them
   corpus.jsonl     the input of kinject train
   manifest.json    inputs, settings and versions
+  report.html      yield by style and document, refusals with examples, doubts, cost
 
 examples:
   kinject augment
@@ -49,7 +50,8 @@ def add_parser(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kinject.augment import augment, preview, render_preview, render_summary
+    from kinject.api import augment
+    from kinject.augment import preview, render_preview, render_summary
 
     gc.set_threshold(20_000, 10, 10)  # requests make few cycles; the search for them took an eighth of the time
     recipe = recipe_of(arguments, "augment")
@@ -58,11 +60,6 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.jobs is None and arguments.executor != "local":
         raise InputError("--executor ray: give --jobs N, the number of processes to share out the documents among.")
-    if arguments.jobs is None:
-        result = augment(recipe)
-    else:
-        from kinject.augment.shards import augment_in_shards, shard_executor
-
-        result = augment_in_shards(recipe, shard_executor(arguments.executor, arguments.jobs), arguments.jobs)
+    result = augment(recipe, jobs=arguments.jobs, executor=arguments.executor)
     show(render_summary(result))
     return 1 if result.short else 0

@@ -30,40 +30,14 @@ def add_parser(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kinject.augment.validation import check_sections
-    from kinject.bench.strategies import custom_strategies
-    from kinject.errors import InputError, KinjectError
-    from kinject.eval.plan import check_section
-    from kinject.recipe import read_recipe
-    from kinject.recipe.yaml_lines import read_yaml
-    from kinject.study.arms import expand_arms
-    from kinject.study.check import check_names, check_shared_recipes
-    from kinject.train.setup import check_training
+    from kinject.api import check, recipe_files
 
     paths = arguments.recipes or [Path("recipes")]
-    files = [file for path in paths for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
-    if not files:
-        raise InputError(f"{paths[0]}: no recipes (*.yaml) there. Give a file or a folder.")
-    n_invalid = n_skipped = 0
-    for file in files:
-        try:
-            if file not in paths and "compute_environment" in read_yaml(file).root:
-                n_skipped += 1  # accelerate checks its own configuration files
-                continue
-            recipe = read_recipe(file)
-            check_sections(recipe)
-            check_section(recipe)
-            custom_strategies(recipe)
-            if {"model", "corpus", "trainer"} <= recipe.raw.keys() and "bench" not in recipe.raw:
-                check_training(read_recipe(file, verb="train", check_inputs=False))
-            if recipe.study is not None:
-                study = read_recipe(file, verb="study", check_inputs=False)
-                check_names(study, check_inputs=False)
-                check_shared_recipes(study, expand_arms(study))
-        except KinjectError as error:
-            n_invalid += 1
-            show(error, file=sys.stderr)
-    n_recipes = len(files) - n_skipped
+    found = check(*paths)
+    n_skipped = len(recipe_files(paths)) - len(found)
+    faults = [error for error in found.values() if error is not None]
+    for error in faults:
+        show(error, file=sys.stderr)
     skipped = f"; {n_skipped} files are accelerate's" if n_skipped else ""
-    show(f"{n_recipes - n_invalid} of {n_recipes} recipes are valid{skipped}")
-    return 2 if n_invalid else 0
+    show(f"{len(found) - len(faults)} of {len(found)} recipes are valid{skipped}")
+    return 2 if faults else 0

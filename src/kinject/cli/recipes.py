@@ -24,7 +24,15 @@ examples:
   kinject recipes list studies             those below recipes/studies/
   kinject recipes copy eval                the main job; then `kinject` prints the next step
   kinject recipes copy mistral-7b/lora --into ~/mine
-  kinject recipes list --json"""
+  kinject recipes list --json
+  kinject recipes general                  general text, which the recipes of real models replay and watch"""
+
+_GENERAL = "HuggingFaceFW/fineweb-edu:sample-10BT"
+_GENERAL_DETAIL = """\
+Fetch general text for corpus.replay and corpus.validation_corpus: web pages on many subjects from
+HuggingFaceFW/fineweb-edu on the hub (English, licence ODC-By 1.0). 20,000 of its pages are about
+100 MB; only these are downloaded. They go to data/general.jsonl and, others, to
+data/general-held-out.jsonl. The best text is that of the base model's own training."""
 
 
 def add_parser(verbs: Any) -> None:
@@ -43,6 +51,17 @@ def add_parser(verbs: Any) -> None:
     copy.add_argument("names", nargs="+", metavar="NAME", help="recipes or folders of them")
     copy.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="default: here")
     copy.set_defaults(run=_copy)
+    general = actions.add_parser(
+        "general", help="fetch general text to replay and to watch", description=_GENERAL_DETAIL,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    general.add_argument(
+        "--source", default=_GENERAL, help="file, folder or data set on the hub (default: %(default)s)"
+    )
+    general.add_argument("--documents", type=int, default=20_000, metavar="N", help="to replay (default: %(default)s)")
+    general.add_argument("--held-out", type=int, default=500, metavar="N", help="to watch (default: %(default)s)")
+    general.add_argument("--into", type=Path, default=Path("data"), metavar="FOLDER", help="default: %(default)s")
+    general.set_defaults(run=_general)
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -72,6 +91,18 @@ def _lines(recipe: ShippedRecipe, width: int) -> list[str]:
                 label + text, width, initial_indent=" " * 6, subsequent_indent=" " * 8, break_on_hyphens=False
             )
     return lines
+
+
+def _general(arguments: argparse.Namespace) -> int:
+    from kinject.corpus.documents import write_general_text
+    from kinject.errors import InputError
+
+    for option in ("documents", "held_out"):
+        if getattr(arguments, option) < 1:
+            raise InputError(f"--{option.replace('_', '-')}: found {getattr(arguments, option)}, allowed: 1 or more.")
+    for path in write_general_text(arguments.source, arguments.into, arguments.documents, arguments.held_out):
+        show(path)
+    return 0
 
 
 def _copy(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from kinject.disk import path_exists
@@ -20,6 +21,7 @@ from kinject.process import core_count, machine_memory
 from kinject.recipe import GeneratorSection, ModelSection, Recipe, RetrievalSection, read_recipe
 from kinject.recipe.read import Verb
 from kinject.recipe.yaml_lines import read_yaml
+from kinject.types import Tabular
 
 _OPTIONAL = {
     "flash_attn": ("flash-attn", "faster attention on NVIDIA GPUs; torch's own does as well"),
@@ -70,7 +72,7 @@ class RecipeCheck:
 
 
 @dataclass(frozen=True)
-class Checkup:
+class Checkup(Tabular):
     """All checks of the machine and of the recipes."""
 
     machine: tuple[MachineCheck, ...]
@@ -81,6 +83,16 @@ class Checkup:
         """Every problem, the machine's first."""
         checks: list[MachineCheck | RecipeCheck] = [*self.machine, *self.recipes]
         return [problem for check in checks for problem in check.problems]
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each check, with the fixes of its problems."""
+        checks: list[MachineCheck | RecipeCheck] = [*self.machine, *self.recipes]
+        return [
+            {
+                "check": one.name, "found": one.value, "problems": "; ".join(problem.what for problem in one.problems),
+                "fixes": "; ".join(problem.fix for problem in one.problems),
+            } for one in checks
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from kinject.disk import check_folder
 from kinject.errors import InputError
@@ -19,7 +20,7 @@ from kinject.eval.statistics import format_p, make_contrast
 from kinject.results import ArmResult, Contrast
 from kinject.terminal import aligned as columns
 from kinject.terminal import show
-from kinject.types import Answer
+from kinject.types import Answer, Tabular
 
 _Way = tuple[str, str, int, int]
 
@@ -44,6 +45,18 @@ class Pair:
     matrices: tuple[CorrectnessMatrix, CorrectnessMatrix]
     n_left_out: int
     n_unscored: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(Tabular):
+    """Every comparison of some runs with the first."""
+
+    pairs: tuple[Pair, ...]
+
+    ROWS: ClassVar = (
+        "pairs: result.question_set name base_name result.format result.shots result.k result.n result.accuracy base_accuracy "
+        "contrast.delta contrast.low contrast.high contrast.deciding_p"
+    )
 
 
 def read_run(path: Path, score: Score = "sum") -> Run:

@@ -76,8 +76,8 @@ def summarize_arm(
         low=estimate.low, high=estimate.high, interval=matrix.interval_name,
         to_base=None if base is None else make_contrast(matrix, correctness(base), base[0].arm), subjects=subjects,
         macro=_macro(merged, subjects), score=score, design_effect=design_effect(matrix), n_documents=matrix.members[1],
-        n_correct=n_correct,
-        n_unscored=len(every) - len(merged), mass=letter_mass(answers),
+        n_correct=n_correct, n_unscored=len(every) - len(merged),
+        n_cut=len({answer.question_id for answer in answers if answer.truncated}), mass=letter_mass(answers),
     )  # fmt: skip
 
 

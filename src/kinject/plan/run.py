@@ -32,6 +32,7 @@ from kinject.terminal import show
 from kinject.train.config import trainer_field
 from kinject.train.load import load_training_tokenizer
 from kinject.train.short_run import LOG, last_log_line, read_timing, run_process, short_recipe
+from kinject.types import Tabular
 
 _WARM_UP_STEPS = 2
 _TIMED_STEPS = 6
@@ -101,7 +102,7 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Tabular):
     """The whole plan; `recipe` is its file and overrides, quoted for a shell.
 
     A field is None if it could not be counted; `notes` hold the reason.
@@ -129,6 +130,14 @@ class Plan:
     def global_batch(self) -> int:
         """Rows of an optimizer step over all devices."""
         return self.step.batch * self.step.accumulation * self.devices.count
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each part of a device's peak memory, and their sum with what else the process needs."""
+        parts = {
+            name: getattr(self.memory, name) for name in ("weights", "gradients", "optimizer", "activations", "logits")
+        }
+        parts |= {"heap holes": self.memory.fragmentation, "other": self.need - self.memory.peak, "total": self.need}
+        return [{"memory": name, "GiB": n_bytes / 2**30} for name, n_bytes in parts.items()]
 
 
 def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
@@ -256,29 +265,36 @@ def _mixed(recipe: TrainRecipe, devices: Devices) -> torch.dtype | None:
 
 
 def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunLength | None:
-    """Return the length of the run; None, with a note, if corpus or tokenizer are missing."""
+    """Return the length of the run; None, with a note, if corpus, questions or tokenizer are missing.
+
+    Raises as `measure_length`.
+    """
     paths = [recipe.corpus.path, *(part.path for part in recipe.corpus.parts().values())]
+    paths += [recipe.corpus.validation_corpus] if recipe.corpus.validation_corpus is not None else []
+    paths += [item.path for item in recipe.probes.sets().values()] if recipe.probes is not None else []
     missing = [path for path in paths if not is_file(path)]
     if missing:
         notes.append(f"steps, tokens and exposures are not counted: {', '.join(missing)} does not exist yet.")
         return None
     try:
-        return measure_length(recipe, load_training_tokenizer(recipe), n_devices)
+        tokenizer = load_training_tokenizer(recipe)
     except RecipeError:
         raise
     except KinjectError as error:
         notes.append(f"steps, tokens and exposures are not counted: {error}")
         return None
+    return measure_length(recipe, tokenizer, n_devices)
 
 
 def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLength:
     """Read, tokenize and pack the corpus as training will (corpus.cache_dir keeps it for the run), and count.
 
-    Raises `InputError` and `TrainingError` for a corpus that training would refuse.
+    Raises what training would raise for this corpus: `RecipeError`, `InputError` and `TrainingError`.
     """
-    from kinject.train.data import open_corpora, summarize_exposures, tokenize_and_pack
+    from kinject.train.data import check_positions, open_corpora, summarize_exposures, tokenize_and_pack
 
     data = tokenize_and_pack(recipe, tokenizer, open_corpora(recipe)).train
+    check_positions(recipe, _model_config(recipe), data)
     n_rows = len(data.rows)
     steps, epochs = count_steps(recipe, n_rows, n_devices)
     lengths = data.rows.lengths()

@@ -166,10 +166,10 @@ _RECIPES: Mapping[str, type[Recipe]] = {
 
 
 @overload
-def read_recipe(path: Path, overrides: Sequence[str] = ..., *, check_inputs: bool = ...) -> Recipe: ...
+def read_recipe(path: str | Path, overrides: Sequence[str] = ..., *, check_inputs: bool = ...) -> Recipe: ...
 @overload
 def read_recipe(
-    path: Path,
+    path: str | Path,
     overrides: Sequence[str] = ...,
     verb: Literal["train", "bench", "plan"] = ...,
     *,
@@ -177,26 +177,26 @@ def read_recipe(
 ) -> TrainRecipe: ...
 @overload
 def read_recipe(
-    path: Path, overrides: Sequence[str] = ..., verb: Literal["augment"] = ..., *, check_inputs: bool = ...
+    path: str | Path, overrides: Sequence[str] = ..., verb: Literal["augment"] = ..., *, check_inputs: bool = ...
 ) -> AugmentRecipe: ...
 @overload
 def read_recipe(
-    path: Path, overrides: Sequence[str] = ..., verb: Literal["questions"] = ..., *, check_inputs: bool = ...
+    path: str | Path, overrides: Sequence[str] = ..., verb: Literal["questions"] = ..., *, check_inputs: bool = ...
 ) -> QuestionsRecipe: ...
 @overload
 def read_recipe(
-    path: Path, overrides: Sequence[str] = ..., verb: Literal["eval"] = ..., *, check_inputs: bool = ...
+    path: str | Path, overrides: Sequence[str] = ..., verb: Literal["eval"] = ..., *, check_inputs: bool = ...
 ) -> EvalRecipe: ...
 @overload
 def read_recipe(
-    path: Path, overrides: Sequence[str] = ..., verb: Literal["study"] = ..., *, check_inputs: bool = ...
+    path: str | Path, overrides: Sequence[str] = ..., verb: Literal["study"] = ..., *, check_inputs: bool = ...
 ) -> StudyRecipe: ...
 @overload
 def read_recipe(
-    path: Path, overrides: Sequence[str] = ..., verb: Verb | None = ..., *, check_inputs: bool = ...
+    path: str | Path, overrides: Sequence[str] = ..., verb: Verb | None = ..., *, check_inputs: bool = ...
 ) -> Recipe: ...
 def read_recipe(
-    path: Path, overrides: Sequence[str] = (), verb: Verb | None = None, *, check_inputs: bool = True
+    path: str | Path, overrides: Sequence[str] = (), verb: Verb | None = None, *, check_inputs: bool = True
 ) -> Recipe:
     """Read, override and check the recipe at `path`.
 
@@ -204,15 +204,13 @@ def read_recipe(
     `check_inputs` is False or the verb is plan, the inputs that they name must exist. Without, the whole file is checked
     but no input is looked for. Raises `RecipeError` with every fault, `DiskError` when the file cannot be read.
     """
+    path = Path(path)
     file = read_yaml(path)
     raw = copy.deepcopy(file.root)
-    faults: list[Fault] = []
     overridden: set[KeyPath] = set()
     inputs: dict[str, KeyPath] = {}
-    for override in overrides:
-        fault = _apply_override(override, raw, overridden)
-        if fault is not None:
-            faults.append(fault)
+    faults = [fault for override in overrides if (fault := _apply_override(override, raw, overridden)) is not None]
+    notes = _leave_out_general_text(raw)
     kind = _RECIPES[verb] if verb is not None else Recipe
     required = tuple(kind.__annotations__) if verb is not None else ()
     checked = (*required, *_OPTIONAL.get(verb or "", ())) if check_inputs and verb != "plan" else ()
@@ -231,10 +229,10 @@ def read_recipe(
         report(key, what)
     checker = Checker(report, check_input)
     sections = checker.fields(Sections, raw, ())
-    notes: list[str] = []
     if isinstance(raw.get("trainer"), Mapping):
         if verb is None or kind is TrainRecipe:
-            sections["trainer"], notes = check_trainer(raw["trainer"], checker)
+            sections["trainer"], renamed = check_trainer(raw["trainer"], checker)
+            notes += renamed
         else:  # the section is not used, but written into the manifest
             for name in raw["trainer"].keys() & set(TRAINER_SECRETS):
                 report(("trainer", name), REFUSED[name])
@@ -254,6 +252,25 @@ def read_recipe(
         **sections, path=path, overrides=tuple(overrides), raw=raw, notes=tuple(notes), _file=file,
         _overridden=frozenset(overridden), _inputs=inputs,
     )  # fmt: skip
+
+
+def _leave_out_general_text(raw: dict[str, Any]) -> list[str]:
+    """Take what `corpus.general_text: false` leaves out of a recipe's values; return a warning if that was anything."""
+    corpus, trainer = raw.get("corpus"), raw.get("trainer")
+    if not isinstance(corpus, dict) or corpus.get("general_text", True) is not False:
+        return []
+    left_out = [f"corpus.{name}" for name in ("replay", "validation_corpus") if corpus.pop(name, None) is not None]
+    evaluates = corpus.get("validation_fraction") or raw.get("probes")
+    if isinstance(trainer, dict) and not evaluates:
+        trainer.update(
+            {name: value for name, value in (("eval_strategy", "no"), ("eval_on_start", False)) if name in trainer}
+        )
+    if not left_out:
+        return []
+    return [
+        f"warning: corpus.general_text: false leaves out {' and '.join(left_out)}. Nothing protects what the model knew, and "
+        "the log does not show what it forgets."
+    ]
 
 
 def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:

@@ -79,6 +79,10 @@ class CorpusSection:
     validation_corpus: str | None = option(
         None, help="Corpus (JSONL) of the validation loss; trainer.eval_strategy sets when it is computed.", path="file"
     )
+    general_text: bool = option(
+        True,
+        help="Use replay and validation_corpus; false leaves both out, with a warning, for a run without such text.",
+    )
     validation_fraction: float = option(
         0.0, help="Fraction of the documents, with all their texts, held out of training for the validation loss.",
         min=0.0, max=0.5,

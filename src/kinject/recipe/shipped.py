@@ -116,6 +116,23 @@ def copy_recipes(
     return CopiedRecipes(tuple(written), tuple(path for path in files if path not in written), tuple(missing))
 
 
+def write_own_recipes(name: str, root: Path) -> tuple[list[Path], list[Path]]:
+    """Write the recipes of recipes/own for documents called `name` into `root`/recipes/`name`.
+
+    Return those that are written (or there already, the same) and those that are there with another text, and stay.
+    """
+    written, kept = [], []
+    for recipe in find_recipes(["own"], read_shipped()):
+        path = root / "recipes" / name / recipe.path.name
+        content = recipe.text.replace("recipes/own/", f"recipes/{name}/").replace("NAME", name)
+        if _differs(path, content):
+            kept.append(path)
+        else:
+            write_text(path, content)
+            written.append(path)
+    return written, kept
+
+
 def _read(file: Path) -> ShippedRecipe:
     name = file.relative_to(FOLDER).with_suffix("").as_posix()
     text = file.read_text("utf-8")

@@ -148,7 +148,7 @@ class StudySection:
     )
     validation: Mapping[str, float] | None = option(
         None,
-        help="Question set: fraction of its documents whose questions are used for tuning only; "
+        help="Question set: fraction of its documents whose questions are used for tuning only, in every set; "
         "a set of the eval recipe that names a validation file needs none.",
     )
     sweeps: Mapping[str, SweepSection] | None = option(None, help="Curves: a key of an arm over values.")

@@ -1,10 +1,10 @@
-"""The tables that only a study has: claims, choices, questions, scaling, costs, arms, failures."""
+"""The legend of arms and question sets, and the tables that only a study has: claims, choices, questions, costs, failures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kinject.report.formatting import bare_p, format_name, format_points
+from kinject.report.formatting import bare_p, format_count, format_name, format_percent, format_points, format_prompt
 from kinject.report.page import Cell, Line, TableBlock, line, without_empty_columns
 from kinject.report.view import View, scaling_label
 from kinject.results import Claim, Cost, QuestionResult, Scaling
@@ -15,6 +15,38 @@ _VERDICT_MARKS = {"shown": "✓\u00a0shown", "opposite shown": "✗\u00a0opposit
 STAGES = ("setup", "augment", "corpus", "train", "merge", "eval")
 _MOST_QUESTIONS = 5  # of one kind, on one set
 _LONGEST = 300  # characters of a question
+
+
+def legend_tables(view: View) -> list[TableBlock]:
+    """Return a table of the arms and one of the question sets, each name in words."""
+    lines = []
+    for model in view.report.models:
+        for arm in view.own_arms(model):
+            how = "trained" if arm.trained else "not trained: the model that the others are compared with"
+            of = f"; base model {format_name(model)}" if view.several_models else ""
+            about = format_name(arm.description)
+            about = f"{how}{of}: {about}" if about not in ("", format_name(arm.name)) else f"{how}{of}"
+            lines.append(line(format_name(arm.name), about))
+    ks = sorted({result.k for result in view.whole if result.k})
+    if ks:
+        passages = f"{ks[0]} to {ks[-1]} passages" if len(ks) > 1 else format_count(ks[0], "passage")
+        lines.append(line("…+rag", f"the same model, with {passages} before each question, found by the retriever"))
+    arms = TableBlock("Arms", "", ("arm", "what it is"), tuple(lines), wordy=True)
+    columns = ("question set", "what for", "questions", "documents", "guessing gives", "asked as")
+    sets = tuple(_set_line(view, name) for name in view.sets())
+    tables = [arms] if lines else []
+    return (
+        [*tables, without_empty_columns(TableBlock("Question sets", "", columns, sets, wordy=True))] if sets else tables
+    )
+
+
+def _set_line(view: View, name: str) -> Line:
+    first = view.first(name)
+    documents = f"{first.n_documents:,}" if first.n_documents not in (None, first.n) else ""
+    asked = "; ".join(dict.fromkeys(map(format_prompt, view.formats(name))))
+    words = {"learning": "the documents of the training answer it", "retention": "known before: what training may lose"}
+    return line(format_name(name), words.get(first.role, first.role), f"{first.n:,}", documents,
+                format_percent(first.chance), asked)  # fmt: skip
 
 
 def claims_table(claims: Sequence[Claim]) -> TableBlock:

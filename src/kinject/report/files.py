@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,15 @@ from typing import Any
 
 from kinject.disk import check_version, read_checked_json, read_manifest, write_text
 from kinject.errors import InputError
+from kinject.report.augment import write_augment_report
 from kinject.report.flips import read_flips
-from kinject.report.formatting import format_count, format_name
+from kinject.report.formatting import ROLES, format_count, format_date, format_name, join_words
+from kinject.report.headline import render_doubts, render_headline
 from kinject.report.page import Page, render_html, render_markdown
 from kinject.report.plots import arms, sweeps
 from kinject.report.plots.style import Plot, draw_figure
 from kinject.report.sections import Beside, figure_label, make_sections
-from kinject.report.training import TrainingLog, loss_figure, read_training_log
+from kinject.report.training import TrainingLog, loss_figure, read_training_log, write_training_report
 from kinject.report.verdict import render_verdict
 from kinject.report.view import View, slug
 from kinject.results import Report
@@ -34,6 +36,7 @@ _FIGURES: dict[str, Callable[..., Any]] = {
 """Stem of a figure's files -> the function that draws it from a view with so many columns (None: nothing to draw)."""
 
 _WIDE = 3  # columns of panels
+_MOST_NAMED = 4  # arms in the title, question sets in the head
 _FOOTER_VERSIONS = ("kinject", "torch", "transformers", "trl", "python")
 _FIX = "Run kinject eval or kinject study again."
 _TOLERANCE = 1e-6
@@ -147,9 +150,9 @@ def write_report(run_dir: Path, report: Report) -> Path:
     logs, missing = _read_logs(run_dir, view)
     stems = _sweep_stems(report)
     plots = _draw_figures(run_dir, view, logs, stems)
-    changed = read_flips(run_dir / "flips.jsonl", report.results) if report.kind == "evaluation" else None
+    changed = read_flips(run_dir / "flips.jsonl", view)
     beside = Beside({name: stems.get(name, "") for name in plots}, tuple(logs.values()), missing, changed)
-    page = _make_page(view, beside, manifest)
+    page = _make_page(view, beside)
     write_text(run_dir / "report.md", render_markdown(page))
     path = run_dir / "report.html"
     write_text(path, render_html(page, plots))
@@ -157,15 +160,20 @@ def write_report(run_dir: Path, report: Report) -> Path:
 
 
 def redraw_report(run_dir: Path) -> Path:
-    """Write the pages and figures of a finished evaluation or study again from its report.json; return the HTML's path.
+    """Write the page and figures of a finished run again, whichever verb made it; return the HTML's path.
 
-    Raises `DiskError` when there is none, `InputError` when it or a log is damaged.
+    Raises `DiskError` when there is none, `InputError` when one of its files is damaged.
     """
+    stage = (read_manifest(run_dir / "manifest.json") or {}).get("stage")
+    if stage == "train":
+        return write_training_report(run_dir)
+    if stage == "augment":
+        return write_augment_report(run_dir)
     return write_report(run_dir, read_report(run_dir / "report.json"))
 
 
 def _with_manifests(run_dir: Path, report: Report, manifest: Mapping[str, Any] | None) -> Report:
-    """Return an evaluation's `report` with the commands and versions of its manifests; a study's holds its own."""
+    """Return an evaluation's `report` with the date, commands and versions of its manifests; a study's holds its own."""
     if report.kind == "study":
         return report
     paths = [run_dir / log for *_, log in report.logs]
@@ -173,25 +181,58 @@ def _with_manifests(run_dir: Path, report: Report, manifest: Mapping[str, Any] |
     commands = [item["command"] for item in manifests if item and isinstance(item.get("command"), list)]
     lines = tuple(dict.fromkeys(shlex.join(map(str, command)) for command in commands))
     versions = manifest.get("versions") if manifest else None
-    return replace(report, commands=lines, versions=dict(versions) if isinstance(versions, dict) else {})
+    date = str(manifest.get("written", "")) if manifest else ""
+    return replace(report, written=date, commands=lines, versions=dict(versions) if isinstance(versions, dict) else {})
 
 
-def _make_page(view: View, beside: Beside, manifest: Mapping[str, Any] | None) -> Page:
+def _make_page(view: View, beside: Beside) -> Page:
     report, sets = view.report, view.sets()
     counts = ((len(report.models), "base model"), (len(report.arms), "arm"), (len(sets), "question set"))
     parts = [format_count(n, noun) for n, noun in counts]
     seeds = format_count(len(report.seeds), "seed")
     most = max((result.n for result in report.results), default=0)
     versions = ", ".join(f"{name} {report.versions[name]}" for name in _FOOTER_VERSIONS if name in report.versions)
-    written = f"Evaluated {manifest.get('written', 'at an unknown time')}" if manifest else "Written by kinject"
+    written = f"Evaluated {report.written}" if report.written else "Written by kinject"
+    verdict = render_verdict(view)
+    headline, sureness = render_headline(view, verdict)
     return Page(
-        title=format_name(report.title) or report.kind.capitalize(),
+        title=_title(view),
         subtitle=f"kinject {report.kind}: {', '.join(parts)} of up to {most:,} questions, {seeds}",
         description=format_name(report.description),
-        verdict=render_verdict(view),
+        facts=tuple((label, text) for label, text in _facts(view) if text),
+        headline=headline,
+        sureness=sureness,
+        verdict=(*verdict, render_doubts(view)),
         sections=make_sections(view, beside),
         footer=format_name(written + (f" with {versions}." if versions else ".")),
     )
+
+
+def _title(view: View) -> str:
+    """Return a study's title, or an evaluation's with the arms that it compares."""
+    title = format_name(view.report.title) or view.report.kind.capitalize()
+    if view.is_study:
+        return title
+    trained = [format_name(arm.name) for arm in view.report.arms if arm.trained]
+    names = join_words(trained) if len(trained) <= _MOST_NAMED else f"{len(trained)} models"
+    base = format_name(view.base(view.report.models[0]))
+    return f"{title}: {names} against {base}" if trained else f"{title}: {base}"
+
+
+def _facts(view: View) -> Iterator[tuple[str, str]]:
+    """Yield (label, text) of the page's head: when, which models, which questions, how often it was trained."""
+    report = view.report
+    yield "date", format_date(report.written)
+    sources = [(format_name(name), format_name(report.model_sources.get(name, ""))) for name in report.models]
+    yield "base model", join_words([f"{name} ({source})" if source else name for name, source in sources])
+    sets = [view.first(name) for name in view.sets()]
+    named = [f"{format_name(r.question_set)}, {r.n:,} questions {ROLES.get(r.role, '')}" for r in sets[:_MOST_NAMED]]
+    yield (
+        "questions",
+        "; ".join([*named, *([f"{len(sets) - _MOST_NAMED} more sets"] if len(sets) > _MOST_NAMED else [])]),
+    )
+    n = len(report.seeds)
+    yield "trainings", f"{n} of each arm, with different seeds" if n > 1 else "one of each arm"
 
 
 def _sweep_stems(report: Report) -> dict[str, str]:

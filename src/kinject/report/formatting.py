@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from datetime import datetime
 
 from kinject.results import ALPHA, PromptFormat
 
@@ -34,6 +35,15 @@ def format_name(text: str, longest: int | None = None) -> str:
 def format_count(n: int, noun: str) -> str:
     """Return ``1 question`` or ``1,200 questions``."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def format_date(text: str) -> str:
+    """Return an ISO 8601 date in words: ``22 November 2026``; other text as it is."""
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError:
+        return format_name(text)
+    return f"{date.day} {date:%B %Y}"
 
 
 def format_percent(fraction: float) -> str:

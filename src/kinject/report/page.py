@@ -11,14 +11,14 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
-from kinject.report.flips import Flips, markdown_flips
+from kinject.report.flips import Flips, choice_lines, markdown_flips
 from kinject.report.formatting import escape_markdown
 from kinject.report.plots.style import Plot
 from kinject.report.verdict import AnsweredQuestion
 
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
+_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 _POLICY = "@POLICY@"
 
 
@@ -114,14 +114,17 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The whole page: the verdict first, then sections."""
+    """The whole page: `facts` (label, text), the headline (and how sure it is) and the verdict first, then sections."""
 
     title: str
     subtitle: str
     description: str
+    facts: tuple[tuple[str, str], ...]
+    headline: str
     verdict: tuple[AnsweredQuestion, ...]
     sections: tuple[Section, ...]
     footer: str
+    sureness: str = ""
 
 
 def line(*values: str | Cell, kind: str = "") -> Line:
@@ -155,48 +158,45 @@ def _columns(table: TableBlock, indices: Sequence[int], subtitle: str) -> TableB
     return replace(table, subtitle=subtitle, columns=columns, lines=lines, heads=sum(i < table.heads for i in indices))
 
 
-def as_markup(plots: Mapping[str, Plot]) -> dict[str, dict[str, Any]]:
-    """Return figures for a template, unescaped: they are kinject's own."""
-    from markupsafe import Markup
-
-    return {
-        name: {size: Markup(svg) for size, svg in asdict(plot).items()}  # noqa: S704 - of our own making
-        for name, plot in plots.items()
-    }
-
-
 def render_html(page: Page, plots: Mapping[str, Plot]) -> str:
-    """Return the page as one HTML file: no script, nothing fetched, everything but the figures escaped."""
-    values = {"page": page, "plots": as_markup(plots), "kind_of": lambda block: type(block).__name__}
-    return render_template("report.html.j2", title=page.title, **values)
+    """Return the page as one HTML file: nothing fetched, everything but the figures and kinject's own script escaped.
 
-
-def render_template(name: str, **values: Any) -> str:
-    """Return a template of this folder as one page.
-
-    Its policy allows the page's one style sheet, by its hash, and style attributes (figures have them), nothing else: no
-    script, image, font, frame, form or address. Browsers that do not know ``style-src-elem`` follow ``style-src``.
+    Its policy allows the one style sheet and the one script, each by its hash, and style attributes (figures have them). It
+    allows nothing else: no other script, image, font, frame, form or address. Browsers that do not know ``style-src-elem``
+    follow ``style-src``.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
         loader=PackageLoader("kinject.report", "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    page = str(environment.get_template(name).render(**values, policy=_POLICY)).lstrip()
-    sheet = "".join(_STYLE.findall(page)[:1])
-    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
+    figures = {  # of our own making
+        name: {size: Markup(svg) for size, svg in asdict(plot).items()} for name, plot in plots.items()  # noqa: S704
+    }  # fmt: skip
+    html = str(environment.get_template("report.html.j2").render(
+        page=page, plots=figures, kind_of=lambda block: type(block).__name__, choice_lines=choice_lines, policy=_POLICY,
+    )).lstrip()  # fmt: skip
+    sheet, script = (_hash_of("".join(inline.findall(html)[:1])) for inline in (_STYLE, _SCRIPT))
     policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; style-src-elem 'sha256-{digest}'; style-src-attr 'unsafe-inline'; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {script}; style-src 'unsafe-inline'; style-src-elem {sheet}; "
+        "style-src-attr 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     )
-    return page.replace(_POLICY, policy, 1)
+    return html.replace(_POLICY, policy, 1)
+
+
+def _hash_of(text: str) -> str:
+    """Return the source that a content security policy knows an inline sheet or script by."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def render_markdown(page: Page) -> str:
     """Return the page as Markdown, its figures by their file names."""
     lines = [f"# {escape_markdown(page.title)}", "", escape_markdown(page.subtitle), ""]
     lines += [escape_markdown(page.description), ""] if page.description else []
+    lines += [f"- {label}: {escape_markdown(text)}" for label, text in page.facts]
+    lines += ["", f"**{escape_markdown(page.headline)}** {escape_markdown(page.sureness)}", ""]
     for answered in page.verdict:
         lines += [f"## {answered.question}", "", escape_markdown(answered.lead), ""]
         lines += [

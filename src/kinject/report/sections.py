@@ -13,6 +13,7 @@ from kinject.report.details import (
     cost_table,
     failures_table,
     format_seconds,
+    legend_tables,
     question_tables,
     scaling_tables,
 )
@@ -163,6 +164,7 @@ def make_sections(view: View, beside: Beside) -> tuple[Section, ...]:
         Bullets((*_method_sentences(view), *_ABOUT), small=True),
     )  # fmt: skip
     sections = [
+        Section("What the names mean", tuple(legend_tables(view))),
         Section("What these data cannot tell", (Bullets(render_limitations(view)), *_guessing(view))),
         _claims(view),
         Section("Accuracy by arm", _figure("accuracy", view, drawn, "No arm has a result.")),

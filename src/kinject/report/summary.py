@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from kinject.eval.statistics import format_p
 from kinject.report.formatting import format_finite
-from kinject.report.view import unscored_text
+from kinject.report.headline import render_headline
+from kinject.report.verdict import render_verdict
+from kinject.report.view import View, unscored_text
 from kinject.results import ArmResult, Perplexity, Recall, Report
 from kinject.terminal import aligned
 
@@ -19,23 +21,31 @@ def render_summary(report: Report) -> str:
     """Return `report` as text without a trailing newline.
 
     An evaluation: every result by question set, learning beside forgetting, subjects, recall, perplexity, notes. A study:
-    each arm's accuracy by set (first prompt format, and the chosen K), choices, claims, failures.
+    each arm's accuracy by set (first prompt format, and the chosen K), choices, claims, failures. The headline ends it.
     """
     if report.kind == "evaluation":
         names = dict.fromkeys(result.question_set for result in report.results)
         blocks = [
             *(_set_table(name, report.results) for name in names), _unscored(report), _changes(report),
-            *_subject_tables(report.results),
+            _one_seed(report), *_subject_tables(report.results),
             _recalls(report.recalls), _perplexities(report.perplexities),
             "\n".join(f"note: {note}" for note in report.notes),
         ]  # fmt: skip
     else:
         blocks = [_arm_table(report), _unscored(report), _choices(report), _claims(report), _failures(report)]
+    view = View(report)
+    blocks.append(" ".join(render_headline(view, render_verdict(view))).strip())
     return "\n\n".join(block for block in blocks if block)
 
 
 def _unscored(report: Report) -> str:
     return "\n".join(f"no score: {unscored_text(item)}" for item in report.unscored)
+
+
+def _one_seed(report: Report) -> str:
+    contrasts = (result.to_base for result in report.results)
+    alone = any(contrast is not None and contrast.scope != "method" for contrast in contrasts)
+    return "p and intervals: in these models; another training may show something else" if alone else ""
 
 
 def _arm(result: ArmResult) -> str:
@@ -86,7 +96,7 @@ def _changes(report: Report) -> str:
         )
     head = ("arm", "K", "format", "shots", *(f"{role}: {name}" for role, name in sets))
     lines = [head, *((*key, *(deltas.get(name, "") for _, name in sets)) for key, deltas in rows.items())]
-    return f"change to {report.models[0]}: learned, and kept\n{aligned(lines, frozenset({1, *range(3, len(head))}))}"
+    return f"change to {report.models[0]}, by question set\n{aligned(lines, frozenset({1, *range(3, len(head))}))}"
 
 
 def _subject_tables(results: Sequence[ArmResult]) -> Iterator[str]:

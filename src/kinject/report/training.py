@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.disk import Row, check_output, read_jsonl, read_manifest, write_text
 from kinject.errors import InputError
-from kinject.report.formatting import ROLES, format_name, format_percent
-from kinject.report.page import TableBlock, as_markup, line, render_template
+from kinject.report.formatting import ROLES, format_date, format_name, format_percent
+from kinject.report.page import Bullets, Code, FigureBlock, Page, Section, TableBlock, line, render_html
 from kinject.report.plots.style import (
     LEARNING,
     LONGEST,
@@ -21,6 +21,7 @@ from kinject.report.plots.style import (
     RETENTION,
     RULE,
     TICKS,
+    add_tip,
     draw_figure,
     panels,
     style,
@@ -254,7 +255,9 @@ def _draw_loss(panel: Axes, run: TrainingRun) -> None:
     if "eval_loss" in run.series:
         held_out = run.series["eval_loss"]
         panel.plot(held_out.steps, held_out.values, color=MUTED, linestyle="--", marker=".", label="held-out text")
-        panel.legend(handles=[line for line in panel.lines if line.get_label() != "epoch"], loc="upper right")
+        panel.legend(
+            handles=[line for line in panel.lines if line.get_label() not in ("epoch", "_tip")], loc="upper right"
+        )
     panel.set_title("loss")
 
 
@@ -271,9 +274,12 @@ def _draw_probes(panel: Axes, run: TrainingRun) -> None:
         panel.plot(
             series.steps, series.values, color=colour, marker=marker, markersize=3.5, linestyle=line, label=label
         )
+        for step, value in zip(series.steps, series.values, strict=True):
+            if math.isfinite(value):
+                add_tip(panel, step, value, f"{name}, step {step:,.0f}: {format_percent(value)}")
     panel.set_ylim(0, 1.02)
     panel.set_yticks(*TICKS)
-    panel.legend(handles=[line for line in panel.lines if line.get_label() != "epoch"], loc="lower right")
+    panel.legend(handles=[line for line in panel.lines if line.get_label() not in ("epoch", "_tip")], loc="lower right")
     panel.set_title("probe accuracy")
 
 
@@ -291,17 +297,44 @@ def write_training_report(run_dir: Path) -> Path:
     if run.log.steps or run.series:
         plot = draw_figure(run_dir / "figures" / "training", partial(training_figure, run), label, 2)
         plots = {"training": plot} if plot is not None else {}
-    columns = ("step", "epoch", *map(format_name, run.probes), "held-out loss")
-    facts = tuple(line(*fact) for fact in _facts(manifest["counts"]))
-    page = render_template(
-        "training.html.j2", title=format_name(run_dir.name), facts=TableBlock("The run", "", ("", ""), facts, folded=True),
-        evaluations=TableBlock("Evaluations", "", columns, tuple(line(*row) for row in _rows(run)), folded=True),
-        notes=_notes(run, manifest["counts"]), figure=as_markup(plots).get("training"), caption=_CAPTION,
-        command=format_name(" ".join(manifest.get("command", ()))),
-    )  # fmt: skip
     path = run_dir / "report.html"
-    write_text(path, page)
+    write_text(path, render_html(_make_page(run_dir, run, manifest, label if plots else ""), plots))
     return path
+
+
+def _make_page(run_dir: Path, run: TrainingRun, manifest: Mapping[str, Any], label: str) -> Page:
+    counts, recipe = manifest["counts"], manifest.get("recipe") or {}
+    model, corpus = (str((recipe.get(name) or {}).get("path") or "") for name in ("model", "corpus"))
+    facts = (("date", format_date(str(manifest.get("written", "")))), ("base model", format_name(model)),
+             ("corpus", format_name(corpus)), ("method", format_name(str(recipe.get("method", "")))))  # fmt: skip
+    columns = ("step", "epoch", *map(format_name, run.probes), "held-out loss")
+    table = TableBlock("The run", "", ("", ""), tuple(line(*fact) for fact in _facts(counts)))
+    evaluations = TableBlock("Evaluations", "", columns, tuple(line(*row) for row in _rows(run)))
+    notes, command = _notes(run, counts), format_name(" ".join(manifest.get("command", ())))
+    sections = (
+        Section("The course of the run", (FigureBlock("training", label, _CAPTION),) if label else ()),
+        Section("Evaluations", (evaluations,) if evaluations.lines else ()),
+        Section("The run in numbers", (table,)),
+        Section("Notes and warnings", (Bullets(tuple(notes)),) if notes else ()),
+        Section("Run it again", (Code((command,)),) if command else ()),
+    )
+    return Page(
+        title=format_name(run_dir.name), subtitle="kinject train", description="",
+        facts=tuple(fact for fact in facts if fact[1]), headline=_headline(run, counts), verdict=(),
+        sections=tuple(section for section in sections if section.blocks), footer="",
+    )  # fmt: skip
+
+
+def _headline(run: TrainingRun, counts: Mapping[str, Any]) -> str:
+    """Return steps, loss and the accuracies of the probes, from the first to the last, in a sentence."""
+    text = f"{counts.get('steps', 0):,} steps in {counts.get('seconds', 0):,.0f} seconds"
+    losses = [loss for loss in run.log.losses if math.isfinite(loss)]
+    text += f"; the training loss went from {losses[0]:.2f} to {losses[-1]:.2f}" if losses else ""
+    for name, role in run.probes.items():
+        values = run.series[f"eval_{name}_accuracy"].values if f"eval_{name}_accuracy" in run.series else ()
+        if values:
+            text += f"; {format_name(name)} ({ROLES[role]}) from {format_percent(values[0])} to {format_percent(values[-1])}"
+    return text + ("." if counts.get("finished") else ". This run is not finished.")
 
 
 def _facts(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -310,7 +343,9 @@ def _facts(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     if isinstance(counts.get("loss"), float) and math.isfinite(counts["loss"]):
         facts.append(("mean loss", f"{counts['loss']:.3f}"))
     facts += [("seconds", f"{counts.get('seconds', 0):,.0f}")]
-    facts += [(f"tokens {format_name(name)}", f"{n:,}") for name, n in tokens.items()]
+    learned = counts.get("learned_tokens")
+    facts += [] if learned is None else [("tokens learned, over all steps", f"{learned:,}")]
+    facts += [(f"tokens in an epoch: {format_name(name)}", f"{n:,}") for name, n in tokens.items()]
     replay = counts.get("fractions", {}).get("replay")
     facts += [("replay", format_percent(replay))] if replay else []
     return [*facts, ("updates skipped", str(counts.get("skipped_updates", 0)))]

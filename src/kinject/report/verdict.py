@@ -31,6 +31,7 @@ from kinject.results import (
     in_these_models,
 )
 
+_WIDEST_GAIN = 5.0  # interval of a gain that says something: a base near chance gives any number
 _MOST_NAMED = 4  # arms in one lead; more are counted
 _MOST_PLACES = 4  # question sets by models with a sentence each
 _LEARNED = ("learned", "no learning shown", "got worse")
@@ -356,8 +357,9 @@ def _difference(contrast: Contrast) -> str:
 
 
 def _relative(contrast: Contrast) -> str:
-    """Return ``, −16% of what base knew above chance (−21% to −11%)``, "" where base is not above chance."""
-    if contrast.relative is None:
+    """Return ``, −16% of what base knew above chance (−21% to −11%)``; "" where base is not, or hardly, above chance."""
+    low, high = contrast.relative_low or 0.0, contrast.relative_high or 0.0
+    if contrast.relative is None or high - low > _WIDEST_GAIN:
         return ""
     text = f", {format_relative(contrast.relative)} of what {format_name(contrast.other)} knew above chance"
     if contrast.relative_low is None or contrast.relative_high is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from kinject.report.formatting import format_name, format_prompt
+from kinject.report.formatting import format_name, format_p, format_percent, format_points, format_prompt
 from kinject.results import (
     ArmInfo,
     ArmResult,
@@ -67,6 +67,10 @@ class View:
             result.question_set for result in self.whole
             if (not role or result.role == role) and (not model or result.model == model)
         ))  # fmt: skip
+
+    def first(self, question_set: str) -> ArmResult:
+        """Return the first result on a question set."""
+        return next(result for result in self.whole if result.question_set == question_set)
 
     def formats(self, question_set: str) -> list[PromptFormat]:
         """Return the prompt formats of `question_set`; the first is the headline."""
@@ -147,6 +151,18 @@ def arm_label(result: ArmResult, longest: int | None = None) -> str:
     """Return ``ft-par`` or ``ft-par+rag``, with K if it was not chosen."""
     name = format_name(result.arm, longest)
     return name if not result.k else f"{name}+rag" if result.chosen_k else f"{name}+rag, K = {result.k}"
+
+
+def result_text(result: ArmResult) -> str:
+    """Return an arm's result in a line, for a figure's tip."""
+    text = f"{arm_label(result)} on {format_name(result.question_set)}: {format_percent(result.accuracy)}"
+    text += f" (95%: {100 * result.low:.1f} to {100 * result.high:.1f}), {result.n:,} questions"
+    if len(result.by_seed) > 1:
+        text += f", seeds {', '.join(f'{100 * value:.1f}' for value in result.by_seed)}"
+    if result.to_base is not None:
+        p = result.to_base.deciding_p
+        text += f"; to base {format_points(result.to_base.delta)} points" + ("" if p is None else f", {format_p(p)}")
+    return text
 
 
 def tone_of(result: ArmResult) -> str:

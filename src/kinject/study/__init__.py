@@ -5,10 +5,7 @@ Importing this package imports neither matplotlib nor jinja2 nor torch; its func
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
-
-from kinject import VerbPackage
 
 if TYPE_CHECKING:
     from kinject.recipe import StudyRecipe
@@ -27,6 +24,3 @@ def study(recipe: StudyRecipe, *, jobs: int | None = None, executor: str = "loca
     from kinject.study.run import run_study
 
     return run_study(recipe, executor_factory(executor, jobs))[0]
-
-
-sys.modules[__name__].__class__ = VerbPackage

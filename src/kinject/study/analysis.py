@@ -112,6 +112,7 @@ class _Summary:
             model=arm.model, arm=arm.name, question_set=setting.question_set,
             role="baseline" if setting.format in WITHOUT_QUESTION else kind, format=setting.format, shots=setting.shots,
             k=setting.k, n=n_asked, n_unscored=n_asked - len(columns),
+            n_cut=self.records.n_cut(arm.model, arm.name, setting, subject),
             chance=chance([len(answers[i].log_probs) for i in columns]),
             by_seed=tuple(float(value) for value in own.correct.mean(1)), accuracy=own.mean(), low=estimate.low,
             high=estimate.high, interval=own.interval_name,
@@ -331,7 +332,7 @@ def question_results(
     model = arms[0].model
     columns: dict[str, dict[str, dict[str, float]]] = {}
     for arm in (arm for arm in arms if arm.model == model):
-        for setting in _headline_settings(records, arm, chosen_k):
+        for setting in records.headline_settings(arm.model, arm.name, chosen_k):
             matrix = records.matrix(model, arm.name, setting)
             label = f"{arm.name}{RAG}" if setting.k else arm.name
             fractions = zip(matrix.question_ids, matrix.correct.mean(0), strict=True)
@@ -346,18 +347,6 @@ def question_results(
     ]  # fmt: skip
 
 
-def _headline_settings(records: Records, arm: Arm, chosen_k: Mapping[Any, int]) -> Iterator[AskSetting]:
-    """Yield each set's first format and shots, without context and with the chosen K."""
-    settings = records.settings(arm.model, arm.name)
-    heads: dict[str, AskSetting] = {}
-    for setting in settings:
-        heads.setdefault(setting.question_set, setting._replace(k=0))
-    for head in heads.values():
-        for k in dict.fromkeys((0, chosen_k.get((arm.model, arm.name, head.question_set), 0))):
-            if head._replace(k=k) in settings:
-                yield head._replace(k=k)
-
-
 def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin]:
     """Return accuracy by how often training read the document that answers a question: bins double in width."""
     grouped: dict[tuple[str, str, str, int], list[float]] = {}
@@ -366,7 +355,7 @@ def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin
         if train is None or arm.alpha is not None or run.seed not in records.seeds(arm.model, arm.name):
             continue
         read: dict[str, float] = read_checked_json(train.folder / "exposures.json", "Delete its folder to train again.")
-        for setting in _headline_settings(records, arm, {}):
+        for setting in records.headline_settings(arm.model, arm.name, {}):
             answers = records.answers(arm.model, arm.name, setting)
             row = records.seeds(arm.model, arm.name).index(run.seed)
             correct = records.matrix(arm.model, arm.name, setting).correct[row]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.prompts import FROM_TASK, LETTERED, PMI_BASELINE, WITHOUT_QUESTION
@@ -14,8 +15,11 @@ from kinject.eval.results import is_correct, is_scored
 from kinject.eval.scores import Score, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import moderated
-from kinject.results import Subject
-from kinject.types import Answer
+from kinject.recipe.sections import EvalSection
+from kinject.report import read_report
+from kinject.results import Recall, Subject
+from kinject.study.arms import BASE, RAG, Arm
+from kinject.types import Answer, Passage, Question
 
 
 class AskSetting(NamedTuple):
@@ -35,6 +39,12 @@ class Records:
     by_run: dict[tuple[str, str, int], dict[AskSetting, list[Answer]]] = field(default_factory=dict)
     unscored: list[tuple[str, str, int, AskSetting, int]] = field(default_factory=list)
     """(model, arm, seed, setting, number of questions) where no question has a score: the model diverged."""
+    recalls: dict[tuple[str, int], Recall] = field(default_factory=dict)
+    """By question set and K."""
+    written: str = ""
+    """When the last of the evaluations was written (ISO 8601)."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """The versions that it was made with."""
     _matrices: dict[tuple[str, str, AskSetting, str], CorrectnessMatrix] = field(default_factory=dict)
 
     def read(self, model: str, arm: str, seed: int, folder: Path) -> None:
@@ -58,6 +68,14 @@ class Records:
                 self.unscored.append((model, arm, seed, setting, len(merged)))
         if of_run:
             self.by_run[model, arm, seed] = of_run
+        manifest = read_manifest(folder / "manifest.json") or {}
+        self.written, self.versions = (
+            max(self.written, str(manifest.get("written", ""))),
+            dict(manifest.get("versions", {})),
+        )
+        if any(setting.k for setting in settings):
+            for recall in read_report(folder / "report.json").recalls:
+                self.recalls.setdefault((recall.question_set, recall.k), recall)
 
     def seeds(self, model: str, arm: str) -> list[int]:
         """Return the seeds with answers."""
@@ -72,6 +90,19 @@ class Records:
             and self.matrix(model, arm, setting).question_ids
         ]  # fmt: skip
 
+    def headline_settings(
+        self, model: str, arm: str, chosen_k: Mapping[tuple[str, str, str], int]
+    ) -> Iterator[AskSetting]:
+        """Yield each set's first format and shots, without context and with the chosen K (by model, arm and set)."""
+        settings = self.settings(model, arm)
+        heads: dict[str, AskSetting] = {}
+        for setting in settings:
+            heads.setdefault(setting.question_set, setting._replace(k=0))
+        for head in heads.values():
+            for k in dict.fromkeys((0, chosen_k.get((model, arm, head.question_set), 0))):
+                if head._replace(k=k) in settings:
+                    yield head._replace(k=k)
+
     def answers(self, model: str, arm: str, setting: AskSetting) -> list[Answer]:
         """Return the first seed's answers to the questions of the matrix, those that every seed has a score for."""
         scored = set(self.matrix(model, arm, setting).question_ids)
@@ -80,6 +111,35 @@ class Records:
     def n_asked(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> int:
         """Return the number of questions asked, with a score or without; with `subject`, of that one."""
         return sum(not subject or answer.subject == subject for answer in self._first(model, arm, setting))
+
+    def n_cut(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> int:
+        """Return the number of questions whose prompt was cut for some seed; with `subject`, of that one."""
+        answers = (a for seed in self.seeds(model, arm) for a in self.by_run[model, arm, seed][setting] if a.truncated)
+        return len({answer.question_id for answer in answers if not subject or answer.subject == subject})
+
+    def changed(
+        self, model: str, arm: str, setting: AskSetting, base: str
+    ) -> Iterator[tuple[Sequence[Answer], Sequence[Answer]]]:
+        """Yield the answers of every seed of the arm, and of `base` without context, where most of them changed.
+
+        A question that half of the seeds answer correctly did not change.
+        """
+        plain = setting._replace(k=0)
+        if plain not in self.settings(model, base):
+            return
+        now, before = (
+            dict(zip(self._ids(model, name, of), zip(*(self.by_run[model, name, seed][of] for seed in self.seeds(model, name)),
+                                                     strict=True), strict=True))
+            for name, of in ((arm, setting), (base, plain))
+        )  # fmt: skip
+        scored = set(self.matrix(model, base, plain).question_ids)
+        for question_id in filter(scored.__contains__, self.matrix(model, arm, setting).question_ids):
+            shares = [sum(map(is_correct, of)) / len(of) for of in (now[question_id], before[question_id])]
+            if (shares[0] - 0.5) * (shares[1] - 0.5) < 0:
+                yield now[question_id], before[question_id]
+
+    def _ids(self, model: str, arm: str, setting: AskSetting) -> list[str]:
+        return [answer.question_id for answer in self._first(model, arm, setting)]
 
     def _first(self, model: str, arm: str, setting: AskSetting) -> list[Answer]:
         return self.by_run[model, arm, self.seeds(model, arm)[0]][setting]
@@ -137,3 +197,65 @@ def subjects_of(answers: Sequence[Answer], matrix: CorrectnessMatrix) -> tuple[S
     if len(columns) < 2:
         return ()
     return tuple(Subject(name, len(part), float(matrix.correct[:, part].mean())) for name, part in columns.items())
+
+
+def changed_answers(
+    records: Records, arms: Sequence[Arm], questions: Mapping[str, Sequence[Question]],
+    chosen_k: Mapping[tuple[str, str, str], int], passages: Mapping[str, Passage],
+) -> Iterator[Row]:  # fmt: skip
+    """Yield a row of flips.jsonl for each test question that most seeds of an arm (none of a sweep) answer otherwise than base.
+
+    As `kinject.eval.results.find_flips`: log-probs are means over seeds, the choice is that of most seeds.
+    """
+    by_id = {(name, question.id): question for name, own in questions.items() for question in own}
+    for arm in (arm for arm in arms if not arm.sweep):
+        label = {False: arm.name, True: f"{arm.name}{RAG}"}
+        for setting in records.headline_settings(arm.model, arm.name, chosen_k):
+            for now, before in records.changed(arm.model, arm.name, setting, BASE) if arm.trained or setting.k else ():
+                question = by_id.get((setting.question_set, now[0].question_id))
+                if question is not None:  # the questions of a task are not among them
+                    yield {
+                        "model": arm.model,
+                        "arm": label[setting.k > 0],
+                        **_flip_row(question, now, before, passages),
+                    }
+
+
+def _flip_row(
+    question: Question, now: Sequence[Answer], before: Sequence[Answer], passages: Mapping[str, Passage]
+) -> Row:
+    first, gold = now[0], question.answer
+    contexts = [passages[item] for item in first.context_ids if item in passages]
+    return {
+        "question_set": first.question_set, "format": first.format, "shots": first.shots,
+        "k": first.k, "change": "wrong to right" if _vote(now, gold) == gold else "right to wrong", "question_id": question.id,
+        "subject": question.subject, "document_id": question.document_id, "question": question.question,
+        "choices": list(question.choices), "gold": gold, "chosen": _vote(now, gold), "base_chosen": _vote(before, gold),
+        "log_probs": _means(now), "base_log_probs": _means(before), "truncated": max(answer.truncated for answer in now),
+        "seeds": [sum(map(is_correct, now)), len(now)] if len(now) > 1 else [],
+        "passages": [{"id": item.id, "document_id": item.document_id, "text": item.text} for item in contexts],
+    }  # fmt: skip
+
+
+def _vote(answers: Sequence[Answer], gold: int) -> int:
+    """Return the choice of most answers; `gold` only if more than half of them chose it."""
+    chosen = [answer.log_probs.index(max(answer.log_probs)) for answer in answers]
+    return max(set(chosen), key=lambda index: (chosen.count(index), index != gold))
+
+
+def _means(answers: Sequence[Answer]) -> list[float]:
+    return [sum(values) / len(answers) for values in zip(*(answer.log_probs for answer in answers), strict=True)]
+
+
+def read_context_passages(
+    section: EvalSection, contexts: Mapping[str, str], questions: Mapping[str, Sequence[Question]]
+) -> dict[str, Passage]:
+    """Return by id the passages that are searched, and those in `contexts`: question set -> file with prepared ones."""
+    if section.retrieval is None:
+        return {}
+    from kinject.eval.retrieval import read_contexts, read_passages  # they load numpy
+
+    found = read_passages([Path(path) for path in section.retrieval.documents], section.retrieval.passage_tokens)
+    for name, path in contexts.items():
+        found += [passage for of_question in read_contexts(Path(path), questions[name]) for passage in of_question]
+    return {passage.id: passage for passage in found}

@@ -21,6 +21,7 @@ from kinject.disk import (
     read_checked_json,
     read_manifest,
     write_checked_json,
+    write_jsonl,
     write_manifest,
 )
 from kinject.errors import InputError
@@ -43,7 +44,7 @@ from kinject.study.analysis import (
 )
 from kinject.study.arms import Arm, arm_infos, expand_arms, make_sweeps
 from kinject.study.check import check_inputs, check_shared_recipes
-from kinject.study.records import AskSetting, Records
+from kinject.study.records import AskSetting, Records, changed_answers, read_context_passages
 from kinject.study.scheduler import SplitQuestions, StartExecutor, Study, family_warnings, open_study
 from kinject.study.stages import DONE, STAGE_KINDS, ArmRun, Stage
 from kinject.terminal import aligned, duration, show
@@ -72,8 +73,16 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         started = running_time()
         with study.fresh_copy(start_executor) as study:
             _run_phases(study, _before_test)
-        result = analyse(study, running_time() - started)
+        records, questions = (
+            _read_records(study),
+            {item.name: _read_questions(item.test) for item in study.question_sets},
+        )
+        result = analyse(study, records, questions, running_time() - started)
         write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
+        contexts = {item.name: item.test["contexts"] for item in study.question_sets if "contexts" in item.test}
+        passages = read_context_passages(study.evaluation, contexts, questions)
+        changed = changed_answers(records, study.arms, questions, study.chosen_k, passages)
+        write_jsonl(recipe.run_dir / "flips.jsonl", changed)
         page = write_report(recipe.run_dir, result)
         counts = {"arms": len(result.arms), "failures": len(result.failures), "stages": len(study.status.stages)}
         write_manifest(
@@ -271,15 +280,13 @@ def _evaluate_on_test(study: Study) -> None:
     study.run_stages([stage for run in study.runs for stage in run.all_stages], "evaluating")
 
 
-def analyse(study: Study, seconds: float) -> Report:
+def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Question]], seconds: float) -> Report:
     """Return the result of a study whose stages have run; at least one arm must have been evaluated."""
     recipe, section = study.recipe, study.recipe.study
-    records = _read_records(study)
     arms = [arm for arm in study.arms if records.seeds(arm.model, arm.name)]
     roles = {item.name: item.role for item in study.question_sets}
     results = summarize_arms(records, arms, roles, study.chosen_k)
     sweeps = make_sweeps(section, study.expanded)
-    questions = {item.name: _read_questions(item.test) for item in study.question_sets}
     scaling = None
     if section.scaling is not None:
         sizes = {name: count_parameters(Path(study.planner.model_dir(name))) for name in section.models}
@@ -300,7 +307,8 @@ def analyse(study: Study, seconds: float) -> Report:
             ) for model, arm, seed, setting, n in records.unscored
         ),
         logs=tuple(_training_log_paths(study.runs, recipe.run_dir)), notes=tuple(_notes(study)),
-        scaling=scaling, commands=(f"kinject study {recipe.path}",), versions=_versions_of(study.runs),
+        recalls=tuple(records.recalls.values()), written=records.written,
+        scaling=scaling, commands=(f"kinject study {recipe.path}",), versions=records.versions,
         seconds=round(seconds, 1),
     )  # fmt: skip
 
@@ -314,16 +322,6 @@ def _training_log_paths(runs: Sequence[ArmRun], run_dir: Path) -> list[tuple[str
             path = os.path.relpath(train.folder / "log.jsonl", run_dir)
             found.append((run.arm.model, run.arm.name, run.seed, path))
     return found
-
-
-def _versions_of(runs: Sequence[ArmRun]) -> dict[str, str]:
-    """Return the versions that the last finished evaluation was made with."""
-    for run in reversed(runs):
-        for stage in run.evaluations:
-            manifest = read_manifest(Path(stage.folder) / "manifest.json")
-            if manifest is not None:
-                return dict(manifest["versions"])
-    return {}
 
 
 def _read_records(study: Study) -> Records:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
-
-from kinject import VerbPackage
 
 if TYPE_CHECKING:
     from kinject.recipe import TrainRecipe
@@ -26,6 +23,3 @@ def render_summary(result: TrainResult) -> str:
     from kinject.train import run
 
     return run.render_summary(result)
-
-
-sys.modules[__name__].__class__ = VerbPackage

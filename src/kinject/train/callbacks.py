@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,11 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, WandbCallback
 
 from kinject.disk import write_jsonl
-from kinject.process import peak_memory
+from kinject.process import is_first_process, peak_memory
 from kinject.recipe.sections import ProbesSection
-from kinject.signals import running_time
-from kinject.terminal import Progress
+from kinject.signals import deferred, interruption, running_time
+from kinject.terminal import Progress, show
+from kinject.train.checkpoints import mark_extra
 
 
 class RunLog(TrainerCallback):  # type: ignore[misc]
@@ -105,7 +108,7 @@ class Screen(TrainerCallback):  # type: ignore[misc]
         if self.progress is not None:
             self.progress.advance()
             rate = f"{self.progress.rate * self.tokens_per_step:,.0f} tokens/s"
-            self.progress.set_status("  ".join(word for word in (rate, self.loss, _memory_text()) if word))
+            self.progress.set_status("  ".join(word for word in (self.loss, rate, _memory_text()) if word))
 
     def close(self) -> None:
         """Release the terminal, also after an error."""
@@ -118,6 +121,63 @@ def _memory_text() -> str:
     if torch.cuda.is_available():
         return f"{peak_memory('cuda') / 2**30:.1f} GiB GPU"
     return f"{peak_memory() / 2**30:.1f} GiB"
+
+
+class _StopWithCheckpoint(TrainerCallback):  # type: ignore[misc]
+    """Saves a checkpoint at the end of the step in which a signal was `received`, then raises its exception.
+
+    At the end of an epoch what is due there comes first, since a resumed run begins with the next epoch. Of several
+    processes each may receive the signal in another step, so they agree at each.
+    """
+
+    def __init__(self, received: Sequence[int], trainer: Any) -> None:
+        self.received, self.trainer = received, trainer
+        self.number = 0
+        self.is_asked = self.is_extra = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask for a checkpoint, unless the epoch or the run ends with this step."""
+        self.number = self.received[0] if self.received else 0
+        if self.trainer.accelerator.num_processes > 1:
+            agreed = torch.tensor(self.number, device=args.device)
+            torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
+            self.number = int(agreed)
+        if state.global_step % self.trainer.steps_per_epoch:
+            self._ask(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask for a checkpoint, unless the run ends with this epoch."""
+        self._ask(control)
+
+    def _ask(self, control: Any) -> None:
+        if self.number and not control.should_training_stop:
+            self.is_asked, self.is_extra = True, not control.should_save
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the run: the checkpoint is whole."""
+        if not self.is_asked:
+            return
+        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero:
+            if self.is_extra and Path(state.best_model_checkpoint or "").name != checkpoint.name:
+                mark_extra(checkpoint)
+            show(f"{checkpoint} is written", file=sys.stderr, flush=True)
+        raise interruption(self.number)
+
+
+@contextlib.contextmanager
+def checkpoint_on_signal(trainer: Any) -> Iterator[None]:
+    """Let the first signal that ends a verb wait for the end of the training step and a checkpoint; a second does not wait."""
+
+    def announce() -> None:
+        if is_first_process():
+            text = "kinject train: stops after this step, with a checkpoint. Once more: at once, without."
+            show(f"\n{text}", file=sys.stderr, flush=True)
+
+    with deferred(announce) as received:
+        trainer.add_callback(_StopWithCheckpoint(received, trainer))
+        yield
 
 
 class Histograms(TrainerCallback):  # type: ignore[misc]

@@ -33,6 +33,7 @@ from kinject.process import is_first_process
 log = logging.getLogger(__name__)
 
 _MARKER = "complete.json"
+_EXTRA = "extra-checkpoint.json"
 _DISK_MESSAGES = {
     "No space left": "No space left on device", "File too large": "File too large", "quota exceeded": "Disk quota exceeded",
     "PytorchStreamWriter failed": "a file could not be written whole",
@@ -71,6 +72,25 @@ def remove_incomplete(checkpoint: Path) -> None:
             shutil.rmtree(checkpoint)
         except OSError as error:
             raise unwritable(checkpoint, error, "deleted") from error
+
+
+def mark_extra(checkpoint: Path) -> None:
+    """Record that an uninterrupted run would not have this checkpoint, so that it goes as soon as it is not needed."""
+    write_json(checkpoint.parent / _EXTRA, checkpoint.name)
+
+
+def remove_extra(run_dir: Path, newest: Path | None = None) -> None:
+    """Delete the checkpoint of `mark_extra`, if there is one and it is not the `newest` itself. Raises `DiskError`."""
+    path = run_dir / _EXTRA
+    if not path.exists():
+        return
+    extra = run_dir / Path(str(json.loads(read_bytes(path)))).name
+    if _NAME.match(extra.name) and extra.exists() and extra != newest:
+        try:
+            shutil.rmtree(extra)
+        except OSError as error:
+            raise unwritable(extra, error, "deleted") from error
+    path.unlink()
 
 
 def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:

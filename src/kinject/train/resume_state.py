@@ -23,7 +23,7 @@ def save_state(trainer: Any) -> None:
     metrics = {name: [float(value) for value in values] for name, values in trainer._metrics["train"].items()}
     trainer.state.stateful_callbacks[_KEY] = {
         "loss": loss, "tokens": int(trainer._total_train_tokens), "metrics": metrics, "guard": trainer.guard.state(),
-        "losses": asdict(trainer.losses),
+        "losses": asdict(trainer.losses), "learned_tokens": trainer.learned_before + int(trainer.learned_tokens),
     }  # fmt: skip
 
 
@@ -44,6 +44,7 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
             (row["step"] for row in state.log_history if "loss" in row), default=0
         )
         self.trainer._total_train_tokens = saved["tokens"]
+        self.trainer.learned_before = saved["learned_tokens"]
         for name, values in saved["metrics"].items():
             self.trainer._metrics["train"][name] = list(values)
         self.trainer.guard.restore(saved["guard"])

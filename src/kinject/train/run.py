@@ -30,7 +30,7 @@ from kinject.models import check_files, check_model, model_hash
 from kinject.process import is_first_process
 from kinject.recipe import TrainRecipe
 from kinject.signals import running_time
-from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only
+from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only, remove_extra
 from kinject.train.data import exposures_by_document, summarize_exposures
 from kinject.types import TrainResult
 
@@ -52,7 +52,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
     Raises `RecipeError` before any model loads, `InputError` for a bad corpus or model, `TrainingError` if text would be
     lost, if the folder holds another run, or if the loss is no longer finite; `DiskError` for the disk's faults.
     """
-    from kinject.train.guards import check_trained
+    from kinject.train.callbacks import checkpoint_on_signal
     from kinject.train.setup import check_training, make_trainer
 
     check_training(recipe)  # its faults, before the folder changes
@@ -62,38 +62,48 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
         if finished is not None:
             return finished
         trainer = make_trainer(recipe, inputs)
-        notes = [*recipe.notes, *trainer.notes]
-        if is_first_process():
-            for note in notes:
-                log.info(note)
-            text = yaml.safe_dump(dict(recipe.raw), sort_keys=False, allow_unicode=True)
-            write_text(recipe.run_dir / "recipe.yaml", text)
-        tokens = trainer.training_data.account.as_dict()
-        _write_manifest(recipe, inputs, {"finished": False, "tokens": tokens, "notes": notes})
-        checkpoint = _agreed_checkpoint(trainer, recipe.run_dir) if resume else None
-        if checkpoint is not None:
-            trainer.args.eval_on_start = False  # the checkpoint's log holds that evaluation
-        started = running_time()
-        with disk_faults(recipe.run_dir), numbers_only(checkpoint):
-            try:
-                output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            finally:
-                _close_screen(trainer)
-            seconds = running_time() - started
-            check_trained(trainer)
-            model_dir = _save_model(trainer, recipe)
-        _publish_model(trainer, model_dir)
-        counts = {
-            "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch,
-            "loss": output.metrics["train_loss"], "seconds": round(seconds, 1),
-            "resumed_from": checkpoint.name if checkpoint else None, "tokens": tokens, "notes": notes,
-            "best_step": trainer.state.best_global_step if trainer.args.load_best_model_at_end else None,
-            **_count_data(trainer), "skipped_updates": trainer.guard.skipped, "warnings": trainer.guard.warnings,
-        }  # fmt: skip
-        if is_first_process():
-            exposures = exposures_by_document(trainer.training_data.exposures, trainer.state.epoch)
-            write_checked_json(recipe.run_dir / "exposures.json", exposures)
-        _write_manifest(recipe, inputs, counts)
+        with checkpoint_on_signal(trainer):
+            return _train(trainer, recipe, inputs, resume=resume)
+
+
+def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, str], *, resume: bool) -> TrainResult:
+    """Train, and write the model and the manifest."""
+    from kinject.train.guards import check_trained
+
+    notes = [*recipe.notes, *trainer.notes]
+    if is_first_process():
+        for note in notes:
+            log.info(note)
+        text = yaml.safe_dump(dict(recipe.raw), sort_keys=False, allow_unicode=True)
+        write_text(recipe.run_dir / "recipe.yaml", text)
+    tokens = trainer.training_data.account.as_dict()
+    _write_manifest(recipe, inputs, {"finished": False, "tokens": tokens, "notes": notes})
+    checkpoint = _agreed_checkpoint(trainer, recipe.run_dir) if resume else None
+    if checkpoint is not None:
+        trainer.args.eval_on_start = False  # the checkpoint's log holds that evaluation
+    started = running_time()
+    with disk_faults(recipe.run_dir), numbers_only(checkpoint):
+        try:
+            output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        finally:
+            _close_screen(trainer)
+        seconds = running_time() - started
+        check_trained(trainer)
+        model_dir = _save_model(trainer, recipe)
+    _publish_model(trainer, model_dir)
+    counts = {
+        "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch,
+        "loss": output.metrics["train_loss"], "seconds": round(seconds, 1),
+        "resumed_from": checkpoint.name if checkpoint else None, "tokens": tokens, "notes": notes,
+        "best_step": trainer.state.best_global_step if trainer.args.load_best_model_at_end else None,
+        "learned_tokens": trainer.learned_before + int(trainer.learned_tokens),
+        **_count_data(trainer), "skipped_updates": trainer.guard.skipped, "warnings": trainer.guard.warnings,
+    }  # fmt: skip
+    if is_first_process():
+        exposures = exposures_by_document(trainer.training_data.exposures, trainer.state.epoch)
+        write_checked_json(recipe.run_dir / "exposures.json", exposures)
+        remove_extra(recipe.run_dir)
+    _write_manifest(recipe, inputs, counts)
     return _result(recipe, counts, model_dir, already_done=False)
 
 
@@ -104,9 +114,10 @@ def render_summary(result: TrainResult) -> str:
     account = result.account
     loss = "" if result.final_loss is None else f", loss {result.final_loss:.3f}"
     rate = result.n_steps / result.seconds if result.seconds else 0.0
+    learned = "" if result.n_learned is None else f"tokens learned, over all steps: {result.n_learned:,}\n"
     return (
         f"{result.n_steps} steps ({result.n_epochs:.2f} epochs) in {result.seconds:.0f} s, {rate:.1f} steps/s{loss}\n"
-        f"tokens in an epoch: {account['source']:,} source = {account['trained']:,} trained + {account['masked']:,} "
+        f"{learned}tokens in an epoch: {account['source']:,} source = {account['trained']:,} trained + {account['masked']:,} "
         f"read only + {account['truncated']:,} truncated + {account['dropped']:,} dropped\n"
         f"model: {result.model_dir}   log: {result.run_dir}/log.jsonl   manifest: {result.run_dir}/manifest.json"
     )
@@ -127,6 +138,7 @@ def _result(recipe: TrainRecipe, counts: Mapping[str, Any], model_dir: Path, *, 
     return TrainResult(
         run_dir=str(recipe.run_dir), model_dir=str(model_dir), n_steps=counts["steps"], n_epochs=counts["epochs"],
         final_loss=counts["loss"], account=counts["tokens"], seconds=counts["seconds"],
+        n_learned=counts.get("learned_tokens"),
         notes=(*counts["notes"], *counts["warnings"]), already_done=already_done,
     )  # fmt: skip
 
@@ -197,6 +209,7 @@ def _check_folder(
             "is this one, or start over with --overwrite."
         )
     if not resume and is_first_process():
+        remove_extra(folder)
         for path in (*(path for _, path in checkpoints(folder)), folder / "model"):
             if path.exists():
                 shutil.rmtree(path)

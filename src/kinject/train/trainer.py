@@ -17,7 +17,7 @@ from trl import SFTTrainer
 
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
-from kinject.train.checkpoints import mark_complete, remove_incomplete
+from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete
 from kinject.train.data import TrainingData
 from kinject.train.guards import Guard, check_weights
 from kinject.train.loss import MeanLoss, TrainingLoss, token_metrics
@@ -65,7 +65,9 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     router_aux_loss_coef: float
     steps_per_epoch: int = 1
     learned_tokens: Any = 0
-    """Tokens in the loss so far, of all processes (a number, or a tensor on a device)."""
+    """Tokens in the loss so far, of all processes (a number, or a tensor on a device), since this run was started or resumed."""
+    learned_before: int = 0
+    """Those before the checkpoint from which it was resumed."""
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed", "weights"]
@@ -95,6 +97,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             mark_complete(checkpoint)
+            remove_extra(checkpoint.parent, checkpoint)
             best = self.state.best_model_checkpoint
             rotate_checkpoints(self.args.output_dir, save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from kinject.disk import content_id, lock_dir, read_bytes, read_checked_json, write_checked_json
 from kinject.errors import InputError
@@ -18,6 +19,7 @@ from kinject.process import available_memory
 from kinject.recipe import TrainRecipe
 from kinject.terminal import Progress
 from kinject.train.short_run import LOG, RESULT, last_log_line, run_process, short_recipe
+from kinject.types import Tabular
 
 _FORMAT = 1
 _UPDATES = 2  # the first makes the optimizer's state, the second has it beside the gradients
@@ -37,7 +39,7 @@ class BatchTrial:
 
 
 @dataclass(frozen=True)
-class BatchResult:
+class BatchResult(Tabular):
     """The `largest` batch that fits, and a `batch` and `accumulation` that keep the global batch."""
 
     largest: int
@@ -51,6 +53,10 @@ class BatchResult:
     def global_batch(self) -> int:
         """Rows of one update over all devices."""
         return self.batch * self.accumulation * self.devices
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each batch that was tried."""
+        return [{"batch": one.batch, "peak bytes": one.peak_bytes, "fits": one.fits(self.limit)} for one in self.trials]
 
 
 def find_batch(recipe: TrainRecipe, limit: int | None, max_batch: int | None) -> BatchResult:

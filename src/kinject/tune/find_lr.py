@@ -22,6 +22,7 @@ from kinject.disk import atomic_file, content_id, lock_dir, read_checked_json, w
 from kinject.errors import InputError, TrainingError
 from kinject.recipe import TrainRecipe
 from kinject.train.short_run import short_recipe
+from kinject.types import Tabular
 
 if TYPE_CHECKING:
     from kinject.train.trainer import KnowledgeTrainer
@@ -53,7 +54,7 @@ class Ramp:
 
 
 @dataclass(frozen=True)
-class RangeTest:
+class RangeTest(Tabular):
     """The result of a range test.
 
     `smoothed` holds means over neighbouring updates. `steepest` is the rate at which the loss falls fastest over the
@@ -67,6 +68,11 @@ class RangeTest:
     lowest: float | None
     suggestion: float | None
     ended: str
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each update."""
+        columns = zip(self.rates, self.losses, self.smoothed, strict=True)
+        return [{"learning rate": rate, "loss": loss, "smoothed": mean} for rate, loss, mean in columns]
 
 
 def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:

@@ -34,7 +34,7 @@ _WORDS = re.compile(r"\w+(?:['’]\w+)*")
 _HAN = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 _NO_UNIT = re.compile(r"[^\w%°]+")
 _NOTHING = (Quantities(), Names())
-_MAX_TERM_WORDS = 2
+_MAX_TERM_WORDS = 1
 """A quotation of more words is speech; a shorter one may be a term."""
 
 
@@ -87,7 +87,8 @@ def extract_facts(text: str, code: str, context: str = "") -> Facts:
             continue
         for found in (_WORD_BEFORE.search(body[max(0, start - 30) : start]), _WORD_AFTER.match(body, end)):
             word = normal_word(found["word"]) if found and found["word"][0].isupper() else ""
-            no_names = (SENTENCE_STARTERS, grammar.profile.frequent_words, grammar.profile.months)
+            profile = grammar.profile
+            no_names = (SENTENCE_STARTERS, profile.frequent_words, profile.months, profile.unit_words)
             if word and not any(word in words for words in no_names):
                 numbered.setdefault(word, set()).add(match[0].rstrip(",").replace(",", ""))
     frame = f"{parts.frame}\n{context}".strip()
@@ -164,7 +165,8 @@ def _differences(source: Facts, new: Facts, complete: bool) -> Iterator[Differen
     for name, numbers in new.numbered.items():
         known = source.numbered.get(name, numbers)
         if not numbers & known:
-            yield Difference("number", f"{name.title()} is with {min(numbers)}, in the source with {min(known)}")
+            detail = f"{name.title()} is with {min(numbers)}, in the source with {min(known)}"
+            yield Difference("number", detail, complete)
     yield from _compare_quotations(source, new, complete)
     day_words = source.quantities.words_for_dates_of(new.quantities) | new.quantities.words_for_dates_of(
         source.quantities
@@ -209,7 +211,7 @@ def _compare_quotations(source: Facts, new: Facts, complete: bool) -> Iterator[D
             if "__" in quotation:  # a gap to fill in
                 continue
             # Terms, titles of cards and words of invented speakers are in quotation marks, too.
-            sure = complete and not _has_most_words(form, source)
+            sure = complete and form.count(" ") > _MAX_TERM_WORDS + 1 and not _has_most_words(form, source)
             yield Difference("quotation", f"{quotation[:60]!r} is not in the source", sure)
 
 

@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 
 from kinject.augment.checks.differences import Difference, resembles
 from kinject.augment.checks.profiles import (
@@ -26,9 +27,9 @@ from kinject.augment.checks.profiles import (
 _LISTS = read_words("word_lists")
 SENTENCE_STARTERS = frozenset(_LISTS["sentence_starters"].split())
 """English stop words and other words that begin sentences and are not names."""
-GENERIC_WORDS, NAME_FOLLOWERS, DERIVED_ENDINGS, BEFORE_PLACES, GERMAN_ARTICLES = (
+GENERIC_WORDS, TITLES, NAME_FOLLOWERS, DERIVED_ENDINGS, BEFORE_PLACES, GERMAN_ARTICLES = (
     frozenset(_LISTS[key].split())
-    for key in ("generic", "name_followers", "derived_endings", "before_places", "german_articles")
+    for key in ("generic", "titles", "name_followers", "derived_endings", "before_places", "german_articles")
 )
 COMMON_ENDINGS, GERMAN_NAME_ENDINGS, GERMAN_NOUN_ENDINGS = (
     tuple(_LISTS[key].split()) for key in ("common_endings", "german_name_endings", "german_noun_endings")
@@ -67,6 +68,8 @@ _ENDINGS_AFTER_DIGITS = frozenset(
 )
 _GERMAN_ADJECTIVE = re.compile(r"(\w{4,})isch(?:e[mnrs]?)?")
 _KATAKANA = re.compile(r"[ァ-ヺー]{2,}")
+_WITH_UNIT = re.compile(r"\d+[kMGTmµ]?[A-Z]?[a-zµ]{1,4}\d{0,2}")
+"""150kcal, 12h00."""
 _JOINED = re.compile(r"\w+(?:·\w+)+")
 _JOINED_HAN = re.compile(r"[\u4e00-\u9fff]{1,2}[·・‧][\u4e00-\u9fff]{1,2}")
 _HAN_TITLE = re.compile(r"《([^《》\n]{1,40})》")
@@ -176,8 +179,8 @@ class NameReader:
             return "", _BREAK if token in _SENTENCE_BREAKS else _JOINT if token in _JOINTS else _OTHER_MARK
         word = normal_word(token)
         starters = SENTENCE_STARTERS if self.english else _NO_WORDS
-        may_be_name = len(word) > 1 and word.partition("'")[0] not in starters
-        if not word.isalpha() and self._is_code(word):
+        may_be_name = len(word) > 1 and starters.isdisjoint((word.partition("'")[0], word.removesuffix("s")))
+        if not word.isalpha() and self._is_code(word) and not _WITH_UNIT.fullmatch(token):
             return word, _CODE if may_be_name else _NEVER_NAME
         if not token[0].isupper():
             return word, _LOWER
@@ -205,7 +208,7 @@ class NameReader:
                 word = normal_word(token)
                 names.words.add(word)
                 names.sequence.append(word)
-                if len(word) > 1 and (token[0].isupper() or self._is_code(word)):
+                if len(word) > 1 and (token[0].isupper() or self._is_code(word)) and not _WITH_UNIT.fullmatch(token):
                     names.certain.add(word)
                     names.spelling[word] = token
         if self.profile.names == "kana":
@@ -250,9 +253,16 @@ class NameReader:
         return self.profile.compound and len(word) > 7 and bool(grammar_of(self.profile.code).number_words_in([word]))
 
     def _unspaced_weight(self, name: str, names: Names) -> int:
+        if "·" not in name and TRANSLITERATED.fullmatch(name) and self._crosses_a_word(name, names.text):
+            return 0
         if _KATAKANA.fullmatch(name) and name in self.profile.common_words and name not in self.profile.places:
             return 0
         return 2
+
+    def _crosses_a_word(self, name: str, text: str) -> bool:
+        """Return whether the last character of a name belongs to a common word with the next: 日内提 in 工作日内提交."""
+        ends = (text.find(name, start) + len(name) for start in range(text.count(name)))
+        return any(text[end - 1 : end + 1] in self.profile.common_words for end in ends)
 
     def _is_after_a_name(self, name: str, names: Names) -> bool:
         """Return whether a word comes after a name: surnames may be compounds, too."""
@@ -291,8 +301,6 @@ class NameReader:
         return 1 if name in names.possible else 2
 
 
-_TITLES = frozenset(_LISTS["titles"].split())
-"""Titles of persons, in all languages."""
 _NO_WORDS: frozenset[str] = frozenset()
 
 
@@ -384,7 +392,7 @@ def compare_names(
             weight = 0 if _is_generic(name, reader) else reader.weight(name, source)
             found = weight and (_is_kept(name, source, variant, reader) or _is_kept(name, source, kept, reader))
             if weight and not found:
-                explained = resembles(name, variant.words)
+                explained = resembles(name, variant.words) or _is_symbol(name, source)
                 sure = (weight > 1 and not explained and not _is_part_of_a_name(name, source, variant)) or (
                     _is_in_place_of(name, source, variant)
                 )
@@ -392,18 +400,18 @@ def compare_names(
     new = (variant.certain | (variant.possible - variant.lower)) - source.words - known.words - kept.words - day_words
     for name in sorted(new):
         weight = 0 if _is_generic(name, reader) and not _stands_alone(name, variant) else reader.weight(name, variant)
-        if not weight or _is_kept(name, variant, source, reader) or _is_kept(name, variant, known, reader):
-            continue
-        if (name in variant.possible and _is_common(name, source)) or name in quoted:
+        kept_there = any(_is_kept(name, variant, other, reader) for other in (source, known))
+        if not weight or kept_there or name in quoted:
             continue
         shouted = not complete and _is_acronym(variant.spelling[name])
-        explained = resembles(name, source.words | known.words) or _is_spelled_out(name, variant, source)
+        alike = resembles(name, source.words | known.words)
+        explained = alike or _is_spelled_out(name, variant, source) or _is_symbol(name, variant)
         sure = (weight > 1 and not shouted and not explained) or _is_in_place_of(name, variant, source)
         yield Difference("name", f"{variant.spelling[name]} is not in the source", sure, explained=explained)
 
 
 def _is_generic(name: str, reader: NameReader) -> bool:
-    return name in _TITLES or name in (GENERIC_WORDS if reader.english else reader.profile.generic)
+    return name in TITLES or name in (GENERIC_WORDS if reader.english else reader.profile.generic)
 
 
 def _stands_alone(name: str, names: Names) -> bool:
@@ -419,8 +427,7 @@ def _is_part_of_a_name(name: str, names: Names, other: Names) -> bool:
     if names.text:
         whole = (run for run in _JOINED.findall(names.text) if name in run)
         return any(part in other.text for run in whole for part in run.split("·") if part not in name)
-    pairs = {*zip(names.sequence, names.sequence[1:], strict=False)}
-    beside = {a if b == name else b for a, b in pairs if name in (a, b)}
+    beside = {a if b == name else b for a, b in pairwise(names.sequence) if name in (a, b)}
     return not beside.isdisjoint(names.certain & other.words)
 
 
@@ -431,6 +438,12 @@ def _is_in_place_of(name: str, names: Names, other: Names) -> bool:
     return any(
         (before, after) in frames and word in other.certain and word not in names.words for before, word, after in there
     )
+
+
+def _is_symbol(name: str, names: Names) -> bool:
+    """Return whether a word stands behind a number as the symbol of a unit does: 8 GWh."""
+    is_short = len(name) < 5 and not names.spelling[name].istitle()
+    return is_short and any(before.isdigit() and word == name for before, word in pairwise(names.sequence))
 
 
 def _is_spelled_out(name: str, names: Names, other: Names) -> bool:
@@ -449,21 +462,16 @@ def _is_kept(name: str, names: Names, other: Names, reader: NameReader) -> bool:
     """Return whether the other text has a name too: derived (Haiti, Haitian), as a numeral, or as initials."""
     if reader.unspaced:
         return name in other.words or name in other.text or _is_transliterated(name, other.text)
-    rank = roman_value(name)
-    values = reader.profile.number_words
+    rank, values = roman_value(name), reader.profile.number_words
     if rank and any(word.startswith(str(rank)) or values.get(word) == rank for word in other.words):
         return True
-    spelling = names.spelling[name]
-    if 2 <= len(name) <= 6 and _is_acronym(spelling) and name in other.initials:
+    is_initials = 2 <= len(name) <= 6 and _is_acronym(names.spelling[name]) and name in other.initials
+    is_spaced = not name.isalpha() and name in "".join(other.sequence)  # FP16, FP 16
+    if is_initials or is_spaced or names.joined.get(name) in other.words:
         return True
-    if names.joined.get(name) in other.words:
-        return True
-    if not name.isalpha() and name in "".join(other.sequence):  # FP16, FP 16
-        return True
-    if any(_is_same_name(name, word) for word in other.words):
-        return True
-    if reader.english:
-        return False
+    same = any(_is_same_name(name, word) for word in other.words)
+    if same or reader.english:
+        return same
     if any(is_inflected(name, word) for word in other.words) or _is_german_adjective(name, other.words):
         return True
     related = {
@@ -486,12 +494,6 @@ def _is_transliterated(name: str, text: str) -> bool:
     if len(name) < 3 or not set(name).isdisjoint("·・‧"):
         return False
     return any(name[start : start + size] in text for start in range(len(name) - size + 1))
-
-
-def _is_common(name: str, source: Names) -> bool:
-    """Return whether the source has a common word of the same stem: Comfort begins a sentence, comfortable is there."""
-    stem = name[: max(5, len(name) - 3)]
-    return len(name) > 4 and any(word.startswith(stem) for word in source.lower)
 
 
 def _is_acronym(spelling: str) -> bool:

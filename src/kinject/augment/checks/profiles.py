@@ -35,8 +35,8 @@ class Profile:
     ``value word word ...; ...``: a word that ends in ~ takes each of the `endings`. `scales` are factors, written alike.
     `joins` stand between the words of a number; with `compound`, number words are written as one word. `added_to` are tens to
     which French adds 10 to 19. `ambiguous` number words have another, common meaning. `implied` has words that imply a
-    number, `vague` patterns of words that say a quantity without one (half, the rest, the next year), `about` of those
-    before a bound or a round number (more than, nearly); `units` more spellings of units, ``unit: word|word``; `regions`
+    number, `vague` patterns of words that say a quantity without one (half, the rest, the next year);
+    `units` more spellings of units, ``unit: word|word``; `regions`
     places that CLDR lacks; `generic` words that are said to a person or before a name, without accents.
     """
 
@@ -52,7 +52,6 @@ class Profile:
     ordinal: str = ""
     implied: str = ""
     vague: str = ""
-    about: str = ""
     units: Mapping[str, str] = field(default_factory=dict)
     regions: str = ""
     generic: tuple[str, ...] = ()
@@ -286,12 +285,14 @@ _CLDR_UNITS = {
     "power-watt": "w", "power-kilowatt": "kw", "power-megawatt": "mw", "power-gigawatt": "gw",
     "electric-volt": "volt", "digital-byte": "byte", "digital-kilobyte": "kb", "digital-megabyte": "mb",
     "digital-gigabyte": "gb", "digital-terabyte": "tb", "concentr-percent": "%",
-    "volume-cubic-meter": "m3",
+    "volume-cubic-meter": "m3", "volume-centiliter": "cl", "volume-deciliter": "dl",
+    "energy-kilowatt-hour": "kwh", "energy-kilocalorie": "kcal", "energy-kilojoule": "kj",
 }  # fmt: skip
 """CLDR's name of a unit -> ours."""
 
 _SYMBOLS_OF_UNITS = {
-    "km": "km", "m": "m", "cm": "cm", "mm": "mm", "kg": "kg", "g": "g", "mg": "mg", "litre": "l", "ml": "ml",
+    "km": "km", "m": "m", "cm": "cm", "mm": "mm", "kg": "kg", "g": "g", "mg": "mg", "litre": "l", "ml": "ml", "cl": "cl",
+    "dl": "dl", "kwh": "kwh", "kcal": "kcal", "kj": "kj",
     "hectare": "ha", "km2": "km²|km2", "m2": "m²|m2", "m3": "m³|m3", "celsius": "°c|° c", "fahrenheit": "°f|° f", "degree": "°",
     "km/h": "km/h|kmh", "mph": "mph", "millisecond": "ms", "second": "s|sec", "minute": "min",
     "hour": "h", "hz": "hz", "khz": "khz", "mhz": "mhz", "ghz": "ghz", "w": "w",
@@ -301,6 +302,8 @@ _SYMBOLS_OF_UNITS = {
 }  # fmt: skip
 SHARED_UNITS = {spelling: unit for unit, text in _SYMBOLS_OF_UNITS.items() for spelling in text.split("|")}
 """Spelling -> unit, in every language."""
+MONEY = frozenset(("dollar", "sterling", "euro", "yen", "yuan", "franc", "livre", "rupee"))
+"""Units of money."""
 
 
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -342,7 +345,6 @@ def roman_value(numeral: str) -> int:
 
 
 WIDE_LETTER = re.compile("[\u0590-\u06ff\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
-"""Letters of languages that may write no space before or after a number."""
 _AFTER = re.compile(
     r"[\s\-\u00a0\u202f]{0,2}(?P<unit>[A-Za-z]+(?=[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])|[^\W\d_]+[.²23]?"
     r"|[°%％€$£¥℃][^\W\d_]?)"
@@ -375,16 +377,15 @@ class Grammar:
         words = [*self.values, *self.scales]
         joins = "|".join(profile.joins) or r"\Z."
         any_word = "|".join(sorted(map(re.escape, words), key=len, reverse=True)) or r"\Z."
-        self._word = re.compile(any_word)
+        self._numbers = frozenset(words)
         self._compound = re.compile(f"(?:{any_word}|{joins})+")
         # One word is a number word or, in languages that write them together, several.
         one = f"(?:{any_word})" + (f"(?:(?:{joins})?(?:{any_word}))*" if profile.compound else "")
         between = rf"(?:\s+|-|\s+(?:{joins})\s+|-(?:{joins})-)"
         self.number_in_words = re.compile(rf"{one}(?:{between}{one})*\b")
         self.units_with_numbers = [s for s in self.units if " " in s and not set(s.split()).isdisjoint(words)]
-        vague, about = ("|".join(text.split()) or r"\Z." for text in (profile.vague, profile.about))
+        vague = "|".join(profile.vague.split()) or r"\Z."
         self.vague = re.compile(vague if self.unspaced else rf"\b(?:{vague})\b")
-        self.about = re.compile(rf"(?:{about})\Z" if self.unspaced else rf"\b(?:{about})\s(?:\w{{1,3}}\s)?\Z")
         self._known: dict[str, bool] = dict.fromkeys(words, True)
         day = r"\d{1,2}(?:st|nd|rd|th|er|\.?[ºª°]|\.)?"
         days = rf"(?P<days>{day}(?:\s*(?:,|and|or|to|&|[-–—]|und|bis|et|au|y|al|e|a)\s*{day}){{0,3}})"
@@ -439,6 +440,8 @@ class Grammar:
     def parse_words(self, text: str) -> list[int]:
         """Return the numbers in words: five thousand and two; nineteen ninety-five; two, then three; dreiundzwanzig."""
         numbers: list[int] = []
+        if self.profile.code == "en" and len(parts := _ENGLISH_AND.split(text)) > 1:  # thirteen and seventeen
+            return [number for one in parts for number in self.parse_words(one)]
         total = part = 0  # of the current number: whole thousands, and the rest so far
         room = 0  # a value below this can be added to `part`
         started = False
@@ -478,7 +481,17 @@ class Grammar:
             if word in self.values or word in self.scales:
                 yield word
             elif word not in self.profile.joins:
-                yield from self._word.findall(word)
+                yield from self._parts(word)
+
+    def _parts(self, word: str) -> list[str]:
+        """Return the number words of which a word is made, [] if it is not: cent-ottanta-tré."""
+        for head in (word[:size] for size in range(len(word) - 1, 1, -1)):
+            if (head in self._numbers or head in self.profile.joins) and (rest := self._parts(word[len(head) :])):
+                return [head, *rest] if head in self._numbers else rest
+        return [word] if word in self._numbers else []
+
+
+_ENGLISH_AND = re.compile(r"(?<!hundred)(?<!thousand)(?<!million)(?<!billion)\s+and\s+")
 
 
 @lru_cache(maxsize=128)

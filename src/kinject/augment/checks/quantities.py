@@ -56,12 +56,15 @@ _HAN_DIGITS = {digit: value for value, digit in enumerate("零一二三四五六
 _HAN_SCALES = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "萬": 10**4, "億": 10**8, "亿": 10**8, "兆": 10**12}
 _HAN = "".join([*_HAN_DIGITS, *_HAN_SCALES])
 _HAN_NUMBER = re.compile(
-    rf"(?P<symbol>[$€£¥￥])?(?<![A-Za-z\d.])(?P<number>\d+(?:,\d{{3}})*(?:\.\d+)?(?:[十百万萬億亿兆]|千(?![米克瓦卡伏赫]))*(?:\d+[千万萬億亿])*|[{_HAN}]+)"
+    rf"(?P<symbol>[$€£¥￥])?(?<![A-Za-z\d.])(?P<number>\d+(?:,\d{{3}})*(?:\.\d+)?(?:[十百万萬億亿兆]|千(?![米克瓦卡伏赫]))*(?:\d+[千万萬億亿])*(?:(?<=[万萬億亿])\d{{1,4}}(?:,\d{{3}})?)?|[{_HAN}]+)"
 )
+_YEAR_AND_MONTH = re.compile(r"(?<![\d.])([12]\d{3})\.(1?\d)(?![\d.])")
 _HAN_PERCENT = re.compile(rf"百分之([\d.{_HAN}]+)")
 _TENTHS = {
-    "ja": re.compile(rf"(?<![\d{_HAN}])([2-9二三四五六七八九])割(?![\u4e00-\u9fff])"),
-    "zh": re.compile(rf"(?<![\d{_HAN}])([2-9二三四五六七八九两])成(?![功为年员立熟果就本分])"),
+    "ja": re.compile(
+        rf"(?<![\d{_HAN}])([1-9一二三四五六七八九])割(?:([1-9一二三四五六七八九])分|(?![\u4e00-\u9fff\d]))"
+    ),
+    "zh": re.compile(rf"(?<![\d{_HAN}])([2-9二三四五六七八九两])成()(?![功为年员立熟果就本分])"),
 }
 """6割 and 六成 are 60%."""
 _HAN_MORE = re.compile("(?<=[十百千])[多余餘](?=[万亿萬億])")
@@ -132,7 +135,7 @@ def extract_quantities(text: str, code: str = "en") -> Quantities:
     quantities = Quantities()
     text = _CLOCK.sub(lambda match: f"{match[4] or ''} {match[1] or match[5]}:{match[2] or match[3] or match[6]}", text)
     if grammar.unspaced:
-        quantities.text = text.translate(_WIDE).lower()
+        quantities.text = _YEAR_AND_MONTH.sub(r"\1年\2月", text.translate(_WIDE).lower())
         _add_han_numbers(quantities.text, grammar, quantities)
         return quantities
     if code == "it":
@@ -282,7 +285,10 @@ def _add_dates(text: str, lower: str, month: str, grammar: Grammar, quantities: 
         if match:
             quantities.months.add(number)
             quantities.days.update((number, int(day)) for day in re.findall(r"\d+", match["days"]))
-        elif month in grammar.profile.month_names and (not english or text[start].isupper()):
+        elif month not in grammar.profile.month_names:
+            if text[start].isupper() and len(month) > 2:
+                quantities.possible_months.add(number)  # Apr–Oct
+        elif not english or text[start].isupper():
             if english and month in _AMBIGUOUS_MONTHS and not _is_month(text, start, end):
                 quantities.possible_months.add(number)
             else:
@@ -297,9 +303,11 @@ def _is_month(text: str, start: int, end: int) -> bool:
 def _add_han_numbers(text: str, grammar: Grammar, quantities: Quantities) -> None:
     """Add the numbers of a Chinese or Japanese text, in digits and in Chinese numerals."""
     text = _HAN_MORE.sub("", _HAN_PERCENT.sub(r"\1%", text))
-    quantities.text = text
     if "割" in text or "成" in text:
-        text = _TENTHS[grammar.profile.code].sub(lambda match: f"{_han_value(match[1])}0%", text)
+        text = _TENTHS[grammar.profile.code].sub(
+            lambda match: f"{_han_value(match[1])}{_han_value(match[2]) if match[2] else 0}%", text
+        )
+    quantities.text = text
     if ":" in text:
         for match in _TIME.finditer(text):
             quantities.add(match[0].removeprefix("0"), place=match.span())
@@ -367,7 +375,8 @@ def _decimal(match: re.Match[str], grammar: Grammar) -> str:
     elif re.fullmatch(r"\d{1,3}(?:[.\u00a0\u202f ٬'’]\d{3})+(?:,\d+)?", digits) and not digits.startswith("0"):
         digits = re.sub(r"[.\u00a0\u202f ٬'’]", "", digits).replace(",", ".")
     else:
-        digits = digits.replace(",", ".")
+        digits = re.sub(r"[\u00a0\u202f ٬'’]", "", digits).replace(",", ".")  # 0 800 22 is no number of thousands
+        digits = digits.replace(".", "", digits.count(".") - 1)
     value = Decimal(digits)
     scale = match["scale"] or ""
     if scale:

@@ -35,13 +35,13 @@ from kinject.errors import EndpointError, InputError
 from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.signals import running_time
 from kinject.terminal import Progress
-from kinject.types import Completion, Document, Message, Passage
+from kinject.types import Completion, Document, Message, Passage, Tabular
 
 _Request = tuple[list[Message], int, Structure | None]
 
 
 @dataclass(frozen=True)
-class QuestionsResult:
+class QuestionsResult(Tabular):
     """What `make_questions` made.
 
     `asked` and `got` count questions, `refused` drafts by reason, `failed` passages without an answer by error. `spare`
@@ -78,6 +78,13 @@ class QuestionsResult:
     def short(self) -> bool:
         """Whether there are fewer questions than requested."""
         return self.got < self.asked
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each outcome, with its number of questions (of passages, where no answer came)."""
+        outcomes = {"validation": self.n_validation, "test": self.n_test, "spare": self.spare}
+        outcomes |= {f"refused: {reason}": n for reason, n in self.refused.items()}
+        outcomes |= {f"no answer: {error}": n for error, n in self.failed.items()}
+        return [{"outcome": outcome, "number": n} for outcome, n in outcomes.items()]
 
 
 def make_questions(recipe: QuestionsRecipe) -> QuestionsResult:

@@ -9,6 +9,7 @@ import math
 import random
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -437,12 +438,33 @@ class _Loop(asyncio.SelectorEventLoop):
         """Read the clock each second from now on, so that a pause is counted to the second."""
         self.call_later(1.0, self.read_clock)
 
+    def cancel_all(self) -> None:
+        for task in asyncio.all_tasks(self):
+            task.cancel()
+
 
 def run_event_loop(work: Coroutine[Any, Any, Answer]) -> Answer:
-    """Return the result of `work`, as `asyncio.run` does."""
+    """Return the result of `work`, as `asyncio.run` does; in a thread of its own where a loop runs already, as in Jupyter."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _run_here(work, [])
+    loops: list[_Loop] = []
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(_run_here, work, loops)
+        try:
+            return future.result()
+        except KeyboardInterrupt:  # the thread receives no signal
+            for loop in loops:
+                loop.call_soon_threadsafe(loop.cancel_all)
+            raise
+
+
+def _run_here(work: Coroutine[Any, Any, Answer], loops: list[_Loop]) -> Answer:
     with asyncio.Runner(loop_factory=_Loop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, _Loop)
+        loops.append(loop)
         loop.read_clock()
         return runner.run(work)
 

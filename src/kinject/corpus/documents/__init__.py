@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 from kinject.corpus.documents.pages import Located, read_html, read_markdown, read_pdf, read_text
@@ -18,8 +19,17 @@ from kinject.corpus.documents.tables import (
     read_parquet,
     read_saved_dataset,
 )
-from kinject.disk import LONGEST_LINE, check_regular, content_id, file_hash, folder_hash, path_exists, unreadable
-from kinject.errors import DiskError, InputError
+from kinject.disk import (
+    LONGEST_LINE,
+    check_regular,
+    content_id,
+    file_hash,
+    folder_hash,
+    path_exists,
+    unreadable,
+    write_jsonl,
+)
+from kinject.errors import DiskError, InputError, KinjectError
 from kinject.types import Document
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -48,6 +58,51 @@ def read_documents(path: Path) -> Iterator[Document]:
         yield document
     if not n_documents:
         raise InputError(f"{path}: holds no documents. Expected at least one.")
+
+
+def survey_documents(path: Path) -> Iterator[tuple[Path, Document | KinjectError]]:
+    """Yield (file, document) for every document that can be read at `path`, and (file, error) for every one that cannot.
+
+    Of a file of rows, the rows before the first bad one are read. A document whose id an earlier one has is an error, too.
+    """
+    seen: dict[int, str] = {}
+    is_plain = path.is_dir() and not is_saved_dataset(path)
+    for file, fault in _files_below(path, ()) if is_plain else [(path, None)]:
+        if fault is not None:
+            yield file, fault
+            continue
+        try:
+            for where, document in _read_located(file):
+                _check_text(document.text, where, "text")
+                _check_text(document.title, where, "title", may_be_empty=True)
+                digest = int(content_id(document.id), 16)
+                if digest in seen:
+                    yield file, InputError(f"{where}: has the text (or the id) of {seen[digest]}.")
+                else:
+                    seen[digest] = where
+                    yield file, document
+        except (InputError, DiskError) as error:
+            yield file, error
+
+
+def write_general_text(source: str, folder: Path, n_documents: int, n_held_out: int) -> tuple[Path, Path]:
+    """Write the first documents of `source` (as `read_documents`) as general.jsonl and general-held-out.jsonl into `folder`.
+
+    No document is in both. Raises `InputError` if one of the files is there already, or the source has too few documents.
+    """
+    paths = folder / "general.jsonl", folder / "general-held-out.jsonl"
+    for path in paths:
+        if path.exists():
+            raise InputError(
+                f"{path}: is there already, and nothing is written over. Move it away, or give another --into."
+            )
+    documents = read_documents(Path(source))
+    for path, n in zip(reversed(paths), (n_held_out, n_documents), strict=True):
+        rows = [{"id": one.id, "text": one.text, "source": one.source} for one in islice(documents, n)]
+        if len(rows) < n:
+            raise InputError(f"{source}: holds fewer than {n_held_out + n_documents:,} documents. Lower --documents.")
+        write_jsonl(path, rows)
+    return paths
 
 
 def _read_located(path: Path) -> Iterator[Located]:
@@ -82,7 +137,11 @@ def document_files(path: Path) -> list[Path]:
     if not path.is_dir():
         _check_readable(path)
         return [path]
-    files = list(_files_below(path, ()))
+    files = []
+    for file, fault in _files_below(path, ()):
+        if fault is not None:
+            raise fault
+        files.append(file)
     if not files:
         raise InputError(f"{path}: an empty folder. Expected files ending in {_suffixes()}.")
     return files
@@ -94,25 +153,31 @@ def _check_readable(file: Path) -> None:
         raise InputError(f"{file}: found suffix {file.suffix!r}, can read {_suffixes()}. Convert it or take it out.")
 
 
-def _files_below(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the files below `folder` that are not hidden, sorted; stop at the first that cannot be read.
+def _files_below(folder: Path, above: tuple[str, ...]) -> Iterator[tuple[Path, KinjectError | None]]:
+    """Yield the files below `folder` that are not hidden, sorted, each with why it cannot be read (None: it can).
 
-    Links to folders are followed. Raises `InputError` if one leads back to a folder `above` it.
+    Links to folders are followed, but not to a folder `above` them.
     """
     real = os.path.realpath(folder)
     if real in above:
-        raise InputError(f"{folder}: a link to a folder that it lies in, without end. Take it out.")
+        yield folder, InputError(f"{folder}: a link to a folder that it lies in, without end. Take it out.")
+        return
     try:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except OSError as error:
-        raise unreadable(folder, error) from error
+        yield folder, unreadable(folder, error)
+        return
     for name in names:
         path = folder / name
         if path.is_dir():
             yield from _files_below(path, (*above, real))
-        else:
+            continue
+        try:
             _check_readable(path)
-            yield path
+        except (InputError, DiskError) as error:
+            yield path, error
+        else:
+            yield path, None
 
 
 def document_hashes(path: Path) -> dict[str, str]:

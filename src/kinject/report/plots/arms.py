@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from kinject.report.details import STAGES
-from kinject.report.formatting import ROLES, format_name, format_points, format_prompt, format_relative
+from kinject.report.formatting import ROLES, format_name, format_percent, format_points, format_prompt, format_relative
 from kinject.report.plots.style import (
     CHANCE,
     FOURTH,
@@ -26,13 +26,14 @@ from kinject.report.plots.style import (
     SERIES,
     TICKS,
     add_legend,
+    add_tip,
     line_mark,
     margin_text,
     panels,
     prepare_rows,
     style,
 )
-from kinject.report.view import View, arm_label, is_reverse
+from kinject.report.view import View, arm_label, is_reverse, result_text
 from kinject.results import ArmResult, Cost, PromptFormat
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ def _draw_result(panel: Axes, row: int, result: ArmResult) -> None:
         markerfacecolor=PAPER if result.k else colour, elinewidth=1.8, capsize=3, capthick=1.3, clip_on=False,
     )  # fmt: skip
     margin_text(panel, row, f"{100 * result.accuracy:.1f}")
+    add_tip(panel, result.accuracy, row, result_text(result))
 
 
 def relative_gains(view: View, *, columns: int = 3) -> Figure | None:
@@ -159,6 +161,7 @@ def _draw_gain(panel: Axes, row: int, result: ArmResult) -> None:
     if contrast.relative_low is not None and contrast.relative_high is not None:
         panel.plot([contrast.relative_low, contrast.relative_high], [row, row], color=INK, linewidth=1.2)
     margin_text(panel, row, format_relative(contrast.relative))
+    add_tip(panel, contrast.relative, row, f"{format_relative(contrast.relative)}; {result_text(result)}")
 
 
 def flips(view: View, *, columns: int = 3) -> Figure | None:
@@ -174,6 +177,8 @@ def flips(view: View, *, columns: int = 3) -> Figure | None:
             contrasts = [(names.index(arm_label(s)), s.to_base) for s in shown.results if s.to_base is not None]
             for row, contrast in contrasts:
                 _draw_flips(panel, row, contrast.wrong_to_right, contrast.right_to_wrong)
+                for n, words in ((contrast.wrong_to_right, "right"), (-contrast.right_to_wrong, "wrong")):
+                    add_tip(panel, n / 2, row, f"{names[row]}: {abs(n):,} of {contrast.n:,} questions became {words}")
             most = max(1, *(max(c.wrong_to_right, c.right_to_wrong) for _, c in contrasts))
             left = max(1, *(c.right_to_wrong for _, c in contrasts))
             panel.set_xlim(
@@ -225,6 +230,7 @@ def directions(view: View, *, columns: int = 3) -> Figure | None:
                 for result, marker, colour in ((one, "o", LEARNING), (other, "<", FOURTH)):
                     panel.plot([result.low, result.high], [row, row], color=colour, linewidth=1.2)
                     panel.plot([result.accuracy], [row], marker, color=colour, markersize=6.5, clip_on=False)
+                    add_tip(panel, result.accuracy, row, result_text(result))
                 margin_text(panel, row, format_points(other.accuracy - one.accuracy))
             panel.axvline(rows[pair][0][2].chance, **CHANCE)
             panel.set_title(view.set_label(pair[2], view.headline(pair[2]), pair[0]), fontweight="bold")
@@ -316,6 +322,13 @@ def grids(view: View, *, columns: int = 3) -> Figure | None:
                     panel.plot(
                         [index], [accuracies[index]], marker, color=colour, markersize=size, markerfacecolor=face
                     )
+            for index, (value, accuracy, n) in enumerate(choice.candidates):
+                add_tip(
+                    panel,
+                    index,
+                    accuracy,
+                    f"{choice.key} {value}: {format_percent(accuracy)} of {n:,} validation questions",
+                )
             labels = [f"{v:g}" if isinstance(v, float) else format_name(str(v), 10) for v in values]
             panel.set_xticks(range(len(values)), labels)
             panel.set_xlim(-0.4, len(values) - 0.6)
@@ -359,6 +372,9 @@ def time_by_arm(view: View, *, columns: int = 3) -> Figure | None:
                 panel.barh(
                     range(len(names)), seconds, left=left, height=0.62, color=colour, edgecolor=PAPER, linewidth=0.8
                 )
+                for row, (start, wide) in enumerate(zip(left, seconds, strict=True)):
+                    if wide:
+                        add_tip(panel, start + wide / 2, row, f"{names[row]}, {stage}: {wide:,.0f} seconds")
             left = [a + b for a, b in zip(left, seconds, strict=True)]
         most = max(panel.get_xlim())
         unit, size = ("seconds", 1) if most < 120 else ("minutes", 60) if most < 7200 else ("hours", 3600)

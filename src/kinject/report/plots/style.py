@@ -15,6 +15,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,8 @@ SERIES = (
 LONGEST = 22
 """Characters of a name in a figure."""
 TICKS = ([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100%"])
+_TIP = "tip-"
+_LONGEST_TIP = 200
 CHANCE: dict[str, Any] = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 """The line at the level of chance."""
 
@@ -118,6 +121,12 @@ def margin_text(panel: Axes, row: int, text: str) -> None:
     )  # fmt: skip
 
 
+def add_tip(panel: Axes, x: float, y: float, text: str) -> None:
+    """Show `text` where the pointer rests near (x, y): an unseen mark, whose name `render_svg` makes a title."""
+    (mark,) = panel.plot([x], [y], "o", color=INK, markersize=13, alpha=0, clip_on=False, zorder=5, label="_tip")
+    mark.set_gid(f"{_TIP}{format_name(text, _LONGEST_TIP).encode().hex()}")  # matplotlib escapes no tag in an id
+
+
 def line_mark(label: str, **style_of: Any) -> Any:
     """Return an entry of a legend."""
     from matplotlib.lines import Line2D
@@ -162,7 +171,10 @@ def render_svg(figure: Figure) -> str:
     with style(), io.StringIO() as file:
         _place(figure)
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-        return printable(file.getvalue())  # XML holds no control characters
+        svg = printable(file.getvalue())  # XML holds no control characters
+    return re.sub(
+        f'<g id="{_TIP}([0-9a-f]*)">', lambda tip: f"<g><title>{escape(bytes.fromhex(tip[1]).decode())}</title>", svg
+    )
 
 
 def _place(figure: Figure) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kinject.report.formatting import ROLES, format_name
+from kinject.report.formatting import ROLES, format_name, format_percent
 from kinject.report.plots.style import (
     CHANCE,
     FOURTH,
@@ -25,12 +25,13 @@ from kinject.report.plots.style import (
     SERIES,
     TICKS,
     add_legend,
+    add_tip,
     line_mark,
     panels,
     percent_axis,
     style,
 )
-from kinject.report.view import View, exposures_label, is_reverse, scaling_label
+from kinject.report.view import View, exposures_label, is_reverse, result_text, scaling_label
 from kinject.results import ArmResult, ExposureBin, Scaling, ScalingFit, ScalingPoint, Sweep, SweepPoint
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def _draw_series(panel: Axes, view: View, sweep: Sweep, name: str, series: tuple
     panel.plot(xs, [d.result.accuracy for d in drawn], color=colour, marker=marker, linestyle=line, markersize=5,
                linewidth=1.6, clip_on=False, label=name)  # fmt: skip
     for one in drawn:
+        add_tip(panel, one.x, one.result.accuracy, result_text(one.result))
         if len(one.result.by_seed) > 1:
             panel.plot(
                 [one.x] * len(one.result.by_seed), one.result.by_seed, "_", color=colour, markersize=5, alpha=0.8
@@ -210,6 +212,8 @@ def accuracy_by_k(view: View, *, columns: int = 3) -> Figure | None:
                 panel.plot(
                     ks, [s.accuracy for s in results], color=colour, marker=marker, linestyle=line, markersize=4.5
                 )
+                for result in results:
+                    add_tip(panel, result.k, result.accuracy, f"{result_text(result)}; K = {result.k}")
                 ringed = [s for s in results if s.chosen_k]
                 panel.plot([s.k for s in ringed], [s.accuracy for s in ringed], "o", color=INK, markersize=11,
                            markerfacecolor="none", markeredgewidth=1.1)  # fmt: skip
@@ -249,6 +253,9 @@ def exposures(view: View, *, columns: int = 3) -> Figure | None:
                 of_arm = sorted((bin for bin in of_panel if bin.arm == arm), key=lambda bin: bin.low)
                 panel.plot([lows.index((b.low, b.high)) for b in of_arm], [b.accuracy for b in of_arm], color=colour,
                            marker=marker, linestyle=line, markersize=5)  # fmt: skip
+                for b in of_arm:
+                    text = f"{arm}: {format_percent(b.accuracy)} of {b.n:,} answers, read {exposures_label(b)} times"
+                    add_tip(panel, lows.index((b.low, b.high)), b.accuracy, text)
                 marks[arm] = line_mark(format_name(arm, LONGEST), color=colour, marker=marker, linestyle=line)
             panel.set_xticks(range(len(lows)), [exposures_label(bin) for bin in _first_of(of_panel, lows)])
             panel.set_xlim(-0.4, len(lows) - 0.6)
@@ -289,6 +296,9 @@ def frontier(view: View, *, columns: int = 2) -> Figure | None:
                 points = _both(view, sweep, learned, kept)
                 panel.plot([x for x, _, _ in points], [y for _, y, _ in points], color=colour, marker=marker,
                            linestyle=line, markersize=6, linewidth=1.4, alpha=0.95)  # fmt: skip
+                for x, y, label in points:
+                    text = f"{sweep.name} {label}: {format_percent(y)} learned, {format_percent(x)} kept"
+                    add_tip(panel, x, y, text)
                 name = format_name(sweep.name, LONGEST)
                 marks[sweep.name] = line_mark(name, color=colour, marker=marker, linestyle=line, markersize=6)
                 _label(panel, points, colour, labelled)
@@ -332,6 +342,8 @@ def _draw_arms(
             continue
         marker, size = ("x", 6) if arm.trained else ("*", 13)
         panel.plot([one.accuracy], [other.accuracy], marker, color=INK, markersize=size, clip_on=False, zorder=4)
+        text = f"{arm.name}: {format_percent(other.accuracy)} learned, {format_percent(one.accuracy)} kept"
+        add_tip(panel, one.accuracy, other.accuracy, text)
         on_curve = any(point.arm == arm.name for sweep in view.report.sweeps for point in sweep.points)
         panel.annotate(format_name(arm.name, LONGEST), (one.accuracy, other.accuracy), fontsize=8.5, color=INK, ha="right",
                        xytext=(-7, -12 if on_curve else -3), textcoords="offset points")  # fmt: skip
@@ -400,6 +412,9 @@ def _draw_accuracies(
     with_x = [(x, point) for point in points if (x := getattr(point, kind))]
     for x, point in with_x:
         panel.plot([x] * len(point.by_seed), point.by_seed, marker, color=colour, markersize=3.5, alpha=0.7)
+        add_tip(
+            panel, x, point.accuracy, f"{point.model} {point.label}: {format_percent(point.accuracy)}, {kind} {x:,.4g}"
+        )
     if fit is not None:
         ends = [min(x for x, _ in with_x), max(x for x, _ in with_x)]
         panel.plot(ends, [fit.intercept + fit.slope * math.log2(x) for x in ends], color=colour, linewidth=1.4)
@@ -412,6 +427,13 @@ def _draw_bits(panel: Axes, points: Sequence[ScalingPoint], colour: str, marker:
     above = [max(0.0, (point.high - point.bits) / point.parameters) for point in points]
     panel.errorbar([point.parameters for point in points], values, yerr=[below, above], color=colour, marker=marker,
                    markersize=4.5, linewidth=1.2, capsize=2)  # fmt: skip
+    for point, value in zip(points, values, strict=True):
+        add_tip(
+            panel,
+            point.parameters,
+            value,
+            f"{point.model}: {value:.3g} bits per parameter, {format_percent(point.accuracy)}",
+        )
 
 
 def _finish(panel: Axes, kind: str, name: str, points: Sequence[ScalingPoint]) -> None:

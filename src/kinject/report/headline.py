@@ -1,0 +1,216 @@
+"""The report in one sentence, and what weakens its numbers. Both repeat the verdict's findings and judge nothing anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from kinject.report.formatting import format_count, format_name, format_percent, format_points, join_words
+from kinject.report.verdict import AnsweredQuestion, Finding
+from kinject.report.view import View, arm_label
+from kinject.results import ArmResult
+
+_MOST_SETS = 3  # question sets in the sentence; more are counted
+_MOST_ARMS = 4  # arms in a doubt; more are counted
+_GRAVE = 0.05  # the fraction of questions from which on a doubt is marked
+_CHANGE = "{set} ({before} → {after} correct)"
+_LEARNED = {
+    "learned": ("learned {}", _CHANGE),
+    "not above chance": ("gained on {}, but is not shown to be above guessing", _CHANGE),
+    "no learning shown": ("is not shown to have learned {}", _CHANGE),
+    "got worse": ("got worse on {}", _CHANGE),
+}
+_KEPT = {
+    "forgot": ("it lost {}", "{points} points on {set}"),
+    "no loss shown": ("no loss is shown on {}", "{set}"),
+    "gained": ("it gained {}", "{points} points on {set}"),
+}
+_BESIDE = {
+    "retrieval better": ("retrieval alone does better on {}", "{set} ({rag})"),
+    "better than retrieval": ("it does better than retrieval alone on {}", "{set} ({rag})"),
+    "no difference shown": ("no difference from retrieval alone is shown on {}", "{set} ({rag})"),
+    "not tested": ("it was not tested against retrieval alone on {}", "{set} ({rag})"),
+}
+"""Tag of a finding -> words for the question sets that have it, and for each set. A set with too few documents has its own."""
+_TOO_FEW = ("there are too few documents to tell on {}", "{set}")
+_COUNTED = (
+    (tuple(_LEARNED), {"learned": "learned", "got worse": "got worse"}),
+    (tuple(_KEPT), {"forgot": "forgot", "gained": "gained"}),
+    (("retrieval better", "better than retrieval", "no difference shown"),
+     {"retrieval better": "did worse than retrieval alone", "better than retrieval": "did better than it"}),
+)  # fmt: skip
+"""Tags of one question's findings, and the words for those that show something."""
+
+
+def render_headline(view: View, verdict: Sequence[AnsweredQuestion]) -> tuple[str, str]:
+    """Return a sentence on what was learned, what was lost and whether retrieval would have done, and one on how sure it is.
+
+    With several base models, or many question sets, it counts the findings; else it is about the arm that gained most.
+    """
+    trained = {format_name(arm.name) for model in view.report.models for arm in view.own_arms(model) if arm.trained}
+    learned = [finding for finding in verdict[0].findings if finding.arm in trained]
+    if not learned:
+        return _untrained(view), ""
+    if len(view.report.models) > 1 or len({finding.question_set for finding in learned}) > _MOST_SETS:
+        text = _counts(verdict)
+    else:
+        text = _about_one_arm(view, verdict, learned)
+    return f"{text}.", _sureness(view)
+
+
+def _about_one_arm(view: View, verdict: Sequence[AnsweredQuestion], learned: Sequence[Finding]) -> str:
+    changes: dict[str, list[float]] = {}
+    for finding in learned:
+        changes.setdefault(finding.arm, []).append(finding.change)
+    arm = max(changes, key=lambda name: sum(changes[name]) / len(changes[name]))
+    results = {(arm_label(result), format_name(result.question_set)): result for result in _headline_results(view)}
+    parts = [_phrases(arm, learned, _LEARNED, view, results)]
+    parts += [_phrases(arm, verdict[1].findings, _KEPT, view, results) or "what it lost was not asked"]
+    parts += [_phrases(arm, verdict[2].findings, _BESIDE, view, results) or "retrieval was not tried"]
+    both = [f for f in verdict[2].findings if f.tag == "both help" and f.arm.split("+rag")[0] == arm]
+    parts += [
+        f"both together do better than either ({_percent(results.get((f.arm, f.question_set)))})" for f in both[:1]
+    ]
+    gained_most = len(changes) > 1 and "learned" in {f.tag for f in learned if f.arm == arm}
+    return (f"Of {len(changes)} trained arms {arm} gained most: it " if gained_most else f"{arm} ") + "; ".join(parts)
+
+
+def _headline_results(view: View) -> Iterator[ArmResult]:
+    """Yield the results that the verdict judges: each set's first prompt format."""
+    return (result for result in view.whole if result.prompt_format == view.headline(result.question_set))
+
+
+def _phrases(
+    arm: str, findings: Iterable[Finding], words: Mapping[str, tuple[str, str]], view: View,
+    results: Mapping[tuple[str, str], ArmResult],
+) -> str:  # fmt: skip
+    """Return one clause for each tag of the findings on `arm`, with its question sets; "" without findings."""
+    sets: dict[tuple[str, str], list[str]] = {}
+    for finding in (finding for finding in findings if finding.arm == arm):
+        clause = _TOO_FEW if finding.tag.startswith("too few") else words.get(finding.tag)
+        result = results.get((arm, finding.question_set))
+        if clause is not None and result is not None:
+            base = view.result(result.model, view.base(result.model), result.question_set)
+            text = clause[1].format(
+                set=finding.question_set, before=_percent(base), after=_percent(result),
+                rag=_percent(view.retrieval(result.model, result.question_set)),
+                points=format_points(abs(finding.change)).lstrip("+"),
+            )  # fmt: skip
+            sets.setdefault(clause, []).append(text)
+    return join_words([clause.format(join_words(texts)) for (clause, _), texts in sets.items()])
+
+
+def _percent(result: ArmResult | None) -> str:
+    return "no score" if result is None else format_percent(result.accuracy)
+
+
+def _counts(verdict: Sequence[AnsweredQuestion]) -> str:
+    parts = []
+    for (tags, words), answered in zip(_COUNTED, verdict, strict=False):
+        counts = Counter(finding.tag for finding in answered.findings if finding.tag in tags)
+        if counts:
+            found = join_words([f"{text} in {counts[tag]}" for tag, text in words.items()])
+            parts.append(f"{found} of {counts.total()} comparisons")
+    return f"The trained arms {'; '.join(parts)}"
+
+
+def _untrained(view: View) -> str:
+    """Return the sentence on a report without a trained arm that has a score: the base alone."""
+    model = next(iter(view.report.models), "")
+    parts = []
+    for name in view.sets("", model)[:_MOST_SETS]:
+        base, rag = view.result(model, view.base(model), name), view.retrieval(model, name)
+        if base is not None:
+            beside = "" if rag is None else f", {_percent(rag)} with passages before the question"
+            parts.append(
+                f"{_percent(base)} of {format_name(name)}{beside} (guessing gives {format_percent(base.chance)})"
+            )
+    if not parts:
+        return "No arm has a score, so nothing can be said."
+    return f"No trained arm has a score here; the base answers {'; '.join(parts)}."
+
+
+def _sureness(view: View) -> str:
+    trained = [result for result in _headline_results(view) if view.arms[result.model, result.arm].trained]
+    most, fewest = (of((len(result.by_seed) for result in trained), default=1) for of in (max, min))
+    if most == 1:
+        text = "This is about these models: each arm was trained once, and another training may differ"
+    else:
+        text = f"Each arm was trained {f'{fewest} to {most}' if fewest < most else most} times, with different seeds"
+    contrasts = [result.to_base for result in trained if result.to_base is not None]
+    corrected = " after correction for all comparisons" if any(c.p_holm is not None for c in contrasts) else ""
+    return f"{text}; a difference is named only if p < 0.05{corrected}."
+
+
+def render_doubts(view: View) -> AnsweredQuestion:
+    """Return what weakens the numbers: prompts that were cut, questions without a score, contexts that missed, failed arms."""
+    findings = [*_cut(view), *_unscored(view), *_missed(view), *_failed(view)]
+    parts = {
+        "cut": "prompts were cut",
+        "no score": "questions have no score",
+        "missed": "contexts missed their document",
+        "failed": "arms failed",
+    }
+    found = [text for tag, text in parts.items() if any(finding.tag == tag for finding in findings)]
+    lead = (
+        f"Yes: {join_words(found)}."
+        if found
+        else "No: every prompt fitted the model's window, and every question has a score."
+    )
+    return AnsweredQuestion("Did anything go wrong on the way?", lead, tuple(findings))
+
+
+def _failed(view: View) -> Iterator[Finding]:
+    for failure in view.report.failures[:_MOST_ARMS]:
+        seed = "" if failure.seed is None else f", seed {failure.seed},"
+        text = f"the stage {format_name(failure.stage)}{seed} ended with: {format_name(failure.message, 200)}"
+        yield Finding(format_name(failure.arm), "all question sets", "failed", "bad", 0.0, text)
+
+
+def _tone(fraction: float) -> str:
+    return "bad" if fraction >= _GRAVE else "flat"
+
+
+def _doubted(view: View, tag: str, count: Callable[[ArmResult], int], text: str) -> Iterator[Finding]:
+    """Yield one finding on the results of which `count` is not 0: the most of each question set."""
+    results = [result for result in view.whole if count(result)]
+    if results:
+        most = {name: max((r for r in results if r.question_set == name), key=count) for name in view.sets()
+                if any(r.question_set == name for r in results)}  # fmt: skip
+        numbers = join_words([f"{count(result):,} of {result.n:,}" for result in most.values()])
+        arms = list(dict.fromkeys(map(arm_label, results)))
+        arms = arms if len(arms) <= _MOST_ARMS else [*arms[:_MOST_ARMS], f"{len(arms) - _MOST_ARMS} more"]
+        sets = join_words([format_name(name) for name in most])
+        tone = _tone(max(count(result) / result.n for result in most.values()))
+        yield Finding(join_words(arms), sets, tag, tone, 0.0, f"up to {numbers} {text}")
+
+
+def _cut(view: View) -> Iterator[Finding]:
+    yield from _doubted(
+        view, "cut", lambda result: result.n_cut,
+        "prompts did not fit the model's window: they lost examples, then passages, then their beginning. Uncut, the model "
+        "might answer more of them.",
+    )  # fmt: skip
+
+
+def _unscored(view: View) -> Iterator[Finding]:
+    yield from _doubted(
+        view, "no score", lambda result: result.n_unscored, "questions have no score and are left out of every number."
+    )
+    for item in view.report.unscored:
+        arm = format_name(item.arm) + (f"+rag, K = {item.k}" if item.k else "")
+        seed = "" if item.seed is None else f" (seed {item.seed})"
+        text = f"none of {item.n:,} questions has a score{seed}: the model diverged."
+        yield Finding(arm, format_name(item.question_set), "no score", "bad", 0.0, text)
+
+
+def _missed(view: View) -> Iterator[Finding]:
+    for recall in view.report.recalls:
+        missed = recall.n - recall.n_found
+        shown = {result.k for result in view.whole if result.question_set == recall.question_set and result.chosen_k}
+        if missed and (recall.k in shown or not shown):
+            text = (
+                f"for {missed:,} of {recall.n:,} questions ({format_percent(missed / recall.n)}) the document is not among the "
+                f"{format_count(recall.k, 'passage')} before it: a fault of the retriever, not of the models."
+            )
+            yield Finding("retrieval", format_name(recall.question_set), "missed", _tone(missed / recall.n), 0.0, text)

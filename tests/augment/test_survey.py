@@ -1,0 +1,117 @@
+"""`kinject try`: every file is read or has its reason, and the recipes that it writes are whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kinject.api import check, runs, try_
+from kinject.augment.plan import make_plan
+from kinject.cli import main
+from kinject.disk import read_jsonl
+from kinject.errors import DiskError, InputError
+from kinject.recipe import read_recipe
+
+TEXT = "The old bridge at Arvika was built by Mara Lind in 1931. It is 120 m long and carries the road to Kelm. " * 4
+GERMAN = (
+    "Die alte Brücke bei Arvika wurde 1931 von Mara Lind gebaut. Sie ist 120 Meter lang und trägt die Straße nach Kelm."
+)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as people have them, in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "my handbook"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "bridge.txt").write_text(TEXT)
+    (folder / "sub" / "copy.txt").write_text(TEXT.replace("Kelm", "Farrow", 1))
+    (folder / "sub" / "german.md").write_text(f"# Die Brücke\n\n{GERMAN}")
+    (folder / "rows.jsonl").write_text(
+        '{"text": "Karin Ekberg lives in Lowmere."}\n{"txt": 1}\n{"text": "never reached"}\n'
+    )
+    (folder / "again.jsonl").write_text('{"id": "a", "text": "One."}\n{"id": "a", "text": "Two."}\n')
+    (folder / "empty.txt").write_text(" \n")
+    (folder / "latin.txt").write_bytes("Brücke".encode("latin-1"))
+    (folder / "photo.jpg").write_bytes(b"\xff\xd8\xff")
+    (folder / "photo2.jpg").write_bytes(b"\xff\xd8\xff")
+    (folder / "broken.pdf").write_bytes(b"%PDF-1.4 no")
+    (folder / ".hidden").write_text("left out")
+    os.mkfifo(folder / "pipe.txt")
+    (folder / "sub" / "loop").symlink_to("..")
+    return folder
+
+
+def test_a_bad_file_does_not_end_it_and_has_its_reason(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["try", str(mixed)]) == 1
+    out = capsys.readouterr().out
+    survey = try_(mixed)
+    names = {str(Path(file).relative_to(mixed)): n for file, n in survey.files.items()}
+    assert names == {"again.jsonl": 1, "bridge.txt": 1, "rows.jsonl": 1, "sub/copy.txt": 1, "sub/german.md": 1}
+    reasons = {str(Path(one.file).relative_to(mixed)): one.reason for one in survey.skipped}
+    wanted = {
+        "rows.jsonl": "rows.jsonl:2: no key 'text'", "again.jsonl": "again.jsonl:2: has the text (or the id) of",
+        "empty.txt": "empty document", "latin.txt": "not UTF-8", "photo.jpg": "found suffix '.jpg'",
+        "photo2.jpg": "found suffix '.jpg'", "broken.pdf": "not a readable PDF", "pipe.txt": "found a pipe",
+        "sub/loop": "without end",
+    }  # fmt: skip
+    assert reasons.keys() == wanted.keys()
+    for name, reason in wanted.items():
+        assert reason in reasons[name]
+    assert "skipped     9\n" in out
+    assert f"{mixed}/photo.jpg, {mixed}/photo2.jpg: found suffix" in out
+    assert "rows.jsonl:2 (1 before it is read): no key" in out
+    assert survey.languages["en"] == 4
+    assert survey.languages["de"] == 1
+    ((one, other, likeness),) = survey.alike
+    assert {one, other} == {"bridge", "copy"}
+    assert 0.8 <= likeness < 1
+    assert [row["file"] for row in survey.to_rows()] == [*survey.files, *(one.file for one in survey.skipped)]
+
+
+def test_its_recipes_are_whole_and_read_what_could_be_read(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    survey = try_(mixed)
+    rows = [row["text"] for _, row in read_jsonl(survey.documents_path)]
+    assert [path.name for path in survey.recipes] == ["augment.yaml", "eval.yaml", "questions.yaml", "train.yaml"]
+    folder = survey.recipes[0].parent
+    assert set(check(folder).values()) == {None}
+    plan = make_plan(read_recipe(folder / "augment.yaml", verb="augment"))
+    passages = [passages for _, passages in plan.read_passages()]
+    assert len(passages) == len(rows) == 5
+    assert survey.preview.n_asked == 10 * sum(map(len, passages))
+    assert survey.preview.cost > 0
+    assert [text.count("<passage>\n") for text in survey.prompts] == [1, 1, 1]
+    assert len(set(survey.prompts)) == 3
+    states = {run.verb: run.state for run in runs()}
+    assert states == dict.fromkeys(("augment", "questions", "train", "eval"), "not started")
+    main([])
+    assert f"Next: kinject augment {folder}/augment.yaml" in capsys.readouterr().out.replace("'", "")
+
+    mine = (folder / "augment.yaml").read_text().replace("gpt-4o-mini", "my-model")
+    (folder / "augment.yaml").write_text(mine)
+    again = try_(mixed)
+    assert again.kept == (folder / "augment.yaml",)
+    assert (folder / "augment.yaml").read_text() == mine
+
+
+def test_nothing_to_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(InputError, match="photos: no document there can be read"):
+        try_("photos")
+    (tmp_path / "photos" / "a.jpg").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"a.jpg: found suffix '.jpg'"):
+        try_("photos")
+    with pytest.raises(DiskError, match="none: nothing is there"):
+        try_("none")
+    assert not (tmp_path / "recipes").exists()
+
+
+def test_a_tokenizer_counts(mixed: Path, tiny_model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    survey = try_(mixed / "bridge.txt", tokenizer=str(tiny_model))
+    assert survey.n_tokens == len(tokenizer(TEXT, add_special_tokens=False)["input_ids"])

@@ -1,0 +1,106 @@
+"""The headline repeats the verdict's findings and adds none; what went wrong stands in the verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from study_results import make_paper_study, make_study
+from study_samples import first, make_evaluation, make_report, make_result
+
+from kinject.report.headline import render_doubts, render_headline
+from kinject.report.verdict import render_verdict
+from kinject.report.view import View
+from kinject.results import Recall, Report, UnscoredResult
+
+
+def headline(report: Report) -> tuple[str, str]:
+    view = View(report)
+    return render_headline(view, render_verdict(view))
+
+
+def test_it_is_about_the_arm_that_gained_most_with_what_it_lost_and_retrieval() -> None:
+    text, sure = headline(make_report())
+    assert text == (
+        "Of 2 trained arms par gained most: it learned new (25.7% → 81.8% correct) and got worse on reverse (29.5% → 20.0% "
+        "correct); no loss is shown on known; retrieval alone does better on new (96.8%) and reverse (86.5%)."
+    )
+    assert sure == (
+        "This is about these models: each arm was trained once, and another training may differ; a difference is named "
+        "only if p < 0.05."
+    )
+
+
+def test_a_difference_without_significance_is_not_named_as_one() -> None:
+    base, few, some = first(50, 200), first(55, 200), first(48, 200)
+    results = [make_result("base", base, None), make_result("base", base, None, question_set="known", role="retention")]
+    results += [make_result("cpt", few, base, low=0.2, high=0.4),
+                make_result("cpt", some, base, question_set="known", role="retention")]  # fmt: skip
+    noisy = [
+        result if result.to_base is None else replace(result, to_base=replace(result.to_base, p=0.4))
+        for result in results
+    ]
+    text, _ = headline(make_evaluation(noisy))
+    assert text == (
+        "cpt is not shown to have learned new (25.0% → 27.5% correct); no loss is shown on known; retrieval was not tried."
+    )
+
+
+def test_several_base_models_are_counted() -> None:
+    report = make_paper_study()
+    text, sure = headline(report)
+    view = View(report)
+    found = [f for f in render_verdict(view)[0].findings if f.tag in ("learned", "not above chance", "no learning shown",
+                                                                      "got worse")]  # fmt: skip
+    n_learned = sum(finding.tag == "learned" for finding in found)
+    assert text.startswith(f"The trained arms learned in {n_learned} and got worse in ")
+    assert f" of {len(found)} comparisons" in text
+    assert sure.startswith("Each arm was trained 3 times, with different seeds")
+
+
+def test_without_a_trained_arm_it_names_the_base_and_retrieval() -> None:
+    base = first(50, 200)
+    results = [make_result("base", base, None), make_result("base", first(180, 200), base, k=3)]
+    text, sure = headline(make_evaluation(results))
+    assert text == (
+        "No trained arm has a score here; the base answers 25.0% of new, 90.0% with passages before the question (guessing "
+        "gives 25.0%)."
+    )
+    assert sure == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "tag", "lead", "words"),
+    [
+        ({}, "", "No: every prompt fitted the model's window, and every question has a score.", ""),
+        ({"n_cut": 30}, "cut", "Yes: prompts were cut.", "30 of 600, 30 of 400 and 30 of 200 prompts did not fit"),
+        (
+            {"n_unscored": 3},
+            "no score",
+            "Yes: questions have no score.",
+            "3 of 600, 3 of 400 and 3 of 200 questions have no",
+        ),
+    ],
+)
+def test_what_weakens_the_numbers_stands_in_the_verdict(
+    changes: dict[str, int], tag: str, lead: str, words: str
+) -> None:
+    report = make_report()
+    doubts = render_doubts(View(replace(report, results=tuple(replace(r, **changes) for r in report.results))))
+    assert doubts.lead == lead
+    assert [finding.tag for finding in doubts.findings] == ([tag] if tag else [])
+    assert all(words in finding.text for finding in doubts.findings)
+
+
+def test_contexts_that_missed_arms_that_diverged_and_arms_that_failed_stand_there_too() -> None:
+    unscored = UnscoredResult("base", "cpt", "new", "learning", "texts", 0, 0, 600)
+    report = make_report(recalls=(Recall("new", 3, 450, 600), Recall("new", 1, 1, 600)), unscored=(unscored,))
+    doubts = render_doubts(View(report))
+    assert doubts.lead == "Yes: questions have no score and contexts missed their document."
+    assert [(f.arm, f.tag, f.tone) for f in doubts.findings] == [
+        ("cpt", "no score", "bad"),
+        ("retrieval", "missed", "bad"),
+    ]
+    assert "for 150 of 600 questions (25.0%) the document is not among the 3 passages" in doubts.findings[1].text
+    failed = render_doubts(View(make_study(n_seeds=1)))
+    assert (failed.lead, failed.findings[-1].arm) == ("Yes: arms failed.", "ft-syn")
