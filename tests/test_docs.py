@@ -26,6 +26,8 @@ from kinject.report.tables import _NUMBERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+WRITTEN = "recipes/handbook/"
+"""Recipes that `kinject try handbook/` writes: tests/augment/test_survey.py reads them."""
 SECTIONS = {field.name for field in fields(Sections)}
 STUDY_KEYS = {field.name for field in fields(StudySection)} - SECTIONS
 BASE: Mapping[str, Any] = {
@@ -113,6 +115,8 @@ def _commands() -> Iterator[Any]:
 @pytest.mark.parametrize("line", list(_commands()))
 def test_every_command_of_a_page_parses(line: str, tmp_path: Path) -> None:
     words = shlex.split(line, comments=True)
+    if any(word.startswith(WRITTEN) for word in words):
+        return
     for word in words:
         if word.startswith("recipes/") and word.endswith(".yaml"):
             assert (ROOT / word).exists(), word

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ import pytest
 
 from kinject.augment.requests.sender import run_event_loop
 from kinject.errors import Terminated
-from kinject.signals import SIGNALS, exit_code, running_time, terminable
+from kinject.signals import SIGNALS, deferred, exit_code, running_time, terminable
 
 
 class Finalised:
@@ -109,3 +110,47 @@ def test_a_time_limit_of_a_request_does_not_run_while_the_process_is_stopped(mon
         assert run_event_loop(pause(600)) == "answered"
         with pytest.raises(TimeoutError):
             run_event_loop(wait())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_what_runs_inside_a_running_event_loop(number: signal.Signals) -> None:
+    ended: list[str] = []
+
+    async def work() -> str:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("ended")
+        return "slept"
+
+    async def cell() -> None:
+        assert run_event_loop(asyncio.sleep(0, "a result")) == "a result"
+        threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
+        run_event_loop(work())
+
+    with terminable(), pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Terminated):
+        asyncio.run(cell())
+    assert ended == ["ended"]
+
+
+def test_a_deferred_signal_comes_at_the_end_of_the_block_and_a_second_one_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, told = Clock(monkeypatch), threading.Event()
+
+    def send(pause: float, times: int) -> None:
+        with deferred(told.set) as received:
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.01)
+                clock.ahead += pause
+            assert received == [signal.SIGTERM]
+            assert told.wait(10)
+            ends.append(times)
+
+    ends: list[int] = []
+    with pytest.raises(Terminated):
+        send(0.1, 2)  # a launcher repeats it
+    with pytest.raises(Terminated):
+        send(2.0, 3)
+    assert ends == [2]

@@ -102,6 +102,9 @@ def test_the_demo_is_the_whole_job_stopped_and_resumed_and_done_once(
     rows = re.findall(r"^ +((?:base model|trained on).*?)((?:  +[01]\.\d{3}){3})$", out, re.MULTILINE)
     assert len(rows) == 6
     assert len({tuple(numbers.split()) for _, numbers in rows}) > 1
+    headline = " ".join(out[out.rindex(rows[-1][1]) + len(rows[-1][1]) : out.index("\nreport: ")].split())
+    assert len(headline) > 40
+    assert headline.endswith(".")
     for kind in ("report", "figure"):
         path = re.search(rf"^{kind}: (.*)$", out, re.MULTILINE)
         assert path is not None

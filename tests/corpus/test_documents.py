@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from kinject.cli import main
 from kinject.corpus.documents import read_documents
-from kinject.disk import content_id
+from kinject.disk import content_id, read_jsonl
 from kinject.errors import DiskError, InputError
 
 
@@ -117,3 +118,22 @@ def test_the_root_of_the_file_system_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises((InputError, DiskError), match=r"^/"):
         list(read_documents(Path("/")))
     assert time.monotonic() - began < 2
+
+
+def test_general_text_is_parted_and_nothing_is_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "pages.jsonl"
+    source.write_text("".join(json.dumps({"id": f"p{n}", "text": f"Page {n}."}) + "\n" for n in range(9)))
+    command = ["recipes", "general", "--source", str(source), "--documents", "5", "--held-out", "2"]
+    assert main(command) == 0
+    names = [
+        [row["id"] for _, row in read_jsonl(tmp_path / "data" / name)]
+        for name in ("general.jsonl", "general-held-out.jsonl")
+    ]
+    assert names == [["p2", "p3", "p4", "p5", "p6"], ["p0", "p1"]]
+    assert main(command) == 2
+    assert "data/general.jsonl: is there already, and nothing is written over." in capsys.readouterr().err
+    assert main([*command, "--documents", "8", "--into", "more"]) == 2
+    assert "holds fewer than 10 documents" in capsys.readouterr().err

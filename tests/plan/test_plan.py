@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import torch.nn.functional as F
 import transformers
 import yaml
 
+import kinject
 from kinject.cli import main
-from kinject.errors import InputError
+from kinject.errors import InputError, KinjectError
 from kinject.plan.devices import Devices, cheapest_changes, parse_memory
 from kinject.plan.memory import optimizer_memory, simulate
 from kinject.plan.model import StepConfig
@@ -260,3 +262,32 @@ def test_sizes_are_read_as_gibibytes() -> None:
     for wrong in ("", "x", "0", "-3GiB", "3 apples"):
         with pytest.raises(InputError, match="--memory"):
             parse_memory(wrong)
+
+
+@pytest.mark.parametrize(
+    ("row", "trainer", "words"),
+    [
+        ({"text": "long " * 400}, {"max_length": 16, "packing_strategy": "bfd"}, "would be lost at trainer.max_length: 16"),
+        ({"text": "long " * 400}, {"max_length": 4096, "packing": False}, "trainer.max_length: rows reach"),
+        ({"txt": "no text"}, {}, "corpus.jsonl:2"),
+        ({"text": "short"}, {"optim": "no_such_optimizer"}, "trainer.optim"),
+    ],
+)  # fmt: skip
+def test_it_refuses_what_training_refuses_with_the_same_words(
+    tmp_path: Path, tiny_model: Path, row: dict[str, str], trainer: dict[str, Any], words: str
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps({"text": "Ore is mined in Kelm."}) + "\n" + json.dumps(row) + "\n")
+    values = {
+        "run_dir": str(tmp_path / "run"), "model": {"path": str(tiny_model), "device": "cpu"},
+        "corpus": {"path": str(corpus), "cache_dir": str(tmp_path / "tokens")},
+        "trainer": {"max_steps": 1, "max_length": 32, "packing": True, "bf16": False, **trainer},
+    }  # fmt: skip
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    messages = []
+    for verb in ("train", "plan"):
+        with pytest.raises(KinjectError, match=re.escape(words)) as refused:
+            kinject.train(path) if verb == "train" else kinject.plan(path, calibration=False)
+        messages.append(str(refused.value))
+    assert messages[0] == messages[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,21 @@ def test_documents_may_be_a_name_on_the_hub_but_not_a_misspelt_path(
         else:
             with pytest.raises(RecipeError, match=r"r\.yaml:3: questions\.documents: found .*nothing is there"):
                 read_recipe(recipe, verb="questions")
+
+
+def test_without_general_text_a_recipe_is_the_one_without_its_lines_and_a_warning(tmp_path: Path) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"text": "a"}\n')
+    general = "  replay: {path: none.jsonl, fraction: 0.1}\n  validation_corpus: none-held-out.jsonl\n"
+    text = f"run_dir: a\nmodel: {{path: x/y}}\ncorpus:\n  path: {corpus}\n{general}trainer:\n  max_steps: 2\n"
+    path, plain = tmp_path / "r.yaml", tmp_path / "plain.yaml"
+    path.write_text(text + "  eval_strategy: epoch\n  eval_on_start: true\n")
+    plain.write_text(text.replace(general, "") + "  eval_strategy: no\n  eval_on_start: false\n")
+    with pytest.raises(RecipeError, match=r"none\.jsonl"):
+        read_recipe(path, verb="train")
+    recipe, other = read_recipe(str(path), ["corpus.general_text=false"], "train"), read_recipe(plain, verb="train")
+    assert recipe.corpus == replace(other.corpus, general_text=False)
+    assert dict(recipe.trainer) == dict(other.trainer)
+    (note,) = recipe.notes
+    assert note.startswith("warning: corpus.general_text: false leaves out corpus.replay and corpus.validation_corpus.")
+    assert other.notes == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from study_samples import first, make_evaluation, make_report, make_result, write_log, write_logs
@@ -177,3 +178,15 @@ def test_a_figure_is_laid_out_once_and_drawn_once_a_file(monkeypatch: pytest.Mon
     render_svg(figure)
     render_png(figure)
     assert done == ["laid out", "drawn", "drawn"]
+
+
+def test_a_mark_names_its_numbers_to_a_pointer_and_no_name_becomes_markup() -> None:
+    base, right = first(10, 40), first(30, 40)
+    results = [make_result("base", base, None), make_result("<b>&'\"", right, base)]
+    svg = render_svg(accuracy_by_arm(View(make_evaluation(results))))
+    titles = [title.text for title in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}title")]  # noqa: S314
+    assert titles[0] == "base on new: 25.0% (95%: 14.2 to 40.2), 40 questions"
+    assert titles[1].startswith(
+        "<b>&'\" on new: 75.0% (95%: 59.8 to 85.8), 40 questions; to base +50.0 points, p < 0.001"
+    )
+    assert len(titles) == 2

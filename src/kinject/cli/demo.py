@@ -81,7 +81,11 @@ class _Task:
             from kinject.train import render_summary
 
             return {"text": render_summary(api.train(read_recipe(self.recipe, verb="train"), resume=True))}
-        return {"text": _render_accuracies(api.evaluate(read_recipe(self.recipe, verb="eval")))}
+        from kinject.report import render_summary as render_report
+
+        report = api.evaluate(read_recipe(self.recipe, verb="eval"))
+        headline = render_report(report).rpartition("\n\n")[2]
+        return {"text": f"{_render_accuracies(report)}\n\n{textwrap.fill(headline, 80)}\n"}
 
 
 def _run(arguments: argparse.Namespace) -> int:

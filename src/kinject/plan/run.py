@@ -265,29 +265,36 @@ def _mixed(recipe: TrainRecipe, devices: Devices) -> torch.dtype | None:
 
 
 def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunLength | None:
-    """Return the length of the run; None, with a note, if corpus or tokenizer are missing."""
+    """Return the length of the run; None, with a note, if corpus, questions or tokenizer are missing.
+
+    Raises as `measure_length`.
+    """
     paths = [recipe.corpus.path, *(part.path for part in recipe.corpus.parts().values())]
+    paths += [recipe.corpus.validation_corpus] if recipe.corpus.validation_corpus is not None else []
+    paths += [item.path for item in recipe.probes.sets().values()] if recipe.probes is not None else []
     missing = [path for path in paths if not is_file(path)]
     if missing:
         notes.append(f"steps, tokens and exposures are not counted: {', '.join(missing)} does not exist yet.")
         return None
     try:
-        return measure_length(recipe, load_training_tokenizer(recipe), n_devices)
+        tokenizer = load_training_tokenizer(recipe)
     except RecipeError:
         raise
     except KinjectError as error:
         notes.append(f"steps, tokens and exposures are not counted: {error}")
         return None
+    return measure_length(recipe, tokenizer, n_devices)
 
 
 def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLength:
     """Read, tokenize and pack the corpus as training will (corpus.cache_dir keeps it for the run), and count.
 
-    Raises `InputError` and `TrainingError` for a corpus that training would refuse.
+    Raises what training would raise for this corpus: `RecipeError`, `InputError` and `TrainingError`.
     """
-    from kinject.train.data import open_corpora, summarize_exposures, tokenize_and_pack
+    from kinject.train.data import check_positions, open_corpora, summarize_exposures, tokenize_and_pack
 
     data = tokenize_and_pack(recipe, tokenizer, open_corpora(recipe)).train
+    check_positions(recipe, _model_config(recipe), data)
     n_rows = len(data.rows)
     steps, epochs = count_steps(recipe, n_rows, n_devices)
     lengths = data.rows.lengths()

@@ -385,6 +385,16 @@ def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens
     return line
 
 
+def check_positions(recipe: TrainRecipe, config: Any, data: TrainingData) -> int | None:
+    """Return how many positions a model of `config` has, None for any number. Raises `RecipeError` if texts need more."""
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    longest = data.rows.longest_text()
+    if limit is not None and longest > limit:
+        fault = f"rows reach {longest} tokens, but the model has {limit} positions (max_position_embeddings). Set less."
+        raise recipe.error("trainer.max_length", fault)
+    return limit
+
+
 def note_fill(rows: PackedRows, packing: PackingConfig) -> list[str]:
     """Return a note if separating paraphrases leaves packed rows emptier than packing alone would."""
     packs = packing.strategy in ("bfd", "bfd_split")

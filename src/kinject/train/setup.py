@@ -20,6 +20,7 @@ from kinject.train.data import (
     RowDataset,
     TokenizedCorpora,
     TrainingData,
+    check_positions,
     note_fill,
     open_corpora,
     tokenize_and_pack,
@@ -69,7 +70,7 @@ def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     tokenized = tokenize_and_pack(recipe, tokenizer, corpora)
     model, notes = load_training_model(recipe, tokenizer)
     models.check_causal(model, recipe.model.path or recipe.where("model.new"))
-    window = _most_positions(recipe, model, tokenized.train)
+    window = check_positions(recipe, model.config, tokenized.train)
     probes = Probes(recipe.probes, corpora.questions, tokenizer, window) if recipe.probes is not None else None
     trainer = _assemble(recipe, config, adapter, model, tokenizer, tokenized)
     trainer.probes = probes
@@ -229,16 +230,6 @@ def _describe_techniques(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> list
             f"techniques.hard_example_mining: learns from the {mining.fraction:.0%} of {mining.unit} with the highest loss"
         )
     return notes
-
-
-def _most_positions(recipe: TrainRecipe, model: PreTrainedModel, data: TrainingData) -> int | None:
-    """Return how many positions the model has, None for any number. Raises `RecipeError` if texts need more."""
-    limit: int | None = getattr(model.config, "max_position_embeddings", None)
-    longest = data.rows.longest_text()
-    if limit is not None and longest > limit:
-        fault = f"rows reach {longest} tokens, but the model has {limit} positions (max_position_embeddings). Set less."
-        raise recipe.error("trainer.max_length", fault)
-    return limit
 
 
 def _check_packing(model: PreTrainedModel, dataset: RowDataset) -> None:

@@ -1,0 +1,84 @@
+"""The page of an augmentation shows the manifest's counts and texts of the run's files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_pages import write_augment_run
+from test_study_report import Elements
+
+from kinject.cli import main
+from kinject.disk import write_jsonl
+from kinject.errors import InputError
+from kinject.report import write_augment_report
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run over documents d1 and d2 with one style, one refused and one doubted answer, a judge, and a price."""
+    folder = tmp_path / "handbook"
+    write_augment_run(folder, ("plain",) * 6)
+    row = {"passage_id": "p1", "document_id": "d1", "style": "plain", "text": "Bryn was born in 1931."}
+    corpus = [("p1", "d1", "original", "Bryn was born in 1930."), ("p2", "d2", "original", "Cary lives in Arvo."),
+              ("v1", "d1", "variant", "In 1930, Bryn was born."), ("v2", "d1", "variant", "Bryn, born in 1930.")]  # fmt: skip
+    rows = [dict(zip(("id", "document_id", "origin", "text"), item, strict=True)) for item in corpus]
+    write_jsonl(folder / "corpus.jsonl", rows)
+    refused = {
+        **row,
+        "id": "r1",
+        "reason": "fact",
+        "detail": "1930 became 1931",
+        "in_doubt": [["fact", "1931 is unclear"]],
+    }
+    write_jsonl(folder / "rejected.jsonl", [refused, {**refused, "id": "r2", "style": "of an earlier recipe"}])
+    unused = {**row, "id": "v9", "checks": {"in_doubt": [["name", "of an earlier recipe"]]}}
+    write_jsonl(folder / "variants.jsonl", [{**row, "id": "v1", "checks": {"in_doubt": [["name", "Bryn?"]]}}, unused])
+    write_jsonl(folder / "failures.jsonl", [{"document_id": "d2", "error": "timeout"}])
+    manifest = json.loads((folder / "manifest.json").read_text())
+    style = {"asked": 4, "got": 2, "refused": {"fact": 1}, "failed": 1, "nothing": 1, "skipped": {},
+             "in_doubt": {"name": 1}, "refused_in_doubt": {"fact": 1}}  # fmt: skip
+    manifest["counts"] |= {
+        "asked": 4,
+        "got": 2,
+        "refused": {"fact": 1},
+        "failed": {"timeout": 1},
+        "styles": {"plain": style},
+    }
+    manifest |= {"written": "2026-11-22T10:00:00+00:00", "command": ["kinject", "augment"]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_it_shows_yield_refusals_with_examples_doubts_the_judge_and_the_cost(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(run_dir)]) == 0
+    assert capsys.readouterr().out == f"report: {run_dir / 'report.html'}\n"
+    page = Elements((run_dir / "report.html").read_text("utf-8"))
+    assert "22 November 2026" in page.text
+    assert (
+        "2 of 4 rewritings asked for are in the corpus (50.0%), 1 had nothing to write; 1 answers were refused on the way "
+        "(fact 1); 1 got no answer; it cost 1.25. The budget ended the run."
+    ) in page.text
+    assert ["plain", "4", "2", "50.0%", "1", "1", "1", "fact 1"] in page.rows
+    assert ["fact | plain, d1", "1930 became 1931", "Bryn was born in 1931.", "Bryn was born in 1930."] in page.rows
+    assert [row for row in page.rows if row[0].startswith("name |")] == [
+        ["name | plain, d1", "Bryn?", "Bryn was born in 1931.", "Bryn was born in 1930."]
+    ]
+    assert ["d2", "0", "0", "1"] in page.rows
+    assert ["d1", "2", "1", ""] in page.rows
+    assert "of an earlier recipe" not in page.text
+    assert ["correct texts refused", "1 of 4", "75.0% | precision"] in page.rows
+    assert ["cost, all runs into this folder", "1.2500"] in page.rows
+
+
+def test_a_folder_without_a_run_or_with_a_damaged_one_is_refused(tmp_path: Path, run_dir: Path) -> None:
+    with pytest.raises(InputError, match="holds no finished run of kinject augment"):
+        write_augment_report(tmp_path)
+    (run_dir / "rejected.jsonl").write_text('{"style": "plain"}\n')
+    with pytest.raises(
+        InputError, match=r"a file of another shape \(KeyError\('document_id'\)\)\. Run kinject augment again"
+    ):
+        write_augment_report(run_dir)
