@@ -127,7 +127,9 @@ def _untrained(view: View) -> str:
             )
     if not parts:
         return "No arm has a score, so nothing can be said."
-    return f"No trained arm has a score here; the base answers {'; '.join(parts)}."
+    kept = any(view.arms[result.model, result.arm].trained for result in view.whole) and not view.sets("learning")
+    why = "No question set asks what was to be learned" if kept else "No trained arm has a score here"
+    return f"{why}; the base answers {'; '.join(parts)}."
 
 
 def _sureness(view: View) -> str:
