@@ -128,10 +128,13 @@ def test_faithfulness(material: Path, run_here: Callable[..., str]) -> None:
     printed = run_here("augment/faithfulness.py", material / "data", "--errors", "4")
     assert "8 of 8 accepted" in printed
     caught = re.findall(
-        r"^(?:number|date|unit|name) +(?:fictional|squad) +([\d.]+)% refused, .* of 2$", printed, re.MULTILINE
+        r"^(?:number|date|unit|name) +(?:fictional|squad) +whole +([\d.]+)% refused, .* of 2$", printed, re.MULTILINE
     )
     assert len(caught) == 8
-    assert len(re.findall(r"^cause +(?:en|de|fr|es|zh|ja) +[\d.]+% refused, .* of [12]$", printed, re.MULTILINE)) == 6
+    assert (
+        len(re.findall(r"^cause +(?:en|de|fr|es|zh|ja) +part +[\d.]+% refused, .* of [12]$", printed, re.MULTILINE))
+        == 6
+    )
     assert max(map(float, caught)) == 100
 
 
@@ -155,11 +158,12 @@ def test_judge(tmp_path: Path, run_here: Callable[..., str], monkeypatch: pytest
 
 def test_refusals(run_here: Callable[..., str]) -> None:
     printed = run_here("augment/refusals.py", "--show")
-    total = re.findall(r"^\| all \| (\d+) \| (\d+) .*\| (\d+) \| (\d+) \| \d+ \| \d+ \|$", printed, re.MULTILINE)
+    total = re.findall(r"^\| all \| (\d+) \| (\d+) .*\| (\d+) \| (\d+) \| (\d+) \| \d+ \|$", printed, re.MULTILINE)
     assert len(total) == 2
-    good, refused, bad, caught = map(int, total[0])
+    good, refused, bad, caught, in_doubt = map(int, total[0])
     assert refused <= 0.08 * good
-    assert caught >= 0.8 * bad
+    assert caught >= 0.7 * bad
+    assert caught + in_doubt >= 0.95 * bad
 
 
 def test_fictional(material: Path, tmp_path: Path, run_here: Callable[..., str]) -> None:

@@ -86,17 +86,21 @@ def plant(kind: str, base: list[Pair], language: str, n: int) -> list[tuple[str,
 
 
 def print_caught(label: str, base: list[Pair], language: str, n: int, n_missed: int) -> None:
-    """Print for each kind of error the fraction that the checks refuse."""
+    """Print for each kind of error the fraction that the checks refuse, in a text that is whole and in one about a part."""
     for kind in ALL_KINDS:
         planted = plant(kind, base, language, n)
-        results = [(text, wrong, compare_facts(source, wrong)) for source, text, wrong in planted]
-        missed = [(text, wrong) for text, wrong, result in results if not result.reason]
-        n_doubts = sum(bool(result.doubts) for _, _, result in results)
         if not planted:
             print(f"{kind:11} {label:10} no room")
             continue
-        share, doubts = 1 - len(missed) / len(planted), n_doubts / len(planted)
-        print(f"{kind:11} {label:10} {share:7.1%} refused, {doubts:6.1%} in doubt, of {len(planted)}")
+        for name, complete in (("whole", True), ("part", False)):
+            results = [
+                (text, wrong, compare_facts(source, wrong, complete=complete)) for source, text, wrong in planted
+            ]
+            missed = [(text, wrong) for text, wrong, result in results if not result.reason]
+            doubts = sum(bool(result.doubts) for _, _, result in results) / len(planted)
+            share = 1 - len(missed) / len(planted)
+            caught = f"{share:7.1%} refused, {share + doubts:6.1%} refused or in doubt"
+            print(f"{kind:11} {label:10} {name:5} {caught}, of {len(planted)}")
         for text, wrong in missed[:n_missed]:
             at = next((i for i, (a, b) in enumerate(zip(text, wrong, strict=False)) if a != b), len(text))
             print(f"        missed: ...{text[max(0, at - 40) : at + 40]!r} -> ...{wrong[max(0, at - 10) : at + 40]!r}")

@@ -7,8 +7,8 @@ and optionally complete, part and note; an answer that loses facts of a passage 
 unfaithful); without it the 59 answers of answers/, in eleven languages, are taken. For each style and
 each language it prints how many faithful answers are refused, how many unfaithful ones are accepted, and how many are in
 doubt: at the first check and, with a model, after a judge has read what the check accepts. `--show` names every faithful
-answer that is refused and every unfaithful one that is accepted. The texts of answers/ were written for kinject; half of
-them ("unseen") were not looked at while the checks were written.
+answer that is refused and every unfaithful one that is accepted. All texts here were written for
+kinject; half of answers/ ("unseen") and the four other folders were not looked at before they were measured.
 """
 
 from __future__ import annotations

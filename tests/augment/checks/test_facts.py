@@ -128,3 +128,49 @@ def test_every_sandbox_entry_keeps_its_own_facts() -> None:
         first, second = render_entry(person, 1), render_entry(person, 2)
         if ("Tarvenian" in first) == ("Tarvenian" in second):
             assert compare_facts(first, second) == Comparison()
+
+
+@pytest.mark.parametrize(
+    ("source", "variant", "complete"),
+    [
+        (
+            "The ferry leaves at 7.45 am and is back at 18:00.",
+            "The ferry leaves at a quarter to eight and is back at six.",
+            True,
+        ),
+        (
+            "Two thirds of the price was paid in cash and the rest in shares.",
+            "One third of the price was paid in shares.",
+            False,
+        ),
+        ("The plant employs 342 people in Bergen and 165 in Voss.", "The plant employs 507 people.", False),
+        ("Each boot weighs 640 g and costs 90 euros.", "A pair weighs 1.28 kg.", False),
+        (
+            "In 1933 he saw the bridge; the following year he wrote on it.",
+            "What he wrote on the bridge came out in 1934.",
+            False,
+        ),
+        (
+            "Sales rose by 9% to 86.4 million euros in 2022.",
+            "The year before, sales were about 79.3 million euros.",
+            False,
+        ),
+        ("The hut is open from 1 May to 31 October.", "The hut is closed in December.", False),
+    ],
+)
+def test_a_number_that_may_follow_from_the_source_is_in_doubt(source: str, variant: str, complete: bool) -> None:
+    assert compare_facts(source, variant, complete=complete).reason == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "variant", "reason"),
+    [
+        ("The plant employs 342 people in Bergen and 165 in Voss.", "The plant employs 613 people.", "number"),
+        ("She served as keeper for 29 years and 12 days.", "How long did she serve? As keeper for 17 years.", "number"),
+        ("The bridge cost 13,560 euros.", "It cost 13,650 euros.", "number"),
+        ("The dose is 20 mg of Nasoxylin.", "Take 20 g of Nasoxylin.", "unit"),
+        ("The tower was planned by Jan Vos for the town.", "The tower was planned by Jan Kuyper for the town.", "name"),
+    ],
+)
+def test_a_number_or_name_in_the_place_of_another_is_refused(source: str, variant: str, reason: str) -> None:
+    assert compare_facts(source, variant, complete=False).reason == reason
