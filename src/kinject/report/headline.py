@@ -12,7 +12,6 @@ from kinject.report.formatting import (
     format_percent,
     format_points,
     join_words,
-    perplexity_change,
 )
 from kinject.report.verdict import AnsweredQuestion, Finding
 from kinject.report.view import View, arm_label
@@ -87,7 +86,7 @@ def _perplexity(view: View, arm: str) -> str:
     """Return the clause on what an arm lost where no question set asks for it: its perplexity of held-out texts."""
     for item in (item for item in view.report.perplexities if format_name(item.arm) == arm):
         base = next(other for other in view.report.perplexities if (other.model, other.name) == (item.model, item.name))
-        if item.per_token is not None and base.per_token is not None and perplexity_change(item, base):
+        if item.per_token is not None and base.per_token is not None and item.n_tokens == base.n_tokens:
             before, after = (format_finite(of.per_token, 1) for of in (base, item))
             return f"its perplexity of {format_name(item.name)} went from {before} to {after}"
     return "what it lost was not asked"

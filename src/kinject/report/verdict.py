@@ -116,7 +116,7 @@ def _perplexities(view: View) -> Iterator[tuple[str, list[Finding]]]:
         changes = [
             f"{format_finite(item.per_token, 1)} for {format_name(item.arm)} ({perplexity_change(item, base)})"
             for item in others
-            if item.per_token is not None and perplexity_change(item, base)
+            if item.per_token is not None and item.n_tokens == base.n_tokens
         ]
         if changes:
             of_model = f", {format_name(model)}" if len(view.report.models) > 1 and model else ""
