@@ -4,18 +4,27 @@
 
 writes documents.jsonl, paraphrases.jsonl, and three question sets: the dataset's cloze probes (taken from the text,
 reworded, and one inference away), each with its own answer and three answers of other probes of the same level.
+
+The study recipes/studies/natural.yaml needs more:
+
+    --paraphrased       only the 40 passages that have paraphrases
+    --stories MODEL     stories.jsonl too: 200 stories that MODEL writes, sampled at temperature 1
+    --passed VARIANTS   two corpora too, each with the passages themselves: unchecked.jsonl with all paraphrases, and
+                        drawn.jsonl with as many of each passage as VARIANTS (variants.jsonl of `kinject augment`, which
+                        checked them) has, drawn without a look at the checks
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import content_id, write_jsonl
+from kinject.disk import content_id, read_jsonl, write_jsonl
 
 LEVELS = {"memorised": "mem", "reworded": "gen", "inferred": "hard_gen"}
 Row = dict[str, Any]
@@ -64,14 +73,63 @@ def unique(rows: Iterator[Row]) -> Iterator[Row]:
             yield row
 
 
+def corpora(passages: list[Row], passed: Path) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the name and the rows of each corpus of `--passed`. `passages` are in the order of their documents."""
+    counts = Counter(row["document_id"] for _, row in read_jsonl(passed))
+    originals = list(documents(passages))
+    texts = list(paraphrases(passages))
+    yield "unchecked", originals + texts
+    rng = random.Random(0)
+    drawn = []
+    for document in originals:
+        of_passage = [row for row in texts if row["document_id"] == document["id"]]
+        drawn += rng.sample(of_passage, counts[document["id"]])
+    yield "drawn", originals + drawn
+
+
+def corpus_row(row: Row) -> Row:
+    """Return a row of a corpus: an id, the document's id, the text."""
+    document = row.get("document_id", row.get("id"))
+    return {"id": content_id("corpus", document, row["text"]), "document_id": document, "text": row["text"]}
+
+
+def stories(model_dir: Path, n: int) -> Iterator[Row]:
+    """Yield `n` texts of at most 256 tokens that the model in `model_dir` writes from its first token on."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_dir)
+    torch.manual_seed(0)
+    for _ in range(0, n, 20):
+        start = torch.full((20, 1), tokenizer.bos_token_id)
+        written = model.generate(
+            start, attention_mask=torch.ones_like(start), max_new_tokens=256, do_sample=True, temperature=1.0, top_k=0
+        )
+        for text in tokenizer.batch_decode(written, skip_special_tokens=True):
+            yield {"text": text.strip()}
+
+
 def main() -> None:
     """Write the files and say how many rows each has."""
-    source, target = Path(sys.argv[1]), Path(sys.argv[2])
-    passages = json.loads((source / "fictional_knowledge_paraphrased.json").read_text("utf-8"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="folder with fictional_knowledge_paraphrased.json")
+    parser.add_argument("target", type=Path, help="folder to write into")
+    parser.add_argument("--paraphrased", action="store_true", help="only passages that have paraphrases")
+    parser.add_argument("--stories", type=Path, metavar="MODEL", help="write stories.jsonl with this model")
+    parser.add_argument("--passed", type=Path, metavar="VARIANTS", help="write unchecked.jsonl and drawn.jsonl")
+    arguments = parser.parse_args()
+    passages = json.loads((arguments.source / "fictional_knowledge_paraphrased.json").read_text("utf-8"))
+    if arguments.paraphrased:
+        passages = [passage for passage in passages if passage.get("paraphrases")]
     written = {"documents": documents(passages), "paraphrases": paraphrases(passages)}
     written |= {name: unique(questions(passages, level)) for name, level in LEVELS.items()}
+    if arguments.stories:
+        written["stories"] = stories(arguments.stories, 200)
+    if arguments.passed:
+        written |= {name: map(corpus_row, rows) for name, rows in corpora(passages, arguments.passed)}
     for name, rows in written.items():
-        path = target / f"{name}.jsonl"
+        path = arguments.target / f"{name}.jsonl"
         print(f"{path}: {write_jsonl(path, rows)} rows")
 
 

@@ -15,6 +15,8 @@ import country
 import pytest
 import transformers
 
+from kinject.disk import read_jsonl
+
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 OTHER_ENVIRONMENTS = {"augment/curator_side.py": "requests.py", "eval/harness_side.py": "figures.py"}
@@ -168,6 +170,14 @@ def test_fictional(material: Path, tmp_path: Path, run_here: Callable[..., str])
     printed = run_here("fictional.py", material / "data/fictional", tmp_path / "out")
     assert "documents.jsonl: 8 rows" in printed
     assert "memorised.jsonl: 8 rows" in printed
+    variants = tmp_path / "variants.jsonl"
+    _write_rows(variants, [{"document_id": "fictional-003", "text": "one that passed"}])
+    more = ("--paraphrased", "--passed", variants)
+    printed = run_here("fictional.py", material / "data/fictional", tmp_path / "out", *more)
+    assert "unchecked.jsonl: 16 rows" in printed
+    drawn = [row for _, row in read_jsonl(tmp_path / "out/drawn.jsonl")]
+    assert len(drawn) == 9
+    assert drawn[-1]["document_id"] == "fictional-003"
 
 
 @pytest.mark.usefixtures("forked")

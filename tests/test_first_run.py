@@ -83,12 +83,11 @@ def _run(words: list[str]) -> None:
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder with the checkout's recipes, data and questions, and what the pages assume to be there."""
-    for name in ("recipes", "data", "eval"):
+    for name in ("data", "eval"):
         (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")  # kinject try writes there
     shutil.copy(ROOT / "recipes/cpt.yaml", tmp_path / "my-recipe.yaml")
     shutil.copy(ROOT / "docs/faq.md", tmp_path / "manual.md")
-    (tmp_path / "handbook").mkdir()
-    shutil.copy(ROOT / "docs/faq.md", tmp_path / "handbook")
     (tmp_path / "handbook").mkdir()
     shutil.copy(ROOT / "docs/faq.md", tmp_path / "handbook")
     monkeypatch.chdir(tmp_path)
@@ -132,6 +131,8 @@ def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
         else:
             _run(words)
     for block in _blocks(PAGES, "python"):
+        if any(part in block for part in NOT_HERE):
+            continue
         (checkout / "block.py").write_text(re.sub(r"max_steps=\d+", "max_steps=2", block), encoding="utf-8")
         runpy.run_path(str(checkout / "block.py"), run_name="__main__")
     assert {words[1] for words in done} >= {

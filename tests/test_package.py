@@ -75,6 +75,7 @@ def test_an_sdist_has_everything_and_the_wheel_built_from_it_works_without_a_che
         "--no-deps",
         "--no-index",
         "--no-compile",
+        "--ignore-installed",
         "--prefix",
         str(tmp_path / "there"),
     ]

@@ -429,10 +429,7 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """How well `arm` predicts the texts of `name`: exp of the mean loss of a token, and bits per byte.
-
-    Both are None if they are not finite.
-    """
+    """How well `arm` predicts the texts of `name`: exp of the mean loss of a token, and bits per byte; None: not finite."""
 
     arm: str
     name: str
@@ -440,6 +437,8 @@ class Perplexity:
     n_tokens: Count
     per_token: float | None
     bits_per_byte: float | None
+    model: str = ""
+    by_seed: tuple[float, ...] = ()  # in a study; its other numbers are geometric means over the seeds
 
 
 @dataclass(frozen=True, slots=True)

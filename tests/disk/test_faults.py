@@ -231,3 +231,15 @@ def test_a_real_disk_that_is_full_is_told_and_what_it_took_is_whole(small_disk: 
     with pytest.raises(DiskError, match="No space left on device"):
         write_json(small_disk / "b.json", {"text": "x" * 70_000})
     assert sorted(path.name for path in small_disk.iterdir()) == ["a.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", "device"])
+def test_a_file_is_no_run_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("text")
+    folder = Path("/dev/null") if name == "device" else tmp_path / name
+    with (
+        pytest.raises(DiskError, match=f"{folder}: cannot be a run folder: a file stands there.*run_dir"),
+        lock_dir(folder),
+    ):
+        pass
+    assert (tmp_path / "file").read_text() == "text"

@@ -11,7 +11,7 @@ from study_samples import first, make_evaluation, make_report, make_result
 from kinject.report.headline import render_doubts, render_headline
 from kinject.report.verdict import render_verdict
 from kinject.report.view import View
-from kinject.results import Recall, Report, UnscoredResult
+from kinject.results import Perplexity, Recall, Report, UnscoredResult
 
 
 def headline(report: Report) -> tuple[str, str]:
@@ -44,6 +44,17 @@ def test_a_difference_without_significance_is_not_named_as_one() -> None:
     assert text == (
         "cpt is not shown to have learned new (25.0% → 27.5% correct); no loss is shown on known; retrieval was not tried."
     )
+
+
+def test_where_no_question_asks_what_was_lost_the_perplexity_of_held_out_texts_does() -> None:
+    base, tuned = make_result("base", first(50, 200), None), make_result("cpt", first(150, 200), first(50, 200))
+    texts = (Perplexity("base", "stories", 9, 900, 4.0, 0.5), Perplexity("cpt", "stories", 9, 900, 800.04, 2.4))
+    report = make_evaluation((base, tuned), perplexities=texts)
+    assert "; its perplexity of stories went from 4.0 to 800.0; " in headline(report)[0]
+    lead = render_verdict(View(report))[1].lead
+    assert lead == "Perplexity of stories, without a test: 4.0 for base, 800.0 for cpt (x 200)."
+    other_tokens = replace(report, perplexities=(texts[0], replace(texts[1], n_tokens=901)))
+    assert "what it lost was not asked" in headline(other_tokens)[0]
 
 
 def test_several_base_models_are_counted() -> None:

@@ -97,7 +97,7 @@ def test_every_name_that_stands_for_nothing_is_told_at_its_line(tmp_path, tiny_m
         "study.arms.ft.match_steps_of: found 'od'. Did you mean odd?",
         "study.arms.base: this name is the untouched model's",
         "study.arms.odd.overrides.trainr.max_steps: found 'trainr.max_steps'; it must begin with one of",
-        "study.arms.odd.corpus: found 'nowhere.jsonl': neither augmented, random, nor a file. Check the path.",
+        "study.arms.odd.corpus: found 'nowhere.jsonl': neither augmented nor random, and as a file nothing is there.",
         "study.sweeps.c: arm: found 'ftt'. Did you mean ft?",
         "study.claims.x: baseline: missing; test difference needs it.",
     ):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from kinject.disk import write_checked_json
-from kinject.eval.scoring.answers import AnswerStore
+from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, AnswerStore
 from kinject.eval.statistics import moderated
 from kinject.recipe.study_section import ResourcesSection
-from kinject.results import Recall, Report, to_json
+from kinject.results import Perplexity, Recall, Report, to_json
 from kinject.study.arms import Arm
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.types import Answer, Passage, Question
@@ -97,3 +97,23 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
     assert (records.written, list(records.recalls)) == ("2026-03-02", [("set", 1)])
     assert records.n_cut("m", "ft", AskSetting("set", "texts", 0, 0)) == 1
     assert records.n_cut("m", "base", AskSetting("set", "texts", 0, 0)) == 0
+
+
+def test_perplexity_of_held_out_texts_is_the_geometric_mean_over_the_seeds(tmp_path):
+    records = Records("sum")
+    for seed, per_token, bits in ((0, 4.0, 1.0), (1, 9.0, 2.0)):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        with AnswerStore(folder / "answers.jsonl") as store:
+            asked = Answer("q", "set", "m", "texts", 0, 0, (), 0, (-1.0, -2.0), (1, 1), (1, 1), n_chars=(1, 1))
+            read = Answer("t", "stories", "m", PERPLEXITY_FORMAT, 0, 0, (), 0, (-5.0,), (3,), (9,), n_chars=(9,))
+            store.add("a", asked)
+            store.add("b", read)
+        measured = Perplexity("model", "stories", 1, 3, per_token, bits)
+        report = Report("evaluation", "", ("model",), (), (), perplexities=(measured,))
+        write_checked_json(folder / "report.json", to_json(report))
+        records.read("m", "ft", seed, folder)
+    (mean,) = records.mean_perplexities()
+    assert (mean.model, mean.arm, mean.name, mean.by_seed) == ("m", "ft", "stories", (4.0, 9.0))
+    assert math.isclose(mean.per_token, 6.0)  # the root of 4 x 9: the exponential of the mean loss
+    assert mean.bits_per_byte == 1.5

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject.errors import InputError
-from kinject.recipe.study_section import ResourcesSection
 from kinject.terminal import Progress, aligned, show
 
 if TYPE_CHECKING:
     from kinject.executors import Executor
     from kinject.recipe import TrainRecipe
+    from kinject.recipe.study_section import ResourcesSection
     from kinject.results import Report
 
 _DETAIL = """\
@@ -65,7 +65,13 @@ class _Task:
     verb: str
     recipe: Path
     folder: Path
-    resources: ResourcesSection = ResourcesSection()
+
+    @property
+    def resources(self) -> ResourcesSection:
+        """What it takes: the default."""
+        from kinject.recipe.study_section import ResourcesSection
+
+        return ResourcesSection()
 
     @property
     def label(self) -> str:

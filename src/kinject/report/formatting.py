@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 from datetime import datetime
 
-from kinject.results import ALPHA, PromptFormat
+from kinject.results import ALPHA, Perplexity, PromptFormat
 
 _LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
 _DIRECTION_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -54,6 +54,19 @@ def format_percent(fraction: float) -> str:
 def format_finite(value: float | None, digits: int) -> str:
     """Return a number with so many decimals, ``not finite`` for None."""
     return "not finite" if value is None else f"{value:.{digits}f}"
+
+
+def perplexity_change(item: Perplexity, base: Perplexity) -> str:
+    """Return by how much a perplexity differs from the base's: ``+12.0%``, from ten times on ``x 23``; "" for the base.
+
+    Perplexities of different tokens cannot be compared; bits per byte can.
+    """
+    if item.n_tokens != base.n_tokens:
+        return "other tokens"
+    if item is base or item.per_token is None or base.per_token is None:
+        return ""
+    ratio = item.per_token / base.per_token
+    return f"x {ratio:,.0f}" if ratio >= 10 else f"{ratio - 1:+.1%}"
 
 
 def format_points(difference: float) -> str:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from kinject.report.formatting import format_count, format_name, format_percent, format_points, join_words
+from kinject.report.formatting import (
+    format_count,
+    format_finite,
+    format_name,
+    format_percent,
+    format_points,
+    join_words,
+    perplexity_change,
+)
 from kinject.report.verdict import AnsweredQuestion, Finding
 from kinject.report.view import View, arm_label
 from kinject.results import ArmResult
@@ -65,7 +73,7 @@ def _about_one_arm(view: View, verdict: Sequence[AnsweredQuestion], learned: Seq
     arm = max(changes, key=lambda name: sum(changes[name]) / len(changes[name]))
     results = {(arm_label(result), format_name(result.question_set)): result for result in _headline_results(view)}
     parts = [_phrases(arm, learned, _LEARNED, view, results)]
-    parts += [_phrases(arm, verdict[1].findings, _KEPT, view, results) or "what it lost was not asked"]
+    parts += [_phrases(arm, verdict[1].findings, _KEPT, view, results) or _perplexity(view, arm)]
     parts += [_phrases(arm, verdict[2].findings, _BESIDE, view, results) or "retrieval was not tried"]
     both = [f for f in verdict[2].findings if f.tag == "both help" and f.arm.split("+rag")[0] == arm]
     parts += [
@@ -73,6 +81,16 @@ def _about_one_arm(view: View, verdict: Sequence[AnsweredQuestion], learned: Seq
     ]
     gained_most = len(changes) > 1 and "learned" in {f.tag for f in learned if f.arm == arm}
     return (f"Of {len(changes)} trained arms {arm} gained most: it " if gained_most else f"{arm} ") + "; ".join(parts)
+
+
+def _perplexity(view: View, arm: str) -> str:
+    """Return the clause on what an arm lost where no question set asks for it: its perplexity of held-out texts."""
+    for item in (item for item in view.report.perplexities if format_name(item.arm) == arm):
+        base = next(other for other in view.report.perplexities if (other.model, other.name) == (item.model, item.name))
+        if item.per_token is not None and base.per_token is not None and perplexity_change(item, base):
+            before, after = (format_finite(of.per_token, 1) for of in (base, item))
+            return f"its perplexity of {format_name(item.name)} went from {before} to {after}"
+    return "what it lost was not asked"
 
 
 def _headline_results(view: View) -> Iterator[ArmResult]:

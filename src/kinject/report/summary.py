@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kinject.eval.statistics import format_p
-from kinject.report.formatting import format_finite
+from kinject.report.formatting import format_finite, perplexity_change
 from kinject.report.headline import render_headline
 from kinject.report.verdict import render_verdict
 from kinject.report.view import View, unscored_text
@@ -32,7 +32,10 @@ def render_summary(report: Report) -> str:
             "\n".join(f"note: {note}" for note in report.notes),
         ]  # fmt: skip
     else:
-        blocks = [_arm_table(report), _unscored(report), _choices(report), _claims(report), _failures(report)]
+        blocks = [
+            _arm_table(report), _unscored(report), _perplexities(report.perplexities), _choices(report), _claims(report),
+            _failures(report),
+        ]  # fmt: skip
     view = View(report)
     blocks.append(" ".join(render_headline(view, render_verdict(view))).strip())
     return "\n\n".join(block for block in blocks if block)
@@ -141,12 +144,10 @@ def _perplexities(items: Sequence[Perplexity]) -> str:
         return ""
     rows: list[tuple[str, ...]] = [("model", "texts", "tokens", "perplexity", "to base", "bits per byte")]
     for item in items:
-        known = item.per_token is not None and items[0].per_token is not None and item is not items[0]
-        change = f"{item.per_token / items[0].per_token - 1:+.1%}" if known else ""  # type: ignore[operator]
-        if item.n_tokens != items[0].n_tokens:  # another tokenizer: only bits per byte can be compared
-            change = "other tokens"
-        counts = (str(item.n_texts), str(item.n_tokens))
-        rows.append((item.arm, *counts, format_finite(item.per_token, 3), change, format_finite(item.bits_per_byte, 4)))
+        base = next(other for other in items if other.model == item.model)
+        name = f"{item.model} {item.arm}" if len({other.model for other in items}) > 1 else item.arm
+        cells = (format_finite(item.per_token, 3), perplexity_change(item, base), format_finite(item.bits_per_byte, 4))
+        rows.append((name, str(item.n_texts), str(item.n_tokens), *cells))
     return f"held-out perplexity on {items[0].name}\n{aligned(rows, frozenset(range(1, 6)))}"
 
 

@@ -19,6 +19,7 @@ from kinject.report.formatting import (
     format_points,
     format_prompt,
     format_relative,
+    perplexity_change,
 )
 from kinject.report.page import Cell, Line, TableBlock, line, with_common_heads, without_empty_columns
 from kinject.report.view import View, arm_label, exposures_label, tone_of
@@ -260,22 +261,22 @@ def recall_tables(view: View) -> list[TableBlock]:
 
 
 def perplexity_tables(view: View) -> list[TableBlock]:
-    """Return a table for each file of held-out texts: a row an arm, the change to the first of them."""
+    """Return a table for each base model and file of held-out texts: a row an arm, the change to the first of them."""
     tables = []
-    for name in dict.fromkeys(item.name for item in view.report.perplexities):
-        items = [item for item in view.report.perplexities if item.name == name]
+    for model, name in dict.fromkeys((item.model, item.name) for item in view.report.perplexities):
+        items = [item for item in view.report.perplexities if (item.model, item.name) == (model, name)]
+        has_seeds = any(len(item.by_seed) > 1 for item in items)
         lines = []
         for item in items:
-            change = "base" if item is items[0] else ""
-            if item is not items[0] and item.per_token is not None and items[0].per_token is not None:
-                change = f"{100 * (item.per_token / items[0].per_token - 1):+.1f}%"
-            change = change if item.n_tokens == items[0].n_tokens else "other tokens"
             counts = (f"{item.n_texts:,}", f"{item.n_tokens:,}", format_finite(item.per_token, 3))
-            lines.append(
-                line(format_name(item.arm), *counts, change.replace("-", "−"), format_finite(item.bits_per_byte, 4))
-            )
-        columns = ("model", "texts", "tokens", "perplexity", "to base", "bits per byte")
-        tables.append(TableBlock("Perplexity of held-out texts", format_name(name), columns, tuple(lines)))
+            spread = (f"{min(item.by_seed):.3f} to {max(item.by_seed):.3f}",) if len(item.by_seed) > 1 else ("",)
+            change = "base" if item is items[0] else perplexity_change(item, items[0]).replace("-", "−")
+            cells = (*counts, *spread[: int(has_seeds)], change, format_finite(item.bits_per_byte, 4))
+            lines.append(line(format_name(item.arm), *cells))
+        seeds = ("over seeds",) if has_seeds else ()
+        columns = ("model", "texts", "tokens", "perplexity", *seeds, "to base", "bits per byte")
+        about = format_name(name) + (f", {format_name(model)}" if len(view.report.models) > 1 and model else "")
+        tables.append(TableBlock("Perplexity of held-out texts", about, columns, tuple(lines)))
     return tables
 
 

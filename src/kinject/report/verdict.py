@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kinject.report.formatting import (
     format_count,
+    format_finite,
     format_name,
     format_p,
     format_percent,
@@ -18,6 +19,7 @@ from kinject.report.formatting import (
     format_prompt,
     format_relative,
     join_words,
+    perplexity_change,
 )
 from kinject.report.limitations import range_text
 from kinject.report.view import View, arm_label
@@ -101,10 +103,25 @@ def render_verdict(view: View) -> tuple[AnsweredQuestion, ...]:
         _answer("Did it learn?", cannot.format(_NO_LEARNING),
                 [*(judge.learning() for judge in learning), *_without_score(view, "learning")]),
         _answer("What did it forget?", cannot.format(_NO_RETENTION),
-                [*(judge.retention() for judge in retention), *_without_score(view, "retention")]),
+                [*(judge.retention() for judge in retention), *_without_score(view, "retention"), *_perplexities(view)]),
         _answer("Would retrieval have done better, or do both help?", cannot.format(_NO_RETRIEVAL),
                 [judge.retrieval() for judge in learning]),
     )  # fmt: skip
+
+
+def _perplexities(view: View) -> Iterator[tuple[str, list[Finding]]]:
+    """Yield a lead for each base model and file of held-out texts that trained arms were measured on."""
+    for model, name in dict.fromkeys((item.model, item.name) for item in view.report.perplexities):
+        base, *others = (item for item in view.report.perplexities if (item.model, item.name) == (model, name))
+        changes = [
+            f"{format_finite(item.per_token, 1)} for {format_name(item.arm)} ({perplexity_change(item, base)})"
+            for item in others
+            if item.per_token is not None and perplexity_change(item, base)
+        ]
+        if changes:
+            of_model = f", {format_name(model)}" if len(view.report.models) > 1 and model else ""
+            before = f"{format_finite(base.per_token, 1)} for {format_name(base.arm)}"
+            yield f"Perplexity of {format_name(name)}{of_model}, without a test: {before}, {join_words(changes)}.", []
 
 
 def _without_score(view: View, role: str) -> Iterator[tuple[str, list[Finding]]]:

@@ -116,9 +116,10 @@ def _arm_faults(recipe: StudyRecipe, check_inputs: bool) -> Iterator[Fault]:
         elif arm.corpus not in ("augmented", "random") and not is_file(arm.corpus):
             if Path(arm.corpus).suffix and not check_inputs:
                 continue
-            yield recipe.fault(
-                (*key_path, "corpus"), f"found {arm.corpus!r}: neither augmented, random, nor a file. Check the path."
+            fault = (
+                f"found {arm.corpus!r}: neither augmented nor random, and as a file nothing is there. Check the path."
             )
+            yield recipe.fault((*key_path, "corpus"), fault)
 
 
 def _tune_faults(recipe: StudyRecipe) -> Iterator[Fault]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
 from kinject.disk import Row, read_manifest
@@ -17,7 +18,7 @@ from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import moderated
 from kinject.recipe.sections import EvalSection
 from kinject.report import read_report
-from kinject.results import Recall, Subject
+from kinject.results import Perplexity, Recall, Subject
 from kinject.study.arms import BASE, RAG, Arm
 from kinject.types import Answer, Passage, Question
 
@@ -41,6 +42,8 @@ class Records:
     """(model, arm, seed, setting, number of questions) where no question has a score: the model diverged."""
     recalls: dict[tuple[str, int], Recall] = field(default_factory=dict)
     """By question set and K."""
+    perplexities: list[tuple[str, str, Perplexity]] = field(default_factory=list)
+    """(model, arm, perplexity of held-out texts) of each evaluation that measured it."""
     written: str = ""
     """When the last of the evaluations was written (ISO 8601)."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -50,8 +53,11 @@ class Records:
     def read(self, model: str, arm: str, seed: int, folder: Path) -> None:
         """Add the answers.jsonl of an evaluation. Raises `InputError` or `DiskError` if it is damaged."""
         settings: dict[AskSetting, list[Answer]] = {}
+        has_perplexity = False
         for answer in read_answers(folder / "answers.jsonl"):
-            if answer.format != PERPLEXITY_FORMAT:
+            if answer.format == PERPLEXITY_FORMAT:
+                has_perplexity = True
+            else:
                 setting = AskSetting(answer.question_set, answer.format, answer.shots, answer.k)
                 settings.setdefault(setting, []).append(answer)
         of_run: dict[AskSetting, list[Answer]] = {}
@@ -73,9 +79,29 @@ class Records:
             max(self.written, str(manifest.get("written", ""))),
             dict(manifest.get("versions", {})),
         )
-        if any(setting.k for setting in settings):
-            for recall in read_report(folder / "report.json").recalls:
+        if has_perplexity or any(setting.k for setting in settings):
+            report = read_report(folder / "report.json")
+            for recall in report.recalls:
                 self.recalls.setdefault((recall.question_set, recall.k), recall)
+            self.perplexities += [(model, arm, item) for item in report.perplexities]
+
+    def mean_perplexities(self) -> tuple[Perplexity, ...]:
+        """Return the perplexity of each model, arm and file of texts: the geometric mean over the seeds."""
+        groups: dict[tuple[str, str, str], list[Perplexity]] = {}
+        for model, arm, item in self.perplexities:
+            groups.setdefault((model, arm, item.name), []).append(item)
+        means = []
+        for (model, arm, name), items in groups.items():
+            values = [item.per_token for item in items if item.per_token is not None]
+            bits = [item.bits_per_byte for item in items if item.bits_per_byte is not None]
+            finite = len(values) == len(bits) == len(items)
+            means.append(
+                Perplexity(
+                    arm, name, items[0].n_texts, items[0].n_tokens, geometric_mean(values) if finite else None,
+                    fmean(bits) if finite else None, model, tuple(values),
+                )
+            )  # fmt: skip
+        return tuple(means)
 
     def seeds(self, model: str, arm: str) -> list[int]:
         """Return the seeds with answers."""

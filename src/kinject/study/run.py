@@ -307,7 +307,7 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
             ) for model, arm, seed, setting, n in records.unscored
         ),
         logs=tuple(_training_log_paths(study.runs, recipe.run_dir)), notes=tuple(_notes(study)),
-        recalls=tuple(records.recalls.values()), written=records.written,
+        recalls=tuple(records.recalls.values()), perplexities=records.mean_perplexities(), written=records.written,
         scaling=scaling, commands=(f"kinject study {recipe.path}",), versions=records.versions,
         seconds=round(seconds, 1),
     )  # fmt: skip
