@@ -174,3 +174,13 @@ def test_a_number_that_may_follow_from_the_source_is_in_doubt(source: str, varia
 )
 def test_a_number_or_name_in_the_place_of_another_is_refused(source: str, variant: str, reason: str) -> None:
     assert compare_facts(source, variant, complete=False).reason == reason
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_number_of_hundreds_of_digits_is_compared_too(complete: bool) -> None:
+    source, variant = f"The code is {'7' * 400} and costs 12 euros.", f"The code is {'9' * 400} and costs 12 euros."
+    assert compare_facts(source, variant, complete=complete).reason == "number"
+
+
+def test_half_past_midnight_is_a_time_of_day() -> None:
+    assert compare_facts("The last bus leaves at 0:30.", "The last bus leaves at 00:30.") == Comparison()

@@ -13,6 +13,8 @@ from itertools import pairwise
 from kinject.augment.checks.profiles import MONEY, frequent_words, grammar_of, profile_of
 from kinject.augment.checks.quantities import MAX_COUNT, MONTHS, Quantities, occurrences
 
+_MOST_DIGITS = 18
+"""A longer number is a code: nothing is calculated with it."""
 _MOST_VALUES = 40
 """Numbers of a source that are calculated with."""
 _SCALES = (10**6, 10**9)
@@ -160,7 +162,7 @@ def _minutes(time: str) -> int:
 
 
 def _value(number: str) -> float | None:
-    return float(number) if number.replace(".", "", 1).isdecimal() else None
+    return float(number) if len(number) <= _MOST_DIGITS and number.replace(".", "", 1).isdecimal() else None
 
 
 def _n_changed(one: str, other: str) -> int:

@@ -36,6 +36,7 @@ _CLOCK = re.compile(
     r"|[.]([0-5]\d)(?=\s?(?:Uhr|uur|h|[ap]\.?\s?m)\b))|\b(um|ore|alle|dalle|kl\.)\s(\d{1,2})[.]([0-5]\d)\b(?![.%]\w)"
 )
 """A time of day that is not written with a colon: 9.15 Uhr, 8 h 30, 14時30分, alle 9.30."""
+_LEADING_ZERO = re.compile(r"\A0(?=\d)")
 _DAY_FIRST = re.compile(r"(?<![\d.])(\d{1,2})([./])(\d{1,2})\2(\d{4})(?!\d)")
 _ITALIAN_CENTURY = re.compile(r"\b(?:Due|Tre|Quattro|Cinque|Sei|Sette|Otto|Nove)cento\b")
 """The Quattrocento is the 15th century."""
@@ -170,7 +171,7 @@ def _take_dates_and_times(text: str, code: str, quantities: Quantities) -> str:
         text = _RANGE_END.sub(r"\1\2–\1\3", text)
     if ":" in text:
         for match in _TIME.finditer(text):
-            quantities.add(match[0].removeprefix("0"), place=match.span())
+            quantities.add(_LEADING_ZERO.sub("", match[0]), place=match.span())
         text = _TIME.sub(lambda match: " " * len(match[0]), text)
     if "." in text or "/" in text:
         for match in _DAY_FIRST.finditer(text):
@@ -310,7 +311,7 @@ def _add_han_numbers(text: str, grammar: Grammar, quantities: Quantities) -> Non
     quantities.text = text
     if ":" in text:
         for match in _TIME.finditer(text):
-            quantities.add(match[0].removeprefix("0"), place=match.span())
+            quantities.add(_LEADING_ZERO.sub("", match[0]), place=match.span())
         text = _TIME.sub(lambda match: " " * len(match[0]), text)
     for match in _HAN_NUMBER.finditer(text):
         run = match["number"]
