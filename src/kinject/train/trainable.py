@@ -79,8 +79,10 @@ def check_model(recipe: TrainRecipe) -> None:
     except Exception:  # noqa: BLE001 (of a folder; loading it reports what is wrong with it)
         config = None
     fault = models.causal_fault(config) if config is not None else ""
+    if fault and section.new is None:
+        raise recipe.error("model.path", f"{section.path}/config.json: {fault}")
     if fault:
-        raise recipe.error("model.path" if section.new is None else "model.new", fault)
+        raise recipe.error("model.new", fault)
     faults += _new_model_faults(section.new) if section.new is not None else []
     wants_router = recipe.trainer.get("router_aux_loss_coef") is not None
     wants_layers = recipe.techniques.reinitialize_last_layers > 0
