@@ -145,6 +145,12 @@ def test_claims(run_here: Callable[..., str]) -> None:
     assert len(re.findall(r"^\| detectable: .* \|$", printed, re.MULTILINE)) == 4
 
 
+def test_variances(run_here: Callable[..., str]) -> None:
+    printed = run_here("study/variances.py", "--studies", "50")
+    rates = re.findall(r"^\| (?:\d+ documents|ten arms like).* \| [\d.]+ \|$", printed, re.MULTILINE)
+    assert len(rates) == 16
+
+
 def test_judge(tmp_path: Path, run_here: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS / "augment"))  # as when the program is started
     printed = run_here("augment/judge.py", "make", tmp_path, "--texts", "8")

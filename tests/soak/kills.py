@@ -253,7 +253,7 @@ def _run(case: Case, system: System, words: list[str], moment: Moment | None) ->
 
 def assert_same(found: Tree, wanted: Tree) -> None:
     """Assert that two trees hold the same files with the same content."""
-    assert sorted(found) == sorted(wanted)
+    assert sorted(found) == sorted(wanted), f"in one of the two alone: {sorted(found.keys() ^ wanted.keys())}"
     for name, content in wanted.items():
         if found[name] != content:
             one, two = (value if isinstance(value, bytes) else repr(value).encode() for value in (found[name], content))

@@ -188,7 +188,10 @@ def test_a_model_that_reads_later_tokens_does_not_train(
     make_recipe: MakeRecipe, tmp_path: Path, tiny_tokenizer: Any
 ) -> None:
     """Of the two folders one is refused by its config, before weights are read, the other by the test of the model."""
-    for fields, fault in ((BERT, "model.path: .*config.json: bert is no causal"), (BOTH_WAYS, "gemma3_text is no causal")):
+    for fields, fault in (
+        (BERT, "model.path: .*config.json: bert is no causal"),
+        (BOTH_WAYS, "gemma3_text is no causal"),
+    ):
         folder = tmp_path / str(fields["model_type"])
         new_model(fields, tiny_tokenizer, 0).save_pretrained(folder)
         tiny_tokenizer.save_pretrained(folder)
