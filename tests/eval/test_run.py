@@ -173,6 +173,20 @@ def test_a_killed_run_goes_on_and_ends_as_an_undisturbed_one(run, tmp_path, monk
     assert not (tmp_path / "run" / "pending.json").exists()
 
 
+def test_a_run_killed_after_its_last_answer_leaves_no_list_of_prompts_to_score(run, tmp_path, monkeypatch):
+    def killed(_path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kinject.eval.scoring.answers.delete_file", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    assert (tmp_path / "run" / "pending.json").exists()
+    run()
+    assert manifest(tmp_path)["counts"]["scored_now"] == 0
+    assert not (tmp_path / "run" / "pending.json").exists()
+
+
 def test_a_run_killed_under_another_recipe_reads_what_that_began_and_then_the_rest(run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         killed_at(patch, 2)

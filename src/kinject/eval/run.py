@@ -129,6 +129,7 @@ def evaluate(recipe: EvalRecipe) -> Report:
         run = _Run(section, plan, ResumableScoring(answers, shard), notes, inputs)
         for name, path in section.models.items():
             _evaluate_model(run, name, path)
+        run.scoring.finish()
         all_notes = (*run.notes, *mass_notes(run.results), *chosen_k_notes(plan, section, run.results))
         report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
         report = replace(report, notes=tuple(dict.fromkeys(all_notes)))

@@ -285,7 +285,7 @@ class ResumableScoring:
         The scorer batches prompts. The keys of a batch are on disk (pending.json) until it is done, so that a killed
         run repeats the same batch without its stored prompts and gets the same last digit.
         """
-        path = self.shard.folder / "pending.json"
+        path = self._pending
         scores: dict[str, PromptScore] = {}
         for keys in _batches(path, prompts, stored):
             write_checked_json(path, {"keys": keys})
@@ -295,6 +295,14 @@ class ResumableScoring:
                 store(keys[index], score)
             delete_file(path)
         return scores
+
+    @property
+    def _pending(self) -> Path:
+        return self.shard.folder / "pending.json"
+
+    def finish(self) -> None:
+        """Forget the batch of a run that was killed after its last prompt was stored. Raises `DiskError`."""
+        delete_file(self._pending)
 
 
 def _batches(path: Path, prompts: Mapping[str, Encoded], stored: Collection[str]) -> Iterator[list[str]]:
