@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kinject.results import Report
 
 _DETAIL = """\
-The whole job on the embedded sandbox, in this folder: about a minute on 2 CPU cores, without a GPU,
+The whole job on the embedded sandbox, in this folder: one to two minutes on 2 CPU cores, without a GPU,
 a key or a network. It writes recipes/, data/ and eval/ unless they are there, and
 
   runs/sandbox/base/      the base model that ships: 1M parameters, knows 300 people of a fictional
@@ -101,7 +101,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     arguments.into.mkdir(parents=True, exist_ok=True)
     os.chdir(arguments.into)
-    duration = "10 minutes" if arguments.from_scratch else "a minute"
+    duration = "10 minutes" if arguments.from_scratch else "two minutes"
     _say(f"Can a model learn what 120 documents say, and what does it forget? About {duration} on 2 CPU cores.\n")
     start_fork_server()  # it imports the libraries while this process prepares the data
     _write_inputs()
