@@ -1,6 +1,6 @@
 # kinject in a container: for CPUs by default, for NVIDIA GPUs with --build-arg TORCH=cuda (docker run --gpus all).
 #   docker build -t kinject .
-#   docker run --rm -v "$PWD:/work" --user "$(id -u):$(id -g)" kinject demo
+#   docker run --rm -v "$PWD:/data" --user "$(id -u):$(id -g)" kinject demo
 # 3.11: the Python that the tests run with.
 FROM python:3.11-slim
 ARG TORCH=cpu
@@ -19,6 +19,6 @@ COPY recipes recipes
 COPY src src
 RUN pip install -c constraints.txt '.[documents]'
 # Any user may run it: caches of libraries go where that user can write.
-ENV HOME=/tmp HF_HOME=/work/.cache/huggingface MPLCONFIGDIR=/tmp/matplotlib
-WORKDIR /work
+ENV HOME=/tmp HF_HOME=/data/.cache/huggingface MPLCONFIGDIR=/tmp/matplotlib
+WORKDIR /data
 ENTRYPOINT ["kinject"]

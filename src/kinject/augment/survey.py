@@ -1,4 +1,4 @@
-"""`kinject try`: what kinject makes of a person's documents before any model is asked, and the recipes to go on with."""
+"""`kinject try`: what kinject makes of a person's documents before any model is asked, and recipes for them."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def render_next_step() -> str:
     if not blocks:
         blocks.append(
             "Next: kinject demo                shows the whole job on embedded documents, in about a minute\n"
-            "  or: kinject try FOLDER          looks at your documents and writes the recipes to go on with\n"
+            "  or: kinject try FOLDER          looks at your documents and writes recipes for them\n"
             "  or: kinject recipes copy eval   puts recipes, documents and questions of the main job into this folder"
         )
     return "\n".join([*lines, "\n\n".join(blocks)])

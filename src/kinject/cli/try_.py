@@ -9,7 +9,7 @@ from typing import Any
 from kinject.terminal import show
 
 _DETAIL = """\
-Look at documents before anything is asked or paid: what can be read and what not, with the
+Look at documents; no model is asked and nothing is paid. Shows what can be read and what not, with the
 reason; passages, tokens, languages, near-copies; what augmenting would cost; three sample prompts.
 No model and no key. A file that cannot be read is left out. With NAME, the folder's name, it writes
   recipes/NAME/           augment.yaml, questions.yaml, train.yaml, eval.yaml: the way to a report
@@ -25,7 +25,7 @@ examples:
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
-        "try", help="look at your documents, and write the recipes to go on with", description=_DETAIL,
+        "try", help="look at your documents, and write recipes for them", description=_DETAIL,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("documents", type=Path, metavar="FOLDER", help="folder or file with documents")

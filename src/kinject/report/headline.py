@@ -84,8 +84,9 @@ def _about_one_arm(view: View, verdict: Sequence[AnsweredQuestion], learned: Seq
 
 def _perplexity(view: View, arm: str) -> str:
     """Return the clause on what an arm lost where no question set asks for it: its perplexity of held-out texts."""
-    for item in (item for item in view.report.perplexities if format_name(item.arm) == arm):
-        base = next(other for other in view.report.perplexities if (other.model, other.name) == (item.model, item.name))
+    for base, item in ((items[0], item) for _, items in view.perplexities() for item in items):
+        if format_name(item.arm) != arm:
+            continue
         if item.per_token is not None and base.per_token is not None and item.n_tokens == base.n_tokens:
             before, after = (format_finite(of.per_token, 1) for of in (base, item))
             return f"its perplexity of {format_name(item.name)} went from {before} to {after}"

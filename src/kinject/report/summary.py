@@ -9,7 +9,7 @@ from kinject.report.formatting import format_finite, perplexity_change
 from kinject.report.headline import render_headline
 from kinject.report.verdict import render_verdict
 from kinject.report.view import View, unscored_text
-from kinject.results import ArmResult, Perplexity, Recall, Report
+from kinject.results import ArmResult, Recall, Report
 from kinject.terminal import aligned
 
 _HEAD = ("arm", "K", "format", "shots", "accuracy", "95% interval", "chance", "n", "to base", "gain", "p", "p Holm")
@@ -23,20 +23,20 @@ def render_summary(report: Report) -> str:
     An evaluation: every result by question set, learning beside forgetting, subjects, recall, perplexity, notes. A study:
     each arm's accuracy by set (first prompt format, and the chosen K), choices, claims, failures. The headline ends it.
     """
+    view = View(report)
     if report.kind == "evaluation":
         names = dict.fromkeys(result.question_set for result in report.results)
         blocks = [
             *(_set_table(name, report.results) for name in names), _unscored(report), _changes(report),
             _one_seed(report), *_subject_tables(report.results),
-            _recalls(report.recalls), _perplexities(report.perplexities),
+            _recalls(report.recalls), _perplexities(view),
             "\n".join(f"note: {note}" for note in report.notes),
         ]  # fmt: skip
     else:
         blocks = [
-            _arm_table(report), _unscored(report), _perplexities(report.perplexities), _choices(report), _claims(report),
+            _arm_table(report), _unscored(report), _perplexities(view), _choices(report), _claims(report),
             _failures(report),
         ]  # fmt: skip
-    view = View(report)
     blocks.append(" ".join(render_headline(view, render_verdict(view))).strip())
     return "\n\n".join(block for block in blocks if block)
 
@@ -138,14 +138,15 @@ def _recalls(recalls: Sequence[Recall]) -> str:
     return f"{title}\n{aligned(rows, frozenset(range(1, len(ks) + 2)))}"
 
 
-def _perplexities(items: Sequence[Perplexity]) -> str:
-    """Return each arm's perplexity of the held-out texts and its change to the first's."""
+def _perplexities(view: View) -> str:
+    """Return each arm's perplexity of the held-out texts and its change to the base's; "" if none was measured."""
+    items = view.report.perplexities
     if not items:
         return ""
+    several = len({item.model for item in items}) > 1
     rows: list[tuple[str, ...]] = [("model", "texts", "tokens", "perplexity", "to base", "bits per byte")]
-    for item in items:
-        base = next(other for other in items if other.model == item.model)
-        name = f"{item.model} {item.arm}" if len({other.model for other in items}) > 1 else item.arm
+    for base, item in ((of_base[0], item) for _, of_base in view.perplexities() for item in of_base):
+        name = f"{item.model} {item.arm}" if several else item.arm
         cells = (format_finite(item.per_token, 3), perplexity_change(item, base), format_finite(item.bits_per_byte, 4))
         rows.append((name, str(item.n_texts), str(item.n_tokens), *cells))
     return f"held-out perplexity on {items[0].name}\n{aligned(rows, frozenset(range(1, 6)))}"

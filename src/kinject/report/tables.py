@@ -263,8 +263,7 @@ def recall_tables(view: View) -> list[TableBlock]:
 def perplexity_tables(view: View) -> list[TableBlock]:
     """Return a table for each base model and file of held-out texts: a row an arm, the change to the first of them."""
     tables = []
-    for model, name in dict.fromkeys((item.model, item.name) for item in view.report.perplexities):
-        items = [item for item in view.report.perplexities if (item.model, item.name) == (model, name)]
+    for label, items in view.perplexities():
         has_seeds = any(len(item.by_seed) > 1 for item in items)
         lines = []
         for item in items:
@@ -275,8 +274,7 @@ def perplexity_tables(view: View) -> list[TableBlock]:
             lines.append(line(format_name(item.arm), *cells))
         seeds = ("over seeds",) if has_seeds else ()
         columns = ("model", "texts", "tokens", "perplexity", *seeds, "to base", "bits per byte")
-        about = format_name(name) + (f", {format_name(model)}" if len(view.report.models) > 1 and model else "")
-        tables.append(TableBlock("Perplexity of held-out texts", about, columns, tuple(lines)))
+        tables.append(TableBlock("Perplexity of held-out texts", label, columns, tuple(lines)))
     return tables
 
 

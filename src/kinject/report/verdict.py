@@ -111,17 +111,15 @@ def render_verdict(view: View) -> tuple[AnsweredQuestion, ...]:
 
 def _perplexities(view: View) -> Iterator[tuple[str, list[Finding]]]:
     """Yield a lead for each base model and file of held-out texts that trained arms were measured on."""
-    for model, name in dict.fromkeys((item.model, item.name) for item in view.report.perplexities):
-        base, *others = (item for item in view.report.perplexities if (item.model, item.name) == (model, name))
+    for label, (base, *others) in view.perplexities():
         changes = [
             f"{format_finite(item.per_token, 1)} for {format_name(item.arm)} ({perplexity_change(item, base)})"
             for item in others
             if item.per_token is not None and item.n_tokens == base.n_tokens
         ]
         if changes:
-            of_model = f", {format_name(model)}" if len(view.report.models) > 1 and model else ""
             before = f"{format_finite(base.per_token, 1)} for {format_name(base.arm)}"
-            yield f"Perplexity of {format_name(name)}{of_model}, without a test: {before}, {join_words(changes)}.", []
+            yield f"Perplexity of {label}, without a test: {before}, {join_words(changes)}.", []
 
 
 def _without_score(view: View, role: str) -> Iterator[tuple[str, list[Finding]]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from kinject.report.formatting import format_name, format_p, format_percent, format_points, format_prompt
 from kinject.results import (
     ArmInfo,
     ArmResult,
     ExposureBin,
+    Perplexity,
     PromptFormat,
     Report,
     Scaling,
@@ -71,6 +72,13 @@ class View:
     def first(self, question_set: str) -> ArmResult:
         """Return the first result on a question set."""
         return next(result for result in self.whole if result.question_set == question_set)
+
+    def perplexities(self) -> Iterator[tuple[str, list[Perplexity]]]:
+        """Yield each base model's file of held-out texts, in words, and its perplexities, that of the base first."""
+        items = self.report.perplexities
+        for model, name in dict.fromkeys((item.model, item.name) for item in items):
+            of_model = f", {format_name(model)}" if self.several_models and model else ""
+            yield f"{format_name(name)}{of_model}", [item for item in items if (item.model, item.name) == (model, name)]
 
     def formats(self, question_set: str) -> list[PromptFormat]:
         """Return the prompt formats of `question_set`; the first is the headline."""

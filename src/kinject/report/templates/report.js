@@ -221,7 +221,7 @@
   const root = document.getElementById("explorer");
   if (source && root) explore(root, JSON.parse(source.textContent));
 
-  // A table that is wider than the screen gets a line that says so.
+  // Above a table that is wider than the screen: a line telling that it scrolls.
   const scrolled = [...document.querySelectorAll(".scroll")];
   const mark = () => scrolled.forEach((box) => box.classList.toggle("more", box.scrollWidth > box.clientWidth + 2));
   addEventListener("resize", mark);
