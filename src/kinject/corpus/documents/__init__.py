@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from kinject.corpus.documents.readers import SUFFIXES, Found, fault_of, kind_of, read_file
+from kinject.corpus.documents.readers import HEAD, SUFFIXES, Found, fault_of, kind_of, read_file
 from kinject.corpus.documents.rows import HUB_NAME, hub_revision, is_saved_dataset, read_hub, read_saved_dataset
 from kinject.disk import (
     check_regular,
@@ -138,8 +138,8 @@ def document_files(path: Path) -> list[Path]:
 
 def _check_readable(file: Path) -> None:
     check_regular(file)
-    if file.suffix.lower() not in SUFFIXES:
-        kind_of(file, b"")
+    with open_to_read(file) as stream:
+        kind_of(file, stream.read(HEAD))
 
 
 def _files_below(folder: Path, above: tuple[str, ...]) -> Iterator[tuple[Path, KinjectError | None]]:

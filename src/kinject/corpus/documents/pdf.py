@@ -1,21 +1,24 @@
-"""PDF."""
+"""PDF, and images by optical character recognition."""
 
 from __future__ import annotations
 
+import importlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from kinject.corpus.documents.readers import Found, ReadOptions
-from kinject.corpus.documents.text import import_extra, whole_file
+from kinject.corpus.documents.text import import_extra, library_errors, whole_file
 from kinject.disk import LARGEST_FILE, format_size, read_bytes
 from kinject.errors import InputError
 
 _MOST_OPERATIONS = 200_000
 """Drawing operations of one page of a PDF: a dense map has some ten thousand."""
 _MOST_OPERATIONS_IN_ALL = 10_000_000
+_OCR_SECONDS = 120
+"""Time for one page or image."""
 
 
 def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
@@ -86,3 +89,34 @@ def unwrap_lines(page: str) -> str:
             whole = len(line) < 0.6 * width or (line[-1:] in ".!?:" and len(line) < 0.85 * width)
             text += line + ("\n" if whole else " ")
     return re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+def read_image(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+    """Yield the text in an image, if `options.ocr` says so."""
+    if not options.ocr:
+        raise InputError(
+            f"{path}: an image. With `ocr: true` (pip install 'kinject[ocr]') its text is read; or take it out."
+        )
+    data = read_bytes(path, options.largest, stream)
+    ocr_text = reader_of_images(path)
+    from PIL import Image
+
+    with library_errors(path, "an image", "Take it out."):
+        text = ocr_text(Image.open(io.BytesIO(data)))
+    yield whole_file(path, "", text)
+
+
+def reader_of_images(path: Path) -> Callable[[Any], str]:
+    """Return a function that reads the text in an image of Pillow's with tesseract. Raises `InputError` if it is missing."""
+    try:
+        tesseract = importlib.import_module("pytesseract")
+        languages = "+".join(name for name in tesseract.get_languages() if name != "osd")
+    except ImportError as error:
+        raise InputError(
+            f"{path}: `ocr: true` needs pytesseract, which is not installed. Run: pip install 'kinject[ocr]'"
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"{path}: `ocr: true` needs the program tesseract, which is not installed (Debian: apt-get install tesseract-ocr)."
+        ) from error
+    return lambda image: unwrap_lines(tesseract.image_to_string(image, lang=languages, timeout=_OCR_SECONDS))
