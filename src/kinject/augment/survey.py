@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.augment.checks.facts import checks_off
-from kinject.augment.checks.language import detect_language, guess_language, language_name
+from kinject.corpus.language import detect_language, guess_language, language_name
 from kinject.augment.groups import Group
 from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview
 from kinject.augment.style_preview import render_prompts

@@ -13,6 +13,7 @@ from typing import Any, Literal, overload
 from kinject.disk import check_regular, is_folder, path_exists
 from kinject.errors import DiskError, Fault, RecipeError
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
+from kinject.recipe.documents_section import DocumentsSection
 from kinject.recipe.library_fields import REFUSED, check_adapter, check_new_model, check_trainer
 from kinject.recipe.sections import (
     AugmentSection,
@@ -68,6 +69,7 @@ class Sections:
     trainer: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "TRL's SFTConfig: batch, steps, optimizer, schedule."}
     )
+    documents: DocumentsSection = DocumentsSection()
     augment: AugmentSection | None = None
     questions: QuestionsSection | None = None
     eval: EvalSection | None = None

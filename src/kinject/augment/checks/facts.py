@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kinject.augment.checks.differences import Difference, compare_quantities
-from kinject.augment.checks.language import detect_language, find_script, guess_language
+from kinject.corpus.language import detect_language, find_script, guess_language
 from kinject.augment.checks.names import (
     SENTENCE_STARTERS,
     Names,
