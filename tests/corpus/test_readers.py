@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kinject.corpus.documents import document_hashes, is_hub_name, read_documents
-from kinject.corpus.documents.pages import unwrap_lines
+from kinject.corpus.documents.pdf import unwrap_lines
 from kinject.corpus.passages import heading_path
 from kinject.errors import DiskError, InputError
 
