@@ -26,6 +26,7 @@ SIDEWAYS = {
     ("terminal", "signals"),
     ("results", "types"),  # how a notebook shows a result
     ("recipe", "disk"),
+    ("corpus", "executors"),  # files are parsed in worker processes
     ("sandbox", "corpus"),  # the one prompt of a question
     ("bench", "study"),  # a bench runs its trainings as stages, in the worker processes of study's executor
 }  # fmt: skip

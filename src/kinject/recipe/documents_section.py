@@ -33,7 +33,7 @@ class DocumentsSection:
         None, help="Country code (DE, US) whose phone numbers count without +; default: only those with +."
     )
     licence: str | None = option(None, help="Licence of the documents that name none; it goes to the corpus.")
-    seconds: float = option(60.0, help="Processor seconds after which a file is given up.", min=0.1)
+    seconds: float = option(120.0, help="Processor seconds after which a file is given up.", min=0.1)
     memory: float = option(2.0, help="Memory in GiB beyond which a file is given up.", min=0.1)
     processes: int | None = option(None, help="Processes that read; default: one for each core.", min=1, max=256)
     executor: Literal["local", "ray"] = option("local", help="Where they run; ray: a cluster that shares the files.")

@@ -256,6 +256,21 @@ def read_recipe(
     )  # fmt: skip
 
 
+def read_section(path: str | Path | None, overrides: Sequence[str] = ()) -> DocumentsSection:
+    """Return the section documents of the recipe at `path` (None: its defaults) after `overrides`.
+
+    Raises `RecipeError` with every fault of the section.
+    """
+    raw = {} if path is None else {key: value for key, value in read_values(Path(path)).items() if key == "documents"}
+    faults = [fault for override in overrides if (fault := _apply_override(override, raw, set())) is not None]
+    source = "command line" if path is None else str(path)
+    checker = Checker(lambda key, what: faults.append(Fault(source, ".".join(map(str, key)), what)))
+    section = checker.section(DocumentsSection, raw.get("documents", {}), ("documents",))
+    if faults or section is None:
+        raise RecipeError(faults)
+    return section
+
+
 def _leave_out_general_text(raw: dict[str, Any]) -> list[str]:
     """Take what `corpus.general_text: false` leaves out of a recipe's values; return a warning if that was anything."""
     corpus, trainer = raw.get("corpus"), raw.get("trainer")
