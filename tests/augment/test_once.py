@@ -14,7 +14,7 @@ from kinject.augment import augment
 from kinject.augment.checks.checker import Checker, Verdict
 from kinject.augment.plan import PassageFile, make_plan
 from kinject.augment.styles import Style
-from kinject.corpus.documents import READERS
+from kinject.corpus.documents import rows
 from kinject.disk import read_jsonl
 from kinject.recipe import AugmentRecipe
 from kinject.types import Document, Passage
@@ -32,10 +32,10 @@ EVERYTHING: dict[str, Any] = {
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count documents read, documents split, answers parsed and answers checked."""
     counts = Counter[str]()
-    read, split, check = READERS[".jsonl"], _split(), Checker.check
+    read, split, check = rows.read_json_rows, _split(), Checker.check
 
-    def count_read(path: Path) -> Iterator[Any]:
-        for document in read(path):
+    def count_read(*arguments: Any) -> Iterator[Any]:
+        for document in read(*arguments):
             counts["read"] += 1
             yield document
 
@@ -47,7 +47,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts["checked"] += 1
         return check(self, text)
 
-    monkeypatch.setitem(READERS, ".jsonl", count_read)  # type: ignore[arg-type]
+    monkeypatch.setattr(rows, "read_json_rows", count_read)
     monkeypatch.setattr("kinject.augment.plan.split_passages", count_split)
     monkeypatch.setattr(Checker, "check", count_check)
     parse = Style.parse

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from kinds import LINES, TASK, as_parquet, as_yaml, lines_of, pdf_of
 
-from kinject.corpus.documents import document_hashes, pages, read_documents
+from kinject.corpus.documents import document_hashes, pdf, read_documents
 from kinject.corpus.passages import sentence_ends, token_spans
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile
@@ -304,7 +304,7 @@ def test_a_pdf_that_asks_for_more_work_than_a_page_can_be_worth_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pypdf")
-    monkeypatch.setattr(pages, "_MOST_OPERATIONS", 3000)
+    monkeypatch.setattr(pdf, "_MOST_OPERATIONS", 3000)
     many = pdf_of([b"BT /F1 12 Tf " + b"(a) Tj " * 4000 + b"ET"])
     assert "more than 3,000 drawing operations" in refusal(ROWS["documents"], written(tmp_path / "a.pdf", many))
     form = b"<< /Type /XObject /Subtype /Form /BBox [0 0 9 9] /Resources << /XObject << /X0 %d 0 R >> >> /Length 15 >>"

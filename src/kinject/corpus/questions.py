@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from kinject.corpus.documents.tables import csv_rows
+from kinject.corpus.documents.rows import csv_rows
 from kinject.disk import Row, content_id, read_jsonl
 from kinject.errors import InputError
 from kinject.types import Question

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from kinject.errors import DiskError, InputError
 
@@ -200,13 +200,13 @@ def _is_endless(descriptor: int) -> bool:
         return True
 
 
-def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """Return the bytes of `path`, at most `most` (default: `LARGEST_FILE`).
+def read_bytes(path: Path, most: int | None = None, stream: BinaryIO | None = None) -> bytes:
+    """Return the bytes of `path`, or those left in `stream`, which was opened from it; at most `most` and `LARGEST_FILE`.
 
     Raises `DiskError` if it cannot be read and `InputError` if it is longer.
     """
-    limit = LARGEST_FILE if most is None else most
-    with open_to_read(path) as file:
+    limit = LARGEST_FILE if most is None else min(most, LARGEST_FILE)
+    with open_to_read(path) if stream is None else contextlib.nullcontext(stream) as file:
         try:
             left, parts = limit + 1, []
             while part := file.read(min(left, 2**20)):  # one read of the limit would allocate as much
@@ -219,12 +219,12 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     return b"".join(parts)
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (number from 1, line with its end) of a file of any length.
+def read_lines(path: Path, stream: BinaryIO | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield (number from 1, line with its end) of a file of any length, or of `stream`, which was opened from it.
 
     Raises `DiskError` if it cannot be read and `InputError` (file:line) on a line longer than `LONGEST_LINE`.
     """
-    with open_to_read(path) as file:
+    with open_to_read(path) if stream is None else contextlib.nullcontext(stream) as file:
         number = 0
         while True:
             number += 1

@@ -1,30 +1,20 @@
-"""Documents from files: one reader for each suffix; every fault is reported as file:line (a PDF's with the page)."""
+"""Documents from files, folders and data sets; every fault is reported as file:line (a PDF's with the page)."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from kinject.corpus.documents.pages import Located, read_html, read_markdown, read_pdf, read_text
-from kinject.corpus.documents.tables import (
-    HUB_NAME,
-    hub_revision,
-    is_saved_dataset,
-    read_csv,
-    read_hub,
-    read_json_rows,
-    read_parquet,
-    read_saved_dataset,
-)
+from kinject.corpus.documents.readers import SUFFIXES, Found, fault_of, kind_of, read_file
+from kinject.corpus.documents.rows import HUB_NAME, hub_revision, is_saved_dataset, read_hub, read_saved_dataset
 from kinject.disk import (
-    LONGEST_LINE,
     check_regular,
     content_id,
     file_hash,
     folder_hash,
+    open_to_read,
     path_exists,
     unreadable,
     write_jsonl,
@@ -32,14 +22,12 @@ from kinject.disk import (
 from kinject.errors import DiskError, InputError, KinjectError
 from kinject.types import Document
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
 
 def read_documents(path: Path) -> Iterator[Document]:
     """Yield the documents in the file or folder `path`, in order (a folder: by the names of its files).
 
     Rows (JSONL, CSV, Parquet, a folder saved by `datasets`, a data set on the hub by its name) are
-    ``{text, id?, title?, source?, meta?}``; other keys go to `meta`. Files of other suffixes are one document each. A
+    ``{text, id?, title?, source?, meta?}``; other keys go to `meta`. Files of other kinds are one document each. A
     document without an id gets the hash of its title and text. Only a hash of each id stays in memory.
 
     Raises `DiskError` when a file cannot be read and `InputError` (file:line) on a document that is empty, is not
@@ -48,8 +36,8 @@ def read_documents(path: Path) -> Iterator[Document]:
     seen: set[int] = set()
     n_documents = 0
     for where, document in _read_located(path):
-        _check_text(document.text, where, "text")
-        _check_text(document.title, where, "title", may_be_empty=True)
+        if isinstance(document, InputError):
+            raise document
         digest = int(content_id(document.id), 16)
         if digest in seen:
             _raise_repeated(path, document.id, where)
@@ -73,8 +61,9 @@ def survey_documents(path: Path) -> Iterator[tuple[Path, Document | KinjectError
             continue
         try:
             for where, document in _read_located(file):
-                _check_text(document.text, where, "text")
-                _check_text(document.title, where, "title", may_be_empty=True)
+                if isinstance(document, InputError):
+                    yield file, document
+                    break
                 digest = int(content_id(document.id), 16)
                 if digest in seen:
                     yield file, InputError(f"{where}: has the text (or the id) of {seen[digest]}.")
@@ -105,14 +94,14 @@ def write_general_text(source: str, folder: Path, n_documents: int, n_held_out: 
     return paths
 
 
-def _read_located(path: Path) -> Iterator[Located]:
-    if is_hub_name(path):
-        yield from read_hub(str(path))
-    elif is_saved_dataset(path):
-        yield from read_saved_dataset(path)
-    else:
-        for file in document_files(path):
-            yield from READERS[file.suffix.lower()](file)
+def _read_located(path: Path) -> Iterator[Found]:
+    if is_hub_name(path) or is_saved_dataset(path):
+        for where, found in read_hub(str(path)) if is_hub_name(path) else read_saved_dataset(path):
+            yield where, found if isinstance(found, InputError) else fault_of(found, where) or found
+        return
+    for file in document_files(path):
+        with open_to_read(file) as stream:
+            yield from read_file(file, stream)
 
 
 def _raise_repeated(path: Path, identity: str, where: str) -> None:
@@ -120,7 +109,7 @@ def _raise_repeated(path: Path, identity: str, where: str) -> None:
     for earlier, document in _read_located(path):
         if earlier == where:
             return
-        if document.id == identity:
+        if isinstance(document, Document) and document.id == identity:
             raise InputError(
                 f"{where}: id {identity!r} is already the id of {earlier}. "
                 "Each document needs an id (or, without ids, a text) of its own."
@@ -143,14 +132,14 @@ def document_files(path: Path) -> list[Path]:
             raise fault
         files.append(file)
     if not files:
-        raise InputError(f"{path}: an empty folder. Expected files ending in {_suffixes()}.")
+        raise InputError(f"{path}: an empty folder. Expected files ending in {', '.join(sorted(SUFFIXES))}.")
     return files
 
 
 def _check_readable(file: Path) -> None:
     check_regular(file)
-    if file.suffix.lower() not in READERS:
-        raise InputError(f"{file}: found suffix {file.suffix!r}, can read {_suffixes()}. Convert it or take it out.")
+    if file.suffix.lower() not in SUFFIXES:
+        kind_of(file, b"")
 
 
 def _files_below(folder: Path, above: tuple[str, ...]) -> Iterator[tuple[Path, KinjectError | None]]:
@@ -194,35 +183,6 @@ def document_hashes(path: Path) -> dict[str, str]:
 
 def is_hub_name(path: Path) -> bool:
     """Return whether `path` can only be the name of a data set on the hub."""
-    if path_exists(path) or path.suffix.lower() in READERS or (path.parent != Path() and path.parent.is_dir()):
+    if path_exists(path) or path.suffix.lower() in SUFFIXES or (path.parent != Path() and path.parent.is_dir()):
         return False
     return HUB_NAME.fullmatch(str(path)) is not None
-
-
-def _suffixes() -> str:
-    return ", ".join(sorted(READERS))
-
-
-def _check_text(text: str, where: str, key: str, *, may_be_empty: bool = False) -> None:
-    """Raise `InputError` if `text` is blank or holds characters that UTF-8 files and tokenizers cannot hold."""
-    if not text.strip() and not may_be_empty:
-        raise InputError(f"{where}: empty document. Each must hold some text; take the row out or fill it.")
-    if len(text) > LONGEST_LINE:
-        raise InputError(f"{where}: {key}: {len(text):,} characters, allowed: {LONGEST_LINE:,}. Split the document.")
-    if "\0" in text:
-        raise InputError(
-            f"{where}: {key}: a NUL character at position {text.index(chr(0))}. Is this a text file? Take it out."
-        )
-    surrogate = _SURROGATE.search(text)
-    if surrogate:
-        raise InputError(
-            f"{where}: {key}: half a surrogate pair (\\u{ord(surrogate[0]):04x}) at position {surrogate.start()}, "
-            "which UTF-8 cannot hold. Repair the text where it was exported."
-        )
-
-
-READERS: Mapping[str, Callable[[Path], Iterator[Located]]] = {
-    ".csv": read_csv, ".htm": read_html, ".html": read_html, ".jsonl": read_json_rows, ".md": read_markdown,
-    ".parquet": read_parquet, ".pdf": read_pdf, ".txt": read_text,
-}  # fmt: skip
-"""Suffix -> reader; a reader yields (file:line, document)."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from kinject.corpus.documents.tables import check_parquet, csv_records
+from kinject.corpus.documents.rows import check_parquet, csv_records
 from kinject.corpus.questions import GoldIndex, check_choices, choice_fault, plain_text
 from kinject.disk import open_to_read, path_exists, read_bytes, read_jsonl
 from kinject.errors import InputError
@@ -394,7 +394,7 @@ def _parquet_rows(file: Path) -> list[Row]:
     with open_to_read(file) as opened:
         try:
             with parquet.ParquetFile(opened) as table:
-                check_parquet(file, table)
+                check_parquet(file, table, file.stat().st_size)
                 rows: list[Row] = table.read(use_threads=False).to_pylist()
         except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also text that is not UTF-8
             raise InputError(f"{file}: not a Parquet file ({_one_line(error)}). Write it again.") from error

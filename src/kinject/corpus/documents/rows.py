@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from kinject.corpus.documents.pages import Located
-from kinject.disk import LONGEST_LINE, Row, content_id, open_to_read, read_jsonl, read_lines
+from kinject.corpus.documents.readers import Found, ReadOptions
+from kinject.disk import LONGEST_LINE, Row, content_id, parse_row, read_lines
 from kinject.errors import InputError
 from kinject.hub import check_data_set
 from kinject.types import Document
@@ -44,21 +45,40 @@ def document_of(row: Row, where: str) -> Document:
     return Document(identity, title, text, row.get("source") or where, {**others, **meta})
 
 
-def read_json_rows(path: Path) -> Iterator[Located]:
+def read_json_rows(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
     """Yield the documents of a JSONL file."""
-    for number, row in read_jsonl(path):
+    for number, line in read_lines(path, stream):
+        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        if not line.strip():
+            continue
         where = f"{path}:{number}"
-        yield where, document_of(row, where)
+        try:
+            row = parse_row(line, where)
+        except InputError as error:
+            yield where, error
+        else:
+            yield _found(where, row)
 
 
-def read_csv(path: Path) -> Iterator[Located]:
+def _found(where: str, row: Row) -> Found:
+    """Return the document in a row, or its error."""
+    try:
+        return where, document_of(row, where)
+    except InputError as error:
+        return where, error
+
+
+def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
     """Yield the documents of a CSV file with a header; its columns are the keys of JSONL rows, empty cells are absent.
 
-    Raises `InputError` (file:line) as `csv_records`.
+    Raises `InputError` (file:line) as `csv_records`, but a row with more or fewer cells than the header is yielded.
     """
-    for number, record in csv_records(path):
+    for number, record in _records(path, stream):
         where = f"{path}:{number}"
-        yield where, document_of({key: cell for key, cell in record.items() if cell or key == "text"}, where)
+        if isinstance(record, InputError):
+            yield where, record
+        else:
+            yield _found(where, {key: cell for key, cell in record.items() if cell or key == "text"})
 
 
 def csv_records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -66,39 +86,55 @@ def csv_records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
     Raises `InputError` (file:line) as `csv_rows`, and if two columns have one name: a reader could not choose.
     """
+    for number, record in _records(path):
+        if isinstance(record, InputError):
+            raise record
+        yield number, record
+
+
+def _records(path: Path, stream: BinaryIO | None = None) -> Iterator[tuple[int, dict[str, str] | InputError]]:
     header: list[str] | None = None
-    for number, cells in csv_rows(path, "header"):
-        if header is not None:
+    for number, cells in _rows(path, "header", stream):
+        if isinstance(cells, InputError):
+            yield number, cells
+        elif header is not None:
             yield number, dict(zip(header, cells, strict=True))
-            continue
-        header = cells
-        repeated = next((name for name in header if header.count(name) > 1), None)
-        if repeated is not None:
-            fault = f"two columns are called {repeated!r:.80}. Give each a name of its own."
-            raise InputError(f"{path}:{number}: {fault}")
+        else:
+            header = cells
+            repeated = next((name for name in header if header.count(name) > 1), None)
+            if repeated is not None:
+                fault = f"two columns are called {repeated!r:.80}. Give each a name of its own."
+                raise InputError(f"{path}:{number}: {fault}")
 
 
-def csv_rows(path: Path, first: str = "first row") -> Iterator[tuple[int, list[str]]]:
+def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield (first line, cells) of each row of a CSV file that is not blank.
 
     The file is read strictly (RFC 4180), so that a forgotten quote cannot join rows. Raises `InputError` (file:line) for
     a quote that is left open, that is inside an unquoted cell or not followed by a comma, for a row that has more or
-    fewer cells than the first (called `first` in the message), for a NUL character, and for a byte-order mark after the
-    first line.
+    fewer cells than the first, for a NUL character, and for a byte-order mark after the first line.
     """
+    for number, cells in _rows(path, "first row"):
+        if isinstance(cells, InputError):
+            raise cells
+        yield number, cells
+
+
+def _rows(path: Path, first: str, stream: BinaryIO | None = None) -> Iterator[tuple[int, list[str] | InputError]]:
+    """Yield as `csv_rows`, but for a row of another length than the first (called `first` in the message) its error."""
     csv.field_size_limit(LONGEST_LINE)
     taken: list[str] = []
 
     def lines() -> Iterator[str]:
-        for line in text_lines(path):
+        for line in _text_lines(path, stream):
             taken.append(line)
             yield line
 
     rows = csv.reader(lines(), strict=True)
     n_cells = 0
     while True:
-        where = f"{path}:{rows.line_num + 1}"
         number = rows.line_num + 1
+        where = f"{path}:{number}"
         taken.clear()
         try:
             cells = next(rows, None)
@@ -110,12 +146,12 @@ def csv_rows(path: Path, first: str = "first row") -> Iterator[tuple[int, list[s
         if cells is None:
             return
         _check_record("".join(taken), where)
-        if not cells:
-            continue
         n_cells = n_cells or len(cells)
-        if len(cells) != n_cells:
-            raise InputError(f"{where}: found {len(cells)} cells, the {first} has {n_cells}. Quote cells with commas.")
-        yield number, cells
+        if len(cells) not in (0, n_cells):
+            fault = f"found {len(cells)} cells, the {first} has {n_cells}. Quote cells with commas."
+            yield number, InputError(f"{where}: {fault}")
+        elif cells:
+            yield number, cells
 
 
 _CELL = r'(?:"(?:[^"]++|"")*+"|[^",\r\n]*+)'
@@ -133,24 +169,25 @@ def _check_record(text: str, where: str) -> None:
         raise InputError(f"{where}: a byte-order mark inside the file. Were two files joined? Take it out.")
 
 
-def text_lines(path: Path) -> Iterator[str]:
+def _text_lines(path: Path, stream: BinaryIO | None) -> Iterator[str]:
     """Yield the lines of a UTF-8 file with their ends. Raises `InputError` (file:line) if it is not UTF-8."""
-    for number, line in read_lines(path):
+    for number, line in read_lines(path, stream):
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise InputError(f"{path}:{number}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
 
 
-def read_parquet(path: Path) -> Iterator[Located]:
-    """Yield the documents of a Parquet file, a few hundred rows in memory at a time."""
+def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+    """Yield the documents of a Parquet file, a few rows in memory at a time."""
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet
 
-    number = 0
+    number, packed = 0, stream.seek(0, os.SEEK_END)
+    stream.seek(0)
     try:
-        with open_to_read(path) as opened, parquet.ParquetFile(opened, pre_buffer=False, buffer_size=1 << 20) as file:
-            check_parquet(path, file)
+        with parquet.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20) as file:
+            check_parquet(path, file, packed)
             for batch in file.iter_batches(batch_size=_ROWS, use_threads=False):
                 for row in batch.to_pylist():
                     number += 1
@@ -161,8 +198,8 @@ def read_parquet(path: Path) -> Iterator[Located]:
         ) from error
 
 
-def check_parquet(path: Path, file: Any) -> None:
-    """Raise `InputError` if a `pyarrow.parquet.ParquetFile` has two columns of one name or unpacks to far more than text.
+def check_parquet(path: Path, file: Any, packed: int) -> None:
+    """Raise `InputError` if a `pyarrow.parquet.ParquetFile` of `packed` bytes has two equal column names or unpacks to too much.
 
     Only the sizes of row groups are read: on a damaged column pyarrow (26) ends the process.
     """
@@ -171,7 +208,7 @@ def check_parquet(path: Path, file: Any) -> None:
     if repeated is not None:
         raise InputError(f"{path}: two columns are called {repeated!r:.80}. Give each a name of its own.")
     groups = range(file.metadata.num_row_groups)
-    packed, whole = path.stat().st_size, sum(file.metadata.row_group(group).total_byte_size for group in groups)
+    whole = sum(file.metadata.row_group(group).total_byte_size for group in groups)
     if whole > LONGEST_LINE and whole > _MOST_EXPANSION * packed:
         raise InputError(
             f"{path}: unpacks from {packed:,} bytes to {whole:,}, allowed: {_MOST_EXPANSION:,} times as much. Is this text? "
@@ -179,9 +216,9 @@ def check_parquet(path: Path, file: Any) -> None:
         )
 
 
-def _table_row(row: Row, where: str) -> Located:
+def _table_row(row: Row, where: str) -> Found:
     """Return the document in a row of a table; an empty cell counts as absent."""
-    return where, document_of({key: value for key, value in row.items() if value is not None or key == "text"}, where)
+    return _found(where, {key: value for key, value in row.items() if value is not None or key == "text"})
 
 
 def is_saved_dataset(path: Path) -> bool:
@@ -189,7 +226,7 @@ def is_saved_dataset(path: Path) -> bool:
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
-def read_saved_dataset(path: Path) -> Iterator[Located]:
+def read_saved_dataset(path: Path) -> Iterator[Found]:
     """Yield the documents of a folder that `datasets` saved; of all its splits, one after the other."""
     import datasets
 
@@ -209,7 +246,7 @@ def read_saved_dataset(path: Path) -> Iterator[Located]:
                 yield _table_row(row, f"{path / name if name else path}:{number}")
 
 
-def read_hub(name: str) -> Iterator[Located]:
+def read_hub(name: str) -> Iterator[Found]:
     """Yield the documents of a data set on the hub, streamed (`HUB_NAME` is the form of the name)."""
     import datasets
 
