@@ -245,7 +245,7 @@ class PassageFile:
 
     def add(self, document: Document, passages: list[Passage]) -> None:
         """Append a document. Raises `DiskError` if it cannot be written."""
-        spans = [(passage.id, passage.start, passage.end) for passage in passages]
+        spans = [(one.id, one.start, one.end, one.path, one.place, one.header, one.cut) for one in passages]
         row = [document.id, document.title, document.text, document.source, spans]
         try:
             self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -263,7 +263,10 @@ class PassageFile:
         with self._open("r") as file:
             for line in file:
                 identity, title, text, source, spans = json.loads(line)
-                passages = [Passage(name, identity, start, end, text[start:end]) for name, start, end in spans]
+                passages = [
+                    Passage(name, identity, start, end, text[start:end], tuple(path), *others)
+                    for name, start, end, path, *others in spans
+                ]
                 yield Document(identity, title, text, source), passages
 
     def _open(self, mode: str) -> IO[str]:
