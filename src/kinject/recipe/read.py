@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from glob import has_magic, iglob
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -365,6 +366,8 @@ def _is_input(value: str, kind: str) -> bool:
     path = Path(value)
     if path_exists(path):
         return True
+    if kind in ("documents", "files") and has_magic(value):
+        return next(iglob(value, recursive=True), None) is not None
     if kind == "documents":  # a misspelt file, or one in an existing folder, is no name on the hub
         is_local = path.suffix[1:].isalpha() or (path.parent != Path() and is_folder(path.parent))
         return not is_local and _HUB_DATA.match(value) is not None

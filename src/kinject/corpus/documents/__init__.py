@@ -13,8 +13,8 @@ from kinject.corpus.documents.files import is_heap
 from kinject.corpus.documents.readers import SUFFIXES, Found, fault_of, read_file
 from kinject.corpus.documents.rows import HUB_NAME, hub_revision, is_saved_dataset, read_hub, read_saved_dataset
 from kinject.corpus.documents.write import read_rows
-from kinject.disk import check_regular, content_id, file_hash, folder_hash, open_to_read, path_exists, write_jsonl
-from kinject.errors import InputError
+from kinject.disk import content_id, file_hash, folder_hash, open_to_read, path_exists, write_jsonl
+from kinject.errors import DiskError, InputError
 from kinject.recipe import DocumentsSection
 from kinject.types import Document
 
@@ -81,7 +81,8 @@ def _read_located(path: Path) -> Iterator[Found]:
         for where, found in read_hub(str(path)) if is_hub_name(path) else read_saved_dataset(path):
             yield where, found if isinstance(found, InputError) else fault_of(found, where) or found
         return
-    check_regular(path)
+    if not path_exists(path):
+        raise DiskError(f"{path}: nothing is there. Check the path.")
     with open_to_read(path) as stream:
         yield from read_file(path, stream)
 

@@ -153,7 +153,7 @@ def collect(
         mark_folder(cache)
         files = find_files(sources)
         if not files:
-            raise InputError(f"{sources[0]}: an empty folder. Expected files with documents.")
+            raise InputError(f"{sources[0]}: no document there can be read: it is an empty folder. Check the path.")
         collecting = _Collecting(files, section, cache, folder)
         collecting.find_unchanged()
         collecting.parse_changed()

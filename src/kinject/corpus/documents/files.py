@@ -59,6 +59,8 @@ def find_files(sources: Sequence[Path]) -> list[FoundFile]:
     """
     found: dict[str, FoundFile] = {}
     for source in sources:
+        if os.path.realpath(source) == os.path.realpath("/"):
+            raise InputError(f"{source}: the root of the file system. Give a folder with documents.")
         for file in _files_of(source, alone=len(sources) == 1):
             found.setdefault(file.name, file)
     return sorted(found.values(), key=lambda file: file.name.split("/"))

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from kinject.corpus.documents.copies import edited, min_hash, repeats, shared_lines, text_hash, word_hashes
+from kinject.corpus.documents.files import shown
 from kinject.corpus.documents.personal_data import count_personal_data
 from kinject.corpus.documents.readers import ReadOptions, read_file
 from kinject.corpus.language import detect_language, guess_language
@@ -146,7 +147,7 @@ class Batch:
             journal.write(json.dumps({**row, "begun": True}) + "\n")
             key = self.options.key(row["sha256"], path)
             if not has_record(self.cache, key):
-                write_record(self.cache, key, parse(Path(path), stream, self.options))
+                write_record(self.cache, key, parse(Path(shown(path)), stream, self.options))
             if status.st_mtime_ns < opened_ns - _FRESH_NS:
                 row |= {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
 

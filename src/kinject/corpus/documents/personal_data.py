@@ -71,7 +71,7 @@ def _is_iban(text: str) -> bool:
 def _is_card(text: str) -> bool:
     digits = [int(letter) for letter in text if letter.isdigit()]
     plain = "".join(map(str, digits))
-    if not 13 <= len(digits) <= 19 or len(set(digits)) < 3 or not _ISSUERS.match(plain):
+    if not 13 <= len(digits) <= 19 or len(set(digits)) < 2 or not _ISSUERS.match(plain):
         return False
     doubled = [sum(divmod(2 * digit, 10)) if odd % 2 else digit for odd, digit in enumerate(reversed(digits))]
     return sum(doubled) % 10 == 0
