@@ -65,13 +65,27 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A slice of a document: ``text == document.text[start:end]`` (offsets in characters)."""
+    """A slice of a document: ``text == document.text[start:end]`` (offsets in characters).
+
+    `path` is the document's title, if it has one, and the headings above the passage. `place` is the page, sheet or slide,
+    as in "page 3"; "" if the document has none. `header` is the head of the table in which the passage begins, if it stands
+    before the passage. `cut`: the passage ends inside a sentence, a table row or a code block that is longer than a passage.
+    """
 
     id: str
     document_id: str
     start: int
     end: int
     text: str
+    path: tuple[str, ...] = ()
+    place: str = ""
+    header: str = ""
+    cut: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The text for a writer or a retriever: below the head of its table if it begins inside one."""
+        return f"{self.header}\n{self.text}" if self.header else self.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,8 @@ def _prompts() -> dict[str, str]:
         found[f"{name}.txt"] = "\n".join(_show(title, messages) for title, messages in parts)
     question, choices = "Who built the Falk Bridge?", ("Mara Lind", "Jon Berg", "Ida Holm", "Per Dahl")
     exam = (
-        ("propose", propose(PROSE.title, PROSE.text, 4, ["When was it built?"])),
-        ("verify", verify(PROSE.title, PROSE.text, question, choices)),
+        ("propose", propose(PROSE, 4, ["When was it built?"])),
+        ("verify", verify(PROSE, question, choices)),
         ("closed book", closed_book(question, choices)),
     )
     found["questions-for-tests.txt"] = "\n".join(_show(title, messages) for title, messages in exam)

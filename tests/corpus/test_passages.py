@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinject.corpus.passages import heading_path, sentence_ends, sentences, split_passages, token_spans, word_spans
+from kinject.corpus.passages import (
+    cut_note,
+    sentence_ends,
+    sentences,
+    split_nested,
+    split_passages,
+    token_spans,
+    word_spans,
+)
 from kinject.errors import InputError
 from kinject.types import Document
 
@@ -112,7 +120,145 @@ def test_a_heading_stays_with_what_follows_it_and_rows_are_not_torn() -> None:
 
 def test_the_headings_above_a_passage_are_its_path() -> None:
     text = "# A\n\none\n\n## B ##\n\ntwo\n\n```\n# no heading\n```\n\n### C\n\nthree\n\n## D\n\nfour"
-    at = {word: heading_path(text, text.index(word)) for word in ("one", "two", "three", "four", "## D", "# A")}
-    assert at == {
-        "one": ("A",), "two": ("A", "B"), "three": ("A", "B", "C"), "four": ("A", "D"), "## D": ("A",), "# A": (),
-    }  # fmt: skip
+    at = {passage.text: passage.path for passage in split_passages(document(text), 1, word_spans)}
+    assert [at[word] for word in ("one", "two", "three", "four")] == [("A",), ("A", "B"), ("A", "B", "C"), ("A", "D")]
+    assert split_passages(document("# A\n\none\n\n## D\n\nfour"), 4, word_spans)[-1].path == (
+        "A",
+    )  # its own heading is inside
+    (whole,) = split_passages(Document("d", "Title", text, "s"), 99, word_spans)
+    assert whole.path == ("Title",)
+    titled = split_passages(Document("d", "A", text, "s"), 1, word_spans)
+    assert titled[-1].path == ("A", "D")  # the title is not repeated
+
+
+PIECES = [
+    "# One\n\n", "## Two. It goes on\n\n", "- item one\n- item two. More.\n\n", "1. first\n2. second\n\n", "Say:\n\n",
+    "```\nx = 1. Y\n\nz\n```\n\n", "~~~~ py\n```\na b c\n~~~~\n\n", "| no | head |\n\n", "It rained. He left\nearly. Then",
+    "| a | b |\n|---|:-:|\n| 1 | 2 |\n| 3 | 4. Five |\n| 6 | 7 |\n\n", " on and on and on", "\n", "\n\n", "Dr. Wu came.\n",
+    "```\nopen\n",
+]  # fmt: skip
+MARKDOWN = st.lists(st.one_of(st.sampled_from(PIECES), st.text(alphabet="ab. \n#|-`1", max_size=12)), max_size=14).map(
+    "".join
+)
+
+
+@given(MARKDOWN, st.integers(1, 40), st.integers(0, 12), st.booleans())
+def test_passages_of_markdown_are_true_slices_that_cover_all_and_show_no_more_than_fits(
+    text: str, n_tokens: int, overlap: int, is_byte_level: bool
+) -> None:
+    overlap = min(overlap, n_tokens - 1)
+    count = byte_spans if is_byte_level else word_spans
+    passages = split_passages(document(text), n_tokens, count, overlap)
+    reached = 0
+    for before, passage in zip([None, *passages], passages, strict=False):
+        assert passage.text == text[passage.start : passage.end] == passage.text.strip() != ""
+        assert text[reached : max(reached, passage.start)].strip() == ""
+        assert before is None or (passage.start > before.start and passage.end > before.end)
+        assert before is None or len(count(text[passage.start : before.end])) <= overlap
+        assert len(count(passage.text)) + len(count(passage.header)) <= n_tokens
+        assert passage.header == "" or passage.header in text[: passage.start]
+        reached = passage.end
+    assert text[reached:].strip() == ""
+
+
+@given(MARKDOWN, MARKDOWN, st.integers(1, 30), st.integers(0, 6))
+def test_what_follows_does_not_change_the_cuts_before_it(first: str, second: str, n_tokens: int, overlap: int) -> None:
+    overlap = min(overlap, n_tokens - 1)
+    alone = split_passages(document(first + "\n\n"), n_tokens, word_spans, overlap)
+    together = split_passages(document(f"{first}\n\n{second}"), n_tokens, word_spans, overlap)
+    assert alone[:-1] == together[: max(0, len(alone) - 1)]
+
+
+@given(MARKDOWN, st.integers(2, 12), st.integers(12, 50))
+def test_a_nested_passage_lies_in_its_parent(text: str, n_tokens: int, parent_tokens: int) -> None:
+    pairs = split_nested(document(text), n_tokens, parent_tokens, word_spans)
+    parents = list(dict.fromkeys(parent for _, parent in pairs))
+    assert parents == split_passages(document(text), parent_tokens, word_spans)
+    for child, parent in pairs:
+        assert child.text == text[child.start : child.end]
+        assert parent.start <= child.start < child.end <= parent.end
+        assert len(word_spans(child.shown)) <= n_tokens
+    assert "".join("".join(child.text for child, _ in pairs).split()) == "".join(text.split())
+
+
+def texts_of(text: str, n_tokens: int, overlap: int = 0) -> list[str]:
+    return [passage.shown for passage in split_passages(document(text), n_tokens, word_spans, overlap)]
+
+
+def test_code_that_fits_is_never_cut() -> None:
+    code = "```python\nfirst = 1. Then\n\n# second\nthird = 3\n```"
+    text = f"Here it is. Look\n\n{code}\n\nThat was it. The end."
+    n_tokens = len(word_spans(code))
+    for more in range(6):
+        passages = split_passages(document(text), n_tokens + more, word_spans)
+        assert [code in passage.text for passage in passages].count(True) == 1
+        assert not any(passage.cut for passage in passages)
+
+
+def test_code_that_does_not_fit_is_cut_at_lines_and_counted() -> None:
+    text = "Run this.\n\n```\na = one\nb = two\nc = three\n```\n\nDone. It works."
+    passages = split_passages(document(text), 9, word_spans)
+    assert [passage.text for passage in passages] == [
+        "Run this.", "```\na = one\nb = two", "c = three\n```\n\nDone.", "It works.",
+    ]  # fmt: skip
+    assert [passage.cut for passage in passages] == [False, True, False, False]
+
+
+def test_list_items_stay_whole_and_a_marker_ends_no_sentence() -> None:
+    text = "You need:\n\n1. A form\n2. A signature of the manager\n3. Patience\n\nSend it. Wait."
+    assert texts_of(text, 13) == [
+        "You need:\n\n1. A form", "2. A signature of the manager\n3. Patience\n\nSend it.", "Wait.",
+    ]  # fmt: skip
+    assert texts_of("- one two\n- three four\n  five\n- six", 8) == ["- one two\n- three four\n  five", "- six"]
+
+
+def test_a_table_is_cut_between_rows_and_repeats_its_header() -> None:
+    head = "| Town | Mill |\n|---|---|"
+    rows = [f"| Town{n} | {n}. Old |" for n in range(6)]
+    text = "Mills. All of them.\n\n" + "\n".join([head, *rows]) + "\n\nThat is all."
+    passages = split_passages(document(text), 40, word_spans)
+    assert "".join(passage.text for passage in passages).replace("\n", "") == text.replace("\n", "")
+    for passage in passages[1:-1]:
+        assert passage.header == head
+        assert passage.shown == f"{head}\n{passage.text}"
+        assert all(line in rows for line in passage.text.split("\n"))
+    assert passages[0].header == ""
+    assert passages[0].text.startswith("Mills.")
+    assert not any(passage.cut for passage in passages)
+
+
+def test_a_head_of_more_than_half_a_passage_is_not_repeated() -> None:
+    text = "| a | b | c | d |\n|---|---|---|---|\n| 1 | 2 | 3 | 4 |\n| 5 | 6 | 7 | 8 |"
+    assert [passage.header for passage in split_passages(document(text), 40, word_spans)] == ["", ""]
+
+
+def test_a_sentence_longer_than_a_passage_is_counted() -> None:
+    text = "Short one. " + "Word " * 30 + "end. Short two.\n\nA line without an end\nanother line\nand it goes on"
+    cut = [passage.cut for passage in split_passages(document(text), 10, word_spans)]
+    assert cut == [False, True, True, True, False, True, False]
+    assert cut_note(sum(cut), len(cut), "augment.passage_tokens").startswith(
+        f"{sum(cut)} of {len(cut)} passages end inside"
+    )
+    assert cut_note(0, 5, "k") == ""
+
+
+def test_an_overlap_is_whole_sentences_of_the_passage_before() -> None:
+    text = "One two three. Four five. Six seven eight. Nine ten eleven twelve."
+    assert texts_of(text, 11, 4) == [
+        "One two three. Four five. Six seven eight.", "Six seven eight. Nine ten eleven twelve.",
+    ]  # fmt: skip
+    assert texts_of(text, 11) == ["One two three. Four five. Six seven eight.", "Nine ten eleven twelve."]
+
+
+def test_a_passage_knows_its_pages_sheets_and_slides() -> None:
+    text = "One two. Three four. Five six. Seven eight."
+    marks = {"pages": [[0, 1], [9, 2], [21, 3]]}
+    places = [passage.place for passage in split_passages(Document("d", "", text, "s", marks), 6, word_spans)]
+    assert places == ["pages 1-2", "page 3"]
+    for meta, place in (
+        ({"sheets": [[0, "Prices"]]}, "sheet Prices"),
+        ({"slides": [[0, 4]]}, "slide 4"),
+        ({"pages": 12}, ""),
+    ):
+        (passage,) = split_passages(Document("d", "", "One.", "s", meta), 6, word_spans)
+        assert passage.place == place

@@ -12,13 +12,19 @@ import pytest
 
 from kinject.corpus.documents import document_hashes, is_hub_name, read_documents
 from kinject.corpus.documents.pdf import unwrap_lines
-from kinject.corpus.passages import heading_path
+from kinject.corpus.passages import split_passages, word_spans
 from kinject.errors import DiskError, InputError
 
 ROWS = [
     {"id": "a", "title": "One", "text": "First, \"quoted\".\nSecond line.", "source": "s", "year": 1931},
     {"id": "b", "title": None, "text": "Ünïcode – 中文.", "source": None, "year": None},
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a folder of documents was parsed to goes to runs/parsed."""
+    monkeypatch.chdir(tmp_path)
 
 
 def pdf_of(*pages: str) -> bytes:
@@ -79,7 +85,10 @@ def test_headings_of_a_web_page_are_those_above_its_passages(tmp_path: Path) -> 
     (tmp_path / "a.html").write_text("<h1>A<br></h1>one<h2> <b>Care</b> of it</h2><p>two<h3></h3><p>three")
     (document,) = read_documents(tmp_path)
     assert document.text == "# A\n\none\n\n## Care of it\n\ntwo\n\nthree"
-    assert heading_path(document.text, document.text.index("two")) == ("A", "Care of it")
+    assert [passage.path for passage in split_passages(document, 6, word_spans) if "two" in passage.text] == [
+        ("A",)
+    ]  # the passage holds its own heading
+    assert split_passages(document, 1, word_spans)[-1].path == ("A", "Care of it")
 
 
 def test_a_page_says_its_own_charset(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kinject.augment.checks.checker import normal_form
-from kinject.augment.prompts import Source
+from kinject.augment.prompts import Source, source_of
 from kinject.augment.styles import Item, Preparation, Style
-from kinject.corpus.passages import heading_path
 from kinject.disk import read_jsonl
 from kinject.errors import InputError
 from kinject.types import Document, Message, Passage
@@ -35,8 +34,7 @@ class Group:
     @property
     def source(self) -> Source:
         """What the prompts show of the passage."""
-        headings = heading_path(self.document.text, self.passage.start)
-        return Source(self.document.title, self.passage.text, headings)
+        return source_of(self.document, self.passage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +93,13 @@ def new_items(group: Group, step: Preparation, items: Sequence[Item], answers: S
 
     With `in_passage`, lines that do not stand in the passage are left out.
     """
-    passage = f" {normal_form(group.passage.text)} "
+    text = group.passage.shown
+    passage = f" {normal_form(text)} "
     no_spaces = passage.count(" ") < len(passage) / 20  # Chinese and Japanese part no words
     found: dict[str, Item] = {}
     for item, answer in zip(items, answers, strict=True):
         for line in answer:
             form = normal_form(line)
-            if form and (not step.in_passage or f" {form} " in passage or (no_spaces and line in group.passage.text)):
+            if form and (not step.in_passage or f" {form} " in passage or (no_spaces and line in text)):
                 found.setdefault(form, {**item, step.name: line})
     return list(found.values())

@@ -18,7 +18,7 @@ from kinject.augment.prompts import describe
 from kinject.augment.requests.cache import stored_usage
 from kinject.augment.requests.limits import Limits
 from kinject.augment.validation import augment_section, limits_of
-from kinject.corpus.passages import word_spans
+from kinject.corpus.passages import cut_note, word_spans
 from kinject.disk import OffsetIndex, read_jsonl
 from kinject.errors import InputError
 from kinject.recipe import AugmentRecipe, AugmentSection
@@ -68,6 +68,7 @@ class Preview:
     budget: float | None = None
     crossed_at: str = ""
     dearest: tuple[Expense, ...] = ()
+    n_cut: int = 0
 
 
 @dataclass
@@ -130,10 +131,11 @@ def preview(recipe: AugmentRecipe) -> Preview:
             for passage in passages:
                 n_words = len(word_spans(passage.text))
                 counts["passages"] += 1
+                counts["cut"] += passage.cut
                 counts["words"] += n_words
                 longest = max(longest, n_words)
                 if len(first) < 3:
-                    first.append(passage.text)
+                    first.append(passage.shown)
             before = counts.copy()
             for group in plan.groups(document, passages):
                 _count_group(plan, group, stored, counts, judge_limits is not None)
@@ -153,6 +155,7 @@ def preview(recipe: AugmentRecipe) -> Preview:
         tokens_in=counts["tokens_in"] + counts["judge_in"], tokens_out=counts["tokens_out"] + counts["judge_out"],
         cost=_cost(counts, limits, judge_limits), seconds=_seconds(section, limits, counts), first=tuple(first), spent=spent,
         budget=section.budget, crossed_at=crossed_at, dearest=dearest.found() if counts["documents"] > 1 else (),
+        n_cut=counts["cut"],
     )  # fmt: skip
 
 
@@ -256,6 +259,7 @@ def render_preview(preview: Preview) -> str:
     lines = [
         f"documents   {preview.n_documents:>12,}",
         f"passages    {preview.n_passages:>12,}  (longest {preview.longest:,} words and marks, {preview.n_words:,} in all)",
+        *filter(None, [cut_note(preview.n_cut, preview.n_passages, "augment.passage_tokens")]),
         f"rewritings  {preview.n_asked:>12,}  ({preview.n_stored:,} of them stored already)",
         f"requests    {preview.n_requests:>12,}  (at least: a refused answer is requested again)",
         f"tokens      {preview.tokens_in:>12,}  in, {preview.tokens_out:,} out, by estimate",

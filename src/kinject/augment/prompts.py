@@ -16,12 +16,12 @@ from jinja2 import DictLoader, StrictUndefined, Template, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kinject.augment.checks.checker import Rules
-from kinject.augment.checks.language import detect_language, find_script, language_name
 from kinject.augment.checks.names import SENTENCE_STARTERS
 from kinject.augment.checks.prompt_injection import escape_tags, has_injection
+from kinject.corpus.language import detect_language, find_script, language_name
 from kinject.corpus.passages import sentence_ends, sentences
 from kinject.recipe.yaml_lines import read_yaml
-from kinject.types import Message
+from kinject.types import Document, Message, Passage
 
 STYLE_FILES = Path(__file__).parent / "style_files"
 """The folder of the shipped styles, and of the texts that they share."""
@@ -46,6 +46,12 @@ class Source:
     title: str
     text: str
     headings: tuple[str, ...] = ()
+
+
+def source_of(document: Document, passage: Passage) -> Source:
+    """Return what prompts show of a passage."""
+    path = passage.path
+    return Source(document.title, passage.shown, path[path[:1] == (document.title.strip(),) :])
 
 
 def entities_of(passage: str) -> list[str]:

@@ -100,6 +100,7 @@ async def _augment(
         run_dir=recipe.run_dir, corpus_path=writer.corpus_path, sft_path=writer.sft_path if writer.n_sft_rows else None,
         variants_path=store.variants_path, rejected_path=store.rejected_path,
         manifest_path=recipe.run_dir / "manifest.json", n_documents=counts["documents"], n_passages=counts["passages"],
+        n_cut=counts["cut"],
         n_rows=writer.n_rows, asked=sum(count.asked for count in styles.values()),
         got=sum(count.got for count in styles.values()), styles=styles, refused=writer.refused,
         failed=dict(writer.failed.most_common()), tokens_in=writer.tokens["tokens_in"],
@@ -131,6 +132,7 @@ def _read_documents(
             contamination.add_source(document.text)
         counts["documents"] += 1
         counts["passages"] += len(split)
+        counts["cut"] += sum(passage.cut for passage in split)
         counts["variants"] += sum(
             group.n_samples for group in plan.groups(document, split) if not group.skipped and group.target is None
         )
@@ -145,7 +147,7 @@ async def _rewrite(
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(open_sender(section.generator, recipe.run_dir, limits, base=part_of))
         progress.watch(sender.status)
-        judge = await _open_judge(stack, recipe, section, passages, sender, part_of)
+        judge = await open_judge(stack, recipe, section, passages, sender, part_of)
         refuse = judge is None and section.checks is not None and section.checks.in_doubt == "refuse"
         rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge, refuse_in_doubt=refuse)
         start = running_time()
@@ -158,15 +160,14 @@ async def _rewrite(
     return rewriter
 
 
-async def _open_judge(
-    stack: contextlib.AsyncExitStack,
-    recipe: AugmentRecipe,
-    section: AugmentSection,
-    passages: PassageFile,
-    partner: Sender,
-    part_of: Path | None,
-) -> Judge | None:
-    """Return the judge, scored on planted errors in the first passages, or None. Its answers have their own cache."""
+async def open_judge(
+    stack: contextlib.AsyncExitStack, recipe: AugmentRecipe, section: AugmentSection,
+    passages: Iterable[PlannedDocument], partner: Sender, part_of: Path | None,
+) -> Judge | None:  # fmt: skip
+    """Return the judge, scored on planted errors in the first passages, or None. Its answers have their own cache.
+
+    A shard (`part_of` a run) does not score it: the run did, before its shards began.
+    """
     if section.judge is None:
         return None
     limits = limits_of(replace(section, generator=section.judge))
@@ -174,7 +175,9 @@ async def _open_judge(
         open_sender(section.judge, recipe.run_dir, limits, cache="judge.sqlite", partner=partner, base=part_of)
     )
     judge = Judge(sender, recipe.seed, section.judge_statements)
-    pairs = ((document.title, passage.text) for document, split in passages for passage in split)
+    if part_of is not None:
+        return judge
+    pairs = ((document.title, passage.shown) for document, split in passages for passage in split)
     # Out of budget, the run ends before its first request.
     with graceful_shutdown(sender), contextlib.suppress(Stopped):
         score = await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
@@ -406,7 +409,7 @@ class Rewriter:
 
     async def _ask_models(self, group: Group, answers: Sequence[_Answer]) -> None:
         """Ask about each accepted answer: the generator whether it follows from the passage, then the judge."""
-        title, passage = group.document.title, group.passage.text
+        title, passage = group.document.title, group.passage.shown
         if group.style.verify:
             accepted = [answer for answer in answers if answer.accepted and answer.text]
             prompts = [
@@ -439,7 +442,7 @@ class Rewriter:
 
 def _checker_of(group: Group) -> Checker:
     context = "\n".join((group.source.title, *group.source.headings))
-    return Checker(group.passage.text, group.style.rules, group.style.literals, context)
+    return Checker(group.passage.shown, group.style.rules, group.style.literals, context)
 
 
 async def _gather(group: Group, requests: Iterable[Awaitable[Reply]]) -> list[Reply | EndpointError]:
@@ -457,12 +460,12 @@ def _write_manifest(
     result: AugmentResult,
     traffic: Sequence[Mapping[str, Any]],
 ) -> None:
-    inputs = document_hashes(plan.documents_path)
+    inputs = document_hashes(plan.documents_path, plan.documents)
     inputs.update({name: file_hash(Path(name)) for name in section.contamination_check})
     if plan.precomputed:
         inputs[str(plan.precomputed.path)] = file_hash(plan.precomputed.path)
     names = (
-        "n_documents", "n_passages", "n_rows", "asked", "got", "refused", "failed", "tokens_in", "tokens_out",
+        "n_documents", "n_passages", "n_cut", "n_rows", "asked", "got", "refused", "failed", "tokens_in", "tokens_out",
         "tokens_thinking", "cost", "cost_of_thinking", "out_of_budget", "paused",
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}

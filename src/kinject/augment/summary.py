@@ -14,6 +14,7 @@ from kinject.augment.contamination import Contamination, render_contamination
 from kinject.augment.corpus_writer import Coverage, StyleCount, render_coverage
 from kinject.augment.requests.balance import render_endpoints
 from kinject.augment.styles import SKIPPED
+from kinject.corpus.passages import cut_note
 from kinject.signals import running_time
 from kinject.terminal import Progress
 from kinject.types import Tabular
@@ -65,6 +66,7 @@ class AugmentResult(Tabular):
     None if there are none. `contamination` is None if the recipe names no probe set, `coverage` without a style that
     lists facts; `judge` is the judge's score on planted errors. `endpoints` counts this run's answers by endpoint, where there
     are several. `paused` counts by style and reason the passages whose first answers were all refused at the same point.
+    `n_cut` counts the passages that end inside a sentence, a table row or a code block.
     """
 
     run_dir: Path
@@ -97,6 +99,7 @@ class AugmentResult(Tabular):
     languages: Mapping[str, int] = field(default_factory=dict)
     endpoints: Mapping[str, Any] = field(default_factory=dict)
     paused: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    n_cut: int = 0
 
     @property
     def short(self) -> bool:
@@ -121,6 +124,7 @@ def render_summary(result: AugmentResult) -> str:
     """Return the table at the end of a run: counts by style, refusals by reason, and the fix for a short corpus."""
     lines = [
         f"{result.n_documents} documents, {result.n_passages} passages -> {result.n_rows} rows in {result.corpus_path}",
+        *filter(None, [cut_note(result.n_cut, result.n_passages, "augment.passage_tokens")]),
         "",
         f"{'style':<16}{'asked':>8}{'got':>8}{'refused':>9}{'failed':>8}",
     ]

@@ -1,12 +1,14 @@
-"""Passages: slices of a document of at most N tokens, cut at sentence ends where there are any."""
+"""Passages: slices of a document of at most N tokens that end at sentences, list items and table rows."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 
 from kinject.disk import check_regular, content_id, path_exists
@@ -20,41 +22,163 @@ TokenSpans = Callable[[str], Sequence[tuple[int, int]]]
 _CJK = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"
 # A run of letters without spaces (an encoded blob, a language that writes none) must not count as one token.
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]{{1,32}}|[^\w\s]")
-_HEADING = re.compile(r"^(?:(```|~~~)(?s:.*?)^\1|(#{1,6})[ \t]+(\S.*)$)", re.MULTILINE)
-"""Fenced code (which may hold lines that look like headings), or a Markdown heading."""
+_MARKUP = re.compile(
+    r"^(?:(?P<level>#{1,6})[ \t]+(?P<name>\S.*)|[ \t]*(?:(?P<fence>`{3,}|~{3,})(?P<info>.*)|(?P<row>\|.*)"
+    r"|(?P<item>(?:[-*+•]|\d{1,3}[.)])(?=[ \t]+\S)).*))$",
+    re.MULTILINE,
+)
+"""A line of Markdown that is a heading, the fence of a code block, a row of a table, or the first of a list item."""
+_DELIMITERS = re.compile(r"[\s:|-]*-[\s:|-]*")
+"""The second row of a table, which makes the first its head."""
 _LINE_END = re.compile(r"\n")
 _END = re.compile(r"""(?<![.!?…])[.!?…]++["'”’»)\]]*+(?=\s)|[。！？]+[”’」』）]*|\n\s*\n""")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Gen|Col|Lt|Capt|Rev|Hon|No|vs|etc|cf|ca|approx|est|Mt|Ltd|Inc|Bros|Jan|Feb|Aug|Sept|Oct|Nov|Dec|fig|eq|vol|pp|e\.g|i\.e|al)|\b[A-Z](?:\.[A-Z])*)\.$"
 )
+_PLACES = {"pages": "page", "sheets": "sheet", "slides": "slide"}
+"""Keys of a document's `meta` that hold [[start, number or name], ...] -> the word for one of them."""
 
 
-def split_passages(document: Document, n_tokens: int, spans: TokenSpans) -> list[Passage]:
-    """Return the passages of `document`: in order, without overlap, together all its text except the space between them.
+def split_passages(document: Document, n_tokens: int, spans: TokenSpans, overlap: int = 0) -> list[Passage]:
+    """Return the passages of `document`: in order, together all its text except the space between them.
 
-    None holds more than `n_tokens` (at least 1) tokens of `spans`, unless one character alone does. A cut falls at the
-    last sentence end that fits, else at a line's end, else between words, else between tokens, and never just after a
-    Markdown heading if it can fall elsewhere. Cuts depend on the text before them only, so a change of the text does
-    not change earlier passages.
+    None shows more than `n_tokens` (at least 1) tokens of `spans`, unless one character alone does. A passage ends at the
+    last end of a sentence, list item, table row or code block that fits, else at a line's end, never just after a heading.
+    A sentence, row or block that is longer than a passage is cut, between words if possible, and `Passage.cut` says so.
+    Passages begin with up to `overlap` (less than `n_tokens`) tokens of the one before, whole sentences if possible.
+
+    A cut depends on the text before it and on the line that it falls into, so that a change of the text does not change
+    earlier passages.
     """
-    text = document.text
-    tokens = spans(text)
-    if len(tokens) <= n_tokens:
-        start, end = _trim(text, 0, len(text))
-        return [_passage(document, start, end)] if end > start else []
-    boundaries = _boundaries(tokens, len(text))
-    indices = [index for index, _ in boundaries]
-    starts = [start for _, start in boundaries]
-    headings = {end for _, _, _, end in _headings(text)}
-    ends = [end for end in sentence_ends(text) if end not in headings]
-    lines = [match.start() for match in _LINE_END.finditer(text) if match.start() not in headings]
-    cuts, first = [0], 0
-    while first + 1 < len(boundaries) and len(tokens) - indices[first] > n_tokens:
-        beyond = max(bisect_right(indices, indices[first] + n_tokens), first + 2)
-        first = _best_cut(text, starts, first + 1, beyond, (ends, lines))
-        cuts.append(starts[first])
-    trimmed = (_trim(text, start, end) for start, end in pairwise([*cuts, len(text)]))
-    return [_passage(document, start, end) for start, end in trimmed if end > start]
+    return _Splitter(document, spans).passages(n_tokens, overlap)
+
+
+def split_nested(
+    document: Document, n_tokens: int, parent_tokens: int, spans: TokenSpans, overlap: int = 0
+) -> list[tuple[Passage, Passage]]:
+    """Return the passages of at most `n_tokens`, each with the passage of at most `parent_tokens` in which it lies.
+
+    Both as `split_passages`; only the smaller ones overlap.
+    """
+    splitter = _Splitter(document, spans)
+    parents = splitter.passages(parent_tokens)
+    return [(child, parent) for parent in parents for child in splitter.passages(n_tokens, overlap, parent)]
+
+
+class _Splitter:
+    """Splits one document, whose text is tokenized and searched for ends once."""
+
+    def __init__(self, document: Document, spans: TokenSpans) -> None:
+        self._document, self._text = document, document.text
+        self._tokens = spans(document.text)
+        self._boundaries = _boundaries(self._tokens, len(document.text))
+        self._indices = [index for index, _ in self._boundaries]
+        self._starts = [start for _, start in self._boundaries]
+
+    @cached_property
+    def _layout(self) -> _Layout:
+        return _read_layout(self._text)
+
+    @cached_property
+    def _marks(self) -> list[tuple[str, list[int], list[str]]]:
+        meta = self._document.meta
+        return [(word, *found) for key, word in _PLACES.items() if (found := _read_marks(meta.get(key)))]
+
+    def passages(self, n_tokens: int, overlap: int = 0, within: Passage | None = None) -> list[Passage]:
+        """Return the passages of the document, or of the part `within`."""
+        text = self._text
+        first, last, begin, end = 0, len(self._starts), 0, len(text)
+        if within is not None:
+            begin, end = within.start, within.end
+            first, last = bisect_right(self._starts, begin) - 1, bisect_left(self._starts, end)
+        cuts, is_cut = self._cuts(first, last, n_tokens, overlap)
+        own = [begin, *(self._starts[cut] for cut in cuts[1:])]
+        starts = [begin, *(self._overlapped(before, cut, n_tokens, overlap) for before, cut in pairwise(cuts))]
+        kept = [
+            (*_trim(text, start, stop), cut)
+            for start, first_own, stop, cut in zip(starts, own, [*own[1:], end], is_cut, strict=True)
+            if text[first_own:stop].strip()
+        ]
+        whole = len(cuts) == 1 and within is None
+        paths = [()] * len(kept) if whole else self._layout.paths(start for start, _, _ in kept)
+        headers = [""] * len(kept) if whole else [self._header(start, n_tokens)[1] for start, _, _ in kept]
+        return [self._passage(*item) for item in zip(kept, paths, headers, strict=True)]
+
+    def _cuts(self, first: int, last: int, n_tokens: int, overlap: int) -> tuple[list[int], list[bool]]:
+        """Return the boundaries in [first, last) at which passages begin, and whether each passage ends inside a unit."""
+        cuts: list[int] = [first]
+        is_cut: list[bool] = []
+        end = self._indices[last] if last < len(self._indices) else len(self._tokens)
+        while first + 1 < last and end - self._indices[first] > (
+            budget := self._budget(first, cuts, n_tokens, overlap)
+        ):
+            beyond = min(last, max(bisect_right(self._indices, self._indices[first] + budget), first + 2))
+            first, cut = self._best_cut(first + 1, beyond)
+            cuts.append(first)
+            is_cut.append(cut)
+        return cuts, [*is_cut, False]
+
+    def _budget(self, first: int, cuts: Sequence[int], n_tokens: int, overlap: int) -> int:
+        """Return the most tokens of its own for the passage that begins at the boundary `first`."""
+        if len(cuts) == 1:
+            return n_tokens
+        return max(1, n_tokens - overlap - self._header(self._starts[first], n_tokens)[0])
+
+    def _best_cut(self, low: int, high: int) -> tuple[int, bool]:
+        """Return an index in [low, high), after the last of the best ends that fit, and whether it cuts a unit in two."""
+        text, starts = self._text, self._starts
+        for ends, cuts_unit in self._layout.endings:
+            i = bisect_right(ends, starts[high - 1]) - 1
+            while i >= 0 and ends[i] > starts[low - 1]:
+                cut = bisect_left(starts, ends[i], low, high)
+                if cut < high and not text[ends[i] : starts[cut]].strip():
+                    return cut, _goes_on(text, starts[cut]) if cuts_unit is None else cuts_unit
+                i -= 1
+        for cut in range(high - 1, low - 1, -1):
+            if text[starts[cut]].isspace() or text[starts[cut] - 1].isspace():
+                return cut, True
+        return high - 1, True
+
+    def _overlapped(self, before: int, cut: int, n_tokens: int, overlap: int) -> int:
+        """Return the start of the passage from the boundary `cut` on, moved back by at most `overlap` tokens.
+
+        It stays after the start of the passage from the boundary `before`.
+        """
+        own = self._starts[cut]
+        if not overlap:
+            return own
+        most = overlap + self._header(own, n_tokens)[0]
+        earliest = _skip_space(self._text, self._starts[before])
+        by_space = own
+        for at in range(max(before + 1, bisect_left(self._indices, self._indices[cut] - overlap)), cut):
+            start = self._starts[at]
+            n_more = self._indices[cut] - self._indices[at] + self._header(start, n_tokens)[0]
+            if n_more > most or _skip_space(self._text, start) <= earliest:
+                continue
+            if self._layout.follows_end(start):
+                return start
+            if by_space == own and self._layout.follows_space(start):
+                by_space = start
+        return by_space
+
+    def _header(self, start: int, n_tokens: int) -> tuple[int, str]:
+        """Return (tokens, text) of the table head that a passage from `start` repeats; one of over half a passage is left out."""
+        if "|" not in self._text:
+            return 0, ""
+        head = self._layout.table_head(_skip_space(self._text, start))
+        if head is None:
+            return 0, ""
+        low, high = (bisect_left(self._tokens, at, key=itemgetter(0)) for at in head)
+        return (high - low, self._text[slice(*head)].rstrip()) if 2 * (high - low) <= n_tokens else (0, "")
+
+    def _passage(self, span: tuple[int, int, bool], path: tuple[str, ...], header: str) -> Passage:
+        document, (start, end, cut) = self._document, span
+        text, title = self._text[start:end], document.title.strip()
+        return Passage(
+            content_id("passage", document.id, start, end, text), document.id, start, end, text,
+            path=(title, *path[path[:1] == (title,) :]) if title else path,
+            place=", ".join(_render_place(*marks, start, end) for marks in self._marks), header=header, cut=cut,
+        )  # fmt: skip
 
 
 def _boundaries(tokens: Sequence[tuple[int, int]], n_characters: int) -> list[tuple[int, int]]:
@@ -71,19 +195,171 @@ def _boundaries(tokens: Sequence[tuple[int, int]], n_characters: int) -> list[tu
     return boundaries
 
 
-def _best_cut(text: str, starts: Sequence[int], low: int, high: int, endings: Sequence[Sequence[int]]) -> int:
-    """Return an index in [low, high): the last whose start follows one of the first `endings`, of the next, a space."""
-    for ends in endings:
-        i = bisect_right(ends, starts[high - 1]) - 1
-        while i >= 0 and ends[i] > starts[low - 1]:
-            cut = bisect_left(starts, ends[i], low, high)
-            if cut < high and not text[ends[i] : starts[cut]].strip():
-                return cut
-            i -= 1
-    for cut in range(high - 1, low - 1, -1):
-        if text[starts[cut]].isspace() or text[starts[cut] - 1].isspace():
-            return cut
-    return high - 1
+@dataclass(frozen=True)
+class _Layout:
+    """Where the text of a document may be cut, its headings (level, name, start), and its tables (head, body, end).
+
+    `endings` are lists of ends, the best first, each with whether a passage that ends there ends inside a unit (None: if a
+    small letter follows). `blocks` are the spans of code, of table rows and of headings.
+    """
+
+    text: str
+    endings: tuple[tuple[Sequence[int], bool | None], ...]
+    headings: Sequence[tuple[int, str, int]]
+    tables: Sequence[tuple[int, int, int]]
+    blocks: Sequence[tuple[int, int]]
+
+    def paths(self, starts: Iterable[int]) -> Iterator[tuple[str, ...]]:
+        """Yield for each of `starts` (ascending) the headings above it, from the topmost down.
+
+        A heading at the start itself belongs to what follows; it ends the sections of its own level and below.
+        """
+        above: list[tuple[int, str]] = []
+        n = 0
+        for start in starts:
+            while n < len(self.headings) and self.headings[n][2] < start:
+                level, name, _ = self.headings[n]
+                above = [*(item for item in above if item[0] < level), (level, name)]
+                n += 1
+            begins = n < len(self.headings) and self.headings[n][2] == start
+            yield tuple(name for level, name in above if not begins or level < self.headings[n][0])
+
+    def table_head(self, start: int) -> tuple[int, int] | None:
+        """Return the span of the head of the table in whose body `start` is."""
+        i = bisect_right(self.tables, start, key=itemgetter(1)) - 1
+        return self.tables[i][:2] if i >= 0 and start < self.tables[i][2] else None
+
+    def follows_end(self, start: int) -> bool:
+        """Return whether nothing but space is between `start` and the best end before it."""
+        ends = self.endings[0][0]
+        i = bisect_right(ends, start) - 1
+        return i >= 0 and not self.text[ends[i] : start].strip()
+
+    def follows_space(self, start: int) -> bool:
+        """Return whether `start` is at a space, outside the blocks."""
+        text = self.text
+        return (text[start].isspace() or text[start - 1].isspace()) and not _is_inside(self.blocks, start)
+
+
+@dataclass
+class _Markup:
+    """The Markdown of a text. `never` holds positions after which no passage ends, if it can end elsewhere."""
+
+    headings: list[tuple[int, str, int]] = field(default_factory=list)
+    code: list[tuple[int, int]] = field(default_factory=list)
+    rows: list[tuple[int, int]] = field(default_factory=list)
+    blocks: list[tuple[int, int]] = field(default_factory=list)
+    items: list[int] = field(default_factory=list)
+    never: set[int] = field(default_factory=set)
+
+
+def _read_layout(text: str) -> _Layout:
+    """Return the layout of a text."""
+    markup = _read_markup(text)
+    groups = _group_rows(text, markup.rows)
+    tables = []
+    for rows in groups:
+        if len(rows) > 1 and _DELIMITERS.fullmatch(text[slice(*rows[1])]):
+            markup.never |= {rows[0][1], rows[1][1]}
+            if len(rows) > 2:
+                tables.append((rows[0][0], rows[2][0], rows[-1][1]))
+    opens = sorted(_trim_end(text, start) for start in (*(a for a, _ in markup.code), *(rows[0][0] for rows in groups)))
+    every, blocks = sentence_ends(text), markup.blocks
+    ends = {end for end in every if not _is_inside(blocks, end)} if blocks else set(every)
+    ends |= {*(end for _, end in blocks), *(_trim_end(text, start) for start in markup.items), *opens}
+    best = sorted(end for end in ends - markup.never if end and text[end - 1] not in ":：")
+    lines = [match.start() for match in _LINE_END.finditer(text)]
+    endings: list[tuple[list[int], bool | None]] = [(best, False)]
+    endings.append(([end for end in lines if end not in markup.never and not _is_inside(blocks, end)], None))
+    if blocks:
+        endings.append((opens, False))
+    if markup.code:
+        endings.append(([end for end in every if text[end : end + 1] == "\n" and _is_inside(markup.code, end)], True))
+        endings.append(([end for end in lines if _is_inside(markup.code, end)], True))
+    return _Layout(text, tuple(endings), markup.headings, tables, blocks)
+
+
+def _read_markup(text: str) -> _Markup:
+    """Return the Markdown of a text. A code block without its second fence reaches to the end."""
+    markup = _Markup()
+    fence, opened = "", 0
+    for match in _MARKUP.finditer(text):
+        end = _trim_end(text, match.end())
+        found = match["fence"] or ""
+        if fence:
+            if found.startswith(fence) and not match["info"].strip():
+                markup.code.append((opened, end))
+                markup.blocks.append((opened, end))
+                fence = ""
+        elif match["level"]:
+            markup.headings.append((len(match["level"]), match["name"].rstrip().rstrip("#").rstrip(), match.start()))
+            markup.never |= {end, match.end()}
+            markup.blocks.append((match.start(), end))
+        elif found and not (found[0] == "`" and "`" in match["info"]):
+            fence, opened = found, match.start("fence")
+        elif match["row"]:
+            markup.rows.append((match.start("row"), end))
+            markup.blocks.append((match.start("row"), end))
+        elif match["item"]:
+            markup.items.append(match.start())
+            markup.never.add(match.end("item"))
+    if fence:
+        markup.code.append((opened, len(text)))
+        markup.blocks.append((opened, len(text)))
+    return markup
+
+
+def _group_rows(text: str, rows: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Return the rows of each table: those on lines without another between them."""
+    groups: list[list[tuple[int, int]]] = []
+    for start, end in rows:
+        between = text[groups[-1][-1][1] : start] if groups else "-"
+        if between.strip() or between.count("\n") != 1:
+            groups.append([])
+        groups[-1].append((start, end))
+    return groups
+
+
+def _is_inside(blocks: Sequence[tuple[int, int]], at: int) -> bool:
+    """Return whether `at` is within one of `blocks` (ascending), its borders not included."""
+    i = bisect_left(blocks, at, key=itemgetter(0)) - 1
+    return i >= 0 and at < blocks[i][1]
+
+
+def _skip_space(text: str, start: int) -> int:
+    while start < len(text) and text[start].isspace():
+        start += 1
+    return start
+
+
+def _trim_end(text: str, end: int) -> int:
+    while end and text[end - 1].isspace():
+        end -= 1
+    return end
+
+
+def _read_marks(value: object) -> tuple[list[int], list[str]] | None:
+    """Return the offsets and labels of a document's pages, sheets or slides; None if `value` lists none."""
+    items = value if isinstance(value, list | tuple) else []
+    if not items or not all(isinstance(item, list | tuple) and len(item) == 2 for item in items):
+        return None
+    offsets, labels = [item[0] for item in items], [str(item[1]) for item in items]
+    ascending = all(type(offset) is int for offset in offsets) and sorted(offsets) == offsets
+    return (offsets, labels) if ascending else None
+
+
+def _render_place(word: str, offsets: Sequence[int], labels: Sequence[str], start: int, end: int) -> str:
+    """Return the pages, sheets or slides of a passage, as in "page 3" or "pages 3-5"."""
+    first, last = max(0, bisect_right(offsets, start) - 1), max(0, bisect_left(offsets, end) - 1)
+    found = labels[first : last + 1]
+    if len(found) == 1:
+        return f"{word} {found[0]}"
+    return f"{word}s {', '.join(found) if word == 'sheet' else f'{found[0]}-{found[-1]}'}"
+
+
+def _goes_on(text: str, start: int) -> bool:
+    """Return whether a sentence goes on at `start`, as a small letter tells."""
+    return text[start : start + 40].lstrip()[:1].islower()
 
 
 def _trim(text: str, start: int, end: int) -> tuple[int, int]:
@@ -91,34 +367,12 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
     return start + len(body) - len(body.lstrip()), end - len(body) + len(body.rstrip())
 
 
-def _passage(document: Document, start: int, end: int) -> Passage:
-    text = document.text[start:end]
-    return Passage(content_id("passage", document.id, start, end, text), document.id, start, end, text)
-
-
-def heading_path(text: str, start: int) -> tuple[str, ...]:
-    """Return the Markdown headings that stand above the position `start` of a text, from the topmost down.
-
-    A heading at `start` itself belongs to what follows; it ends the sections of its own level and below.
-    """
-    path: list[tuple[int, str]] = []
-    for level, name, position, _ in _headings(text):
-        if position > start:
-            break
-        path = [(other, above) for other, above in path if other < level]
-        if position < start:
-            path.append((level, name))
-    return tuple(name for _, name in path)
-
-
-@lru_cache(maxsize=8)
-def _headings(text: str) -> tuple[tuple[int, str, int, int], ...]:
-    """Return (level, text, start, end) of each Markdown heading outside fenced code."""
-    return tuple(
-        (len(match[2]), match[3].rstrip().rstrip("#").rstrip(), match.start(), match.start() + len(match[0].rstrip()))
-        for match in _HEADING.finditer(text)
-        if match[2]
-    )
+def cut_note(n_cut: int, n_passages: int, key: str) -> str:
+    """Return the line on passages that end inside a unit, with the recipe's `key` to raise; "" if there are none."""
+    if not n_cut:
+        return ""
+    where = "inside a sentence, a table row or a code block that is longer than a passage"
+    return f"{n_cut:,} of {n_passages:,} passages end {where}. Raise {key} to keep it whole."
 
 
 def sentence_ends(text: str) -> list[int]:

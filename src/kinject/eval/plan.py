@@ -210,7 +210,8 @@ def _read_template(section: EvalSection) -> str:
 def _make_retriever(recipe: EvalRecipe, section: EvalSection) -> Retriever | None:
     if section.retrieval is None or not section.retrieval.documents:
         return None
-    passages = read_passages([Path(path) for path in section.retrieval.documents], section.retrieval.passage_tokens)
+    paths = [Path(path) for path in section.retrieval.documents]
+    passages = read_passages(paths, section.retrieval.passage_tokens, recipe.documents)
     most = max(section.retrieval.k)
     if most > len(passages):
         problem = f"found {most}, but the documents hold only {len(passages)} passages. Ask for fewer."

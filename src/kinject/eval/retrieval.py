@@ -17,6 +17,7 @@ from kinject.disk import content_id, open_to_read, parse_json, read_bytes, read_
 from kinject.errors import DiskError, InputError
 from kinject.eval.scoring.answers import hash_model
 from kinject.hub import find_source
+from kinject.recipe import DocumentsSection
 from kinject.recipe.sections import RetrievalSection
 from kinject.results import Recall
 from kinject.types import Passage, Question
@@ -68,14 +69,14 @@ def _prepared_passage(item: object, where: str) -> Passage:
     return Passage(name, str(fields.get("document_id") or ""), 0, len(text), text)
 
 
-def read_passages(paths: Sequence[Path], n_tokens: int) -> list[Passage]:
+def read_passages(paths: Sequence[Path], n_tokens: int, documents: DocumentsSection | None = None) -> list[Passage]:
     """Return the passages of the documents in `paths`, of at most `n_tokens` words and punctuation marks, each once.
 
     Raises `InputError` or `DiskError` as `read_documents` does.
     """
     passages: dict[str, Passage] = {}
     for path in paths:
-        for document in read_documents(path):
+        for document in read_documents(path, documents):
             for passage in split_passages(document, n_tokens, word_spans):
                 passages.setdefault(passage.id, passage)
     return list(passages.values())

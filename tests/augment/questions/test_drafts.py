@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from kinject.augment.prompts import Source
 from kinject.augment.questions import prompts
 from kinject.augment.questions.drafts import (
     REASONS,
@@ -100,7 +101,7 @@ def test_the_place_of_the_right_answer_is_the_same_for_the_same_words_and_favour
     places = []
     for person in create_country(n_known=1, n_new=100).new:
         passage = render_entry(person, 0)
-        written = answer_as_sandbox(prompts.propose("", passage, 4, ()), 1).text
+        written = answer_as_sandbox(prompts.propose(Source("", passage), 4, ()), 1).text
         places += [draft.choices.index(draft.answer) for draft in read_drafts(written)]
         assert [draft.choices for draft in read_drafts(written)] == [draft.choices for draft in read_drafts(written)]
     assert len(places) == 400

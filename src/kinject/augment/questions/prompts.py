@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kinject.augment.prompts import ask, language_line
+from kinject.augment.prompts import Source, ask, language_line
 from kinject.augment.requests import Structure
 from kinject.types import Message
 
@@ -65,14 +65,14 @@ Answer with the letter and the number, as in `B 7`, and nothing else."""
 _CLOSED_BOOK = "{question}\n\nWhich answer is right? Answer with the letter alone. If you do not know, say X."
 
 
-def propose(title: str, passage: str, n: int, earlier: Sequence[str]) -> list[Message]:
+def propose(source: Source, n: int, earlier: Sequence[str]) -> list[Message]:
     """Return the prompt for `n` questions on a passage, about other facts than the `earlier` questions."""
-    return _about(title, passage, _propose(passage, n) + _AS_LINES + _earlier(earlier))
+    return _about(source, _propose(source.text, n) + _AS_LINES + _earlier(earlier))
 
 
-def propose_as_json(title: str, passage: str, n: int, earlier: Sequence[str]) -> Structure:
+def propose_as_json(source: Source, n: int, earlier: Sequence[str]) -> Structure:
     """Return the same prompt for endpoints that write JSON by a schema."""
-    messages = _about(title, passage, _propose(passage, n) + _AS_JSON + _earlier(earlier))
+    messages = _about(source, _propose(source.text, n) + _AS_JSON + _earlier(earlier))
     return Structure("questions", _SCHEMA, messages)
 
 
@@ -84,9 +84,9 @@ def _earlier(questions: Sequence[str]) -> str:
     return _EARLIER + "\n".join(f"- {question}" for question in questions) if questions else ""
 
 
-def verify(title: str, passage: str, question: str, choices: Sequence[str]) -> list[Message]:
+def verify(source: Source, question: str, choices: Sequence[str]) -> list[Message]:
     """Return the prompt for the correct choice according to the passage, and for the question's specificity."""
-    return _about(title, passage, _VERIFY.replace("{question}", _render_question(question, choices)))
+    return _about(source, _VERIFY.replace("{question}", _render_question(question, choices)))
 
 
 def closed_book(question: str, choices: Sequence[str]) -> list[Message]:
@@ -105,6 +105,6 @@ def _render_question(question: str, choices: Sequence[str]) -> str:
     return "\n".join([question, *lines])
 
 
-def _about(title: str, passage: str, task: str) -> list[Message]:
-    _, user = ask(title, passage, task)
+def _about(source: Source, task: str) -> list[Message]:
+    _, user = ask(source.title, source.text, task, source.headings)
     return [{"role": "system", "content": _SYSTEM}, user]

@@ -13,6 +13,7 @@ from typing import Any
 from kinject.augment.checks.checker import check_completion
 from kinject.augment.checks.prompt_injection import has_injection, split_injection
 from kinject.augment.plan import PassageFile
+from kinject.augment.prompts import Source, source_of
 from kinject.augment.questions import prompts
 from kinject.augment.questions.drafts import (
     REASONS,
@@ -29,7 +30,7 @@ from kinject.augment.requests.balance import render_endpoints
 from kinject.augment.requests.sender import Sender, Traffic, gather_answers, open_sender, run_event_loop, run_workers
 from kinject.augment.validation import limits_of, questions_section
 from kinject.corpus.documents import document_hashes, read_documents
-from kinject.corpus.passages import split_passages, token_spans
+from kinject.corpus.passages import cut_note, split_passages, token_spans
 from kinject.disk import Journal, OffsetIndex, Row, content_id, lock_dir, open_jsonl, write_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import QuestionsRecipe, QuestionsSection
@@ -73,6 +74,7 @@ class QuestionsResult(Tabular):
     out_of_budget: bool
     cost_note: str = ""
     endpoints: Mapping[str, Any] = field(default_factory=dict)
+    n_cut: int = 0
 
     @property
     def short(self) -> bool:
@@ -105,7 +107,7 @@ async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection) ->
     selector = QuestionSelector(section)
     with PassageFile(run_dir) as passages:
         # Every document is read before the first request: a fault on the last line must not cost money.
-        n_documents, n_passages = _read_documents(section, passages)
+        n_documents, n_passages, n_cut = _read_documents(recipe, passages)
         with _OutcomeFile(run_dir) as outcomes, Progress("questions", n_passages, "passages") as progress:
             sender, failed = await _request_questions(recipe, section, passages, outcomes, progress)
             _write_files(recipe, passages, outcomes, selector)
@@ -119,25 +121,27 @@ async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection) ->
         tokens_thinking=counts["tokens_thinking"],
         n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached, cost=sender.budget.spent,
         out_of_budget=sender.out_of_budget, cost_note=sender.traffic.cost_note(),
-        endpoints=sender.traffic.endpoints(),
+        endpoints=sender.traffic.endpoints(), n_cut=n_cut,
     )  # fmt: skip
     _write_manifest(recipe, section, result, sender.traffic)
     return result
 
 
-def _read_documents(section: QuestionsSection, passages: PassageFile) -> tuple[int, int]:
-    """Read and split every document, once in a run; return the numbers of documents and passages.
+def _read_documents(recipe: QuestionsRecipe, passages: PassageFile) -> tuple[int, int, int]:
+    """Read and split every document, once in a run; return the numbers of documents, of passages, and of those cut short.
 
     Raises as `read_documents` and `token_spans`.
     """
+    section = recipe.questions
     spans = token_spans(section.tokenizer)
-    n_documents = n_passages = 0
-    for document in read_documents(Path(section.documents)):
+    n_documents = n_passages = n_cut = 0
+    for document in read_documents(Path(section.documents), recipe.documents):
         split = split_passages(document, section.passage_tokens, spans)
         passages.add(document, split)
         n_documents += 1
         n_passages += len(split)
-    return n_documents, n_passages
+        n_cut += sum(passage.cut for passage in split)
+    return n_documents, n_passages, n_cut
 
 
 def _passages_of(passages: PassageFile) -> Iterator[tuple[Document, Passage]]:
@@ -186,8 +190,8 @@ async def _request_questions(
 def _outcome_id(recipe: QuestionsRecipe, document: Document, passage: Passage) -> str:
     """Return an id that depends on everything that shapes the questions on a passage."""
     section, blank = recipe.questions, ("",) * len(prompts.LETTERS)
-    asked = (document.title, passage.text, section.n_proposed, ())
-    messages = [prompts.propose(*asked), prompts.verify("", "", "", blank), prompts.closed_book("", blank)]
+    asked = (source_of(document, passage), section.n_proposed, ())
+    messages = [prompts.propose(*asked), prompts.verify(Source("", ""), "", blank), prompts.closed_book("", blank)]
     if section.generator.kind == "openai" and section.generator.structured_output:
         messages.append(prompts.propose_as_json(*asked).messages)
     numbers = [section.n_questions, section.n_proposed, section.closed_book, section.max_attempts, recipe.seed]
@@ -231,7 +235,7 @@ class QuestionWriter:
         known = [candidate.draft for candidate in outcome.candidates]
         known += [draft for draft, reason, _ in outcome.refused if draft and reason == "closed-book"]
         earlier = [draft.question for draft in known]
-        asked = (document.title, passage.text, self.section.n_proposed, earlier)
+        asked = (source_of(document, passage), self.section.n_proposed, earlier)
         messages, structure = prompts.propose(*asked), prompts.propose_as_json(*asked)
         (completion,) = await self._send([(messages, self._seed_of(messages, attempt), structure)], outcome)
         verdict = check_completion(completion)
@@ -240,7 +244,7 @@ class QuestionWriter:
             outcome.refused.append((None, "no answer", verdict.detail or completion.text[:80]))
         kept: list[Draft] = []
         for draft in drafts[: self.section.n_proposed]:
-            reason, detail = find_fault(draft, split_injection(passage.text)[0], [*known, *kept])
+            reason, detail = find_fault(draft, split_injection(passage.shown)[0], [*known, *kept])
             if reason:
                 outcome.refused.append((draft, reason, detail))
             else:
@@ -252,7 +256,7 @@ class QuestionWriter:
     ) -> list[Candidate]:
         """Return the drafts for which the model, given the passage, chooses the correct answer."""
         # Prompt injection may name a letter. With the choices in two orders, it is correct in one of them at most.
-        rotations = (0, 1) if has_injection(passage.text, *(draft.question for draft in drafts)) else (0,)
+        rotations = (0, 1) if has_injection(passage.shown, *(draft.question for draft in drafts)) else (0,)
         replies = [await self._answers_with_passage(document, passage, drafts, by, outcome) for by in rotations]
         verified: list[Candidate] = []
         for draft, *answers in zip(drafts, *replies, strict=True):
@@ -270,7 +274,7 @@ class QuestionWriter:
         requests: list[_Request] = []
         for draft in drafts:
             choices = _rotate(draft.choices, rotation)
-            messages = prompts.verify(document.title, passage.text, draft.question, choices)
+            messages = prompts.verify(source_of(document, passage), draft.question, choices)
             requests.append((messages, self._seed_of(messages, 0), None))
         answers = await self._send(requests, outcome)
         return [answer.text.strip() if check_completion(answer).accepted else "" for answer in answers]
@@ -402,12 +406,12 @@ def _write_manifest(
     recipe: QuestionsRecipe, section: QuestionsSection, result: QuestionsResult, traffic: Traffic
 ) -> None:
     names = (
-        "n_documents", "n_passages", "asked", "got", "n_validation", "n_test", "spare", "refused", "failed", "tokens_in",
+        "n_documents", "n_passages", "n_cut", "asked", "got", "n_validation", "n_test", "spare", "refused", "failed", "tokens_in",
         "tokens_out", "tokens_thinking", "cost", "out_of_budget",
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}
     counts["this_run"] = traffic.counts()
-    inputs = document_hashes(Path(section.documents))
+    inputs = document_hashes(Path(section.documents), recipe.documents)
     write_manifest(
         result.manifest_path, stage="questions", inputs=inputs, recipe=recipe.raw, counts=counts,
         outputs=["questions.jsonl", "validation.jsonl", "test.jsonl"],
@@ -421,6 +425,7 @@ def render_questions(result: QuestionsResult) -> str:
         f"in {result.questions_path}",
         f"validation.jsonl {result.n_validation}, test.jsonl {result.n_test} (by document); "
         f"{result.spare} more are valid but less specific",
+        *filter(None, [cut_note(result.n_cut, result.n_passages, "questions.passage_tokens")]),
     ]
     if result.refused:
         lines += ["", f"questions refused (each in {result.rejected_path}):"]

@@ -54,9 +54,9 @@ def read_zip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fou
             if len(members) > _MOST_MEMBERS:
                 raise InputError(f"{path}: holds {len(members):,} files, allowed: {_MOST_MEMBERS:,}. Split it.")
             for member in sorted(members, key=lambda member: member.filename):
-                parts = member.filename.split("/")
-                where = path.joinpath(*(part for part in parts if part not in ("", "..", ".")))
-                if any(part.startswith(".") for part in parts) or parts[0] == "__MACOSX":
+                parts = [part for part in member.filename.split("/") if part not in ("", "..", ".")]
+                where = path.joinpath(*parts)
+                if any(part.startswith(".") for part in parts) or parts[:1] in ([], ["__MACOSX"]):
                     continue
                 left -= member.file_size
                 if left < 0:

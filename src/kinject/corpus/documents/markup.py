@@ -134,8 +134,8 @@ def wiki_text(text: str, parser: Any) -> str:
         if not n:
             break
     text = _plain(text, parser)
-    text = _WIKI_HEADING.sub(lambda match: f"\n\n{heading(len(match[1]), match[2])}\n\n", text)
     text = _WIKI_ITEM.sub(_mark, text)
+    text = _WIKI_HEADING.sub(lambda match: f"\n\n{heading(len(match[1]), match[2])}\n\n", text)
     for _ in range(4):  # a table may hold the code and the tables within it
         text = re.sub("\x02(\\d+)\x03", lambda match: kept[int(match[1])], text)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in text.split("\n"))).strip()
@@ -225,7 +225,7 @@ def _storage_format(source: str) -> str:
     def code(match: re.Match[str]) -> str:
         language = re.search(r'<ac:parameter ac:name="language">([\w+#-]+)<', match[1])
         return (
-            f'<ac:macro>{match[1]}<pre class="language-{language[1] if language else ""}">{html.escape(match[2])}</pre>'
+            f'<ac:macro{match[1]}<pre class="language-{language[1] if language else ""}">{html.escape(match[2])}</pre>'
         )
 
     source = re.sub(r"<ac:(?:structured-)?macro\b((?:(?!<ac:(?:structured-)?macro)(?s:.))*?)<ac:plain-text-body>\s*"
