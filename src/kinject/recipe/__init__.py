@@ -1,5 +1,6 @@
 """Recipes: one YAML grammar for every verb, checked as a whole, with every fault reported at once."""
 
+from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.recipe.read import (
     AugmentRecipe,
     EvalRecipe,
@@ -14,15 +15,12 @@ from kinject.recipe.read import (
 from kinject.recipe.sections import (
     AugmentSection,
     CorpusSection,
-    EvalSection,
     GeneratorSection,
     GuardsSection,
     ModelSection,
-    QuestionSetSection,
     QuestionsSection,
     RegularizationSection,
     ReplaySection,
-    RetrievalSection,
     RowWeightsSection,
     TechniquesSection,
     TokenizerSection,
