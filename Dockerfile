@@ -18,7 +18,7 @@ COPY LICENSE README.md pyproject.toml ./
 COPY recipes recipes
 COPY src src
 RUN pip install -c constraints.txt '.[documents]'
-# Any user may run it: caches of libraries go where that user can write.
-ENV HOME=/tmp HF_HOME=/data/.cache/huggingface MPLCONFIGDIR=/tmp/matplotlib
+# Any user may run it: caches go where that user can write, and torch asks for the name of a user that /etc/passwd may not have.
+ENV HOME=/tmp USER=kinject HF_HOME=/data/.cache/huggingface MPLCONFIGDIR=/tmp/matplotlib
 WORKDIR /data
 ENTRYPOINT ["kinject"]

@@ -117,6 +117,25 @@ def test_a_worker_has_its_fraction_of_the_cores_unless_the_user_has_set_the_thre
 
 
 @pytest.mark.parametrize("preload", [(), ("kinject.study.stages",)])
+def test_a_script_without_a_guard_for_its_main_module_runs_once(tmp_path: Path, source: Path, preload: object) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from kinject.executors import LocalExecutor\n"
+        "from kinject.study.stages import Stage\n"
+        "print('started')\n"
+        f"folder, parameters = Path({str(tmp_path / 'a')!r}), {{'source': {str(source)!r}, 'seed': 0}}\n"
+        f"with LocalExecutor(1, 0, {preload!r}) as executor:\n"
+        "    executor.submit(Stage('a', 'corpus', folder, '', (), parameters=parameters, label='a'))\n"
+        "    (outcome,) = executor.wait()\n"
+        "print(outcome.error or 'done')\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("started\ndone\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("preload", [(), ("kinject.study.stages",)])
 def test_workers_end_with_their_parent_however_that_ends(tmp_path, preload):
     script = tmp_path / "parent.py"
     script.write_text(

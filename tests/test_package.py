@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -63,9 +65,10 @@ def test_an_sdist_has_everything_and_the_wheel_built_from_it_works_without_a_che
     with zipfile.ZipFile(wheel) as archive:
         held = {name.partition("/data/share/kinject/")[2] or name for name in archive.namelist()}
     modules = {name.removeprefix("src/") for name in tracked if name.startswith("src/")}
-    # Recipes that need data of other projects stay out of the wheel; tests/recipe/test_shipped.py says which.
-    data = {name for name in tracked if name.startswith("recipes/") and "natural" not in name} | {"constraints.txt"}
-    data -= {name for name in data if name.startswith("recipes/real-data/")}
+    # tests/recipe/test_shipped.py holds that pyproject.toml names the recipes that ship, and no others.
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["data-files"].values()
+    data = {name for found in patterns for pattern in found for name in glob.glob(pattern, root_dir=checkout)}
+    assert {"constraints.txt", "recipes/cpt.yaml"} < data
     assert modules | data <= held
     assert not any("test" in name for name in held)
 
@@ -85,7 +88,7 @@ def test_an_sdist_has_everything_and_the_wheel_built_from_it_works_without_a_che
     (site,) = tmp_path.glob("there/lib/python*/site-packages")
     empty.mkdir()
     code = (
-        "import sys; from kinject.cli import main, demo\n"
+        "import importlib, sys; from kinject.cli import main; demo = importlib.import_module('kinject.demo')\n"
         "from kinject.sandbox import holds_shipped_base\n"
         f"assert demo.__file__.startswith({str(site)!r}), demo.__file__\n"
         "demo._write_inputs()\n"

@@ -10,12 +10,12 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, Protocol
 
 from kinject.disk import fix_for, is_system_failure
@@ -56,11 +56,15 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a task: `done` as its `run` returns it, or None and the `error` in one line."""
+    """The outcome of a task: `done` as its `run` returns it, or None and the `error` in one line.
+
+    `died` is True if the process ended in the middle of the task.
+    """
 
     task: Any
     done: Mapping[str, Any] | None
     error: str = ""
+    died: bool = False
 
 
 class Executor(Protocol):
@@ -134,7 +138,8 @@ class LocalExecutor:
         resource_tracker.ensure_running()  # starting it later would unblock the signals
         before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_TERMINAL)  # inherited by the worker
         try:
-            process.start()
+            with _main_hidden():
+                process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
@@ -166,7 +171,7 @@ class LocalExecutor:
             worker.pipe.close()
             self._workers[self._workers.index(worker)] = self._start(worker.devices)
             reason = f"killed by signal {-code} (out of memory?)" if code and code < 0 else f"ended with code {code}"
-            return Outcome(task, None, f"its worker process was {reason}")
+            return Outcome(task, None, f"its worker process was {reason}", died=True)
 
     def __enter__(self) -> LocalExecutor:
         return self
@@ -230,7 +235,7 @@ class RayExecutor:
             try:
                 outcomes.append(Outcome(task, *self._ray.get(reference)))
             except self._ray.exceptions.RayError as error:
-                outcomes.append(Outcome(task, None, error_line(error)))
+                outcomes.append(Outcome(task, None, error_line(error), died=True))
         return outcomes
 
     def __enter__(self) -> RayExecutor:
@@ -294,6 +299,17 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError, Terminated), terminable():
         while True:
             pipe.send(_run_logged(pipe.recv()))
+
+
+@contextlib.contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Let a process start without running the user's script again: without a guard that would start everything again."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _end_with_parent() -> None:

@@ -196,6 +196,8 @@ class ArmResult(_AskedArm):
     """Compares with the base model with retrieval: did training do better (k = 0), or add to retrieval (k > 0)?"""
     to_plain: Contrast | None = None
     """Compares a trained arm with its chosen K with the same arm without context: does retrieval add to training?"""
+    to_closest: Contrast | None = None
+    """Compares the best of several trained arms on a learning set with the closest other one (`eval.results.with_leaders`)."""
     subjects: tuple[Subject, ...] = ()
     """By subject in the order of the questions, () if there are not several."""
     macro: tuple[Fraction, Fraction, Fraction] | None = None

@@ -115,6 +115,18 @@ def test_what_one_process_has_done_counts_for_shards_and_the_other_way_round(
     assert set(Counter(server.good).values()) == {1}
 
 
+def test_the_judge_is_scored_once_in_a_run_of_several_processes(make_recipe: Make, serving: Callable[..., Any]) -> None:
+    writer, judge = serving(), serving()
+    section = {"kind": "openai", "model": "sandbox", "base_url": judge.url}
+    alone = augment(make_recipe(writer.url, judge=section))
+    n_alone = judge.state.n_requests
+    shutil.rmtree(alone.run_dir)
+    shared = augment_in_shards(make_recipe(writer.url, judge=section), lambda n: InProcess(), 3)
+    assert judge.state.n_requests == 2 * n_alone
+    assert shared.judge == alone.judge
+    assert shared.judge.n_good > 0
+
+
 def test_limits_and_the_budget_are_shared_out(make_recipe: Make, hostile: Callable[..., Any]) -> None:
     server = hostile(lambda talk, number: None)
     given = {"price_out": 10.0, "max_tokens": 60, "concurrency": 7, "requests_per_minute": 1000}

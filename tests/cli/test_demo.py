@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kinject.cli import demo, main
+import kinject
+from kinject.cli import main
 from kinject.disk import read_manifest, write_jsonl
 from kinject.errors import KinjectError
 from kinject.executors import Outcome
@@ -18,6 +21,7 @@ from kinject.sandbox import BASE_CORPUS, BASE_RUN, holds_shipped_base
 from kinject.sandbox.build import generate_base_corpus
 from kinject.types import TrainResult
 
+demo: Any = import_module("kinject.demo")  # kinject.demo is its function
 SMALL = {
     r"max_steps: \d+": "max_steps: 2", r"warmup_steps: \d+": "warmup_steps: 0", r"logging_steps: \d+": "logging_steps: 1",
     r"paraphrase: 16": "paraphrase: 1", r"(?m)^  shots:": "  limit: 8\n  shots:",
@@ -96,7 +100,11 @@ def test_the_demo_is_the_whole_job_stopped_and_resumed_and_done_once(
     done = _times(here)
     assert len(done) == 4
     monkeypatch.setattr(Here, "stop", "")
+    reports: list[Any] = []
+    job = demo.demo
+    monkeypatch.setattr(demo, "demo", lambda folder, **how: reports.append(job(folder, **how)))
     assert main(["demo"]) == 0
+    assert set(reports[0].to_frame()["arm"]) == {"base", "repeat", "cpt"}
     out = capsys.readouterr().out
     assert [line[:6] for line in out.splitlines() if " of 5 " in line] == ["2 of 5", "3 of 5", "4 of 5", "5 of 5"]
     rows = re.findall(r"^ +((?:base model|trained on).*?)((?:  +[01]\.\d{3}){3})$", out, re.MULTILINE)
@@ -117,14 +125,15 @@ def test_the_demo_is_the_whole_job_stopped_and_resumed_and_done_once(
     assert [manifest and manifest["counts"]["steps"] for manifest in manifests] == [2, 2]
 
 
-def test_a_failed_training_is_one_line_with_its_log(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_failed_training_is_one_line_with_its_log_and_the_caller_stays_in_its_folder(
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Here, "fail", "train")
     write_jsonl(here / "there" / BASE_CORPUS, islice(generate_base_corpus(), 600))
-    assert main(["demo", "--into", "there"]) == 2
-    message = "kinject demo: kinject train recipes/cpt.yaml: the disk is full. Its output: runs/cpt/stage.log"
-    assert message in capsys.readouterr().err
+    message = r"^kinject train recipes/cpt\.yaml: the disk is full\. Its output: there/runs/cpt/stage\.log$"
+    with pytest.raises(kinject.KinjectError, match=message):
+        kinject.demo("there")
+    assert Path(os.getcwd()) == here
     assert (here / "there/recipes/eval.yaml").exists()
 
 

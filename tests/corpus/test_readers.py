@@ -21,6 +21,12 @@ ROWS = [
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a folder of documents was parsed to goes to runs/parsed."""
+    monkeypatch.chdir(tmp_path)
+
+
 def pdf_of(*pages: str) -> bytes:
     """Return a PDF of the given pages, one line of text for each line, written by hand."""
     n = len(pages)

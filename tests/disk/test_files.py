@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from kinject.disk import (
     content_id,
@@ -16,6 +20,7 @@ from kinject.disk import (
     read_manifest,
     write_jsonl,
     write_manifest,
+    write_sha256sums,
     write_text,
 )
 from kinject.disk.files import atomic_file
@@ -35,6 +40,21 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path) ->
         fail_half_way()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_the_umask_decides_who_may_read_what_is_written_by_libraries_too(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        weights = tmp_path / "model" / "deep" / "model.safetensors"
+        weights.parent.mkdir(parents=True)
+        save_file({"a": torch.zeros(2)}, weights)
+        write_text(tmp_path / "model/config.json", "{}")
+        write_sha256sums(tmp_path / "model")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
+    assert modes == dict.fromkeys(("model.safetensors", "config.json", "SHA256SUMS"), mode)
 
 
 def test_rows_come_back_with_their_line_numbers(tmp_path: Path) -> None:

@@ -157,11 +157,17 @@ def make_report(title: str = "Sandbox: 120 people the base model never read abou
             k=3 if arm.endswith("+rag") else 0,
             question_set=name,
             role=role,
+            to_closest=_to_closest(arm, name, right) if role == "learning" else None,
         )
         for name, (role, _) in SETS.items()
         for arm in ARMS
     ]
     return make_evaluation(results, title, **({"notes": ("Retrieval: BM25 over 120 documents.",)} | changes))
+
+
+def _to_closest(arm: str, name: str, right: Mapping[tuple[str, str], list[bool]]) -> Contrast | None:
+    best, other = sorted(("reg", "par"), key=lambda trained: -sum(right[name, trained]))
+    return make_contrast(right[name, best], right[name, other], other=other) if arm == best else None
 
 
 def log_entries(logs: Mapping[str, Path]) -> tuple[tuple[str, str, int, str], ...]:

@@ -71,7 +71,7 @@ def test_answers_are_sorted_filtered_searched_and_turned_page_by_page(tmp_path: 
     seen = drive(tmp_path, """
       seen.first = [rows().length, status(), rows()[0]];
       turns[1].click(); turns[1].click();
-      seen.last = [rows().length, status(), turns[1].disabled];
+      seen.last = [rows().length, status(), turns[1].ariaDisabled];
       filter("", "par"); seen.arm = status();
       filter("NUMBER 7?"); seen.words = rows();
       filter("word7 number"); seen.passages = rows().length;
@@ -80,9 +80,10 @@ def test_answers_are_sorted_filtered_searched_and_turned_page_by_page(tmp_path: 
       heads[4].click(); seen.up = rows().slice(0, 3);
       heads[4].click(); seen.down = rows()[0];
       heads[7].click(); seen.margin = [rows()[0], heads[7].parentElement.getAttribute("aria-sort")];
+      heads[7].click(); heads[7].click(); seen.asWritten = [rows()[0], heads[7].parentElement.getAttribute("aria-sort")];
     """)  # fmt: skip
     assert seen["first"] == [100, "1 to 100 of 250", "Who is number 0?"]
-    assert seen["last"] == [50, "201 to 250 of 250", True]
+    assert seen["last"] == [50, "201 to 250 of 250", "true"]
     assert seen["arm"] == "1 to 100 of 125 found of 250"
     assert seen["words"] == [f"Who is number {i}?" for i in range(7, 125, 10)] * 2
     assert seen["passages"] > 2
@@ -90,6 +91,33 @@ def test_answers_are_sorted_filtered_searched_and_turned_page_by_page(tmp_path: 
     assert seen["up"] == ["Who is number 0?", "Who is number 0?", "Who is number 1?"]
     assert seen["down"] == "Who is number 124?"
     assert seen["margin"] == ["Who is number 124?", "ascending"]  # it moved least
+    assert seen["asWritten"] == ["Who is number 0?", None]
+
+
+def test_every_other_table_is_sorted_by_its_headings_with_the_keyboard_too(tmp_path: Path) -> None:
+    """Numbers count as numbers, with their signs and bounds, and empty cells come last."""
+    write_changes(tmp_path, 2, 2)
+    seen = drive(tmp_path, """
+      const tables = [...page.querySelectorAll(".scroll table")];
+      const long = tables.filter((table) => table.tHead && table.tBodies[0].rows.length > 2);
+      seen.all = long.length > 1 && long.every((table) => table.querySelectorAll("thead th > button").length > 1);
+      const table = long.find((one) => one.tBodies[0].rows.length > 5), lines = [...table.tBodies[0].rows];
+      const button = table.tHead.rows[0].cells[1].firstChild;
+      const column = () => [...table.tBodies[0].rows].slice(0, 6).map((line) => line.cells[1].firstChild?.textContent ?? "");
+      const press = () => { button.focus(); page.activeElement.click(); return column(); };
+      const sorted = (texts) => {
+        lines.forEach((line, index) => line.cells[1].replaceChildren(texts[index] ?? ""));
+        return [press(), press(), press()];
+      };
+      seen.numbers = sorted(["1,800", "", "−0.3", "< 0.001", "+1.5 (0.1 to 2.0)", "0.001"]);
+      seen.texts = sorted(["b", "A10", "", "a9", "C", "3"]);
+    """)  # fmt: skip
+    assert seen["all"]
+    ordered = ["−0.3", "< 0.001", "0.001", "+1.5 (0.1 to 2.0)", "1,800", ""]
+    assert seen["numbers"][0] == ordered
+    assert seen["numbers"][1] == [*ordered[-2::-1], ""]
+    assert seen["numbers"][2] == ["1,800", "", "−0.3", "< 0.001", "+1.5 (0.1 to 2.0)", "0.001"]
+    assert seen["texts"][0] == ["3", "a9", "A10", "b", "C", ""]
 
 
 @pytest.mark.soak

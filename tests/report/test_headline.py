@@ -19,16 +19,37 @@ def headline(report: Report) -> tuple[str, str]:
     return render_headline(view, render_verdict(view))
 
 
-def test_it_is_about_the_arm_that_gained_most_with_what_it_lost_and_retrieval() -> None:
+def test_it_is_about_the_arm_that_is_shown_to_be_the_best_with_what_it_lost_and_retrieval() -> None:
     text, sure = headline(make_report())
     assert text == (
-        "Of 2 trained arms par gained most: it learned new (25.7% → 81.8% correct) and got worse on reverse (29.5% → 20.0% "
-        "correct); no loss is shown on known; retrieval alone does better on new (96.8%) and reverse (86.5%)."
+        "par is the best of 2 trained arms on new: it learned new (25.7% → 81.8% correct) and got worse on reverse (29.5% → "
+        "20.0% correct); no loss is shown on known; retrieval alone does better on new (96.8%) and reverse (86.5%)."
     )
     assert sure == (
         "This is about these models: each arm was trained once, and another training may differ; a difference is named "
         "only if p < 0.05."
     )
+
+
+def test_without_a_shown_difference_between_the_arms_none_is_called_the_best() -> None:
+    report = make_report()
+    noisy = tuple(
+        replace(result, to_closest=replace(result.to_closest, p=0.2)) if result.to_closest else result
+        for result in report.results
+    )
+    text, _ = headline(replace(report, results=noisy))
+    assert text == (
+        "None of 2 trained arms is shown to be the best: they learned in 2 and got worse in 1 of 4 comparisons; forgot in 1 "
+        "and gained in 0 of 2 comparisons; did worse than retrieval alone in 4 and did better than it in 0 of 4 comparisons."
+    )
+    said = [finding.text for finding in render_verdict(View(report))[0].findings if finding.arm == "par"]
+    assert "Against reg, the closest trained arm: +2" in said[0]
+    both = tuple(  # each is the best on another set: no ranking
+        replace(result, to_closest=replace(result.to_closest, p=1e-9)) if result.to_closest else result
+        for result in report.results
+    )
+    assert {result.arm for result in both if result.to_closest} == {"par", "reg"}
+    assert headline(replace(report, results=both))[0].startswith("None of 2 trained arms")
 
 
 def test_a_difference_without_significance_is_not_named_as_one() -> None:

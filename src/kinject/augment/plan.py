@@ -20,7 +20,7 @@ from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import split_passages, token_spans, word_spans
 from kinject.disk import content_id, unwritable
 from kinject.errors import InputError
-from kinject.recipe import AugmentRecipe
+from kinject.recipe import AugmentRecipe, DocumentsSection
 from kinject.recipe.sections import MAX_SAMPLES
 from kinject.types import Document, Message, Passage
 
@@ -92,6 +92,7 @@ class Plan:
     precomputed: Precomputed | None = None
     targets: Mapping[str, int] = field(default_factory=dict)
     document_tokens: int = 0
+    documents: DocumentsSection = DocumentsSection()
 
     @property
     def n_samples(self) -> int:
@@ -105,7 +106,7 @@ class Plan:
         """
         spans = spans_of(self.tokenizer)
         ids = set[str]()
-        for document in read_documents(self.documents_path):
+        for document in read_documents(self.documents_path, self.documents):
             if self.precomputed:
                 ids.add(document.id)
             yield document, split_passages(document, self.passage_tokens, spans)
@@ -217,7 +218,7 @@ def make_plan(recipe: AugmentRecipe) -> Plan:
         styles={name: n if isinstance(n, int) else MAX_SAMPLES for name, n in section.styles.items()},
         targets={name: n.tokens for name, n in section.styles.items() if not isinstance(n, int)},
         catalog=read_styles(section.style_files), document_tokens=section.document_tokens, seed=recipe.seed,
-        identity=generator_identity(generator), precomputed=precomputed,
+        identity=generator_identity(generator), precomputed=precomputed, documents=recipe.documents,
     )  # fmt: skip
 
 

@@ -147,7 +147,7 @@ async def _rewrite(
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(open_sender(section.generator, recipe.run_dir, limits, base=part_of))
         progress.watch(sender.status)
-        judge = await _open_judge(stack, recipe, section, passages, sender, part_of)
+        judge = await open_judge(stack, recipe, section, passages, sender, part_of)
         refuse = judge is None and section.checks is not None and section.checks.in_doubt == "refuse"
         rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge, refuse_in_doubt=refuse)
         start = running_time()
@@ -160,15 +160,14 @@ async def _rewrite(
     return rewriter
 
 
-async def _open_judge(
-    stack: contextlib.AsyncExitStack,
-    recipe: AugmentRecipe,
-    section: AugmentSection,
-    passages: PassageFile,
-    partner: Sender,
-    part_of: Path | None,
-) -> Judge | None:
-    """Return the judge, scored on planted errors in the first passages, or None. Its answers have their own cache."""
+async def open_judge(
+    stack: contextlib.AsyncExitStack, recipe: AugmentRecipe, section: AugmentSection,
+    passages: Iterable[PlannedDocument], partner: Sender, part_of: Path | None,
+) -> Judge | None:  # fmt: skip
+    """Return the judge, scored on planted errors in the first passages, or None. Its answers have their own cache.
+
+    A shard (`part_of` a run) does not score it: the run did, before its shards began.
+    """
     if section.judge is None:
         return None
     limits = limits_of(replace(section, generator=section.judge))
@@ -176,6 +175,8 @@ async def _open_judge(
         open_sender(section.judge, recipe.run_dir, limits, cache="judge.sqlite", partner=partner, base=part_of)
     )
     judge = Judge(sender, recipe.seed, section.judge_statements)
+    if part_of is not None:
+        return judge
     pairs = ((document.title, passage.shown) for document, split in passages for passage in split)
     # Out of budget, the run ends before its first request.
     with graceful_shutdown(sender), contextlib.suppress(Stopped):
@@ -459,7 +460,7 @@ def _write_manifest(
     result: AugmentResult,
     traffic: Sequence[Mapping[str, Any]],
 ) -> None:
-    inputs = document_hashes(plan.documents_path)
+    inputs = document_hashes(plan.documents_path, plan.documents)
     inputs.update({name: file_hash(Path(name)) for name in section.contamination_check})
     if plan.precomputed:
         inputs[str(plan.precomputed.path)] = file_hash(plan.precomputed.path)

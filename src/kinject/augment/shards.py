@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kinject.augment.plan import PassageFile, Plan, PlannedDocument, Schedule, make_plan
-from kinject.augment.requests.sender import spent_so_far
-from kinject.augment.run import augment, complete
+from kinject.augment.requests.sender import open_sender, run_event_loop, spent_so_far
+from kinject.augment.run import augment, complete, open_judge
 from kinject.augment.store import SHARDS, Store, merge_shards
 from kinject.augment.summary import AugmentResult
 from kinject.augment.validation import augment_section, limits_of
 from kinject.disk import content_id, lock_dir, read_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.executors import Executor, LocalExecutor, RayExecutor
-from kinject.recipe import AugmentRecipe, GeneratorSection, read_recipe
+from kinject.recipe import AugmentRecipe, AugmentSection, GeneratorSection, read_recipe
 from kinject.recipe.study_section import ResourcesSection
 from kinject.terminal import Progress
 
@@ -68,9 +68,18 @@ def augment_in_shards(recipe: AugmentRecipe, start_executor: Callable[[int], Exe
         merge_shards(recipe.run_dir)
         plan = make_plan(recipe)
         folders = _write_documents(recipe, plan, n_jobs)
+        if folders and section.judge is not None:
+            run_event_loop(_score_judge(recipe, section, plan))
         counts = _run_shards(_shards(recipe, folders), start_executor) if folders else []
         merge_shards(recipe.run_dir)
         return complete(recipe, shards=counts)
+
+
+async def _score_judge(recipe: AugmentRecipe, section: AugmentSection, plan: Plan) -> None:
+    """Score the judge on the run's first passages. Its answers are stored in the run folder, where `complete` finds them."""
+    async with AsyncExitStack() as stack:
+        sender = await stack.enter_async_context(open_sender(section.generator, recipe.run_dir, limits_of(section)))
+        await open_judge(stack, recipe, section, plan.read_passages(), sender, None)
 
 
 def _write_documents(recipe: AugmentRecipe, plan: Plan, n_jobs: int) -> list[Path]:

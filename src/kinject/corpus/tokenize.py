@@ -34,6 +34,7 @@ from kinject.disk import (
     folder_hash,
     open_regular,
     open_to_read,
+    part_path,
     unwritable,
     write_sha256sums,
     write_text,
@@ -320,7 +321,8 @@ def _clear(entry: Path, fault: str) -> None:
 
 
 def _write(entry: Path, rows: Iterable[TokenRow]) -> None:
-    part = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", suffix=".part", dir=entry.parent))
+    part = part_path(entry)
+    part.mkdir()
     try:
         _write_files(part, rows)
         os.replace(part, entry)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -162,11 +163,19 @@ def folder_hash(folder: Path, pattern: str = "**/*", known: Mapping[str, str] | 
 
 
 def write_sha256sums(folder: Path) -> None:
-    """Write SHA256SUMS over every file below `folder`. Raises `DiskError`."""
+    """Write SHA256SUMS over every file below `folder`, and give each the mode of a new file. Raises `DiskError`.
+
+    safetensors writes files that their owner alone may read, whatever the umask.
+    """
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SHA256SUMS]
     hashes = zip(file_hashes(paths), paths, strict=True)
     lines = (f"{digest}  {path.relative_to(folder).as_posix()}\n" for digest, path in hashes)
-    write_text(folder / SHA256SUMS, "".join(lines))
+    sums = folder / SHA256SUMS
+    write_text(sums, "".join(lines))
+    mode = stat.S_IMODE(sums.stat().st_mode)
+    for path in paths:
+        if stat.S_IMODE(path.stat().st_mode) != mode:
+            path.chmod(mode)
 
 
 def verified_hashes(folder: Path) -> dict[str, str]:

@@ -7,8 +7,8 @@ import errno
 import functools
 import json
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
@@ -63,20 +63,17 @@ def unreadable(path: Path, error: OSError | ValueError) -> DiskError:
 def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """Yield a file that replaces `path` at the end of the block; an exception deletes it and leaves `path` as it was.
 
-    Parent folders are made. Raises `DiskError` if the file cannot be written.
+    Parent folders are made. The umask decides who may read it. Raises `DiskError` if the file cannot be written.
     """
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        encoding = None if "b" in mode else "utf-8"
-        with tempfile.NamedTemporaryFile(
-            mode, encoding=encoding, dir=path.parent, prefix=f".{path.name}.", suffix=_PART, delete=False
-        ) as file:
-            temporary = Path(file.name)
+        unused = part_path(path)
+        with open(unused, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8") as file:
+            temporary = unused
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
         os.replace(temporary, path)
         temporary = None
     except OSError as error:
@@ -85,6 +82,11 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         if temporary is not None:
             with contextlib.suppress(OSError):  # a disk that refused the write may refuse this; the first error counts
                 temporary.unlink(missing_ok=True)
+
+
+def part_path(path: Path) -> Path:
+    """Return a new name beside `path` for what is to replace it; `delete_parts` deletes it if the process is killed."""
+    return path.parent / f".{path.name}.{secrets.token_hex(4)}{_PART}"
 
 
 def delete_parts(folder: Path) -> None:

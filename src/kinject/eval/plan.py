@@ -238,7 +238,7 @@ def _read_template(section: EvalSection) -> str:
 def _make_retriever(recipe: EvalRecipe, section: EvalSection) -> Retriever | None:
     if section.retrieval is None or not section.retrieval.documents:
         return None
-    pairs = read_passages(section.retrieval)
+    pairs = read_passages(section.retrieval, recipe.documents)
     most, n_shown = max(section.retrieval.k), len({shown.id for _, shown in pairs})
     if most > n_shown:
         problem = f"found {most}, but the documents hold only {n_shown} passages. Ask for fewer."

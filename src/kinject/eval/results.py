@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from string import ascii_uppercase
@@ -26,7 +26,7 @@ from kinject.eval.statistics import (
     make_contrast,
 )
 from kinject.recipe.eval_section import EvalSection
-from kinject.results import ArmInfo, ArmResult, Contrast, Perplexity, Recall, Report, Subject, UnscoredResult
+from kinject.results import ArmInfo, ArmResult, Contrast, Perplexity, Recall, Report, Scope, Subject, UnscoredResult
 from kinject.types import Answer, Passage, Question
 
 Answers = dict[tuple[str, EvalArm], list[Answer]]
@@ -133,6 +133,36 @@ def correct_families(results: Sequence[ArmResult]) -> list[ArmResult]:
     return [next(parts[head]) for head in is_head]
 
 
+def with_leaders(
+    results: Sequence[ArmResult], trained: Collection[tuple[str, str]],
+    matrix: Callable[[ArmResult], CorrectnessMatrix],
+) -> list[ArmResult]:  # fmt: skip
+    """Return `results`; on each learning set, the best of several `trained` (model, arm) has `to_closest`.
+
+    Only the first prompt format without context counts. The winner's largest two-sided p against the others holds its level
+    although the data chose the winner (Hung and Fithian, arXiv 1610.03944); it is Holm-corrected over the sets.
+    """
+    heads: dict[str, Any] = {}
+    ranked: dict[tuple[str, str], list[int]] = {}
+    for i, result in enumerate(results):
+        is_head = heads.setdefault(result.question_set, result.prompt_format) == result.prompt_format
+        known = (result.model, result.arm) in trained and result.role == "learning" and not result.subject
+        if is_head and known and not result.k:
+            ranked.setdefault((result.model, result.question_set), []).append(i)
+    best: list[tuple[int, Contrast]] = []
+    for indices in ranked.values():
+        first, *others = sorted(indices, key=lambda i: results[i].accuracy, reverse=True)
+        alone = any(len(results[i].by_seed) == 1 for i in indices)
+        scope: Scope = "these models" if alone else "method"
+        own = matrix(results[first])
+        contrasts = [make_contrast(own, matrix(results[i]), results[i].arm, scope) for i in others]
+        found = [contrast for contrast in contrasts if contrast is not None]
+        if found:
+            best.append((first, max(found, key=lambda contrast: 2 if contrast.p is None else contrast.p)))
+    corrected = dict(zip([i for i, _ in best], correct_contrasts([contrast for _, contrast in best]), strict=True))
+    return [replace(result, to_closest=corrected.get(i)) for i, result in enumerate(results)]
+
+
 def _subjects(answers: Sequence[Answer]) -> tuple[Subject, ...]:
     """Return one entry a subject, in the order of the answers; () if there are not several."""
     of_subject: dict[str, list[Answer]] = {}
@@ -195,18 +225,24 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
 
     p is Holm-corrected (`correct_families`). Validation splits have no results: they only choose K.
     """
-    return tuple(
-        correct_families(
-            [
-                _result(question_set, arm, score, section, answers)
-                for question_set in plan.sets
-                if not question_set.chooses_k_for
-                for arm in question_set.arms
-                for score in _scores_for(arm, section)
-                if any(map(is_scored, _scored(question_set, arm, score, answers)))
-            ]
-        )
-    )
+    results = [
+        _result(question_set, arm, score, section, answers)
+        for question_set in plan.sets
+        if not question_set.chooses_k_for
+        for arm in question_set.arms
+        for score in _scores_for(arm, section)
+        if any(map(is_scored, _scored(question_set, arm, score, answers)))
+    ]
+    base, *others = section.models
+    sets = {question_set.name: question_set for question_set in plan.sets}
+
+    def matrix(of: ArmResult) -> CorrectnessMatrix:
+        asked = (of.arm, of.format, of.shots, of.k)
+        arms = sets[of.question_set].arms
+        arm = next(arm for arm in arms if (arm.model, arm.format, arm.shots, arm.k) == asked)
+        return correctness(_scored(sets[of.question_set], arm, of.score, answers))  # type: ignore[arg-type]
+
+    return tuple(with_leaders(correct_families(results), {(base, name) for name in others}, matrix))
 
 
 def _unscored(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[UnscoredResult]:

@@ -25,6 +25,7 @@ from kinject.eval.retrievers import (
 )
 from kinject.eval.scoring.answers import hash_model
 from kinject.hub import find_source
+from kinject.recipe import DocumentsSection
 from kinject.recipe.eval_section import RerankerSection, RetrievalSection
 from kinject.results import Recall
 from kinject.terminal import Progress
@@ -74,7 +75,9 @@ def _prepared_passage(item: object, where: str) -> Passage:
     return Passage(name, str(fields.get("document_id") or ""), 0, len(text), text)
 
 
-def read_passages(section: RetrievalSection) -> list[tuple[Passage, Passage]]:
+def read_passages(
+    section: RetrievalSection, documents: DocumentsSection | None = None
+) -> list[tuple[Passage, Passage]]:
     """Return the passages of the documents that are searched, each once, with the passage that is shown for each.
 
     Raises `InputError` or `DiskError` as `read_documents` and `token_spans` do.
@@ -82,7 +85,7 @@ def read_passages(section: RetrievalSection) -> list[tuple[Passage, Passage]]:
     spans = token_spans(section.tokenizer)
     found: dict[str, tuple[Passage, Passage]] = {}
     for path in section.documents:
-        for document in read_documents(Path(path)):
+        for document in read_documents(Path(path), documents):
             if section.parent_tokens is None:
                 small = split_passages(document, section.passage_tokens, spans, section.overlap)
                 pairs = [(passage, passage) for passage in small]

@@ -1,5 +1,6 @@
 """Recipes: one YAML grammar for every verb, checked as a whole, with every fault reported at once."""
 
+from kinject.recipe.documents_section import DocumentsSection
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.recipe.read import (
     AugmentRecipe,
@@ -27,7 +28,7 @@ from kinject.recipe.sections import (
 )
 
 __all__ = [
-    "AugmentRecipe", "AugmentSection", "CorpusSection", "EvalRecipe", "EvalSection", "GeneratorSection",
+    "AugmentRecipe", "AugmentSection", "CorpusSection", "DocumentsSection", "EvalRecipe", "EvalSection", "GeneratorSection",
     "GuardsSection", "ModelSection", "QuestionSetSection", "QuestionsRecipe", "QuestionsSection", "Recipe",
     "RegularizationSection", "ReplaySection", "RetrievalSection", "RowWeightsSection", "StudyRecipe",
     "TechniquesSection", "TokenizerSection", "TrainRecipe", "is_model", "read_recipe", "read_values",

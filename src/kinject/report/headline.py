@@ -52,24 +52,35 @@ _COUNTED = (
 def render_headline(view: View, verdict: Sequence[AnsweredQuestion]) -> tuple[str, str]:
     """Return a sentence on what was learned, what was lost and whether retrieval would have done, and one on how sure it is.
 
-    With several base models, or many question sets, it counts the findings; else it is about the arm that gained most.
+    It is about one arm: the only trained one, or the one that is shown to be the best. Without one, with several base models
+    or many question sets, it counts the findings.
     """
     trained = {format_name(arm.name) for model in view.report.models for arm in view.own_arms(model) if arm.trained}
     learned = [finding for finding in verdict[0].findings if finding.arm in trained]
     if not learned:
-        return _untrained(view), ""
+        return _untrained(view), _sureness(view)
+    arms = list(dict.fromkeys(finding.arm for finding in learned))
     if len(view.report.models) > 1 or len({finding.question_set for finding in learned}) > _MOST_SETS:
-        text = _counts(verdict)
-    else:
-        text = _about_one_arm(view, verdict, learned)
-    return f"{text}.", _sureness(view)
+        return f"The trained arms {_counts(verdict)}.", _sureness(view)
+    best, sets = (arms[0], []) if len(arms) == 1 else _best(view)
+    if not best:
+        return f"None of {len(arms)} trained arms is shown to be the best: they {_counts(verdict)}.", _sureness(view)
+    before = f"{best} is the best of {len(arms)} trained arms on {join_words(sets)}: it " if sets else f"{best} "
+    return f"{before}{_about(best, view, verdict, learned)}.", _sureness(view)
 
 
-def _about_one_arm(view: View, verdict: Sequence[AnsweredQuestion], learned: Sequence[Finding]) -> str:
-    changes: dict[str, list[float]] = {}
-    for finding in learned:
-        changes.setdefault(finding.arm, []).append(finding.change)
-    arm = max(changes, key=lambda name: sum(changes[name]) / len(changes[name]))
+def _best(view: View) -> tuple[str, list[str]]:
+    """Return the trained arm that is shown to be better than all others, and on which learning sets; "" if there is none.
+
+    No other may be shown to be better than it on another set.
+    """
+    shown = [r for r in _headline_results(view) if r.to_closest is not None and r.to_closest.is_significant]
+    arms = {arm_label(result) for result in shown}
+    return (arms.pop(), [format_name(result.question_set) for result in shown]) if len(arms) == 1 else ("", [])
+
+
+def _about(arm: str, view: View, verdict: Sequence[AnsweredQuestion], learned: Sequence[Finding]) -> str:
+    """Return what an arm learned, what it lost, and whether retrieval would have done."""
     results = {(arm_label(result), format_name(result.question_set)): result for result in _headline_results(view)}
     parts = [_phrases(arm, learned, _LEARNED, view, results)]
     parts += [_phrases(arm, verdict[1].findings, _KEPT, view, results) or _perplexity(view, arm)]
@@ -78,8 +89,7 @@ def _about_one_arm(view: View, verdict: Sequence[AnsweredQuestion], learned: Seq
     parts += [
         f"both together do better than either ({_percent(results.get((f.arm, f.question_set)))})" for f in both[:1]
     ]
-    gained_most = len(changes) > 1 and "learned" in {f.tag for f in learned if f.arm == arm}
-    return (f"Of {len(changes)} trained arms {arm} gained most: it " if gained_most else f"{arm} ") + "; ".join(parts)
+    return "; ".join(parts)
 
 
 def _perplexity(view: View, arm: str) -> str:
@@ -123,13 +133,14 @@ def _percent(result: ArmResult | None) -> str:
 
 
 def _counts(verdict: Sequence[AnsweredQuestion]) -> str:
+    """Return how often the trained arms learned, forgot, and did better or worse than retrieval."""
     parts = []
     for (tags, words), answered in zip(_COUNTED, verdict, strict=False):
         counts = Counter(finding.tag for finding in answered.findings if finding.tag in tags)
         if counts:
             found = join_words([f"{text} in {counts[tag]}" for tag, text in words.items()])
             parts.append(f"{found} of {counts.total()} comparisons")
-    return f"The trained arms {'; '.join(parts)}"
+    return "; ".join(parts)
 
 
 def _untrained(view: View) -> str:
@@ -151,7 +162,10 @@ def _untrained(view: View) -> str:
 
 
 def _sureness(view: View) -> str:
+    """Return how far the differences carry: to other trainings, or to these models only; "" without a trained arm."""
     trained = [result for result in _headline_results(view) if view.arms[result.model, result.arm].trained]
+    if not trained:
+        return ""
     most, fewest = (of((len(result.by_seed) for result in trained), default=1) for of in (max, min))
     if most == 1:
         text = "This is about these models: each arm was trained once, and another training may differ"

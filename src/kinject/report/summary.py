@@ -28,8 +28,7 @@ def render_summary(report: Report) -> str:
         names = dict.fromkeys(result.question_set for result in report.results)
         blocks = [
             *(_set_table(name, report.results) for name in names), _unscored(report), _changes(report),
-            _one_seed(report), *_subject_tables(report.results),
-            _recalls(report.recalls), _perplexities(view),
+            *_subject_tables(report.results), _recalls(report.recalls), _perplexities(view),
             "\n".join(f"note: {note}" for note in report.notes),
         ]  # fmt: skip
     else:
@@ -43,12 +42,6 @@ def render_summary(report: Report) -> str:
 
 def _unscored(report: Report) -> str:
     return "\n".join(f"no score: {unscored_text(item)}" for item in report.unscored)
-
-
-def _one_seed(report: Report) -> str:
-    contrasts = (result.to_base for result in report.results)
-    alone = any(contrast is not None and contrast.scope != "method" for contrast in contrasts)
-    return "p and intervals: in these models; another training may show something else" if alone else ""
 
 
 def _arm(result: ArmResult) -> str:

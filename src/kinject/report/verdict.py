@@ -267,6 +267,9 @@ class _Judge:
             _TOO_FEW: "has too few questions or documents to be told from",
         }
         text = f"{self._change(result, contrast)} It {verbs[to_chance]} chance ({format_percent(result.chance)})."
+        if result.to_closest is not None:
+            beside = f"{_difference(result.to_closest)}{_unseen(result.to_closest)}"
+            text += f" Against {format_name(result.to_closest.other)}, the closest trained arm: {beside}."
         return self._finding(result, tag, tone, contrast.delta, text, contrast.scope)
 
     def _change(self, result: ArmResult, contrast: Contrast) -> str:

@@ -11,7 +11,7 @@ from kinject.disk import read_checked_json
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix, aligned
 from kinject.eval.prompts import WITHOUT_QUESTION
-from kinject.eval.results import correct_families, correct_family
+from kinject.eval.results import correct_families, correct_family, with_leaders
 from kinject.eval.statistics import (
     bounded_accuracy,
     bounded_mean,
@@ -75,7 +75,12 @@ def summarize_arms(
     ]  # fmt: skip
     own = correct_families([result for result in whole if (result.model, result.arm) not in swept])
     varied = correct_families([result for result in whole if (result.model, result.arm) in swept])
-    return [*own, *varied, *correct_family(parts)]
+    trained = {(arm.model, arm.name) for arm in arms if arm.trained}
+
+    def matrix(of: ArmResult) -> CorrectnessMatrix:
+        return records.matrix(of.model, of.arm, AskSetting(of.question_set, of.format, of.shots, of.k))
+
+    return [*with_leaders(own, trained, matrix), *varied, *correct_family(parts)]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 "use strict";
-// The answers that changed, from the page's own data: sorted, filtered, searched, a hundred at a time.
+// The answers that changed, from the page's own data: sorted, filtered, searched, a hundred at a time. Other tables are sorted.
 // Every text is set as text (textContent); nothing is read from elsewhere, kept or sent.
 (() => {
   const PAGE = 100;
@@ -108,6 +108,44 @@
     };
   }
 
+  // Turn headings into buttons: the first press sorts upwards, the second downwards, the third as it was. `sort` does it.
+  function makeSortable(line, sort) {
+    [...line.children].forEach((head, column) => {
+      const button = make("button", head.textContent);
+      button.type = "button";
+      button.addEventListener("click", () => {
+        const direction = { ascending: -1, descending: 0 }[head.getAttribute("aria-sort")] ?? 1;
+        for (const other of line.children) other.removeAttribute("aria-sort");
+        if (direction) head.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
+        sort(column, direction);
+      });
+      head.replaceChildren(button);
+    });
+  }
+
+  // The number that a cell begins with ("−0.3", "< 0.001", "1,800 of 2,000"), else its text; null for nothing.
+  // What is set small below does not count.
+  function valueOf(cell) {
+    const text = (cell.firstChild?.textContent ?? "").trim();
+    if (text === "" || text === "–") return null;
+    const found = text.replaceAll(",", "").replace("−", "-").match(/^([<+]?) ?(-?\d+(?:\.\d+)?)/);
+    return found ? Number(found[2]) * (found[1] === "<" ? 0.999 : 1) : text;
+  }
+
+  function sortTable(table) {
+    const asWritten = [...table.tBodies[0].rows];
+    makeSortable(table.tHead.rows[0], (column, direction) => {
+      const values = asWritten.map((line) => valueOf(line.cells[column]));
+      const numbers = values.every((value) => typeof value !== "string");
+      const rows = asWritten.map((line, order) => {
+        const value = numbers || values[order] === null ? values[order] : line.cells[column].firstChild.textContent;
+        return { line, order, value };
+      });
+      if (direction) rows.sort(compare(rows, "value", direction));
+      table.tBodies[0].append(...rows.map(({ line }) => line));
+    });
+  }
+
   function explore(root, data) {
     const rows = readRows(data);
     const search = makeSearch(data);
@@ -127,8 +165,8 @@
       body.replaceChildren(...shown.map((row) => lineOf(row, data)));
       const of = state.rows.length < rows.length ? `${count(state.rows.length)} found of ${count(rows.length)}` : count(rows.length);
       status.textContent = shown.length ? `${count(from + 1)} to ${count(from + shown.length)} of ${of}` : `0 found of ${count(rows.length)}`;
-      buttons.previous.disabled = state.page === 0;
-      buttons.next.disabled = state.page === last;
+      buttons.previous.setAttribute("aria-disabled", String(state.page === 0));  // disabled, it would lose the keyboard's focus
+      buttons.next.setAttribute("aria-disabled", String(state.page === last));
     }
 
     function update() {
@@ -164,21 +202,16 @@
 
     function heading() {
       const line = make("tr");
-      for (const [label, key] of COLUMNS) {
-        const button = make("button", label);
-        button.type = "button";
-        button.addEventListener("click", () => {
-          state.direction = state.sort === key ? -state.direction : 1;
-          state.sort = key;
-          for (const other of line.children) other.removeAttribute("aria-sort");
-          button.parentElement.setAttribute("aria-sort", state.direction > 0 ? "ascending" : "descending");
-          update();
-        });
-        const head = make("th");
+      for (const [label] of COLUMNS) {
+        const head = make("th", label);
         head.scope = "col";
-        head.append(button);
         line.append(head);
       }
+      makeSortable(line, (column, direction) => {
+        state.sort = direction ? COLUMNS[column][1] : "";
+        state.direction = direction;
+        update();
+      });
       return line;
     }
 
@@ -220,6 +253,10 @@
   const source = document.getElementById("changed-answers");
   const root = document.getElementById("explorer");
   if (source && root) explore(root, JSON.parse(source.textContent));
+
+  for (const table of document.querySelectorAll(".scroll table")) {
+    if (table.tHead && table.tBodies[0].rows.length > 2) sortTable(table);
+  }
 
   // Above a table that is wider than the screen: a line telling that it scrolls.
   const scrolled = [...document.querySelectorAll(".scroll")];

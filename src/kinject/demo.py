@@ -1,0 +1,196 @@
+"""The whole job on the embedded sandbox: a base model, paraphrases, a training and its control, an evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kinject.errors import InputError
+from kinject.terminal import Progress, aligned, show
+
+if TYPE_CHECKING:
+    from kinject.executors import Executor
+    from kinject.recipe import TrainRecipe
+    from kinject.recipe.study_section import ResourcesSection
+    from kinject.results import Report
+
+_BASE = Path("recipes/sandbox/base.yaml")
+_TRAININGS = (Path("recipes/cpt.yaml"), Path("recipes/sandbox/repeat.yaml"))
+_AUGMENT, _EVAL = Path("recipes/augment.yaml"), Path("recipes/eval.yaml")
+REPORT = Path("runs/eval/report.html")
+"""The page that it writes, from its folder."""
+_ARMS = {"base": "base model", "repeat": "trained on the originals, repeated", "cpt": "trained on paraphrases"}
+_SETS = {"new": "new facts", "known": "known facts", "reverse": "reversed"}
+
+
+def demo(folder: str | Path = ".", *, from_scratch: bool = False) -> Report:
+    """Do the whole job on the sandbox in `folder`, step by step, as ``kinject demo``; finished steps are not repeated.
+
+    With `from_scratch` the base model is trained, too, instead of copied. Raises `InputError` if the folder holds other
+    recipes, or a step fails.
+
+        kinject.demo("demo").to_frame()
+    """
+    from kinject.executors import executor_factory, start_fork_server
+    from kinject.process import core_count
+    from kinject.recipe import read_recipe
+    from kinject.report import read_report
+
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with contextlib.chdir(folder):
+        duration = "10 minutes" if from_scratch else "two minutes"
+        _say(f"Can a model learn what 120 documents say, and what does it forget? About {duration} on 2 CPU cores.\n")
+        start_fork_server()  # it imports the libraries while this process prepares the data
+        _write_inputs()
+        _write_base(from_scratch=from_scratch)
+        _augment()
+        with executor_factory("local", min(2, core_count()))() as executor:
+            _say("4 of 5  trains the base model on the paraphrases, and its control on the documents as they are")
+            recipes = [read_recipe(path, verb="train") for path in _TRAININGS]
+            tasks = [_Task("train", recipe.path, recipe.run_dir) for recipe in recipes]
+            _finish(executor, tasks, Path(folder), recipes)
+            _say("5 of 5  asks the three models 1,800 questions each, with and without a retrieved document")
+            _finish(executor, [_Task("eval", _EVAL, REPORT.parent)], Path(folder))
+        return read_report(REPORT.with_name("report.json"))
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A training or the evaluation in a worker process: the verb of `kinject.api`, its recipe and its run folder."""
+
+    verb: str
+    recipe: Path
+    folder: Path
+
+    @property
+    def resources(self) -> ResourcesSection:
+        """What it takes: the default."""
+        from kinject.recipe.study_section import ResourcesSection
+
+        return ResourcesSection()
+
+    @property
+    def label(self) -> str:
+        """The command that does the same."""
+        return f"kinject {self.verb} {self.recipe}"
+
+    def run(self) -> Mapping[str, Any]:
+        """Do it, and return the text to print."""
+        from kinject import api
+
+        if self.verb == "train":
+            from kinject.train import render_summary
+
+            return {"text": render_summary(api.train(self.recipe, resume=True))}
+        from kinject.report import render_summary as render_report
+
+        report = api.evaluate(self.recipe)
+        headline = render_report(report).rpartition("\n\n")[2]
+        return {"text": f"{_render_accuracies(report)}\n\n{textwrap.fill(headline, 80)}\n"}
+
+
+def _say(text: str) -> None:
+    """Print a line at once, in order with the progress on stderr, also into a file or a pipe."""
+    show(text, flush=True)
+
+
+def _write_inputs() -> None:
+    from kinject.recipe.shipped import copy_recipes, find_recipes, read_shipped
+    from kinject.sandbox import write_sandbox
+
+    n_written = len(copy_recipes(find_recipes(["eval"], read_shipped()), Path(), write_sandbox).written)
+    _say(f"1 of 5  recipes, documents and questions: {f'{n_written} files' if n_written else 'already there'}")
+
+
+def _write_base(*, from_scratch: bool) -> None:
+    from kinject.sandbox import BASE_CORPUS, BASE_RUN, holds_shipped_base, write_base, write_base_corpus
+
+    _say(f"2 of 5  the base model, {BASE_RUN / 'model'}, and the texts that it learned from")
+    if not BASE_CORPUS.exists():
+        write_base_corpus(BASE_CORPUS)
+    if not from_scratch:
+        write_base()
+        return
+    from kinject.api import train
+    from kinject.train import render_summary
+
+    is_shipped = holds_shipped_base()
+    _say(render_summary(train(_BASE, resume=not is_shipped, overwrite=is_shipped)))
+
+
+def _augment() -> None:
+    from kinject.augment import augment
+    from kinject.recipe import read_recipe
+
+    _say("3 of 5  paraphrases of the documents, by the sandbox's own writer")
+    result = augment(read_recipe(_AUGMENT, verb="augment"))
+    _say(f"        {result.got:,} paraphrases, every one checked for its numbers and names")
+
+
+def _finish(
+    executor: Executor, tasks: Sequence[_Task], folder: Path, trainings: Sequence[TrainRecipe] = ()
+) -> None:  # fmt: skip
+    """Run `tasks` at the same time and print their texts. Raises `InputError` if one fails; its log has the output."""
+    from kinject.executors import LOG
+
+    waiting, texts = list(tasks), dict[str, str]()
+    with _steps_shown(trainings):
+        while len(texts) < len(tasks):
+            while waiting and executor.has_room(waiting[0]):
+                executor.submit(waiting.pop(0))
+            for outcome in executor.wait():
+                task: _Task = outcome.task
+                if outcome.done is None:
+                    raise InputError(
+                        f"{task.label}: {outcome.error.rstrip('.')}. Its output: {folder / task.folder / LOG}"
+                    )
+                texts[task.label] = outcome.done["text"]
+    for task in tasks:
+        _say(textwrap.indent(texts[task.label], "        "))
+
+
+@contextlib.contextmanager
+def _steps_shown(trainings: Sequence[TrainRecipe]) -> Iterator[None]:
+    """Show how many steps `trainings` have done, as their timing.jsonl says, while the block runs."""
+    if not trainings:
+        yield
+        return
+    began, over = time.time(), threading.Event()
+
+    def n_steps(recipe: TrainRecipe) -> int:
+        path = recipe.run_dir / "timing.jsonl"
+        if not path.exists() or path.stat().st_mtime < began:  # of an earlier run
+            return 0
+        return path.read_bytes().count(b"\n") * int(recipe.trainer["logging_steps"])
+
+    with Progress("training", sum(int(recipe.trainer["max_steps"]) for recipe in trainings), "steps") as progress:
+
+        def watch() -> None:
+            while not over.wait(0.5):
+                progress.advance(sum(map(n_steps, trainings)) - progress.done)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+
+
+def _render_accuracies(report: Report) -> str:
+    """Return a table of accuracies, a row an arm and a column a question set."""
+    sets = list(dict.fromkeys(result.question_set for result in report.results))
+    cells = {(result.arm, result.k, result.question_set): f"{result.accuracy:.3f}" for result in report.results}
+    arms = dict.fromkeys((result.arm, result.k) for result in report.results)
+    rows = [("accuracy (chance 0.250)", *(_SETS.get(name, name) for name in sets))]
+    for arm, k in arms:
+        label = _ARMS.get(arm, arm) + (" + retrieval" if k else "")
+        rows.append((label, *(cells.get((arm, k, name), "") for name in sets)))
+    return aligned(rows, frozenset(range(1, len(sets) + 1)))
