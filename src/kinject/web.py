@@ -116,7 +116,7 @@ def _pause(wanted: str | None, n: int) -> float:
     try:
         return min(_LONGEST_PAUSE, max(0.0, float(wanted or "")))
     except ValueError:
-        return min(_LONGEST_PAUSE, 0.25 * 2**n)
+        return float(min(_LONGEST_PAUSE, 0.25 * 2**n))
 
 
 def _refusal(url: str, status: int, text: str) -> str:

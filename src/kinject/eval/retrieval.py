@@ -154,7 +154,7 @@ class FusedRetriever:
         """Take two retrievers over the same passages."""
         self.passages = first.passages
         self.notes = (*first.notes, *second.notes)
-        self.models = {**first.models, **second.models}
+        self.models: Mapping[str, str] = {**first.models, **second.models}
         self._retrievers = (first, second)
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
@@ -184,7 +184,7 @@ class RerankedRetriever:
         self._texts = [search_text(passage, section.heading_path) for passage in first.passages]
         self._scorer = make_scorer(section.reranker)
         self._path = Path(section.cache_dir) / "reranked.sqlite"
-        self.models = {**first.models, self._scorer.name: self._scorer.identity}
+        self.models: Mapping[str, str] = {**first.models, self._scorer.name: self._scorer.identity}
         read = f"the best {min(self._n, len(self._texts)):,} passages of each question were reranked by {self._scorer.name}"
         self.notes = (*first.notes, read, *self._scorer.notes(self._texts))
 
@@ -350,7 +350,7 @@ class EndpointScorer:
         answer = post_json(self._url, body, key=self._key, timeout=self._section.timeout)
         rows = answer.get("results") if isinstance(answer, dict) else answer
         try:
-            scores = {row["index"]: float(row.get("relevance_score", row.get("score"))) for row in rows}
+            scores = {row["index"]: float(row.get("relevance_score", row.get("score"))) for row in rows or ()}
             return [scores[at] for at in range(n)]
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise EndpointError(
