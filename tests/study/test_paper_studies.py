@@ -36,7 +36,7 @@ TINY = {
 }  # fmt: skip
 FOR_A_CPU = {
     "augment.generator.kind": "sandbox", "eval.retrieval.kind": "bm25", "eval.retrieval.k": [1, 2],
-    "trainer.per_device_train_batch_size": 4, "trainer.gradient_accumulation_steps": 1, "trainer.num_train_epochs": 4,
+    "trainer.per_device_train_batch_size": 4, "trainer.gradient_accumulation_steps": 1, "trainer.num_train_epochs": 2,
 }  # fmt: skip
 
 Go = Callable[..., tuple[Report, InProcess]]
