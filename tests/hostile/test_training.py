@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from kinject.cli import main
 
-DRAWS = int(os.environ.get("KINJECT_DRAWS", "5"))
+DRAWS = int(os.environ.get("KINJECT_DRAWS", "8"))
 SEED = int(os.environ.get("KINJECT_SOAK_SEED", "2026"))
 BAD = (float("nan"), float("inf"), float("-inf"))
 NUMBERS = (float("nan"), float("inf"), -1.0, 0.0, 1e-45, 1e-30, 1e30, 1e38, 1e39, 1e300)
