@@ -95,7 +95,7 @@ def learn(documents: Path, rows: Sequence[Mapping[str, str]]) -> None:
         hits = np.argmax(np.tensordot(weights, scores[held_out], (0, 1)), 1) == gold[held_out]
         plain = np.argmax(scores[held_out][:, 0], 1) == gold[held_out]
         shown = ", ".join(
-            f"{name} {weight:.2f}" for name, weight in zip(LEXICAL_WEIGHTS, weights / weights[0], strict=True)
+            f"{name} {weight:.2f}" for name, weight in zip(LEXICAL_WEIGHTS, weights / (weights[0] or 1.0), strict=True)
         )
         where = "themselves" if learned.all() else "the questions not learned from"
         print(f"learned from {title} ({learned.sum():,} questions): {shown}; recall at 1 on {where} {hits.mean():.3f}, "
@@ -104,7 +104,7 @@ def learn(documents: Path, rows: Sequence[Mapping[str, str]]) -> None:
 
 def fit(scores: np.ndarray, gold: np.ndarray) -> np.ndarray:
     """Return the weights of a logistic regression that chooses each question's paragraph; scores [question, kind, passage]."""
-    deviation = scores.std((0, 2))
+    deviation = np.maximum(scores.std((0, 2)), 1e-9)
     scaled = scores / deviation[None, :, None]
     rows = np.arange(len(gold))
 
