@@ -129,7 +129,7 @@ def as_pdf(title: str, text: list[str]) -> bytes:
                 line += " " + words.pop(0)
             lines.append(line)
         lines.append("")
-    shown = (line.replace("\\\\", "\\\\\\\\").replace("(", "\\\\(").replace(")", "\\\\)") for line in lines)
+    shown = (line.replace("\\", "\\\\").replace("(", "\\(").replace(")", "\\)") for line in lines)
     content = ("BT /F1 9 Tf 12 TL 50 780 Td " + " ".join(f"({line}) Tj T*" for line in shown) + " ET").encode(
         "latin-1", "replace"
     )

@@ -93,7 +93,6 @@ def documents(
     from kinject.corpus.documents.collect import collect
     from kinject.corpus.documents.files import heap_name
     from kinject.disk import file_name
-    from kinject.report import write_documents_report
 
     if not paths:
         raise InputError("no path given. For example: kinject documents handbook/")
@@ -101,6 +100,8 @@ def documents(
     folder = Path("runs") / file_name(heap_name(sources)) / "documents" if run_dir is None else Path(run_dir)
     result = collect(sources, options, folder)
     if not (result.already_done and (folder / "documents.html").is_file()):
+        from kinject.report import write_documents_report
+
         write_documents_report(folder)
     return result
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from kinject import executors
 from kinject.api import documents
 from kinject.cli import main
 from kinject.corpus.documents import copies, document_hashes, parse, personal_data, read_documents
@@ -127,7 +128,7 @@ def test_what_did_not_change_is_neither_opened_nor_parsed_again(heap: Path, monk
     stored = {path: path.stat().st_mtime_ns for path in Path("runs/parsed").rglob("??/*.jsonl")}
     assert len(stored) == 5
     with monkeypatch.context() as patched:
-        patched.setattr(collecting, "LocalExecutor", lambda *_: pytest.fail("nothing is to be opened"))
+        patched.setattr(executors, "LocalExecutor", lambda *_: pytest.fail("nothing is to be opened"))
         again = collect([heap])
         assert again.already_done
         assert document_hashes(heap) == {"heap": first.fingerprint}
@@ -176,7 +177,7 @@ def test_a_file_that_crashes_hangs_or_eats_memory_costs_itself_only(
 ) -> None:
     _odd_reader.__dict__["__wrapped__"] = parse.read_file
     monkeypatch.setattr(parse, "read_file", _odd_reader)
-    monkeypatch.setattr(collecting, "LocalExecutor", Forks)
+    monkeypatch.setattr(executors, "LocalExecutor", Forks)
     names = ["a", "b-crash", "c", "d-hang", "e-eat", "f-bug", "g"]
     for number, name in enumerate(names):
         (heap / f"{name}.txt").write_text(prose(number))
@@ -398,7 +399,7 @@ def test_the_page_shows_what_became_of_the_heap_and_runs_nothing_of_it(heap: Pat
 def test_a_run_over_a_cluster_gives_the_same(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _mixed(heap)
     local = collect([heap], folder=Path("local"))
-    monkeypatch.setattr(collecting, "RayExecutor", Forks)
+    monkeypatch.setattr(executors, "RayExecutor", Forks)
     section = DocumentsSection(executor="ray", cache_dir="other")
     assert collect([heap], section, Path("ray")).n_parsed == local.n_parsed
     assert Path("ray/documents.jsonl").read_bytes() == local.documents_path.read_bytes()

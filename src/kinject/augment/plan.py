@@ -226,7 +226,8 @@ class PassageFile:
     """The documents of a run with their passages, in a temporary file of the run folder.
 
     Documents are read, split and hashed once and added here. Everything later iterates over this file, one document in
-    memory at a time. With `keep` the file stays, for a run over these documents in another process (`shards`).
+    memory at a time; of `meta`, the licence stays. With `keep` the file stays, for a run over these documents in another
+    process (`shards`).
     """
 
     def __init__(self, run_dir: Path, *, keep: bool = False) -> None:
@@ -246,7 +247,7 @@ class PassageFile:
     def add(self, document: Document, passages: list[Passage]) -> None:
         """Append a document. Raises `DiskError` if it cannot be written."""
         spans = [(one.id, one.start, one.end, one.path, one.place, one.header, one.cut) for one in passages]
-        row = [document.id, document.title, document.text, document.source, spans]
+        row = [document.id, document.title, document.text, document.source, document.meta.get("licence"), spans]
         try:
             self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
         except OSError as error:
@@ -262,12 +263,12 @@ class PassageFile:
     def _read(self) -> Iterator[PlannedDocument]:
         with self._open("r") as file:
             for line in file:
-                identity, title, text, source, spans = json.loads(line)
+                identity, title, text, source, licence, spans = json.loads(line)
                 passages = [
                     Passage(name, identity, start, end, text[start:end], tuple(path), *others)
                     for name, start, end, path, *others in spans
                 ]
-                yield Document(identity, title, text, source), passages
+                yield Document(identity, title, text, source, {"licence": licence} if licence else {}), passages
 
     def _open(self, mode: str) -> IO[str]:
         try:  # surrogatepass: a file's name may be no UTF-8

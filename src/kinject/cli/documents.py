@@ -42,8 +42,8 @@ def add_parser(verbs: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from kinject.api import documents
+    from kinject.corpus.documents.collect import render_documents
     from kinject.recipe.read import read_section
-    from kinject.report.documents import render_documents
 
     is_setting = [word.startswith(("documents.", "run_dir=")) and "=" in word for word in arguments.arguments]
     paths = [word for word, setting in zip(arguments.arguments, is_setting, strict=True) if not setting]

@@ -1,4 +1,4 @@
-"""The result of collecting documents: as text for the terminal, and as a page, documents.html.
+"""The page of a run of kinject documents, documents.html.
 
 Counts come from the manifest, texts and names from the run's files. All of them are untrusted: the page escapes them.
 """
@@ -24,50 +24,6 @@ _UNFOLDED = 20
 _N_SAMPLES, _MOST_PASSAGES, _PASSAGE_TOKENS = 3, 4, 256
 _LONGEST_NAME, _LONGEST_TEXT = 100, 600
 _FIX = "Run kinject documents again."
-
-
-def render_documents(result: DocumentsResult) -> str:
-    """Return the table of a run: read, skipped and why, with paths; what was left out as copies; what was flagged."""
-    counts = result.counts
-    rows = [
-        ("read", f"{counts['n_documents']:,} documents from {counts['n_read']:,} of {counts['n_files']:,} files "
-                 f"({_listing(counts['kinds'])}); {result.n_parsed:,} files parsed in this run"),
-        ("words", f"{counts['n_words']:,}"),
-        ("languages", _listing({language_name(code) or "not clear": n for code, n in counts["languages"].items()})),
-        *_left_out(counts),
-        ("personal", _personal(counts)),
-        ("skipped", _skipped(result)),
-        *(("", f"- {text}") for text in result.render_skipped()),
-    ]  # fmt: skip
-    lines = [f"{name:<12}{text}" for name, text in rows]
-    return "\n".join([*lines, "", f"written: {result.documents_path}, {result.folder / PAGE}"])
-
-
-def _listing(numbers: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {n:,}" for name, n in numbers.items())
-
-
-def _left_out(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    copies, repeats, lines = counts["duplicates"], counts["repeats"], counts["boilerplate"]
-    return [
-        ("copies", f"left out: {copies['exact']:,} exact, {copies['near']:,} near, {copies['link']:,} links"),
-        ("repeats", f"left out: {repeats['passages']:,} passages or lines that are there before, in "
-                    f"{format_count(repeats['documents'], 'document')}"),
-        ("boilerplate", f"{format_count(lines['lines'], 'line')} that many documents share, left out "
-                        f"{lines['removed']:,} times and kept once"),
-    ]  # fmt: skip
-
-
-def _skipped(result: DocumentsResult) -> str:
-    left_out = result.counts["left_out"]
-    return f"{result.n_skipped:,}" + (f", and {left_out:,} hidden, temporary or of the system" if left_out else "")
-
-
-def _personal(counts: Mapping[str, Any]) -> str:
-    found = [f"{kind} {n:,} in {documents:,}" for kind, (documents, n) in counts["personal_data"].items()]
-    return (f"{', '.join(found)} documents" if found else "none found") + (
-        " (masked)" if counts["masked"] and found else ""
-    )
 
 
 def write_documents_report(folder: Path) -> Path:
@@ -109,6 +65,10 @@ def _make_page(folder: Path, manifest: Mapping[str, Any]) -> Page:
         verdict=(), sections=tuple(section for section in sections if section.blocks),
         footer=format_name(f"Written {manifest.get('written', '')} with kinject {versions.get('kinject', '')}."),
     )  # fmt: skip
+
+
+def _listing(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {n:,}" for name, n in numbers.items())
 
 
 def _facts(manifest: Mapping[str, Any], counts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

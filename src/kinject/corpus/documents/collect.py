@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinject.corpus.documents.files import FoundFile, find_files, heap_name
 from kinject.corpus.documents.parse import (
@@ -33,6 +33,7 @@ from kinject.corpus.documents.parse import (
     write_record,
 )
 from kinject.corpus.documents.write import HeapFile, HeapWriter
+from kinject.corpus.language import language_name
 from kinject.disk import (
     check_output,
     content_id,
@@ -46,11 +47,13 @@ from kinject.disk import (
     write_rows,
 )
 from kinject.errors import DiskError, InputError
-from kinject.executors import Executor, LocalExecutor, Outcome, RayExecutor
 from kinject.process import core_count
 from kinject.recipe import DocumentsSection
 from kinject.terminal import Progress
 from kinject.types import Tabular
+
+if TYPE_CHECKING:
+    from kinject.executors import Executor, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -263,9 +266,11 @@ class _Collecting:
         shutil.rmtree(self._work, ignore_errors=True)
 
     def _executor(self, n_processes: int) -> Executor:
+        from kinject import executors  # not before something is to be parsed: it takes a while
+
         if self.section.executor == "ray":
-            return RayExecutor()
-        return LocalExecutor(n_processes, 0, ("kinject.corpus.documents.parse",))
+            return executors.RayExecutor()
+        return executors.LocalExecutor(n_processes, 0, ("kinject.corpus.documents.parse",))
 
     def _batches(self, numbers: Sequence[int], n_processes: int) -> Iterator[Batch]:
         """Yield the files in batches of neighbours, neither many nor large."""
@@ -389,3 +394,47 @@ def _journal_rows(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return [json.loads(line) for line in data.split(b"\n")[:-1]]
+
+
+def render_documents(result: DocumentsResult) -> str:
+    """Return the table of a run: read, skipped and why, with paths; what was left out as copies; what was flagged."""
+    counts = result.counts
+    rows = [
+        ("read", f"{counts['n_documents']:,} documents from {counts['n_read']:,} of {counts['n_files']:,} files "
+                 f"({_listing(counts['kinds'])}); {result.n_parsed:,} files parsed in this run"),
+        ("words", f"{counts['n_words']:,}"),
+        ("languages", _listing({language_name(code) or "not clear": n for code, n in counts["languages"].items()})),
+        *_left_out(counts),
+        ("personal", _personal(counts)),
+        ("skipped", _skipped(result)),
+        *(("", f"- {text}") for text in result.render_skipped()),
+    ]  # fmt: skip
+    lines = [f"{name:<12}{text}" for name, text in rows]
+    return "\n".join([*lines, "", f"written: {result.documents_path}, {result.folder}/documents.html"])
+
+
+def _listing(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {n:,}" for name, n in numbers.items())
+
+
+def _left_out(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    copies, repeats, lines = counts["duplicates"], counts["repeats"], counts["boilerplate"]
+    return [
+        ("copies", f"left out: {copies['exact']:,} exact, {copies['near']:,} near, {copies['link']:,} links"),
+        ("repeats", f"left out: {repeats['passages']:,} passages or lines that are there before, in "
+                    f"{repeats['documents']:,} documents"),
+        ("boilerplate", f"{lines['lines']:,} lines that many documents share, left out "
+                        f"{lines['removed']:,} times and kept once"),
+    ]  # fmt: skip
+
+
+def _skipped(result: DocumentsResult) -> str:
+    left_out = result.counts["left_out"]
+    return f"{result.n_skipped:,}" + (f", and {left_out:,} hidden, temporary or of the system" if left_out else "")
+
+
+def _personal(counts: Mapping[str, Any]) -> str:
+    found = [f"{kind} {n:,} in {documents:,}" for kind, (documents, n) in counts["personal_data"].items()]
+    return (f"{', '.join(found)} documents" if found else "none found") + (
+        " (masked)" if counts["masked"] and found else ""
+    )
