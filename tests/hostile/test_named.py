@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kinds import LINES, TASK, as_parquet, as_yaml, lines_of, pdf_of
+from kinds import TASK, as_parquet, as_yaml, lines_of, pdf_of
 
 from kinject.corpus.documents import document_hashes, pdf, read_documents
 from kinject.corpus.passages import sentence_ends, token_spans
@@ -266,7 +266,6 @@ def test_text_from_right_to_left_and_outside_the_basic_plane_is_kept_as_it_is(tm
         ("d.html", b'<meta charset="utf-7"><p>+ADw-b', "unknown charset"),
         ("d.html", b"<div>" * 200_000, ":1: elements lie more than 20,000 deep"),
         ("d.html", b"\n<p " + b" ".join(b"a%d" % i for i in range(20_000)) + b">", ":2: an element with more than 2,000"),
-        ("d.pdf", pdf_of([LINES.replace(b"(It", b"[" * 5000 + b"(It")]), "page 1: not a readable PDF"),
     ],
 )  # fmt: skip
 def test_documents_that_cannot_be_told_apart_or_read_are_refused(

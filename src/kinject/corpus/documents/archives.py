@@ -102,7 +102,7 @@ def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fo
     """Yield a book as one document, its chapters in reading order. `chapters` in meta are [start, file] of each."""
     data = io.BytesIO(read_bytes(path, options.largest, stream))
     check_archive(path, data, options)
-    with library_errors(path, "an EPUB", "Export it again."), zipfile.ZipFile(data) as book:
+    with library_errors(path, "EPUB", "Export it again."), zipfile.ZipFile(data) as book:
         names = set(book.namelist())
         container = parse_xml(path, book.read("META-INF/container.xml"))
         root = next(_named(container, "rootfile")).get("full-path")

@@ -59,7 +59,7 @@ def _boxed(path: Path, number: int, message: bytearray, n_dropped: int, options:
 def _mail(path: Path, where: str, data: bytes, options: ReadOptions, depth: int) -> Iterator[Found]:
     """Yield the mail in `data`; whatever stands in one of its attachments is told or read by itself."""
     try:
-        with library_errors(path, "a mail", "Export it again."):
+        with library_errors(path, "mail", "Export it again."):
             mail = email.message_from_bytes(data, policy=email.policy.default)
             if not any(mail.get(name) for name in ("From", "To", "Subject", "Date", "Received", "Message-ID")):
                 raise InputError(f"{where}: not a mail: none of its first lines is From, To, Subject or Date.")

@@ -46,7 +46,7 @@ def read_rst(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fou
         "embed_stylesheet": False, "stylesheet_path": None, "syntax_highlight": "none", "output_encoding": "unicode",
         "doctitle_xform": False, "initial_header_level": 1, "line_length_limit": 1_000_000,
     }  # fmt: skip
-    with library_errors(path, "reStructuredText", "Repair its markup, or rename it to .txt."):
+    with library_errors(path, "reStructuredText file", "Repair its markup, or rename it to .txt."):
         page = core.publish_string(text, writer="html5", settings_overrides=settings)
         _, body, _ = page_of(path, page, whole=True)
     title = re.search(r"^# (.+)$", body, re.MULTILINE)
@@ -56,7 +56,7 @@ def read_rst(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fou
 def read_notebook(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
     """Yield a Jupyter notebook: its Markdown, and its code in fences without outputs."""
     text, _ = decode(path, read_bytes(path, options.largest, stream))
-    with library_errors(path, "a notebook", "Save it again."):
+    with library_errors(path, "notebook", "Save it again."):
         book = json.loads(text)
         language = str(book.get("metadata", {}).get("language_info", {}).get("name", "python"))
         parts = []
@@ -74,7 +74,7 @@ def read_mediawiki(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterat
     etree = import_extra("lxml.etree", path)
     parser = import_extra("mwparserfromhell", path)
     number = 0
-    with library_errors(path, "a MediaWiki export", "Export it again."):
+    with library_errors(path, "MediaWiki export", "Export it again."):
         for _, page in etree.iterparse(stream, tag="{*}page", resolve_entities=False, no_network=True, huge_tree=False):
             number += 1
             title = one_line(page.findtext("{*}title") or "")
@@ -196,7 +196,7 @@ def read_confluence(path: Path, stream: BinaryIO, options: ReadOptions) -> Itera
     etree = import_extra("lxml.etree", path)
     titles: dict[str, str] = {}
     bodies: dict[str, tuple[str, str]] = {}
-    with library_errors(path, "a Confluence export", "Export the space again."):
+    with library_errors(path, "Confluence export", "Export the space again."):
         for _, entity in etree.iterparse(io.BytesIO(read_bytes(path, options.largest, stream)), tag="object",
                                          resolve_entities=False, no_network=True):  # fmt: skip
             kind = entity.get("class")

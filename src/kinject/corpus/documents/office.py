@@ -32,7 +32,7 @@ def read_docx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fo
     check_archive(path, data, options)
     data = _without_macros(path, data)
     docx = import_extra("docx", path)
-    with library_errors(path, "a Word document", "Save it again as .docx."):
+    with library_errors(path, "Word document", "Save it again as .docx."):
         word = _Word(path, docx.Document(data))
         text = word.text()
         properties = word.document.core_properties
@@ -43,7 +43,7 @@ def read_docx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fo
 
 def _without_macros(path: Path, data: BytesIO) -> BytesIO:
     """Return a document whose main part is named as that of a .docx or .pptx: the libraries read no other content types."""
-    with library_errors(path, "an Office file", "Save it again."), zipfile.ZipFile(data) as archive:
+    with library_errors(path, "Office file", "Save it again."), zipfile.ZipFile(data) as archive:
         types = archive.read("[Content_Types].xml")
         plain = _OTHER_MAIN.sub(_main_type, types)
         if plain == types:
@@ -284,7 +284,7 @@ def read_pptx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fo
     check_archive(path, data, options)
     data = _without_macros(path, data)
     pptx = import_extra("pptx", path)
-    with library_errors(path, "a slide deck", "Save it again as .pptx."):
+    with library_errors(path, "slide deck", "Save it again as .pptx."):
         deck = pptx.Presentation(data)
         slides = [(number, _slide_text(slide)) for number, slide in enumerate(deck.slides, start=1)]
         meta = _properties(deck.core_properties)
@@ -373,7 +373,7 @@ def read_xlsx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fo
     data = BytesIO(read_bytes(path, options.largest, stream))
     unpacked = check_archive(path, data, options)
     openpyxl = import_extra("openpyxl", path)
-    with library_errors(path, "a workbook", "Save it again as .xlsx."):
+    with library_errors(path, "workbook", "Save it again as .xlsx."):
         book = openpyxl.load_workbook(data, read_only=unpacked > _LARGEST_SHEETS, data_only=True, keep_links=False)
         visible = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
         texts = [(sheet.title, _sheet_text(sheet, unpacked > _LARGEST_SHEETS)) for sheet in visible]

@@ -98,7 +98,7 @@ def library_errors(path: Path, what: str, fix: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error)[:100]}"
-        raise InputError(f"{path}: not readable as {what} ({reason}). {fix}") from error
+        raise InputError(f"{path}: not a readable {what} ({reason}). {fix}") from error
 
 
 def decode(path: Path, data: bytes, declared: str = "") -> tuple[str, dict[str, str]]:
