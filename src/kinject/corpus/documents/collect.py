@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.corpus.documents.files import FoundFile, find_files, heap_name
 from kinject.corpus.documents.parse import (
-    VERSION,
     Batch,
     Parsed,
     ParseOptions,
     has_record,
     memory_fault,
     read_record,
+    readers_version,
     time_fault,
     write_record,
 )
@@ -350,7 +350,7 @@ class _Collecting:
             [file.name, self.hashes.get(number), self.faults.get(number), self.links.get(number)]
             for number, file in enumerate(self.files)
         ]
-        fingerprint = content_id("documents", VERSION, _output_options(self.section), parts)
+        fingerprint = content_id("documents", readers_version(), _output_options(self.section), parts)
         manifest = read_manifest(manifest_path)
         if manifest is not None and manifest["counts"].get("fingerprint") == fingerprint:
             try:

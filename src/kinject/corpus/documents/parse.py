@@ -1,8 +1,8 @@
 """Files parsed in worker processes, each once: a batch of files opens each, hashes it, and parses it unless that is stored.
 
-What a file holds is stored by the hash of its content, its suffix, the options and the readers' version: a moved, copied or
-touched file is not parsed again. A file that exceeds its limits ends the worker process and nothing else; the batch's journal
-says which file it was.
+What a file holds is stored by the hash of its content, its suffix, the options and the readers' code and libraries: a file
+that was moved, copied or touched is not parsed again. A file that exceeds its limits ends the worker process and nothing
+else; the batch's journal says which file it was.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -37,8 +38,11 @@ from kinject.recipe import DocumentsSection
 from kinject.recipe.study_section import ResourcesSection
 from kinject.types import Document
 
-VERSION = 1
-"""Version of what is stored of a file: a reader or a rule that changes raises it, and every file is parsed again."""
+_LIBRARIES = (
+    "pypdf", "pypdfium2", "selectolax", "trafilatura", "lxml", "lxml_html_clean", "python-docx", "python-pptx", "openpyxl",
+    "docutils", "mwparserfromhell", "charset-normalizer", "pytesseract", "pyarrow", "pycld2", "rensa", "phonenumbers",
+)  # fmt: skip
+"""Libraries of the readers, where they are installed."""
 _GIB = 2**30
 _WAITING = 10
 """Times its processor seconds that a file may take in all: a file server that hangs takes no processor time."""
@@ -91,7 +95,7 @@ class ParseOptions:
 
     def key(self, sha256: str, path: str) -> str:
         """Return the name under which the content of a file is stored."""
-        return content_id("parsed", VERSION, _library_versions(), asdict(self), sha256, Path(path).suffix.lower())
+        return content_id("parsed", readers_version(), asdict(self), sha256, Path(path).suffix.lower())
 
 
 def record_path(cache: Path, key: str) -> Path:
@@ -309,12 +313,15 @@ def read_record(cache: Path, key: str) -> Iterator[Parsed]:
 
 
 @functools.cache
-def _library_versions() -> list[str]:
-    from importlib import metadata
-
-    names = ("pypdf", "selectolax", "rensa", "phonenumbers")
+def readers_version() -> str:
+    """Return a hash of everything that decides what a file is read as: this code, and the versions of the libraries."""
+    here = Path(__file__).parent
+    code = [
+        hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted([*here.glob("*.py"), here.parent / "language.py"])
+    ]
     versions = []
-    for name in names:
+    for name in _LIBRARIES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions.append(f"{name} {metadata.version(name)}")
-    return versions
+    return content_id(code, versions)
