@@ -32,6 +32,7 @@ from kinject.corpus.documents.parse import (
     time_fault,
     write_record,
 )
+from kinject.corpus.documents.personal_data import check_region
 from kinject.corpus.documents.write import HeapFile, HeapWriter
 from kinject.corpus.language import language_name
 from kinject.disk import (
@@ -148,6 +149,7 @@ def collect(
     and with `strict` at the first file that cannot. `KeyboardInterrupt` after Ctrl-C: what was parsed is stored.
     """
     section = section or DocumentsSection()
+    check_region(section.phone_region)
     cache = Path(section.cache_dir)
     if folder is None:
         identity = content_id([os.path.abspath(source) for source in sources], _output_options(section))

@@ -76,6 +76,7 @@ class ParseOptions:
     phone_region: str | None
     seconds: float
     memory: float
+    version: str
 
     @classmethod
     def of(cls, section: DocumentsSection) -> ParseOptions:
@@ -84,18 +85,13 @@ class ParseOptions:
             section.text_field, section.title_field, section.id_field, section.ocr, section.largest_file * 2**20
         )
         counts = section.personal_data != "ignore"
-        return cls(
-            read,
-            section.near_duplicates,
-            counts,
-            section.phone_region if counts else None,
-            section.seconds,
-            section.memory,
-        )
+        region = section.phone_region if counts else None
+        limits = section.seconds, section.memory
+        return cls(read, section.near_duplicates, counts, region, *limits, readers_version())
 
     def key(self, sha256: str, path: str) -> str:
         """Return the name under which the content of a file is stored."""
-        return content_id("parsed", readers_version(), asdict(self), sha256, Path(path).suffix.lower())
+        return content_id("parsed", asdict(self), sha256, Path(path).suffix.lower())
 
 
 def record_path(cache: Path, key: str) -> Path:
@@ -203,7 +199,8 @@ def time_fault(seconds: float) -> str:
 def _examined(place: str, found: Document, path: Path, options: ParseOptions) -> Parsed:
     """Return a document without its repeats, with everything about it that needs no other document."""
     repeated = repeats(found.text, options.near_duplicates)
-    text, meta = edited(found.text, [(start, end, "") for (start, end), _ in repeated], found.meta)
+    plain = json.loads(json.dumps(dict(found.meta), default=str), parse_constant=lambda _: None)  # JSON has no NaN
+    text, meta = edited(found.text, [(start, end, "") for (start, end), _ in repeated], plain)
     words = word_hashes(text)
     lines = sorted({number for number, _ in shared_lines(text)})
     start = text[:_LANGUAGE_CHARACTERS]
@@ -294,8 +291,8 @@ def write_record(cache: Path, key: str, found: Iterable[Parsed]) -> None:
                 document = one.document and [
                     getattr(one.document, name) for name in ("id", "title", "text", "source", "meta")
                 ]
-                row = json.dumps([one.where, document, one.facts, one.fault], ensure_ascii=False, default=str)
-                file.write(row.encode("utf-8", "backslashreplace") + b"\n")
+                row = json.dumps([one.where, document, one.facts, one.fault], ensure_ascii=False)
+                file.write(row.encode("utf-8", "replace") + b"\n")
             file.write(_END)
         except BaseException:
             os.unlink(file.name)

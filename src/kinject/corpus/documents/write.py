@@ -221,7 +221,7 @@ class HeapWriter:
         }  # fmt: skip
         number = len(self._kept)
         self._finder.add(number, exact, sketch)
-        data = json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        data = json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         start = self._rows.seek(0, 2)
         self._rows.write(data)
         self._kept.append((start, len(data), where))
