@@ -1,6 +1,7 @@
 """Recipes: one YAML grammar for every verb, checked as a whole, with every fault reported at once."""
 
 from kinject.recipe.documents_section import DocumentsSection
+from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.recipe.read import (
     AugmentRecipe,
     EvalRecipe,
@@ -15,15 +16,12 @@ from kinject.recipe.read import (
 from kinject.recipe.sections import (
     AugmentSection,
     CorpusSection,
-    EvalSection,
     GeneratorSection,
     GuardsSection,
     ModelSection,
-    QuestionSetSection,
     QuestionsSection,
     RegularizationSection,
     ReplaySection,
-    RetrievalSection,
     RowWeightsSection,
     TechniquesSection,
     TokenizerSection,
