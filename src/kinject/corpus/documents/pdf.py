@@ -71,7 +71,7 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fou
         if scanned and options.ocr:
             read_image_text = reader_of_images(path)
             for number in scanned:
-                with library_errors(Path(f"{path}: page {number + 1}"), "a scan", "Take it out."):
+                with library_errors(Path(f"{path}: page {number + 1}"), "scan", "Take it out."):
                     text = read_image_text(document[number].render(scale=_OCR_SCALE).to_pil())
                 pages[number] = [Box(0, 0, 0, 0, text, 0, is_table=True)] if text else []
     finally:
