@@ -6,7 +6,6 @@ import gzip
 import io
 import posixpath
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,35 +13,21 @@ from urllib.parse import unquote
 
 from kinject.corpus.documents.html import declared_charset, page_of
 from kinject.corpus.documents.readers import Found, ReadOptions, read_member
-from kinject.corpus.documents.text import decode, import_extra, joined, library_errors, whole_file
+from kinject.corpus.documents.text import (
+    DAMAGED_ARCHIVE,
+    MOST_MEMBERS,
+    check_archive,
+    decode,
+    joined,
+    library_errors,
+    parse_xml,
+    whole_file,
+)
 from kinject.disk import format_size, read_bytes
 from kinject.errors import InputError
 
-_MOST_MEMBERS = 100_000
 _MOST_IN_ALL = 16
 """How many times the largest file an archive may hold in all."""
-_DAMAGED = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, NotImplementedError, zlib.error)
-"""What zipfile and gzip raise for damaged or unknown archives."""
-
-
-def check_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> int:
-    """Return the bytes that a zip unpacks to, which is one document. Raises `InputError` if they are too many, or locked."""
-    try:
-        with zipfile.ZipFile(stream) as archive:
-            members = archive.infolist()
-    except _DAMAGED as error:
-        raise InputError(f"{path}: damaged: not a readable zip ({str(error)[:100]}). Save it again.") from error
-    finally:
-        stream.seek(0)
-    if any(member.flag_bits & 1 for member in members):
-        raise InputError(f"{path}: locked with a password. Save a copy without one.")
-    unpacked = sum(member.file_size for member in members)
-    if unpacked > options.largest or len(members) > _MOST_MEMBERS:
-        raise InputError(
-            f"{path}: unpacks to {format_size(unpacked)} in {len(members):,} parts, allowed: {format_size(options.largest)} "
-            f"in {_MOST_MEMBERS:,}. Split it."
-        )
-    return unpacked
 
 
 def read_zip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
@@ -51,8 +36,8 @@ def read_zip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fou
     try:
         with zipfile.ZipFile(stream) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]
-            if len(members) > _MOST_MEMBERS:
-                raise InputError(f"{path}: holds {len(members):,} files, allowed: {_MOST_MEMBERS:,}. Split it.")
+            if len(members) > MOST_MEMBERS:
+                raise InputError(f"{path}: holds {len(members):,} files, allowed: {MOST_MEMBERS:,}. Split it.")
             for member in sorted(members, key=lambda member: member.filename):
                 parts = [part for part in member.filename.split("/") if part not in ("", "..", ".")]
                 where = path.joinpath(*parts)
@@ -63,7 +48,7 @@ def read_zip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fou
                     size = format_size(_MOST_IN_ALL * options.largest)
                     raise InputError(f"{path}: unpacks to more than {size}. Unpack it, and give the folder.")
                 yield from _zip_member(archive, member, where, options)
-    except _DAMAGED as error:
+    except DAMAGED_ARCHIVE as error:
         raise InputError(f"{path}: damaged: not a readable zip ({str(error)[:100]}). Pack it again.") from error
 
 
@@ -80,7 +65,7 @@ def _zip_member(
         return
     try:
         data = archive.read(member)
-    except _DAMAGED as error:
+    except DAMAGED_ARCHIVE as error:
         yield str(where), InputError(f"{where}: damaged: cannot be unpacked ({str(error)[:100]}). Pack it again.")
         return
     yield from read_member(where, data, options)
@@ -90,7 +75,7 @@ def read_gzip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fo
     """Yield the documents in a gzip file, whose kind is found by its name without ``.gz``."""
     try:
         data = gzip.GzipFile(fileobj=stream).read(options.largest + 1)
-    except _DAMAGED as error:
+    except DAMAGED_ARCHIVE as error:
         raise InputError(f"{path}: damaged: not readable as gzip ({str(error)[:100]}). Pack it again.") from error
     if len(data) > options.largest:
         raise InputError(f"{path}: unpacks to more than {format_size(options.largest)}. Unpack and split it.")
@@ -122,12 +107,6 @@ def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Fo
     text, starts = joined([(name, text) for name, text in chapters if text])
     title = found.pop("title")
     yield whole_file(path, title, text, {**{key: value for key, value in found.items() if value}, "chapters": starts})
-
-
-def parse_xml(path: Path, data: bytes) -> Any:
-    """Return the root of an XML text: no entity is expanded, nothing is fetched."""
-    etree = import_extra("lxml.etree", path)
-    return etree.fromstring(data, etree.XMLParser(resolve_entities=False, no_network=True, recover=True))
 
 
 def _named(root: Any, name: str) -> Iterator[Any]:

@@ -11,10 +11,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kinject.corpus.documents.archives import check_archive, parse_xml
 from kinject.corpus.documents.markdown import heading, markdown_table, one_line, spanned, tables_of
 from kinject.corpus.documents.readers import Found, ReadOptions
-from kinject.corpus.documents.text import import_extra, joined, library_errors, whole_file
+from kinject.corpus.documents.text import check_archive, import_extra, joined, library_errors, parse_xml, whole_file
 from kinject.disk import read_bytes
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"

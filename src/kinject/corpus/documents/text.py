@@ -7,13 +7,15 @@ import contextlib
 import importlib
 import re
 import warnings
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from kinject.corpus.documents.markdown import fenced
 from kinject.corpus.documents.readers import LANGUAGES, Found, ReadOptions
-from kinject.disk import content_id, read_bytes
+from kinject.disk import content_id, format_size, read_bytes
 from kinject.errors import InputError, KinjectError
 from kinject.types import Document
 
@@ -32,6 +34,11 @@ _DETECTED = (
 )  # fmt: skip
 """Encodings that are looked for in a text that declares none."""
 _WESTERN = frozenset("ÄÖÜäöüßéèêëàâçîïôûùœæÉÈÀÇÊñÑáíóúÁÍÓÚ¿¡ãõåøÅØÆ“”‘’„–—…€«»°§·\xa0²³½©®´µ•".encode("cp1252"))
+
+
+MOST_MEMBERS = 100_000
+DAMAGED_ARCHIVE = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, NotImplementedError, zlib.error)
+"""What zipfile and gzip raise for damaged or unknown archives."""
 
 
 def read_text(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
@@ -211,3 +218,29 @@ def _is_western(data: bytes) -> bool:
     """Return whether the bytes above ASCII are few, and letters and quotation marks of western Europe in Windows-1252."""
     high = [byte for byte in data[: 2**20] if byte > 127]
     return len(high) < 0.15 * len(data[: 2**20]) and sum(byte in _WESTERN for byte in high) > 0.97 * len(high)
+
+
+def check_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> int:
+    """Return the bytes that a zip unpacks to, which is one document. Raises `InputError` if they are too many, or locked."""
+    try:
+        with zipfile.ZipFile(stream) as archive:
+            members = archive.infolist()
+    except DAMAGED_ARCHIVE as error:
+        raise InputError(f"{path}: damaged: not a readable zip ({str(error)[:100]}). Save it again.") from error
+    finally:
+        stream.seek(0)
+    if any(member.flag_bits & 1 for member in members):
+        raise InputError(f"{path}: locked with a password. Save a copy without one.")
+    unpacked = sum(member.file_size for member in members)
+    if unpacked > options.largest or len(members) > MOST_MEMBERS:
+        raise InputError(
+            f"{path}: unpacks to {format_size(unpacked)} in {len(members):,} parts, allowed: {format_size(options.largest)} "
+            f"in {MOST_MEMBERS:,}. Split it."
+        )
+    return unpacked
+
+
+def parse_xml(path: Path, data: bytes) -> Any:
+    """Return the root of an XML text: no entity is expanded, nothing is fetched."""
+    etree = import_extra("lxml.etree", path)
+    return etree.fromstring(data, etree.XMLParser(resolve_entities=False, no_network=True, recover=True))
