@@ -15,8 +15,13 @@ from kinject.errors import InputError
 from kinject.hub import check_data_set
 from kinject.types import Document
 
-HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<config>[\w.-]*))?(?::(?P<split>\w+))?")
-"""``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``train`` if it is left out)."""
+HUB_NAME = re.compile(
+    r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w.-]+))?(?::(?P<config>[\w.-]*))?(?::(?P<split>\w+))?"
+)
+"""``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``train`` if it is left out).
+
+After the name, ``@`` and a commit, tag or branch pin its revision.
+"""
 _FIELDS = ("id", "title", "text", "source", "meta")
 _MOST_EXPANSION = 2_000
 """How many times larger a table may be when it is unpacked: text packs about tenfold."""
@@ -255,7 +260,9 @@ def read_hub(name: str) -> Iterator[Found]:
     number = 0
     check_data_set(name)
     try:
-        rows: Any = datasets.load_dataset(parts["name"], config, split=split, streaming=True)
+        rows: Any = datasets.load_dataset(
+            parts["name"], config, split=split, streaming=True, revision=parts["revision"]
+        )
         for number, row in enumerate(rows, start=1):
             yield _table_row(dict(row), f"{name}:{number}")
     except InputError:
@@ -274,7 +281,8 @@ def hub_revision(name: str) -> str:
 
     check_data_set(name)
     try:
-        return str(HfApi().dataset_info(_name_parts(name)["name"]).sha)
+        parts = _name_parts(name)
+        return str(HfApi().dataset_info(parts["name"], revision=parts["revision"]).sha)
     except Exception as error:  # as above
         raise InputError(f"{name}: the hub does not report its revision ({_first_line(error)}).") from error
 
