@@ -59,9 +59,8 @@ def recall(section: RetrievalSection, rows: Sequence[Mapping[str, str]]) -> tupl
 
 def measure(documents: Path, rows: Sequence[Mapping[str, str]], settings: Mapping[str, Mapping[str, object]]) -> None:
     """Print a line of recalls for each setting."""
-    print(
-        f"{len(rows):,} questions\n| setting | recall at 1 | to bm25, points | at 5 | at 10 | seconds |\n|---|---|---|---|---|---|"
-    )
+    print(f"{len(rows):,} questions\n")
+    print("| setting | recall at 1 | to bm25, points | at 5 | at 10 | seconds |\n|---|---|---|---|---|---|")
     first: CorrectnessMatrix | None = None
     with tempfile.TemporaryDirectory() as cache:
         for name, values in settings.items():
@@ -96,7 +95,7 @@ def learn(documents: Path, rows: Sequence[Mapping[str, str]]) -> None:
         hits = np.argmax(np.tensordot(weights, scores[held_out], (0, 1)), 1) == gold[held_out]
         plain = np.argmax(scores[held_out][:, 0], 1) == gold[held_out]
         shown = ", ".join(
-            f"{name} {weight:.2f}" for name, weight in zip(LEXICAL_WEIGHTS, weights / weights[0], strict=True)
+            f"{name} {weight:.2f}" for name, weight in zip(LEXICAL_WEIGHTS, weights / (weights[0] or 1.0), strict=True)
         )
         where = "themselves" if learned.all() else "the questions not learned from"
         print(f"learned from {title} ({learned.sum():,} questions): {shown}; recall at 1 on {where} {hits.mean():.3f}, "

@@ -79,7 +79,7 @@ class Source(ThreadingHTTPServer):
 
 
 @pytest.fixture
-def source(monkeypatch: pytest.MonkeyPatch) -> Iterator[Source]:
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Source]:
     """A local source in place of the hub and of Wikipedia."""
     server = Source({})
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -87,6 +87,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Iterator[Source]:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(public_data, "WIKIPEDIA", f"{server.url}/w/api.php")
     monkeypatch.setattr("kinject.web.time.sleep", lambda _: None)
+    monkeypatch.chdir(tmp_path)
     yield server
     server.shutdown()
     server.server_close()
@@ -111,14 +112,18 @@ def mmlu(tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch) -> Any
 
 
 def _on_hub(monkeypatch: pytest.MonkeyPatch, source: Source, name: str, files: dict[str, bytes]) -> Any:
-    data = replace(DATA_SETS[name], files={file: hashlib.sha256(content).hexdigest() for file, content in files.items()})
+    data = replace(
+        DATA_SETS[name], files={file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
+    )
     for file, content in files.items():
         source.files[f"/datasets/{data.source}/resolve/{data.revision}/{file}"] = content
     monkeypatch.setattr(public_data, "DATA_SETS", {**public_data.DATA_SETS, name: data})
     return data
 
 
-def test_mmlu_is_written_as_its_authors_give_it_and_read_by_the_recipes(mmlu: Any, source: Source, tmp_path: Path) -> None:
+def test_mmlu_is_written_as_its_authors_give_it_and_read_by_the_recipes(
+    mmlu: Any, source: Source, tmp_path: Path
+) -> None:
     source.cut = 2  # two answers end half way: the rest is fetched, not all again
     found = get_data(mmlu, tmp_path / "data")
     ranges = [path for path in source.asked if " bytes=" in path]
@@ -250,7 +255,8 @@ def test_articles_are_fetched_once_as_they_stood_at_a_date(events: Any, source: 
     first = documents[0]
     assert first.text == "Mill of Kelm is a mill.\n\n## History\n\nIt was built in 1801.\n\n### Fire\n\nIt burnt."
     assert (first.id, first.meta["date"], first.meta["licence"]) == ("Mill of Kelm", "2023-11-30", "CC BY-SA 4.0")
-    assert first.source.endswith("oldid=12")
+    (_, row), *_ = read_jsonl(tmp_path / "current-events/articles.jsonl")
+    assert row["source"] == "https://en.wikipedia.org/w/index.php?oldid=12"
     record = json.loads((tmp_path / "sources/current-events.json").read_text())
     assert record["revision"] == "2024-02-01"
     assert list(record["files"]) == ["current-events/articles.jsonl"]

@@ -100,7 +100,9 @@ def _general(arguments: argparse.Namespace) -> int:
     for option in ("documents", "held_out"):
         if getattr(arguments, option) < 1:
             raise InputError(f"--{option.replace('_', '-')}: found {getattr(arguments, option)}, allowed: 1 or more.")
-    for path in write_general_text(arguments.source or GENERAL_TEXT, arguments.into, arguments.documents, arguments.held_out):
+    for path in write_general_text(
+        arguments.source or GENERAL_TEXT, arguments.into, arguments.documents, arguments.held_out
+    ):
         show(path)
     return 0
 

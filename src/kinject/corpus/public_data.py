@@ -26,7 +26,7 @@ from kinject.disk import (
     write_jsonl,
     write_text,
 )
-from kinject.errors import DiskError, EndpointError, InputError
+from kinject.errors import EndpointError, InputError
 from kinject.hub import unreachable_reason
 from kinject.recipe.check import suggestion
 from kinject.terminal import Progress
@@ -100,7 +100,13 @@ def get_data(data: DataSet, folder: Path, copy: Path | None = None) -> Fetched:
         hashes = {str(path.relative_to(folder)): file_hash(path) for path in written}
         write_json(
             record,
-            {"name": data.name, "source": data.source, "revision": data.revision, "licence": data.licence, "files": hashes},
+            {
+                "name": data.name,
+                "source": data.source,
+                "revision": data.revision,
+                "licence": data.licence,
+                "files": hashes,
+            },
         )
         for path in _files_below(parts):
             delete_file(path)
@@ -113,7 +119,9 @@ def _check_there(data: DataSet, folder: Path, record: Path) -> tuple[Path, ...]:
         found = parse_json(read_bytes(record))
         revision, hashes = found["revision"], dict(found["files"])
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{record}: damaged ({error}). Delete it and the files of {data.name}, and fetch it again.") from error
+        raise InputError(
+            f"{record}: damaged ({error}). Delete it and the files of {data.name}, and fetch it again."
+        ) from error
     if revision != data.revision:
         raise InputError(
             f"{record}: revision {revision} is there, and this version of kinject fetches {data.revision}. Move its files away, "
@@ -123,7 +131,9 @@ def _check_there(data: DataSet, folder: Path, record: Path) -> tuple[Path, ...]:
         path = folder / name
         if not path.is_file() or file_hash(path) != expected:
             state = "was changed" if path.is_file() else "is gone"
-            raise InputError(f"{path}: {state} since it was fetched. Delete {record} and the files of {data.name}, and fetch it again.")
+            raise InputError(
+                f"{path}: {state} since it was fetched. Delete {record} and the files of {data.name}, and fetch it again."
+            )
     return tuple(folder / name for name in hashes)
 
 
@@ -262,7 +272,9 @@ def _article(title: str, date: str) -> dict[str, Any]:
         return {"title": title, "missing": True}
     digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     if slot.get("sha1") != digest:
-        raise InputError(f"{title}: the text has SHA-1 {digest}, and Wikipedia says {slot.get('sha1')}. Fetch it again.")
+        raise InputError(
+            f"{title}: the text has SHA-1 {digest}, and Wikipedia says {slot.get('sha1')}. Fetch it again."
+        )
     revision, timestamp = revisions[0]["revid"], revisions[0]["timestamp"]
     return {"title": title, "revision": revision, "date": timestamp[:10], "sha1": digest, "wikitext": text}
 
@@ -271,7 +283,9 @@ def _ask_wikipedia(parameters: Mapping[str, Any]) -> Any:
     answer = get_json(WIKIPEDIA, parameters)
     if not isinstance(answer, dict) or "query" not in answer:
         reason = answer.get("error", {}).get("info", answer) if isinstance(answer, dict) else answer
-        raise EndpointError(f"{WIKIPEDIA}: {str(reason)[:200]}. The articles so far are kept; the same command resumes.")
+        raise EndpointError(
+            f"{WIKIPEDIA}: {str(reason)[:200]}. The articles so far are kept; the same command resumes."
+        )
     return answer
 
 
@@ -295,7 +309,13 @@ _SUBJECTS = {
     "anatomy": ("Anatomy", "Human anatomy", "Anatomical terminology", "Embryology"),
     "astronomy": ("Astronomy", "Concepts in astronomy", "Planetary science", "Stellar astronomy", "Astrophysics"),
     "college_biology": ("Biology", "Cell biology", "Genetics", "Molecular biology", "Evolutionary biology", "Ecology"),
-    "college_chemistry": ("Chemistry", "Physical chemistry", "Analytical chemistry", "Inorganic chemistry", "Spectroscopy"),
+    "college_chemistry": (
+        "Chemistry",
+        "Physical chemistry",
+        "Analytical chemistry",
+        "Inorganic chemistry",
+        "Spectroscopy",
+    ),
     "prehistory": ("Prehistory", "Archaeology", "Paleolithic", "Neolithic", "Human evolution", "Bronze Age"),
 }
 _MONTHS = ("August 2023", "September 2023", "October 2023", "November 2023")
@@ -342,6 +362,8 @@ def describe(data: DataSet, folder: Path) -> list[str]:
     lines += [f"  SHA-256   {digest}  {name}" for name, digest in data.files.items()]
     if data.categories:
         names = dict.fromkeys(name for names in data.categories.values() for name in names)
-        lines.append(f"  articles  of the categories {', '.join(names)} and those directly below them, each with its SHA-1")
+        lines.append(
+            f"  articles  of the categories {', '.join(names)} and those directly below them, each with its SHA-1"
+        )
     state = "there already" if (folder / RECORDS / f"{data.name}.json").exists() else "written"
     return [*lines, f"  {state:<9} {', '.join(str(folder / name) for name in data.outputs)}"]

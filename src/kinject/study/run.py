@@ -442,7 +442,8 @@ def render_plan(recipe: StudyRecipe) -> str:
             f"tuned on validation questions first: {', '.join(untuned)}; arms then train with the chosen value"
         )
     lines += [
-        f"{path} is not there yet: kinject questions {maker} writes it, before the study" for path, maker in awaited.items()
+        f"{path} is not there yet: kinject questions {maker} writes it, before the study"
+        for path, maker in awaited.items()
     ]
     lines += [f"warning: {line}" for line in family_warnings(study)]
     return "\n".join(lines)

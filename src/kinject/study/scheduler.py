@@ -192,7 +192,9 @@ def open_study(recipe: StudyRecipe, awaited: Mapping[str, str] | None = None) ->
 def find_awaited(recipe: StudyRecipe) -> dict[str, str]:
     """Return the files of questions that are not there, and that a shipped recipe writes: path -> that recipe's path."""
     section = recipe.study
-    evaluation = read_recipe(Path(section.eval), override_arguments(eval_overrides(section)), "eval", check_inputs=False).eval
+    evaluation = read_recipe(
+        Path(section.eval), override_arguments(eval_overrides(section)), "eval", check_inputs=False
+    ).eval
     items = [item for item in evaluation.questions.values() if not isinstance(item, str)]
     paths = [path for item in items for path in (item.path, item.validation) if path and not Path(path).exists()]
     if not paths:
