@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -169,7 +169,7 @@ def test_a_file_with_another_checksum_is_refused(mmlu: Any, source: Source, tmp_
         get_data(mmlu, tmp_path)
     assert not (tmp_path / "mmlu").exists()
     source.files.clear()
-    with pytest.raises((InputError, EndpointError), match="SHA-256|nothing is there"):
+    with pytest.raises((InputError, EndpointError), match=r"SHA-256|nothing is there"):
         get_data(mmlu, tmp_path)
 
 
@@ -207,11 +207,14 @@ def test_instructions_become_rows_of_prompt_and_completion(
 class Wikipedia:
     """The API: categories in answers of two titles, and each article's text at a date."""
 
-    CATEGORIES = {
+    CATEGORIES: ClassVar = {
         ("Mills", "page"): ["Mill of Kelm", "Water mill", "Wind mill"], ("Mills", "subcat"): ["Category:Old mills"],
         ("Old mills", "page"): ["Mill of Farrow", "Water mill", "Moved", "Too new"],
     }  # fmt: skip
-    TEXT = "'''{0}''' is a [[mill]].<ref>A book.</ref>\n\n== History ==\nIt was built in 1801{{{{cn}}}}.\n\n=== Fire ===\nIt burnt."
+    TEXT = (
+        "'''{0}''' is a [[mill]].<ref>A book.</ref>\n\n== History ==\nIt was built in 1801{{{{cn}}}}.\n\n"
+        "=== Fire ===\nIt burnt."
+    )
 
     def __init__(self) -> None:
         self.fails_at, self.sha1 = "", ""
@@ -244,7 +247,7 @@ def events(source: Source) -> Any:
 
 def test_articles_are_fetched_once_as_they_stood_at_a_date(events: Any, source: Source, tmp_path: Path) -> None:
     source.api.fails_at = "Mill of Farrow"
-    with pytest.raises(EndpointError, match="the wiki is closed.*the same command resumes"):
+    with pytest.raises(EndpointError, match=r"the wiki is closed.*the same command resumes"):
         get_data(events, tmp_path)
     assert not (tmp_path / "current-events").exists()
     n_asked, source.api.fails_at = len(source.asked), ""

@@ -55,7 +55,6 @@ def _get(arguments: argparse.Namespace) -> int:
         show("\n".join(describe(data, arguments.into)), flush=True)
         if not arguments.dry_run:
             found = get_data(data, arguments.into, arguments.copy)
-            show(
-                f"{data.name}: {len(found.paths):,} files {'were there, unchanged' if found.was_there else 'written and recorded'}"
-            )
+            state = "were there, unchanged" if found.was_there else "written and recorded"
+            show(f"{data.name}: {len(found.paths):,} files {state}")
     return 0

@@ -326,7 +326,8 @@ DATA_SETS: Mapping[str, DataSet] = {
     for data in (
         DataSet(
             "mmlu", "four-choice questions on 57 subjects: five examples, validation and test of each", "MIT",
-            "4 MB from the hub, 8 MB written", "cais/mmlu", "c30699e8356da336a370243923dbaf21066bb9fe", ("mmlu",), _write_mmlu, _MMLU,
+            "4 MB from the hub, 8 MB written", "cais/mmlu", "c30699e8356da336a370243923dbaf21066bb9fe",
+            ("mmlu",), _write_mmlu, _MMLU,
         ),
         DataSet(
             "wikipedia-subjects", "articles on the five MMLU subjects of the paper, at most 400 of each", _SHARE_ALIKE,
@@ -344,7 +345,8 @@ DATA_SETS: Mapping[str, DataSet] = {
             "bdd27f4d94b9c1f951818a7da7fd7aeea5dbff1a", ("instructions.jsonl",), _write_instructions, _DOLLY,
         ),
         DataSet(
-            "replay", "general text: 20,000 web pages to replay, 500 others to watch what is forgotten", "ODC-By 1.0 (name the source)",
+            "replay", "general text: 20,000 web pages to replay, 500 others to watch what is forgotten",
+            "ODC-By 1.0 (name the source)",
             "100 MB from the hub", "HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",
             ("general.jsonl", "general-held-out.jsonl"), _write_replay,
         ),
