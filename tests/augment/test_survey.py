@@ -34,7 +34,7 @@ def mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     (folder / "again.jsonl").write_text('{"id": "a", "text": "One."}\n{"id": "a", "text": "Two."}\n')
     (folder / "empty.txt").write_text(" \n")
-    (folder / "latin.txt").write_bytes("Brücke".encode("latin-1"))
+    (folder / "noise.txt").write_bytes(b"\0\1\2" * 99)
     (folder / "photo.jpg").write_bytes(b"\xff\xd8\xff")
     (folder / "photo2.jpg").write_bytes(b"\xff\xd8\xff")
     (folder / "broken.pdf").write_bytes(b"%PDF-1.4 no")
@@ -51,15 +51,15 @@ def test_a_bad_file_does_not_end_it_and_has_its_reason(mixed: Path, capsys: pyte
     assert survey.files == {"again.jsonl": 2, "bridge.txt": 1, "rows.jsonl": 2, "sub/german.md": 1}
     reasons = {one.file: one.reason for one in survey.skipped}
     wanted = {
-        "rows.jsonl": "rows.jsonl:2: no key 'text'", "empty.txt": "empty document", "latin.txt": "not UTF-8",
-        "photo.jpg": "found suffix '.jpg'", "photo2.jpg": "found suffix '.jpg'", "broken.pdf": "not a readable PDF",
+        "rows.jsonl": "rows.jsonl:2: no key 'text'", "empty.txt": "empty document", "noise.txt": "bytes that are no text",
+        "photo.jpg": "an image", "photo2.jpg": "an image", "broken.pdf": "not a readable PDF",
         "pipe.txt": "found a pipe", "sub/loop": "without end",
     }  # fmt: skip
     assert reasons.keys() == wanted.keys()
     for name, reason in wanted.items():
         assert reason in reasons[name]
     assert "skipped     8\n" in out
-    assert "photo.jpg, photo2.jpg: found suffix" in out
+    assert "photo.jpg, photo2.jpg: an image" in out
     assert "rows.jsonl:2: no key" in out
     assert survey.languages["en"] >= 2
     assert survey.languages["de"] == 1
@@ -100,8 +100,8 @@ def test_nothing_to_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "photos").mkdir()
     with pytest.raises(InputError, match="photos: no document there can be read"):
         try_("photos")
-    (tmp_path / "photos" / "a.jpg").write_bytes(b"x")
-    with pytest.raises(InputError, match=r"a.jpg: found suffix '.jpg'"):
+    (tmp_path / "photos" / "a.jpg").write_bytes(b"\xff\xd8\xff")
+    with pytest.raises(InputError, match=r"a.jpg: an image"):
         try_("photos")
     with pytest.raises(DiskError, match="none: nothing is there"):
         try_("none")

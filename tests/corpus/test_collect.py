@@ -358,6 +358,7 @@ def test_patterns_lists_and_several_paths_are_heaps(heap: Path, capsys: pytest.C
     assert "heap/absent.txt: cannot be read: No such file" in capsys.readouterr().out
     for words, message in (
         (["nowhere"], "nowhere: nothing is there"), (["heap/*.pdf"], "no file fits this pattern"), (["/"], "the root"),
+        (["heap", "documents.phone_region=Germany"], "found 'Germany', expected a country code"),
         (["heap", "documents.strct=true"], "unknown key. Did you mean strict?"),
     ):  # fmt: skip
         assert main(["documents", *words]) == 2

@@ -77,14 +77,8 @@ def test_a_folder_is_read_in_the_order_of_names_without_hidden_files(tmp_path: P
 
 
 def test_a_suffix_without_a_reader_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "a.docx").write_text("x")
-    with pytest.raises(InputError, match=r"a\.docx: found suffix '\.docx', can read \.csv, \.htm, \.html, \.jsonl"):
-        list(read_documents(tmp_path))
-
-
-def test_a_text_file_that_is_not_utf8_is_told_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"fine\nfin\xe9\n")
-    with pytest.raises(InputError, match=r"a\.txt:2: not UTF-8"):
+    (tmp_path / "a.foo").write_text("x")
+    with pytest.raises(InputError, match=r"a\.foo: found suffix '\.foo', can read .*\.csv, .*\.docx, .*\.htm, \.html"):
         list(read_documents(tmp_path))
 
 

@@ -13,7 +13,7 @@ from kinject.corpus.documents.collect import DocumentsResult
 from kinject.corpus.documents.write import read_rows
 from kinject.corpus.language import language_name
 from kinject.corpus.passages import split_passages, word_spans
-from kinject.disk import Row, format_size, read_jsonl, read_manifest, write_text
+from kinject.disk import Row, read_jsonl, read_manifest, write_text
 from kinject.errors import InputError
 from kinject.report.formatting import format_count, format_date, format_name, format_percent, join_words
 from kinject.report.page import Block, Code, Heading, Page, Section, TableBlock, Text, line, render_html
@@ -67,6 +67,10 @@ def _make_page(folder: Path, manifest: Mapping[str, Any]) -> Page:
     )  # fmt: skip
 
 
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:,.1f} MiB" if n_bytes >= 2**20 else f"{n_bytes / 2**10:,.1f} KiB"
+
+
 def _listing(numbers: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {n:,}" for name, n in numbers.items())
 
@@ -74,7 +78,7 @@ def _listing(numbers: Mapping[str, int]) -> str:
 def _facts(manifest: Mapping[str, Any], counts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "date", format_date(str(manifest.get("written", "")))
     yield "from", join_words([format_name(name, 60) for name in manifest["inputs"]])
-    yield "files", f"{counts['n_files']:,} ({format_size(round(counts['n_bytes'], -3))})"
+    yield "files", f"{counts['n_files']:,} ({_size(counts['n_bytes'])})"
     yield "read, by kind", format_name(_listing(counts["kinds"]), 200)
     yield "words", f"{counts['n_words']:,}"
     languages = {language_name(code) or "not clear": n for code, n in counts["languages"].items()}

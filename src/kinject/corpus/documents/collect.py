@@ -22,16 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.corpus.documents.files import FoundFile, find_files, heap_name
 from kinject.corpus.documents.parse import (
-    VERSION,
     Batch,
     Parsed,
     ParseOptions,
     has_record,
     memory_fault,
     read_record,
+    readers_version,
     time_fault,
     write_record,
 )
+from kinject.corpus.documents.personal_data import check_region
 from kinject.corpus.documents.write import HeapFile, HeapWriter
 from kinject.corpus.language import language_name
 from kinject.disk import (
@@ -148,6 +149,7 @@ def collect(
     and with `strict` at the first file that cannot. `KeyboardInterrupt` after Ctrl-C: what was parsed is stored.
     """
     section = section or DocumentsSection()
+    check_region(section.phone_region)
     cache = Path(section.cache_dir)
     if folder is None:
         identity = content_id([os.path.abspath(source) for source in sources], _output_options(section))
@@ -350,7 +352,7 @@ class _Collecting:
             [file.name, self.hashes.get(number), self.faults.get(number), self.links.get(number)]
             for number, file in enumerate(self.files)
         ]
-        fingerprint = content_id("documents", VERSION, _output_options(self.section), parts)
+        fingerprint = content_id("documents", readers_version(), _output_options(self.section), parts)
         manifest = read_manifest(manifest_path)
         if manifest is not None and manifest["counts"].get("fingerprint") == fingerprint:
             try:

@@ -1,8 +1,8 @@
 """Files parsed in worker processes, each once: a batch of files opens each, hashes it, and parses it unless that is stored.
 
-What a file holds is stored by the hash of its content, its suffix, the options and the readers' version: a moved, copied or
-touched file is not parsed again. A file that exceeds its limits ends the worker process and nothing else; the batch's journal
-says which file it was.
+What a file holds is stored by the hash of its content, its suffix, the options and the readers' code and libraries: a file
+that was moved, copied or touched is not parsed again. A file that exceeds its limits ends the worker process and nothing
+else; the batch's journal says which file it was.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -37,8 +38,11 @@ from kinject.recipe import DocumentsSection
 from kinject.recipe.study_section import ResourcesSection
 from kinject.types import Document
 
-VERSION = 1
-"""Version of what is stored of a file: a reader or a rule that changes raises it, and every file is parsed again."""
+_LIBRARIES = (
+    "pypdf", "pypdfium2", "selectolax", "trafilatura", "lxml", "lxml_html_clean", "python-docx", "python-pptx", "openpyxl",
+    "docutils", "mwparserfromhell", "charset-normalizer", "pytesseract", "pyarrow", "pycld2", "rensa", "phonenumbers",
+)  # fmt: skip
+"""Libraries of the readers, where they are installed."""
 _GIB = 2**30
 _WAITING = 10
 """Times its processor seconds that a file may take in all: a file server that hangs takes no processor time."""
@@ -72,6 +76,7 @@ class ParseOptions:
     phone_region: str | None
     seconds: float
     memory: float
+    version: str
 
     @classmethod
     def of(cls, section: DocumentsSection) -> ParseOptions:
@@ -80,18 +85,13 @@ class ParseOptions:
             section.text_field, section.title_field, section.id_field, section.ocr, section.largest_file * 2**20
         )
         counts = section.personal_data != "ignore"
-        return cls(
-            read,
-            section.near_duplicates,
-            counts,
-            section.phone_region if counts else None,
-            section.seconds,
-            section.memory,
-        )
+        region = section.phone_region if counts else None
+        limits = section.seconds, section.memory
+        return cls(read, section.near_duplicates, counts, region, *limits, readers_version())
 
     def key(self, sha256: str, path: str) -> str:
         """Return the name under which the content of a file is stored."""
-        return content_id("parsed", VERSION, _library_versions(), asdict(self), sha256, Path(path).suffix.lower())
+        return content_id("parsed", asdict(self), sha256, Path(path).suffix.lower())
 
 
 def record_path(cache: Path, key: str) -> Path:
@@ -199,7 +199,8 @@ def time_fault(seconds: float) -> str:
 def _examined(place: str, found: Document, path: Path, options: ParseOptions) -> Parsed:
     """Return a document without its repeats, with everything about it that needs no other document."""
     repeated = repeats(found.text, options.near_duplicates)
-    text, meta = edited(found.text, [(start, end, "") for (start, end), _ in repeated], found.meta)
+    plain = json.loads(json.dumps(dict(found.meta), default=str), parse_constant=lambda _: None)  # JSON has no NaN
+    text, meta = edited(found.text, [(start, end, "") for (start, end), _ in repeated], plain)
     words = word_hashes(text)
     lines = sorted({number for number, _ in shared_lines(text)})
     start = text[:_LANGUAGE_CHARACTERS]
@@ -290,8 +291,8 @@ def write_record(cache: Path, key: str, found: Iterable[Parsed]) -> None:
                 document = one.document and [
                     getattr(one.document, name) for name in ("id", "title", "text", "source", "meta")
                 ]
-                row = json.dumps([one.where, document, one.facts, one.fault], ensure_ascii=False, default=str)
-                file.write(row.encode("utf-8", "backslashreplace") + b"\n")
+                row = json.dumps([one.where, document, one.facts, one.fault], ensure_ascii=False)
+                file.write(row.encode("utf-8", "replace") + b"\n")
             file.write(_END)
         except BaseException:
             os.unlink(file.name)
@@ -309,12 +310,15 @@ def read_record(cache: Path, key: str) -> Iterator[Parsed]:
 
 
 @functools.cache
-def _library_versions() -> list[str]:
-    from importlib import metadata
-
-    names = ("pypdf", "selectolax", "rensa", "phonenumbers")
+def readers_version() -> str:
+    """Return a hash of everything that decides what a file is read as: this code, and the versions of the libraries."""
+    here = Path(__file__).parent
+    code = [
+        hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted([*here.glob("*.py"), here.parent / "language.py"])
+    ]
     versions = []
-    for name in names:
+    for name in _LIBRARIES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions.append(f"{name} {metadata.version(name)}")
-    return versions
+    return content_id(code, versions)

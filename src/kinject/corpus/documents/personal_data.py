@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from kinject.corpus.documents.copies import Edit
+from kinject.errors import InputError
+from kinject.recipe.check import suggestion
 
 _MAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}[^\W\d_]{2,24}(?![\w@])")
 _KEYS = re.compile(
@@ -49,6 +51,19 @@ def find_personal_data(text: str, region: str | None = None) -> list[tuple[int, 
                 found.append((start, end, kind))
                 taken[start:end] = b"\1" * (end - start)
     return sorted(found)
+
+
+def check_region(region: str | None) -> None:
+    """Raise `InputError` unless `region` is None or a country that phonenumbers knows."""
+    if region is None:
+        return
+    import phonenumbers
+
+    if region not in phonenumbers.SUPPORTED_REGIONS:
+        known = suggestion(region, phonenumbers.SUPPORTED_REGIONS)
+        raise InputError(
+            f"documents.phone_region: found {region!r:.40}, expected a country code of two capitals.{known}"
+        )
 
 
 def count_personal_data(text: str, region: str | None = None) -> dict[str, int]:

@@ -38,8 +38,9 @@ _MOST_KEPT = 20
 """Documents in each list of the page."""
 _MANY_OTHERS, _LONG, _MOST_REPEATS = 0.35, 60, 5
 _MAIN_LANGUAGE = 0.8
-_NUMBERS = re.compile(r"\d[\d,.]*")
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\([^)]*\)")
+_NUMBERS = re.compile(r"(?<![\w-])\d[\d,.]*")
+_PARTS = re.compile(r"[:.;,](?:\s|$)|\s[(\['\"]|['\"]")
+_MOST_WORDS = 12
 _MOST_NAMES = 50
 
 
@@ -55,9 +56,13 @@ class HeapFile:
 
 
 def reason_of(fault: str) -> str:
-    """Return the reason in a fault, without the numbers and names in it: files with one reason are counted together."""
-    first = re.split(r"[.:;](?:\s|$)", _QUOTED.sub("", fault), maxsplit=1)[0]
-    return " ".join(_NUMBERS.sub("N", first).split()) or "not readable"
+    """Return the reason in a fault: its first words, without names, numbers and examples, by which files are counted."""
+    words: list[str] = []
+    for part in _PARTS.split(fault):
+        words += _NUMBERS.sub("N", part).split()
+        if len(words) > 1:
+            break
+    return " ".join(words[:_MOST_WORDS]) or "not readable"
 
 
 def read_rows(path: Path) -> Iterator[Document]:
@@ -216,7 +221,7 @@ class HeapWriter:
         }  # fmt: skip
         number = len(self._kept)
         self._finder.add(number, exact, sketch)
-        data = json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        data = json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         start = self._rows.seek(0, 2)
         self._rows.write(data)
         self._kept.append((start, len(data), where))
