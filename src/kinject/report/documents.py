@@ -16,7 +16,19 @@ from kinject.corpus.passages import split_passages, word_spans
 from kinject.disk import Row, read_jsonl, read_manifest, write_text
 from kinject.errors import InputError
 from kinject.report.formatting import format_count, format_date, format_name, format_percent, join_words
-from kinject.report.page import Block, Code, Heading, Page, Section, TableBlock, Text, line, render_html
+from kinject.report.page import (
+    Block,
+    Cell,
+    Code,
+    Heading,
+    Page,
+    Section,
+    TableBlock,
+    Text,
+    line,
+    render_html,
+    without_empty_columns,
+)
 
 PAGE = "documents.html"
 _MOST_ROWS = 500
@@ -138,14 +150,16 @@ def _copies(rows: list[Row]) -> Iterator[Block]:
                 _name(row["kept"]),
                 row["how"],
                 format_percent(row["overlap"]),
+                format_name(" ".join(row.get("words_only_here", ())), 120),
             )
             for row in documents[:_MOST_ROWS]
         )
-        yield TableBlock(
+        table = TableBlock(
             f"{format_count(len(documents), 'document')} left out", "as copies of one that is kept; duplicates.jsonl has all",
             ("left out", "kept", "how", "words in common", "words only in the copy"), lines,
             heads=2, wordy=True, folded=len(lines) > _UNFOLDED,
         )  # fmt: skip
+        yield without_empty_columns(table)
     if within:
         lines = tuple(
             line(_name(row["dropped"]), f"{row['passages']:,}", format_name(row["first"][0][0], 120))
@@ -195,7 +209,14 @@ def _samples(path: Path, n_documents: int) -> Iterator[Block]:
         passages = split_passages(document, _PASSAGE_TOKENS, word_spans)
         yield Heading(format_name(f"{document.title or document.id} ({document.source})", 160))
         lines = tuple(
-            line(f"{i} of {len(passages)}", format_name(passage.text, _LONGEST_TEXT))
+            line(
+                Cell(
+                    f"{i} of {len(passages)}",
+                    "",
+                    format_name(" > ".join((*passage.path, passage.place)).strip(" >"), 120),
+                ),
+                format_name(passage.text, _LONGEST_TEXT),
+            )
             for i, passage in enumerate(passages[:_MOST_PASSAGES], 1)
         )
         yield TableBlock("", "", ("passage", f"text, at most {_PASSAGE_TOKENS} words and marks"), lines, wordy=True)
