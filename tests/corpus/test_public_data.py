@@ -256,7 +256,10 @@ def test_articles_are_fetched_once_as_they_stood_at_a_date(events: Any, source: 
     documents = list(read_documents(tmp_path / "current-events"))
     assert [document.title for document in documents] == ["Mill of Kelm", "Water mill", "Wind mill", "Mill of Farrow"]
     first = documents[0]
-    assert first.text == "Mill of Kelm is a mill.\n\n## History\n\nIt was built in 1801.\n\n### Fire\n\nIt burnt."
+    assert (
+        first.text
+        == "# Mill of Kelm\n\nMill of Kelm is a mill.\n\n## History\n\nIt was built in 1801.\n\n### Fire\n\nIt burnt."
+    )
     assert (first.id, first.meta["date"], first.meta["licence"]) == ("Mill of Kelm", "2023-11-30", "CC BY-SA 4.0")
     (_, row), *_ = read_jsonl(tmp_path / "current-events/articles.jsonl")
     assert row["source"] == "https://en.wikipedia.org/w/index.php?oldid=12"

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 from kinject.corpus.documents import write_general_text
-from kinject.corpus.documents.markup import wiki_text
+from kinject.corpus.documents.readers import ReadOptions, read_file
 from kinject.corpus.documents.text import import_extra
 from kinject.disk import (
     Journal,
@@ -30,6 +31,7 @@ from kinject.errors import EndpointError, InputError
 from kinject.hub import unreachable_reason
 from kinject.recipe.check import suggestion
 from kinject.terminal import Progress
+from kinject.types import Document
 from kinject.web import download, get_json
 
 WIKIPEDIA = "https://en.wikipedia.org/w/api.php"
@@ -203,7 +205,7 @@ def _write_wikipedia(data: DataSet, folder: Path, parts: Path, copy: Path | None
     """Write the articles of the categories as documents, each as it stood at the date of the revision."""
     if copy is not None:
         raise InputError(f"--from: {data.name} comes from the API of Wikipedia, article by article. Leave it out.")
-    parser = import_extra("mwparserfromhell", Path(data.name))
+    import_extra("mwparserfromhell", Path(data.name))  # missing it is told before anything is fetched
     path = parts / "articles.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with Journal(path) as journal:
@@ -223,7 +225,7 @@ def _write_wikipedia(data: DataSet, folder: Path, parts: Path, copy: Path | None
                     rows[title] = _article(title, data.revision)
                     journal.append(rows[title])
                     progress.advance()
-    documents = [_document(rows[title], names, parser) for title, names in topics.items() if "wikitext" in rows[title]]
+    documents = [_document(rows[title], names) for title, names in topics.items() if "wikitext" in rows[title]]
     found = [document for document in documents if document["text"]]
     if not found:
         raise InputError(f"{data.source}: no article was found in the categories of {data.name}.")
@@ -289,11 +291,20 @@ def _ask_wikipedia(parameters: Mapping[str, Any]) -> Any:
     return answer
 
 
-def _document(row: Mapping[str, Any], topics: Sequence[str], parser: Any) -> dict[str, Any]:
-    """Return the document of an article."""
-    title = row["title"]
+def _document(row: Mapping[str, Any], topics: Sequence[str]) -> dict[str, Any]:
+    """Return the document of an article, read as the page of a MediaWiki export."""
+    title, text = escape(row["title"]), escape(row["wikitext"])
+    page = f"<page><title>{title}</title><ns>0</ns><revision><text>{text}</text></revision></page>"
+    export = f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">{page}</mediawiki>'
+    found = [
+        document for _, document in read_file(Path(f"{row['title']}.xml"), io.BytesIO(export.encode()), ReadOptions())
+    ]
+    faults = [fault for fault in found if isinstance(fault, InputError)]
+    if faults:
+        raise faults[0]
+    body = "".join(document.text for document in found if isinstance(document, Document))
     return {
-        "id": title, "title": title, "text": wiki_text(row["wikitext"], parser),
+        "id": row["title"], "title": row["title"], "text": body,
         "source": f"https://en.wikipedia.org/w/index.php?oldid={row['revision']}",
         "licence": "CC BY-SA 4.0", "date": row["date"], "topics": list(topics),
     }  # fmt: skip

@@ -441,10 +441,7 @@ def render_plan(recipe: StudyRecipe) -> str:
         lines.append(
             f"tuned on validation questions first: {', '.join(untuned)}; arms then train with the chosen value"
         )
-    lines += [
-        f"{path} is not there yet: kinject questions {maker} writes it, before the study"
-        for path, maker in awaited.items()
-    ]
+    lines += [f"{path}: not there yet; kinject questions {maker} writes it first" for path, maker in awaited.items()]
     lines += [f"warning: {line}" for line in family_warnings(study)]
     return "\n".join(lines)
 
