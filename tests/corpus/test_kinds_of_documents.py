@@ -336,3 +336,117 @@ def test_encodings_are_found_and_named_unless_utf_8(text: str, charset: str) -> 
     assert ("encoding" in document.meta) == (not charset.startswith("utf-8"))
     rows = only("a.csv", f'text,title\n"{text}",x\n'.encode(charset))
     assert rows.text == text
+
+
+def pdf_of(*pages: str) -> bytes:
+    """Return a PDF of the given content streams, in Helvetica."""
+    kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(pages)))
+    objects = [
+        "<< /Type /Catalog /Pages 2 0 R >>", f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]  # fmt: skip
+    for number, content in enumerate(pages):
+        objects.append(
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {5 + 2 * number} 0 R "
+            "/Resources << /Font << /F1 3 0 R >> >> >>"
+        )
+        objects.append(f"<< /Length {len(content)} >>\nstream\n{content}\nendstream")
+    out, starts = "%PDF-1.4\n", []
+    for number, body in enumerate(objects, start=1):
+        starts.append(len(out))
+        out += f"{number} 0 obj\n{body}\nendobj\n"
+    table = "".join(f"{start:010d} 00000 n \n" for start in starts)
+    size = len(objects) + 1
+    end = f"trailer\n<< /Size {size} /Root 1 0 R >>\nstartxref\n{len(out)}\n%%EOF\n"
+    return f"{out}xref\n0 {size}\n0000000000 65535 f \n{table}{end}".encode("latin-1")
+
+
+def at(x: float, y: float, text: str, size: float = 10) -> str:
+    return f"BT /F1 {size} Tf {x} {y} Td ({text}) Tj ET "
+
+
+CELLS = [["City", "Year", "Span"], ["Kelm", "1931", "40 m"], ["Farrow", "1950", "55 m"], ["Lowmere", "", "12 m"]]
+AS_MARKDOWN = """\
+| City | Year | Span |
+| --- | --- | --- |
+| Kelm | 1931 | 40 m |
+| Farrow | 1950 | 55 m |
+| Lowmere |  | 12 m |"""
+TEXT = [
+    "The old bridge of the town was built by the engi-", "neer Mara Lind in the spring of the year, and it",
+    "carries the road from the mill to the market over", "the river. Every morning the first cart crosses it",
+    "before the sun is up. In winter the ice is broken.",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ruled", [True, False])
+def test_tables_of_a_pdf_are_found_with_and_without_rules(ruled: bool) -> None:
+    page = at(72, 700, "A bridge", 18) + at(72, 670, "Three bridges were built there.")
+    for row, cells in enumerate(CELLS):
+        page += "".join(at(80 + 120 * column, 634 - 20 * row, cell) for column, cell in enumerate(cells))
+    if ruled:
+        page += "".join(f"72 {648 - 20 * row} m 432 {648 - 20 * row} l S " for row in range(5))
+        page += "".join(f"{72 + 120 * column} 648 m {72 + 120 * column} 568 l S " for column in range(4))
+    document = only("a.pdf", pdf_of(page + at(72, 540, "They still stand.")))
+    assert document.text == f"# A bridge\n\nThree bridges were built there.\n\n{AS_MARKDOWN}\n\nThey still stand."
+    assert document.title == "A bridge"
+
+
+def test_cells_that_span_rows_and_columns_of_a_ruled_table_are_repeated() -> None:
+    page = at(80, 634, "City") + at(200, 634, "Built") + at(200, 614, "from") + at(320, 614, "to") + at(80, 594, "Kelm")
+    page += at(200, 594, "1929") + at(320, 594, "1931") + at(200, 574, "1949") + at(320, 574, "1950")
+    page += (
+        "72 648 m 432 648 l S 192 628 m 432 628 l S 72 608 m 432 608 l S 192 588 m 432 588 l S 72 568 m 432 568 l S "
+    )
+    page += "72 648 m 72 568 l S 192 648 m 192 568 l S 312 628 m 312 568 l S 432 648 m 432 568 l S "
+    table = "| City | Built from | Built to |\n| --- | --- | --- |\n| Kelm | 1929 | 1931 |\n| Kelm | 1949 | 1950 |"
+    assert only("a.pdf", pdf_of(page)).text == table
+
+
+def test_columns_are_read_one_after_the_other_and_hyphens_at_line_ends_are_joined() -> None:
+    right = [line.replace("bridge", "school").replace("-", "-") for line in TEXT]
+    page = at(72, 700, "Two columns below one title that goes over both of them, on one page", 16)
+    for row, (one, other) in enumerate(zip(TEXT, right, strict=True)):
+        page += at(72, 660 - 12 * row, one) + at(330, 660 - 12 * row, other)
+    paragraph = " ".join(TEXT).replace("engi- neer", "engineer")
+    title = "# Two columns below one title that goes over both of them, on one page"
+    text = only("a.pdf", pdf_of(page)).text
+    assert text == f"{title}\n\n{paragraph}\n\n{paragraph.replace('bridge', 'school')}"
+
+
+def test_running_headers_and_page_numbers_are_left_out_and_pages_are_known() -> None:
+    pages = []
+    for number in range(1, 5):
+        body = "".join(
+            at(72, 600 - 12 * row, line.replace("bridge", f"bridge {number}")) for row, line in enumerate(TEXT)
+        )
+        pages.append(at(72, 750, "Handbook of Kelm") + body + at(300, 40, f"Page {number} of 4"))
+    document = only("a.pdf", pdf_of(*pages))
+    assert "Handbook" not in document.text
+    assert "Page" not in document.text
+    assert document.meta["pages"] == [[document.text.index(f"The old bridge {n} "), n] for n in range(1, 5)]
+
+
+def test_a_table_goes_on_over_the_page() -> None:
+    pages = []
+    for first in (0, 2):
+        rows = [CELLS[0], *CELLS[1:3]] if not first else [["Lowmere", "1970", "12 m"], ["Arden", "1980", "13 m"]]
+        page = "".join(
+            at(80 + 120 * column, 634 - 20 * row, cell)
+            for row, cells in enumerate(rows)
+            for column, cell in enumerate(cells)
+        )
+        page += "".join(f"72 {648 - 20 * row} m 432 {648 - 20 * row} l S " for row in range(len(rows) + 1))
+        page += "".join(f"{72 + 120 * n} 648 m {72 + 120 * n} {648 - 20 * len(rows)} l S " for n in range(4))
+        pages.append(page)
+    text = only("a.pdf", pdf_of(*pages)).text
+    assert text == "\n".join([*AS_MARKDOWN.split("\n")[:4], "| Lowmere | 1970 | 12 m |", "| Arden | 1980 | 13 m |"])
+
+
+def test_a_scan_and_an_image_name_the_extra_and_the_program_that_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "`ocr: true` (pip install 'kinject[ocr]')" in fault("a.pdf", pdf_of("0 0 9 9 re f"))
+    assert "`ocr: true` (pip install 'kinject[ocr]')" in fault("a.png", b"\x89PNG")
+    monkeypatch.setenv("PATH", "")
+    assert "needs the program tesseract" in fault("a.pdf", pdf_of("0 0 9 9 re f"), ocr=True)
+    monkeypatch.setitem(sys.modules, "pytesseract", None)
+    assert "Run: pip install 'kinject[ocr]'" in fault("a.png", b"\x89PNG", ocr=True)

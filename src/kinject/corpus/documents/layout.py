@@ -11,11 +11,16 @@ from typing import NamedTuple
 
 from kinject.corpus.documents.markdown import heading, markdown_table, one_line
 
-_BULLET = re.compile(r"^(?:[•◦▪‣●○■□–·\uf0b7]|[-*](?=\s))\s*")
+_BULLET = re.compile(r"^(?:[•◦▪‣●○■□–·➢✓\ue000-\uf8ff]|[-*o](?=\s))\s*")
+_MARK = re.compile(r"(?:[^\w\s]|[\ue000-\uf8ff]|o|\(?(?:\d{1,2}|[a-z]|[ivx]{1,4})[.)])")
+"""What stands before an item of a list."""
+_LEADERS = re.compile(r"(?:\s?\.){5,}\s*")
 _NUMBERED = re.compile(r"^\(?(?:\d{1,2}|[a-z])[.)]\s+\S")
 _SENTENCE_END = re.compile(r"[.!?:;…][\"'”’»)]*$")
 _VARIES = re.compile(r"\d+|\b[ivxlc]+\b")
 _PROSE_WORDS = 4
+_EDGE = 0.12
+"""The fraction of the height, above and below, where running headers and footers are."""
 _EDGE_LINES = 3
 """Lines at the top and at the bottom of a page among which running headers and footers are looked for."""
 
@@ -58,7 +63,8 @@ def joined_line(words: Sequence[Box]) -> Box:
     bold = sum(len(word.text) for word in words if word.bold) > 0.8 * sum(len(word.text) for word in words)
     return Box(
         min(word.x0 for word in words), min(word.y0 for word in words), max(word.x1 for word in words),
-        max(word.y1 for word in words), " ".join(word.text for word in words), longest.size, bold, words[0].is_table,
+        max(word.y1 for word in words), _LEADERS.sub(" ", " ".join(word.text for word in words)), longest.size, bold,
+        words[0].is_table,
     )  # fmt: skip
 
 
@@ -146,14 +152,29 @@ def _with_tables(lines: Sequence[Sequence[Box]]) -> list[Box]:
     index = 0
     while index < len(lines):
         end = _table_end(lines, index)
-        table = _table([word for line in lines[index:end] for word in line]) if end - index > 1 else None
-        if table is None:
+        words = [word for line in lines[index:end] for word in line]
+        table = _table(words) if end - index > 1 else None
+        if end - index > 3 and _is_prose(words):
+            starts = [word.x0 for word in words[:1]] + [right - 1 for _, right in _gutters(words)]
+            for number in range(len(starts)):
+                part = [word for word in words if _column(middle(word)[0], starts) == number]
+                found += [joined_line(line) for line in lines_of(part)]
+            index = end
+        elif table is None:
             found.append(joined_line(lines[index]))
             index += 1
         else:
             found.append(table)
             index = end
     return found
+
+
+def _is_prose(words: Sequence[Box]) -> bool:
+    """Return whether the columns between the gutters of `words` are prose: many lines of several words fill them."""
+    lines = lines_of(words)
+    parts = [part for line in lines for part in _segments(line)]
+    full = sum(len(part) >= _PROSE_WORDS for part in parts)
+    return len(parts) > 1.5 * len(lines) and full > 0.7 * len(parts)
 
 
 def _segments(line: Sequence[Box]) -> list[list[Box]]:
@@ -223,6 +244,8 @@ def _table(words: Sequence[Box]) -> Box | None:
     filled = [sum(1 for cell in row if cell) for row in grid]
     if median(filled) < max(2, 0.5 * len(starts)):
         return None
+    if len(starts) == 2 and sum(_MARK.fullmatch(row[0]) is not None for row in grid) > 0.5 * len(grid):
+        return None
     n_header = 1
     if filled[0] < len(starts) and filled[1] == len(starts):
         grid[0], n_header = _spread(rows, starts), 2
@@ -276,7 +299,7 @@ def cell_text(words: Sequence[Box]) -> str:
             text = text[:-1] + following
         else:
             text += following if not text or re.search(r"\w-$", text) else f" {following}"
-    return text
+    return _LEADERS.sub(" ", text)
 
 
 def _spread(rows: Sequence[Sequence[Box]], starts: Sequence[float]) -> list[str]:
@@ -353,7 +376,10 @@ def _table_rows(text: str, following: str) -> str | None:
 def without_furniture(pages: Sequence[Sequence[Box]]) -> list[list[Box]]:
     """Return pages of words without the lines at the edge that other pages have at the same height, and page numbers."""
     places: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
-    edges = [_edge(page) for page in pages]
+    top = min((box.y0 for page in pages for box in page), default=0.0)
+    bottom = max((box.y1 for page in pages for box in page), default=0.0)
+    zone = _EDGE * (bottom - top)
+    edges = [_edge(page, top + zone, bottom - zone) for page in pages]
     for number, edge in enumerate(edges):
         for box, _ in edge:
             for height in (round(box.y0 / 6), round(box.y0 / 6) + 1):
@@ -368,7 +394,7 @@ def without_furniture(pages: Sequence[Sequence[Box]]) -> list[list[Box]]:
                 or any(len(places[_pattern(box.text), round(box.y0 / 6) + more]) >= least for more in (0, 1))
             )
         }  # fmt: skip
-        kept.append([box for box in page if id(box) not in dropped])
+        kept.append([box for box in page if id(box) not in dropped] or list(page))
     return kept
 
 
@@ -376,12 +402,12 @@ def _pattern(text: str) -> str:
     return _VARIES.sub("#", one_line(text).lower())[:200]
 
 
-def _edge(page: Sequence[Box]) -> list[tuple[Box, list[Box]]]:
-    """Return the lines that are the highest and the lowest on a page, each with its words."""
+def _edge(page: Sequence[Box], top: float, bottom: float) -> list[tuple[Box, list[Box]]]:
+    """Return the lines that are the highest on a page, above `top`, and the lowest, below `bottom`, each with its words."""
     lines = [(joined_line(words), words) for words in lines_of(page)]
     return [
         line for line in [*lines[:_EDGE_LINES], *lines[max(_EDGE_LINES, len(lines) - _EDGE_LINES) :]]
-        if not line[0].is_table and len(line[0].text) < 200
+        if not line[0].is_table and len(line[0].text) < 200 and (line[0].y0 < top or line[0].y1 > bottom)
     ]  # fmt: skip
 
 
@@ -391,9 +417,10 @@ def _blocks(page: Sequence[Box], levels: Mapping[float, int], bold_level: int) -
     previous: Box | None = None
     gaps = [b.y0 - a.y1 for a, b in pairwise(page) if abs(b.y0 - a.y1) < b.size]
     usual = median(gaps) if gaps else 0.0
-    right = max((box.x1 for box in page if not box.is_table), default=0.0)
     level = 0
-    for box in page:
+    for index, box in enumerate(page):
+        near = page[max(0, index - 8) : index + 8]
+        right = max((one.x1 for one in near if not one.is_table and one.x0 < box.x1 and one.x1 > box.x0), default=0.0)
         before, level = level, 0 if box.is_table else _level(box, levels, bold_level)
         item = _BULLET.match(box.text)
         text = f"- {box.text[item.end() :]}" if item and not level else box.text

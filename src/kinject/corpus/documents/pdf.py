@@ -16,7 +16,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from kinject.corpus.documents.layout import Box, cell_text, compose, in_reading_order, middle, without_furniture
+from kinject.corpus.documents.layout import (
+    Box,
+    cell_text,
+    compose,
+    in_reading_order,
+    lines_of,
+    middle,
+    without_furniture,
+)
 from kinject.corpus.documents.markdown import markdown_table, one_line
 from kinject.corpus.documents.readers import Found, ReadOptions
 from kinject.corpus.documents.text import import_extra, library_errors, whole_file
@@ -348,8 +356,15 @@ def _cells(
         row = max(index for index in range(n_rows) if ys[index] <= y)
         column = max(index for index in range(n_columns) if xs[index] <= x)
         held[root((row, column))].append(word)
-    texts = {cell: cell_text(found) for cell, found in held.items()}
-    rows = [[texts.get(root((row, column)), "") for column in range(n_columns)] for row in range(n_rows)]
+    rows: list[list[str]] = []
+    for row in range(n_rows):
+        cells = [held.get(root((row, column)), []) for column in range(n_columns)]
+        lines = [lines_of(found) for found in cells]
+        counts = {len(found) for found in lines if found}
+        parted = row > 0 and len(counts) == 1 and sum(map(bool, lines)) > 2  # rows without rules between them
+        for index in range(max(counts) if parted else 1):
+            rows.append([cell_text(found[index] if parted else words) if found else ""  # noqa: PERF401
+                         for found, words in zip(lines, cells, strict=True)])  # fmt: skip
     n_header = 1
     while n_header < n_rows - 1 and any(
         root((n_header - 1, column)) == root((n_header - 1, column + 1)) for column in range(n_columns - 1)
