@@ -44,7 +44,8 @@ hypothesis.settings.load_profile(
     "any machine"
 )  # a loaded machine is slow to draw examples; that says nothing of the code
 
-import forked as forks  # noqa: E402 (it stands beside this file)
+import forked as forks  # noqa: E402 (they stand beside this file)
+from small import TINY, draw_blank_figures, save_tiny_model  # noqa: E402
 
 STARTED_WITH: dict[str, str] = {}
 """The environment before the first test."""
@@ -139,12 +140,6 @@ def tiny_tokenizer(trained_tokenizer: transformers.PreTrainedTokenizerBase) -> t
     return copy.deepcopy(trained_tokenizer)
 
 
-TINY = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256, "tie_word_embeddings": True,
-}  # fmt: skip
-
-
 @pytest.fixture
 def tiny_config() -> dict[str, object]:
     """The config of a two-layer Llama, as a recipe's model.new holds it."""
@@ -154,12 +149,7 @@ def tiny_config() -> dict[str, object]:
 @pytest.fixture
 def tiny_model(tmp_path: Path, tiny_tokenizer: transformers.PreTrainedTokenizerBase) -> Path:
     """A folder with a random two-layer Llama and its tokenizer."""
-    from kinject.models import new_model
-
-    folder = tmp_path / "tiny-model"
-    new_model(TINY, tiny_tokenizer, seed=0).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    return folder
+    return save_tiny_model(tmp_path / "tiny-model", tiny_tokenizer)
 
 
 @pytest.fixture(scope="session")
@@ -178,14 +168,8 @@ def forked(fork_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw every figure but save a blank one: saving takes most of a report's time, and tests/report looks at figures."""
-    from matplotlib.figure import Figure
-
-    from kinject.report.plots import style
-
-    svg, png = style.render_svg(Figure()), style.render_png(Figure())
-    monkeypatch.setattr(style, "render_svg", lambda figure: svg)
-    monkeypatch.setattr(style, "render_png", lambda figure: png)
+    """As `draw_blank_figures`."""
+    draw_blank_figures(monkeypatch)
 
 
 @pytest.fixture

@@ -41,9 +41,17 @@ def material(tmp_path: Path, trained_tokenizer: transformers.PreTrainedTokenizer
         }
         for n, town in enumerate(towns)
     ]
-    _write_rows(folder / "data/squad/squad2_dev_half_paragraphs.jsonl", [{"text": row["text"]} for row in documents])
+    _write_rows(folder / "data/squad/squad2_dev_half_paragraphs.jsonl", [
+        {"id": f"{row['title']}/0", "text": row["text"]} for row in documents
+    ])  # fmt: skip
     questions = [
-        {"id": str(n), "question": f"Who is {n}?", "answers": [row["title"]]} for n, row in enumerate(documents)
+        {
+            "id": str(n),
+            "paragraph": f"{row['title']}/0",
+            "question": f"Who built {row['title']}?",
+            "answers": [row["title"]],
+        }
+        for n, row in enumerate(documents)
     ]
     _write_rows(folder / "data/squad/squad2_dev_half_qa.jsonl", questions)
     probes = {f"{level}_{part}": [] for level in ("mem", "gen", "hard_gen") for part in ("input", "target")}
@@ -122,6 +130,36 @@ def test_costs(run_here: Callable[..., str]) -> None:
     assert len(rows) == 12
     assert rows["paraphrase"][0] == rows["paraphrase"][1]  # one request for each text
     assert rows["implications"][0] >= rows["implications"][1]
+
+
+def test_retrieval(material: Path, run_here: Callable[..., str]) -> None:
+    for command in ((), ("--learn",)):
+        printed = run_here("eval/retrieval.py", "--material", material, *command)
+        if not command:
+            rows = re.findall(r"^\| (.+?) \| ([\d.]+) \(.*\| .*\|$", printed, re.MULTILINE)
+            assert [name for name, _ in rows][:2] == ["bm25", "lexical"]
+        else:
+            assert (
+                len(re.findall(r"learned from .*: words [\d.-]+, pieces .* recall at 1 .* words alone", printed)) == 3
+            )
+
+
+def test_heap(tmp_path: Path) -> None:
+    printed = _run_apart("documents/heap.py", "40", "--processes", "1", "--keep", tmp_path / "kept")
+    (row,) = re.findall(r"^\| 40 \| (.*) \|$", printed, re.MULTILINE)
+    documents, read, skipped, untold, *_, opened, _, _, again = row.split(" | ")
+    assert int(read) + int(skipped) >= 40
+    assert (untold, opened.split(", ")[1], again) == ("0", "1", "0")
+    assert int(documents) > 30
+
+
+def test_duplicates(run_here: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "documents"))  # as when the program is started
+    printed = run_here("documents/duplicates.py", "--pairs", "4", "--lengths", "100")
+    rows = re.findall(r"^\| 100 \| (\w+) \| ([\d.]+)% \| ([\d.]+)% \| ([\d.]+)%", printed, re.MULTILINE)
+    assert {row[0] for row in rows} == {"words", "part", "cut"}
+    assert all(float(share) == 100 for row in rows for share in row[1:])
+    assert "wrongly left out: 0 of 144 documents" in printed
 
 
 def test_faithfulness(material: Path, run_here: Callable[..., str]) -> None:

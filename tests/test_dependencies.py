@@ -28,7 +28,8 @@ kinject is under Apache-2.0. It ships none of these packages; pip installs them.
 own metadata at the pinned version (constraints.txt). `python tests/test_dependencies.py` writes this page. Packages
 that kinject, or a package of kinject's, requires are in every installation; the others belong to the named extra.
 Builds of torch for NVIDIA's GPUs bring NVIDIA's libraries, under NVIDIA's terms. The licence file of locate is MIT,
-whatever its metadata says. The word lists of wordfreq, which kinject reads where pip has put them, are CC BY-SA 4.0.
+whatever its metadata says; the GPL that docutils names is that of an Emacs mode in its source, which its wheel leaves
+out. The word lists of wordfreq, which kinject reads where pip has put them, are CC BY-SA 4.0.
 
 | package | version | licence | required by |
 |---|---|---|---|
@@ -125,7 +126,7 @@ def test_the_licences_are_those_that_the_installed_packages_name() -> None:
 
 def test_no_dependency_of_every_installation_asks_for_the_source_of_what_uses_it() -> None:
     strict = [row for row in written() if re.search(r"\bA?GPL", row[2]) and "LGPL" not in row[2]]
-    assert strict == []
+    assert {row[0] for row in strict} <= {"docutils"}  # an Emacs mode, which its wheel leaves out
 
 
 ONE: dict[str, Any] = {"id": "CVE-2026-1", "fix_versions": ["2.0"], "aliases": [], "description": ""}

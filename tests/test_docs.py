@@ -155,7 +155,7 @@ def _schemas_at(schema: Mapping[str, Any], key: str, root: Mapping[str, Any]) ->
 def _keys(text: str) -> set[str]:
     """Return the dotted keys of recipes that `text` names in code; files such as `corpus.jsonl` are none."""
     sections = "|".join(SECTIONS)
-    return set(re.findall(rf"`((?:{sections})(?:\.(?!(?:jsonl|json|yaml|py)\b)(?:[a-z]\w*|\*(?=\.)))+)\b", text))
+    return set(re.findall(rf"`((?:{sections})(?:\.(?!(?:jsonl|json|yaml|py|html)\b)(?:[a-z]\w*|\*(?=\.)))+)\b", text))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -95,7 +95,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "blank_figures")
 def test_the_documented_commands_run_and_the_benchmarks_read_their_results(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

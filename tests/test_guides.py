@@ -81,7 +81,7 @@ def _tests_of(path: Path) -> dict[str, str]:
     """Return the tests that pytest collects from a file, with their marks and those of the file."""
     module = ast.parse(path.read_text("utf-8")).body
     of_file = [
-        ast.unparse(item) for item in module if isinstance(item, ast.Assign) and "pytest.mark" in ast.unparse(item)
+        ast.unparse(item) for item in module if isinstance(item, ast.Assign) and "pytestmark" in ast.unparse(item)
     ]
     return {
         item.name: " ".join([*of_file, *map(ast.unparse, item.decorator_list)])
@@ -129,7 +129,7 @@ def test_every_test_of_a_row_is_collected_and_needs_a_gpu_only_where_that_is_sai
         marks = _tests_of(ROOT / "tests" / path).get(name)
         assert marks is not None, test
         assert ("cuda" in marks and "skipif" in marks) == (f"{test} (GPU)" in owner.proof), test
-        assert ("mark.soak" in marks) == (f"{test} (soak)" in owner.proof), test
+        assert ("pytest.mark.soak" in marks.split()) == (f"{test} (soak)" in owner.proof), test
 
 
 @pytest.mark.parametrize("guide", ROWS_OF_GUIDE)

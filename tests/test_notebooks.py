@@ -47,6 +47,7 @@ async def _run(cells: list[str], names: dict[str, Any]) -> list[str]:
     return shown
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_the_notebook_runs_from_documents_to_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,10 +26,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kinject.corpus.questions import read_questions
 from kinject.eval.prompts import Format, PromptRequest, pick_shots
-from kinject.eval.retrieval import Bm25Retriever, read_passages
+from kinject.eval.retrieval import read_passages
+from kinject.eval.retrievers import Bm25Retriever
 from kinject.eval.scoring.encode import Encoder, encode_requests
 from kinject.eval.scoring.scorer import Scorer
 from kinject.models import load_tokenizer
+from kinject.recipe import RetrievalSection
 from kinject.types import Question
 
 SUBJECTS = ("anatomy", "astronomy", "college_biology", "college_chemistry", "prehistory")
@@ -131,8 +133,8 @@ def score(scorer: Scorer, encoder: Encoder, requests: Sequence[PromptRequest]) -
 def rag_requests(shared: Path, n: int, most: int) -> list[list[PromptRequest]]:
     """Return for K = 0..most the same `n` SQuAD questions, in the form option texts, with their passages by BM25."""
     folder = shared / "data" / "squad"
-    passages = read_passages([folder / "squad2_dev_half_paragraphs.jsonl"], 256)
-    retriever = Bm25Retriever(passages)
+    section = RetrievalSection(documents=(str(folder / "squad2_dev_half_paragraphs.jsonl"),))
+    retriever = Bm25Retriever([passage for passage, _ in read_passages(section)])
     rows = [json.loads(line) for line in (folder / "squad2_dev_half_qa.jsonl").read_text().splitlines()]
     by_k: list[list[PromptRequest]] = [[] for _ in range(most + 1)]
     for at in range(0, len(rows) - 4, len(rows) // n)[:n]:  # wrong options: the answers to the questions after it

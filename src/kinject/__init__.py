@@ -25,6 +25,7 @@ from kinject.api import (
     check,
     compare,
     doctor,
+    documents,
     evaluate,
     find_batch,
     find_lr,
@@ -52,8 +53,8 @@ __version__ = version("kinject")
 leave_out_noise()  # before a library is imported, in a notebook and in a worker process, too
 
 __all__ = [
-    "KinjectError", "Recipe", "augment", "bench", "check", "compare", "demo", "doctor", "evaluate", "find_batch", "find_lr",
-    "merge", "plan", "questions", "read_recipe", "read_report", "report", "runs", "study", "styles", "train", "try_",
+    "KinjectError", "Recipe", "augment", "bench", "check", "compare", "demo", "doctor", "documents", "evaluate", "find_batch",
+    "find_lr", "merge", "plan", "questions", "read_recipe", "read_report", "report", "runs", "study", "styles", "train", "try_",
 ]  # fmt: skip
 
 

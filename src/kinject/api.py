@@ -18,12 +18,21 @@ if TYPE_CHECKING:
     from kinject.augment.questions.run import QuestionsResult
     from kinject.augment.survey import Survey
     from kinject.bench.results import BenchResult
+    from kinject.corpus.documents.collect import DocumentsResult
     from kinject.disk import FoundRun
     from kinject.doctor.run import Checkup
     from kinject.eval.compare import Comparison
     from kinject.eval.scores import Score
     from kinject.plan.run import Plan
-    from kinject.recipe import AugmentRecipe, EvalRecipe, QuestionsRecipe, Recipe, StudyRecipe, TrainRecipe
+    from kinject.recipe import (
+        AugmentRecipe,
+        DocumentsSection,
+        EvalRecipe,
+        QuestionsRecipe,
+        Recipe,
+        StudyRecipe,
+        TrainRecipe,
+    )
     from kinject.recipe.read import Verb
     from kinject.results import Report
     from kinject.tune.find_batch import BatchResult
@@ -70,6 +79,31 @@ def try_(documents: str | Path, *, tokenizer: str | None = None) -> Survey:
     from kinject.augment.survey import try_documents
 
     return try_documents(Path(documents), tokenizer=tokenizer)
+
+
+def documents(
+    *paths: str | Path, run_dir: str | Path | None = None, options: DocumentsSection | None = None
+) -> DocumentsResult:
+    """Collect folders, patterns, lists or files into documents.jsonl, and write documents.html; see `kinject documents`.
+
+    `run_dir` is the folder of the results (None: runs/NAME/documents), `options` are those of a recipe's section documents.
+
+    kinject.documents("handbook/").to_frame()
+    """
+    from kinject.corpus.documents.collect import collect
+    from kinject.corpus.documents.files import heap_name
+    from kinject.disk import file_name
+
+    if not paths:
+        raise InputError("no path given. For example: kinject documents handbook/")
+    sources = [Path(path) for path in paths]
+    folder = Path("runs") / file_name(heap_name(sources)) / "documents" if run_dir is None else Path(run_dir)
+    result = collect(sources, options, folder)
+    if not (result.already_done and (folder / "documents.html").is_file()):
+        from kinject.report import write_documents_report
+
+        write_documents_report(folder)
+    return result
 
 
 def augment(

@@ -56,11 +56,15 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a task: `done` as its `run` returns it, or None and the `error` in one line."""
+    """The outcome of a task: `done` as its `run` returns it, or None and the `error` in one line.
+
+    `died` is True if the process ended in the middle of the task.
+    """
 
     task: Any
     done: Mapping[str, Any] | None
     error: str = ""
+    died: bool = False
 
 
 class Executor(Protocol):
@@ -167,7 +171,7 @@ class LocalExecutor:
             worker.pipe.close()
             self._workers[self._workers.index(worker)] = self._start(worker.devices)
             reason = f"killed by signal {-code} (out of memory?)" if code and code < 0 else f"ended with code {code}"
-            return Outcome(task, None, f"its worker process was {reason}")
+            return Outcome(task, None, f"its worker process was {reason}", died=True)
 
     def __enter__(self) -> LocalExecutor:
         return self
@@ -231,7 +235,7 @@ class RayExecutor:
             try:
                 outcomes.append(Outcome(task, *self._ray.get(reference)))
             except self._ray.exceptions.RayError as error:
-                outcomes.append(Outcome(task, None, error_line(error)))
+                outcomes.append(Outcome(task, None, error_line(error), died=True))
         return outcomes
 
     def __enter__(self) -> RayExecutor:

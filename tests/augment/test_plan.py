@@ -96,8 +96,9 @@ def test_a_preview_counts_what_the_run_folder_has_cost(make_recipe: Make, servin
 
 
 def test_the_time_is_in_hours_where_it_is_hours_and_several_files_are_compared(
-    make_recipe: Make, documents: Path, tmp_path: Path
+    make_recipe: Make, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "folder"
     folder.mkdir()
     texts = [json.loads(line)["text"] for line in documents.read_text().splitlines()]

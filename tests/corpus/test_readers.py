@@ -21,6 +21,12 @@ ROWS = [
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a folder of documents was parsed to goes to runs/parsed."""
+    monkeypatch.chdir(tmp_path)
+
+
 def pdf_of(*pages: str) -> bytes:
     """Return a PDF of the given pages, one line of text for each line, written by hand."""
     n = len(pages)
@@ -62,7 +68,8 @@ def test_a_web_page_gives_its_text_without_menus_and_scripts(tmp_path: Path) -> 
     (document,) = read_documents(tmp_path / "a.html")
     assert document.title == "The Falk Bridge & more"
     assert document.text == (
-        "# Bridge\n\nBuilt in 1931 by Mara Lind.\nIt stands.\n\nspan 40 m\ncost 5 €\n\na\n  b\n\none\ntwo"
+        "# Bridge\n\nBuilt in 1931 by Mara Lind.\nIt stands.\n\n| span | 40 m |\n| --- | --- |\n| cost | 5 € |\n\n"
+        "```\na\n  b\n```\n\n- one\n- two"
     )
 
 
@@ -88,10 +95,7 @@ def test_a_page_says_its_own_charset(tmp_path: Path) -> None:
     pytest.importorskip("selectolax")
     (tmp_path / "a.html").write_bytes('<meta charset="latin-1"><p>Malmö'.encode("latin-1"))
     (document,) = read_documents(tmp_path / "a.html")
-    assert document.text == "Malmö"
-    (tmp_path / "a.html").write_bytes("<p>one\n<p>Malmö".encode("latin-1"))
-    with pytest.raises(InputError, match=r"a\.html:2: not UTF-8"):
-        list(read_documents(tmp_path / "a.html"))
+    assert (document.text, document.meta) == ("Malmö", {"encoding": "cp1252"})
     (tmp_path / "a.html").write_bytes(b'<meta charset="klingon"><p>x')
     with pytest.raises(InputError, match="unknown charset 'klingon'"):
         list(read_documents(tmp_path / "a.html"))
@@ -120,7 +124,7 @@ def test_a_pdf_that_cannot_be_read_or_holds_no_text_is_told(tmp_path: Path) -> N
     with pytest.raises(InputError, match=r"a\.pdf: empty document: none of its 2 pages holds text.*OCR"):
         list(read_documents(tmp_path / "a.pdf"))
     (tmp_path / "a.pdf").write_bytes(b"no pdf at all")
-    with pytest.raises(InputError, match=r"a\.pdf: page 1: not a readable PDF"):
+    with pytest.raises(InputError, match=r"a\.pdf: not a readable PDF: it holds plain text"):
         list(read_documents(tmp_path / "a.pdf"))
 
 
@@ -164,8 +168,6 @@ def test_other_columns_of_a_table_go_to_meta(tmp_path: Path) -> None:
     [
         (b"text,title\nfine,a\nx\n", ":3: found 1 cells, the header has 2"),
         (b"text,title\nfine,a\n\"two\nlines\",b\nx,y,z\n", ":5: found 3 cells"),
-        (b"title\na\n", ":2: no key 'text' (found 'title')"),
-        (b"text\nfine\n\xff\n", ":3: not UTF-8 (byte 0)"),
         (b"text\nfine\n\"open\n", ":3: not CSV: a quote opened here is never closed"),
         (b"text,title\n\"\",a\n", ":2: empty document"),
         (b"", ": holds no documents"),
@@ -233,7 +235,7 @@ def test_a_missing_library_says_what_to_install(tmp_path: Path, monkeypatch: pyt
     for name, library in (("a.pdf", "pypdf"), ("a.html", "selectolax")):
         monkeypatch.setitem(sys.modules, library, None)
         monkeypatch.delitem(sys.modules, f"{library}.lexbor", raising=False)
-        (tmp_path / name).write_text("x")
+        (tmp_path / name).write_text("%PDF-1.4" if library == "pypdf" else "x")
         with pytest.raises(InputError, match=rf"needs {library}, .*pip install 'kinject\[documents\]'"):
             list(read_documents(tmp_path / name))
 

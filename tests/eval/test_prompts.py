@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import get_args
 
 from kinject.eval.prompts import FORMATS, PromptRequest, pick_shots, render_prompt, scored_texts
-from kinject.recipe.sections import QuestionFormat
+from kinject.recipe.eval_section import QuestionFormat
 from kinject.report import formatting
 from kinject.types import Question
 

@@ -9,23 +9,24 @@ import numpy as np
 import pytest
 
 from kinject.errors import InputError
-from kinject.eval.retrieval import (
-    BGE_PREFIX,
-    Bm25Retriever,
-    DenseRetriever,
-    fuse,
-    make_retriever,
-    measure_recall,
-    rank_by_dot_product,
-    read_contexts,
-    read_passages,
-)
-from kinject.recipe.sections import RetrievalSection
+from kinject.eval.retrieval import fuse, make_retriever, measure_recall, read_contexts, read_passages
+from kinject.eval.retrievers import BGE_PREFIX, Bm25Retriever, DenseRetriever, rank_by_dot_product
+from kinject.recipe.eval_section import RetrievalSection
 from kinject.types import Passage, Question
 
 quiet = pytest.mark.filterwarnings("ignore")  # the library warns while it is imported
 TEXTS = ["Arden was born in Lowmere.", "Bryn works for the mill.", "The school of Kelm taught her.", "Farrow, 1987."]
 PASSAGES = [Passage(f"p{i}", f"d{i}", 0, len(text), text) for i, text in enumerate(TEXTS)]
+
+
+def alone(passages):
+    """Each passage shown as it is."""
+    return [(passage, passage) for passage in passages]
+
+
+def dense(passages, embedder, folder, **settings):
+    section = RetrievalSection(kind="dense", embedder=str(embedder), cache_dir=str(folder / "cache"), **settings)
+    return DenseRetriever(passages, section)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def embedder(tmp_path, tiny_tokenizer):
 def test_dense_ranks_are_those_of_the_dot_products(embedder, tmp_path):
     from sentence_transformers import SentenceTransformer
 
-    retriever = DenseRetriever(PASSAGES, str(embedder), None, tmp_path / "cache")
+    retriever = dense(PASSAGES, embedder, tmp_path)
     model = SentenceTransformer(str(embedder), device="cpu")
     query = "Where was Arden born?"
     vectors = model.encode([query, *TEXTS], normalize_embeddings=True)
@@ -67,7 +68,7 @@ def test_dense_ranks_are_those_of_the_dot_products(embedder, tmp_path):
 def test_queries_together_are_ranked_as_each_alone(embedder, tmp_path):
     for kind in ("dense", "both"):
         section = RetrievalSection(kind=kind, embedder=str(embedder), cache_dir=str(tmp_path / "cache"))
-        retriever = make_retriever(section, PASSAGES)
+        retriever = make_retriever(section, alone(PASSAGES))
         queries = ["Where was Arden born?", *TEXTS, "school"]
         assert retriever.rank(queries, 3) == [retriever.rank([query], 3)[0] for query in queries]
         assert retriever.rank([], 3) == []
@@ -76,18 +77,18 @@ def test_queries_together_are_ranked_as_each_alone(embedder, tmp_path):
 @quiet
 def test_passages_longer_than_the_embedder_reads_are_counted_aloud(embedder, tmp_path):
     long = [*PASSAGES, Passage("p9", "d9", 0, 900, "Arden was born in Lowmere. " * 30)]
-    assert DenseRetriever(PASSAGES, str(embedder), None, tmp_path / "cache").notes == ()
-    (note,) = DenseRetriever(long, str(embedder), None, tmp_path / "cache").notes
+    assert dense(PASSAGES, embedder, tmp_path).notes == ()
+    (note,) = dense(long, embedder, tmp_path).notes
     assert note.startswith("1 of 5 passages are longer than the 128 tokens that the embedder reads")
 
 
 @quiet
 def test_an_index_is_kept_by_content(embedder, tmp_path):
-    first = DenseRetriever(PASSAGES, str(embedder), None, tmp_path / "cache")
+    first = dense(PASSAGES, embedder, tmp_path)
     np.save(first.path, np.roll(np.load(first.path), 1, axis=0))
-    again = DenseRetriever(PASSAGES, str(embedder), None, tmp_path / "cache")
+    again = dense(PASSAGES, embedder, tmp_path)
     assert again.rank([TEXTS[2]], 1)[0] == [3]  # read from disk
-    other = DenseRetriever(PASSAGES[:3], str(embedder), None, tmp_path / "cache")
+    other = dense(PASSAGES[:3], embedder, tmp_path)
     assert other.path != first.path
     assert other.rank([TEXTS[2]], 1)[0] == [2]
 
@@ -95,8 +96,8 @@ def test_an_index_is_kept_by_content(embedder, tmp_path):
 @quiet
 def test_bge_models_get_their_prefix_unless_another_is_given(embedder, tmp_path):
     bge = embedder.rename(tmp_path / "bge-tiny")
-    plain = DenseRetriever(PASSAGES, str(bge), "", tmp_path / "cache")
-    prefixed = DenseRetriever(PASSAGES, str(bge), None, tmp_path / "cache")
+    plain = dense(PASSAGES, bge, tmp_path, query_prefix="")
+    prefixed = dense(PASSAGES, bge, tmp_path)
     query = "mill"
     np.testing.assert_array_equal(prefixed._embed([BGE_PREFIX + query]), plain._embed([BGE_PREFIX + query]))
     assert (prefixed._prefix, plain._prefix) == (BGE_PREFIX, "")
@@ -105,7 +106,7 @@ def test_bge_models_get_their_prefix_unless_another_is_given(embedder, tmp_path)
 def test_without_the_extra_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)  # as if it were not installed
     with pytest.raises(InputError, match=r"pip install 'kinject\[rag\]'"):
-        DenseRetriever(PASSAGES, "no/model", None, tmp_path)
+        dense(PASSAGES, "no/model", tmp_path)
 
 
 def test_fusion_sums_reciprocal_ranks():
@@ -117,7 +118,7 @@ def test_fusion_sums_reciprocal_ranks():
 @quiet
 def test_both_ways_are_fused(embedder, tmp_path):
     section = RetrievalSection(kind="both", embedder=str(embedder), cache_dir=str(tmp_path / "cache"))
-    both = make_retriever(section, PASSAGES)
+    both = make_retriever(section, alone(PASSAGES))
     assert both.rank([TEXTS[1]], 1)[0] == [1]
     assert sorted(both.rank(["school"], 4)[0]) == [0, 1, 2, 3]
 
@@ -179,7 +180,7 @@ def test_a_dense_ranking_does_not_depend_on_the_other_queries(monkeypatch):
     queries, passages = unit_vectors(rng, 40), unit_vectors(rng, 300)
     together = rank_by_dot_product(queries, passages, 5)
     assert together == [rank_by_dot_product(query[None], passages, 5)[0] for query in queries]
-    monkeypatch.setattr("kinject.eval.retrieval._PRODUCTS", 1000)  # blocks of three queries
+    monkeypatch.setattr("kinject.eval.retrievers._PRODUCTS", 1000)  # blocks of three queries
     assert rank_by_dot_product(queries, passages, 5) == together
 
 
@@ -198,10 +199,10 @@ class LetterEmbedder:
 
 def test_a_dense_retriever_needs_only_an_embedder(monkeypatch, tmp_path):
     (tmp_path / "embedder").mkdir()
-    monkeypatch.setattr("kinject.eval.retrieval._load_embedder", lambda _: LetterEmbedder())
+    monkeypatch.setattr("kinject.eval.retrievers._load_embedder", lambda _: LetterEmbedder())
     section = RetrievalSection(kind="dense", embedder=str(tmp_path / "embedder"), cache_dir=str(tmp_path / "cache"))
     for _ in range(2):  # embedded, then read from the cache
-        retriever = make_retriever(section, PASSAGES)
+        retriever = make_retriever(section, alone(PASSAGES))
         assert [ranking[0] for ranking in retriever.rank(TEXTS, 3)] == [0, 1, 2, 3]
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
 
@@ -222,12 +223,14 @@ def test_recall_counts_questions_that_name_a_document():
 def test_a_document_in_two_files_is_searched_once(write_rows):
     rows = [{"id": "d", "text": "Bryn was born in Farrow. She lives in Kelm."}]
     paths = [write_rows("a.jsonl", rows), write_rows("b.jsonl", rows)]
-    assert [passage.document_id for passage in read_passages(paths, 64)] == ["d"]
+    assert [
+        passage.document_id for passage, _ in read_passages(RetrievalSection(documents=tuple(map(str, paths))))
+    ] == ["d"]
 
 
 def test_an_empty_document_is_told_with_its_line(write_rows):
     with pytest.raises(InputError, match=r"a\.jsonl:1: "):
-        read_passages([write_rows("a.jsonl", [{"text": " "}])], 64)
+        read_passages(RetrievalSection(documents=(str(write_rows("a.jsonl", [{"text": " "}])),)))
 
 
 def test_prepared_contexts_follow_the_questions(write_rows):

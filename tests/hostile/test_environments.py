@@ -26,6 +26,7 @@ def test_quick_verbs_in_a_few_hostile_environments(tmp_path: Path, tiny_model: P
     _run_all(tmp_path, tiny_model, 9, 5, QUICK)
 
 
+@pytest.mark.soak
 def test_training_without_streams_locale_and_home_ends_in_the_same_weights(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

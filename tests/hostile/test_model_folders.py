@@ -24,7 +24,7 @@ from kinject.eval.run import evaluate
 from kinject.recipe import read_recipe
 from kinject.train.run import run as train
 
-DRAWS = int(os.environ.get("KINJECT_DRAWS", "24"))
+DRAWS = int(os.environ.get("KINJECT_DRAWS", "12"))
 SEED = int(os.environ.get("KINJECT_SOAK_SEED", "2026"))
 SECONDS = 60
 _NAMES = (

@@ -141,9 +141,10 @@ def _put(recipe: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str
     return changed
 
 
-@pytest.mark.parametrize(
-    "name", ["augment", "questions", "eval", "lora", "documented", "sandbox/keep", "two-phase/questions"]
-)
+SLOW = [pytest.param(name, marks=pytest.mark.soak) for name in ("lora", "sandbox/keep")]
+
+
+@pytest.mark.parametrize("name", ["augment", "questions", "eval", "documented", "two-phase/questions", *SLOW])
 def test_schema_and_check_agree_on_every_value_of_a_recipe_replaced(name: str, validator: Any, tmp_path: Path) -> None:
     recipe = read_yaml(ROOT / "recipes" / f"{name}.yaml").root
     disagreed = []

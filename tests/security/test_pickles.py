@@ -18,9 +18,10 @@ from safetensors.torch import load_file
 
 from kinject.augment.checks import profiles
 from kinject.errors import InputError, KinjectError, TrainingError
-from kinject.eval.retrieval import DenseRetriever
+from kinject.eval.retrievers import DenseRetriever
 from kinject.models import load_model, load_tokenizer
 from kinject.recipe import read_recipe, yaml_lines
+from kinject.recipe.eval_section import RetrievalSection
 from kinject.train import train
 from kinject.train.checkpoints import checkpoints, mark_complete, numbers_only
 from kinject.types import Passage
@@ -200,15 +201,19 @@ class TestEmbedder:
         SentenceTransformer(modules=parts, device="cpu").save(str(tmp_path / "embedder"))
         return tmp_path / "embedder"
 
+    def retriever(self, embedder: Path, folder: Path) -> DenseRetriever:
+        section = RetrievalSection(kind="dense", embedder=str(embedder), cache_dir=str(folder / "cache"))
+        return DenseRetriever(self.PASSAGES, section)
+
     def test_weights_that_are_pickles_are_refused(self, embedder: Path, sprung: Path, tmp_path: Path) -> None:
-        DenseRetriever(self.PASSAGES, str(embedder), None, tmp_path / "cache")
+        self.retriever(embedder, tmp_path)
         weights = sorted(embedder.rglob("model.safetensors"))
         assert len(weights) == 2
         for path in weights:
             path.rename(path.with_name("kept"))
             path.with_name("pytorch_model.bin").write_bytes(torch_trap(sprung))
             with pytest.raises(InputError, match=r"pytorch_model\.bin is a pickle"):
-                DenseRetriever(self.PASSAGES, str(embedder), None, tmp_path / "cache")
+                self.retriever(embedder, tmp_path)
             path.with_name("kept").rename(path)
         assert not sprung.exists()
 
@@ -218,17 +223,17 @@ class TestEmbedder:
         listed[1]["type"] = "evil.Evil"
         (embedder / "modules.json").write_text(json.dumps(listed))
         with pytest.raises(InputError, match=r"evil\.Evil.*runs no code that comes with a model"):
-            DenseRetriever(self.PASSAGES, str(embedder), None, tmp_path / "cache")
+            self.retriever(embedder, tmp_path)
         assert not sprung.exists()
 
     def test_a_pickle_in_the_cache_of_vectors_is_refused(self, embedder: Path, sprung: Path, tmp_path: Path) -> None:
-        retriever = DenseRetriever(self.PASSAGES, str(embedder), None, tmp_path / "cache")
+        retriever = self.retriever(embedder, tmp_path)
         np.save(retriever.path, np.array([Trap(sprung)], dtype=object), allow_pickle=True)
         with pytest.raises(KinjectError, match="damaged index"):
-            DenseRetriever(self.PASSAGES, str(embedder), None, tmp_path / "cache")
+            self.retriever(embedder, tmp_path)
         retriever.path.write_bytes(trap(sprung))
         with pytest.raises(KinjectError, match="damaged index"):
-            DenseRetriever(self.PASSAGES, str(embedder), None, tmp_path / "cache")
+            self.retriever(embedder, tmp_path)
         assert not sprung.exists()
 
 

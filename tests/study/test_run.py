@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from kinject.study import run as run_module
 from kinject.study.arms import expand_arms
 from kinject.study.run import render_plan, run_study
 from kinject.study.stages import Planner
+from small import draw_blank_figures, save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
@@ -42,11 +44,10 @@ def train_folder(path: Path, name: str, seed: int) -> Path:
     return train.folder
 
 
-@pytest.fixture
-def whole(tmp_path: Path, tiny_model: Path) -> Path:
-    """A study with a choice, two K, a matched arm, an averaged arm and a claim."""
+def write_whole(folder: Path, model: Path) -> Path:
+    """Write a study with a choice, two K, a matched arm, an averaged arm and a claim."""
     return write_study(
-        tmp_path, tiny_model, seeds=[0, 1], validation={"new": 0.5},
+        folder, model, seeds=[0, 1], validation={"new": 0.5},
         arms={
             "ft": {"description": "trained"},
             "rep": {"overrides": {"augment.styles": {}, "trainer.max_steps": 9}, "match_steps_of": "ft", "rag": False,
@@ -59,8 +60,37 @@ def whole(tmp_path: Path, tiny_model: Path) -> Path:
     )  # fmt: skip
 
 
-def test_a_study_runs_each_stage_once_and_reports_every_arm(whole, tmp_path):
-    result, executor = go(whole)
+@pytest.fixture
+def whole(tmp_path: Path, tiny_model: Path) -> Path:
+    """A whole study that has not run."""
+    return write_whole(tmp_path, tiny_model)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A whole study that has run: its recipe, its folder, its result, and who ran it. No test changes it."""
+
+    path: Path
+    result: Report
+    executor: InProcess
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: Any) -> Finished:
+    """A whole study that has run once for all tests that only look at it."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        draw_blank_figures(patch)
+        path = write_whole(folder, save_tiny_model(folder / "tiny-model", trained_tokenizer))
+        return Finished(path, *go(path))
+
+
+def test_a_study_runs_each_stage_once_and_reports_every_arm(finished):
+    result, executor = finished.result, finished.executor
     assert result.failures == ()
     assert max(Counter(stage.id for stage in executor.given).values()) == 1
     kinds = Counter(stage.kind for stage in executor.given)
@@ -79,8 +109,8 @@ def test_a_study_runs_each_stage_once_and_reports_every_arm(whole, tmp_path):
     assert "training helps" in text
 
 
-def test_accuracies_are_those_of_the_stored_answers(whole):
-    result, executor = go(whole)
+def test_accuracies_are_those_of_the_stored_answers(finished):
+    result, executor = finished.result, finished.executor
     stage = next(s for s in executor.given if s.kind == "eval" and s.label == "test questions to base")
     rows = [json.loads(line) for line in (stage.folder / "answers.jsonl").read_text("utf-8").splitlines()]
     for score in (score for score in result.results if score.arm == "base"):
@@ -98,17 +128,15 @@ def test_accuracies_are_those_of_the_stored_answers(whole):
     )
 
 
-def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_are_asked(whole, tmp_path):
-    result, executor = go(whole)
+def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_are_asked(finished):
+    result, executor, folder = finished.result, finished.executor, finished.folder
     splits = {
-        part: (tmp_path / f"study/questions/new.{part}.jsonl").read_text("utf-8") for part in ("validation", "test")
+        part: (folder / f"study/questions/new.{part}.jsonl").read_text("utf-8") for part in ("validation", "test")
     }
     asked = {part: {json.loads(line)["document_id"] for line in text.splitlines()} for part, text in splits.items()}
     assert not asked["validation"] & asked["test"]
     assert len(asked["validation"] | asked["test"]) == 8
-    known = [
-        json.loads(line) for line in (tmp_path / "study/questions/known.test.jsonl").read_text("utf-8").splitlines()
-    ]
+    known = [json.loads(line) for line in (folder / "study/questions/known.test.jsonl").read_text("utf-8").splitlines()]
     assert {row["document_id"] for row in known} == asked["test"], "a document that chose is asked about in another set"
     assert f"known: {8 - len(known)} questions left out, on documents that other sets choose with" in result.notes
     order = [stage.parameters["split"] for stage in executor.given if stage.kind == "eval"]
@@ -121,15 +149,15 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
     chosen_k = {choice.arm: choice.chosen for choice in result.choices if choice.key == "k"}
     for score in result.results:
         assert score.chosen_k == (score.k == chosen_k.get(score.arm)), "a set without validation takes the K of new"
-    assert json.loads((tmp_path / "study/choices.json").read_text("utf-8"))["choices"][0]["chosen"] == rate.chosen
+    assert json.loads((folder / "study/choices.json").read_text("utf-8"))["choices"][0]["chosen"] == rate.chosen
 
 
 def train_folder_of_arm(executor: InProcess, label: str) -> Path:
     return next(stage.folder for stage in executor.given if stage.kind == "train" and stage.label == label)
 
 
-def test_a_step_matched_arm_trains_as_many_steps_on_its_own_corpus(whole):
-    _, executor = go(whole)
+def test_a_step_matched_arm_trains_as_many_steps_on_its_own_corpus(finished):
+    executor = finished.executor
     folder = train_folder_of_arm(executor, "rep, seed 0")
     assert manifest_of(folder)["counts"]["steps"] == 2
     assert (
@@ -153,27 +181,33 @@ def test_a_token_matched_arm_reads_as_many_tokens(tmp_path, tiny_model):
 
 
 def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_declared_late(
-    whole, tmp_path, monkeypatch
+    tmp_path, tiny_model, monkeypatch
 ):
+    claim = {
+        "statement": "training helps",
+        "test": "difference",
+        "arm": "ft",
+        "baseline": "base",
+        "question_set": "new",
+    }
+    whole = write_study(tmp_path, tiny_model, seeds=[0], arms={"ft": {"rag": False}}, claims={"c": claim})
     first, _ = go(whole)
 
     def never() -> InProcess:
         raise AssertionError("nothing was to be run")
 
-    monkeypatch.setattr(
-        run_module, "check_shared_recipes", lambda *_: pytest.fail("the shared recipes were read again")
-    )
-    again, _, was_there = run_study(read_recipe(whole, (), "study"), never)  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "check_shared_recipes", lambda *_: pytest.fail("the shared recipes were read again"))
+        again, _, was_there = run_study(read_recipe(whole, (), "study"), never)  # type: ignore[arg-type]
     assert was_there
     assert again == first
 
-    monkeypatch.undo()
-    late = "{statement: averages too, test: difference, arm: half, baseline: base, question_set: new}"
+    late = "{statement: it helps here too, test: difference, arm: ft, baseline: base, question_set: known}"
     executor = InProcess()
     with_late, _, _ = run_study(read_recipe(whole, [f"study.claims.late={late}"], "study"), lambda: executor)
     assert not executor.given
     assert {claim.name: claim.declared_late for claim in with_late.claims} == {"c": False, "late": True}
-    assert "averages too" in render_summary(with_late)
+    assert "it helps here too" in render_summary(with_late)
     assert "(declared late)" in render_summary(with_late)
     changed, _, _ = run_study(read_recipe(whole, ["study.claims.c.direction=lower"], "study"), lambda: executor)
     assert [claim.declared_late for claim in changed.claims] == [True]
@@ -182,10 +216,8 @@ def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_d
     assert [claim.declared_late for claim in without.claims] == [True]
 
 
-def test_an_interrupted_study_goes_on_and_ends_as_an_undisturbed_one(whole, tmp_path):
-    undisturbed, executor = go(whole)
-    shutil.rmtree(tmp_path / "study")
-    shutil.rmtree(tmp_path / "stages")
+def test_an_interrupted_study_goes_on_and_ends_as_an_undisturbed_one(whole, finished):
+    undisturbed, executor = finished.result, finished.executor
     done: list[str] = []
     for stop_after in (1, 3, 2, 5):
         part = InProcess(stop_after)
@@ -194,9 +226,11 @@ def test_an_interrupted_study_goes_on_and_ends_as_an_undisturbed_one(whole, tmp_
         done += [stage.id for stage in part.given]
     result, last = go(whole)
     done += [stage.id for stage in last.given]
-    assert sorted(done) == sorted(stage.id for stage in executor.given)
+    assert len(done) == len(set(done)) == len(executor.given)
     for name in ("results", "choices", "claims", "sweeps", "questions", "exposures", "failures", "arms", "notes"):
-        assert getattr(result, name) == getattr(undisturbed, name), name
+        assert str(getattr(result, name)).replace(str(whole.parent), str(finished.folder)) == str(
+            getattr(undisturbed, name)
+        ), name
 
 
 def test_a_failed_arm_is_reported_with_its_log_and_the_others_finish(tmp_path, tiny_model):
@@ -231,14 +265,13 @@ def test_random_text_has_the_corpus_own_words_and_row_lengths(tmp_path, tiny_mod
     assert corpora["corpus"] != corpora["augment"]
 
 
-def test_a_dry_run_tells_what_would_run_and_runs_nothing(whole, tmp_path):
+def test_a_dry_run_tells_what_would_run_and_runs_nothing(whole, finished, tmp_path):
     text = render_plan(read_recipe(whole, (), "study"))
     assert "ft" in text
     assert "warning: known: the headline comparisons (20) need 10 documents" in text
     assert "warning: claim c: the claims (1) need 10 documents" in text
     assert not (tmp_path / "stages").exists()
-    go(whole)
-    assert "everything is done" in render_plan(read_recipe(whole, (), "study"))
+    assert "everything is done" in render_plan(read_recipe(finished.path, (), "study"))
 
 
 def test_two_processes_do_not_run_one_study(whole, tmp_path):

@@ -127,6 +127,7 @@ def test_lines_that_a_recipe_leaves_out_have_the_documented_defaults(run_trainer
     assert _logged(trainer, "learning_rate") == pytest.approx([1e-3, 1e-3 * 2 / 3, 1e-3 / 3])  # linear, no warm-up
 
 
+@pytest.mark.soak
 def test_fractions_of_a_run_and_ends_of_epochs_are_where_they_say(
     run_trainer: RunTrainer, corpus: Path, tmp_path: Path
 ) -> None:
@@ -196,6 +197,7 @@ def test_schedules_are_their_formulas(run_trainer: RunTrainer, options: dict[str
     assert _logged(trainer, "learning_rate") == pytest.approx([1e-3 * rate for rate in rates], abs=1e-9)
 
 
+@pytest.mark.soak
 def test_max_grad_norm_scales_the_update(run_trainer: RunTrainer, tiny_model: Path) -> None:
     def _update(limit: float) -> tuple[float, float]:
         trainer = run_trainer(
@@ -220,6 +222,7 @@ def test_length_batches_and_accumulation_count_as_they_say(run_trainer: RunTrain
     assert run_trainer(max_steps=3, num_train_epochs=2).state.global_step == 3
 
 
+@pytest.mark.soak
 def test_logging_saving_and_evaluating_happen_when_asked(run_trainer: RunTrainer, corpus: Path, tmp_path: Path) -> None:
     held_out = {"corpus": {"path": str(corpus), "validation_corpus": str(corpus)}}
     trainer = run_trainer(held_out, logging_strategy="steps", logging_steps=3, save_strategy="steps", save_steps=2,
@@ -250,6 +253,7 @@ def test_seed_decides_the_order_and_workers_do_not(run_trainer: RunTrainer) -> N
     assert _first_losses(1) != _first_losses(2)
 
 
+@pytest.mark.soak
 def test_group_by_length_puts_rows_of_a_length_together(run_trainer: RunTrainer, tmp_path: Path) -> None:
     path = tmp_path / "lengths.jsonl"
     path.write_text("".join(json.dumps({"text": "Farrow " * (1 + i % 13)}) + "\n" for i in range(64)))
@@ -264,6 +268,7 @@ def test_group_by_length_puts_rows_of_a_length_together(run_trainer: RunTrainer,
     assert _spread(True) < _spread(False) / 2
 
 
+@pytest.mark.soak
 def test_gradient_checkpointing_recomputes_and_changes_no_loss(
     run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +321,7 @@ def test_bf16_is_on_by_itself_only_if_the_hardware_multiplies_it(
     assert make_sft_config(make_recipe(trainer={"bf16": not fast})).bf16 is not fast
 
 
+@pytest.mark.soak
 def test_torch_compile_wraps_the_model(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(torch, "compile", lambda model, **options: asked.append(options) or model)

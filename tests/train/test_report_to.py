@@ -65,6 +65,7 @@ def test_wandb_offline_needs_no_network(make_recipe: MakeRecipe, tmp_path: Path)
     assert b"train/loss" in kept.read_bytes()
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("forked")
 def test_mlflow_holds_the_losses(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     place = (tmp_path / "mlruns").as_uri()

@@ -141,13 +141,15 @@ def test_a_planned_curve_is_its_formula(
     assert rates == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
-BY_STEPS_AND_TWO_BY_SHARE = [
-    case for case in _cases() if "by steps" in str(case.id) or case.id in ("linear by share", "one_cycle by share")
-]
+QUICK = ("cosine_with_min_lr by steps", "step_decay by epochs by steps", "one_cycle by share", "noam by steps")
+TRAINED = [
+    pytest.param(*case.values, id=case.id, marks=() if case.id in QUICK else pytest.mark.soak)
+    for case in _cases() if "by steps" in str(case.id) or case.id in ("linear by share", "one_cycle by share")
+]  # fmt: skip
 """Each of these trains; the curves above are held to all formulas, warm-up by share included."""
 
 
-@pytest.mark.parametrize(("name", "kwargs", "warmup", "expected"), BY_STEPS_AND_TWO_BY_SHARE)
+@pytest.mark.parametrize(("name", "kwargs", "warmup", "expected"), TRAINED)
 def test_the_trainer_applies_the_formula(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, name: str, kwargs: dict[str, Any], warmup: float,
     expected: list[float],
@@ -230,7 +232,13 @@ RESUMED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("one_cycle", "reduce_lr_on_plateau") else pytest.mark.soak)
+        for name in RESUMED
+    ],
+)
 def test_a_resumed_run_goes_on_to_the_last_bit(
     make_recipe: MakeRecipe, watched: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kinject.augment.checks.facts import compare_facts
 from kinject.augment.contamination import ContaminationCheck
@@ -96,7 +97,8 @@ class _CoverageCount:
 class CorpusWriter:
     """Writes corpus.jsonl, sft.jsonl, coverage.jsonl and failures.jsonl in one pass over the documents.
 
-    Each row of the corpus is searched for contamination as it is written.
+    Each row of the corpus is searched for contamination as it is written. A row of a document with a licence names it, and
+    the document's source.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class CorpusWriter:
         self._coverage = _CoverageCount()
         self._quotas = [n for name, n in plan.styles.items() if plan.catalog[name].keeps and n]
         self.n_rows = self.n_sft_rows = 0
+        self._origin: dict[str, Any] = {}
         self.failed = Counter[str]()
         self.tokens = Counter[str]()
         self.languages = Counter[str]()
@@ -129,6 +132,8 @@ class CorpusWriter:
             write_fact = stack.enter_context(open_jsonl(self._coverage_path)) if self._quotas else None
             files = (write_corpus, write_sft, write_fact, write_failure)
             for document, passages in documents:
+                licence = document.meta.get("licence")
+                self._origin = {"source": document.source, "licence": licence} if licence else {}
                 for passage in passages:
                     if include_originals:
                         row = {"id": passage.id, "document_id": document.id, "origin": "original", "text": passage.text}
@@ -171,6 +176,7 @@ class CorpusWriter:
                 write_fact(fact_row)
 
     def _write_row(self, row: Row, write_corpus: _Write, write_sft: _Write | None) -> None:
+        row |= self._origin
         if "text" in row:
             write_corpus(row)
             self.n_rows += 1

@@ -20,7 +20,7 @@ from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import split_passages, token_spans, word_spans
 from kinject.disk import content_id, unwritable
 from kinject.errors import InputError
-from kinject.recipe import AugmentRecipe
+from kinject.recipe import AugmentRecipe, DocumentsSection
 from kinject.recipe.sections import MAX_SAMPLES
 from kinject.types import Document, Message, Passage
 
@@ -92,6 +92,7 @@ class Plan:
     precomputed: Precomputed | None = None
     targets: Mapping[str, int] = field(default_factory=dict)
     document_tokens: int = 0
+    documents: DocumentsSection = DocumentsSection()
 
     @property
     def n_samples(self) -> int:
@@ -105,7 +106,7 @@ class Plan:
         """
         spans = spans_of(self.tokenizer)
         ids = set[str]()
-        for document in read_documents(self.documents_path):
+        for document in read_documents(self.documents_path, self.documents):
             if self.precomputed:
                 ids.add(document.id)
             yield document, split_passages(document, self.passage_tokens, spans)
@@ -217,7 +218,7 @@ def make_plan(recipe: AugmentRecipe) -> Plan:
         styles={name: n if isinstance(n, int) else MAX_SAMPLES for name, n in section.styles.items()},
         targets={name: n.tokens for name, n in section.styles.items() if not isinstance(n, int)},
         catalog=read_styles(section.style_files), document_tokens=section.document_tokens, seed=recipe.seed,
-        identity=generator_identity(generator), precomputed=precomputed,
+        identity=generator_identity(generator), precomputed=precomputed, documents=recipe.documents,
     )  # fmt: skip
 
 
@@ -225,7 +226,8 @@ class PassageFile:
     """The documents of a run with their passages, in a temporary file of the run folder.
 
     Documents are read, split and hashed once and added here. Everything later iterates over this file, one document in
-    memory at a time. With `keep` the file stays, for a run over these documents in another process (`shards`).
+    memory at a time; of `meta`, the licence stays. With `keep` the file stays, for a run over these documents in another
+    process (`shards`).
     """
 
     def __init__(self, run_dir: Path, *, keep: bool = False) -> None:
@@ -245,7 +247,7 @@ class PassageFile:
     def add(self, document: Document, passages: list[Passage]) -> None:
         """Append a document. Raises `DiskError` if it cannot be written."""
         spans = [(one.id, one.start, one.end, one.path, one.place, one.header, one.cut) for one in passages]
-        row = [document.id, document.title, document.text, document.source, spans]
+        row = [document.id, document.title, document.text, document.source, document.meta.get("licence"), spans]
         try:
             self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
         except OSError as error:
@@ -261,12 +263,12 @@ class PassageFile:
     def _read(self) -> Iterator[PlannedDocument]:
         with self._open("r") as file:
             for line in file:
-                identity, title, text, source, spans = json.loads(line)
+                identity, title, text, source, licence, spans = json.loads(line)
                 passages = [
                     Passage(name, identity, start, end, text[start:end], tuple(path), *others)
                     for name, start, end, path, *others in spans
                 ]
-                yield Document(identity, title, text, source), passages
+                yield Document(identity, title, text, source, {"licence": licence} if licence else {}), passages
 
     def _open(self, mode: str) -> IO[str]:
         try:  # surrogatepass: a file's name may be no UTF-8

@@ -16,9 +16,9 @@ from jinja2 import DictLoader, StrictUndefined, Template, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kinject.augment.checks.checker import Rules
-from kinject.augment.checks.language import detect_language, find_script, language_name
 from kinject.augment.checks.names import SENTENCE_STARTERS
 from kinject.augment.checks.prompt_injection import escape_tags, has_injection
+from kinject.corpus.language import detect_language, find_script, language_name
 from kinject.corpus.passages import sentence_ends, sentences
 from kinject.recipe.yaml_lines import read_yaml
 from kinject.types import Document, Message, Passage

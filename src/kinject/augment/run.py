@@ -460,7 +460,7 @@ def _write_manifest(
     result: AugmentResult,
     traffic: Sequence[Mapping[str, Any]],
 ) -> None:
-    inputs = document_hashes(plan.documents_path)
+    inputs = document_hashes(plan.documents_path, plan.documents)
     inputs.update({name: file_hash(Path(name)) for name in section.contamination_check})
     if plan.precomputed:
         inputs[str(plan.precomputed.path)] = file_hash(plan.precomputed.path)

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import heapq
-import re
-import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from kinject.augment.checks.facts import checks_off
-from kinject.augment.checks.language import detect_language, guess_language, language_name
 from kinject.augment.groups import Group
 from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview
 from kinject.augment.style_preview import render_prompts
 from kinject.augment.styles import STYLES
-from kinject.corpus.documents import is_hub_name, survey_documents
-from kinject.corpus.passages import split_passages, token_spans, word_spans
-from kinject.disk import Row, delete_file, file_name, path_exists, write_jsonl, write_text
-from kinject.errors import DiskError, InputError, KinjectError
+from kinject.corpus.documents import is_hub_name, read_documents
+from kinject.corpus.documents.collect import DocumentsResult, collect
+from kinject.corpus.documents.rows import is_saved_dataset
+from kinject.corpus.documents.write import read_rows
+from kinject.corpus.language import language_name
+from kinject.corpus.passages import split_passages, token_spans
+from kinject.disk import file_name, path_exists, read_jsonl, write_jsonl, write_text
+from kinject.errors import DiskError
 from kinject.recipe import read_recipe
 from kinject.recipe.shipped import write_own_recipes
 from kinject.terminal import duration
 from kinject.types import Document, Tabular
 
-_SKETCH = 128
-"""Word triples that stand for a document: those with the smallest hashes. Two of so many tell likeness to about 4%."""
-_ALIKE = 0.8
-"""Documents that share more of their word triples (Jaccard similarity) count as copies of each other."""
-_COMMON = 50
-"""A triple of more documents than this is boilerplate, by which no pairs are looked for."""
 _N_PROMPTS = 3
-_MOST_SHOWN, _MOST_PLACES, _MOST_LINES = 12, 3, 30
-_LANGUAGE_CHARACTERS = 5_000
+_MOST_SHOWN, _MOST_LINES = 12, 30
 
 
 @dataclass(frozen=True)
@@ -51,9 +43,9 @@ class Survey(Tabular):
     """What `try_documents` found.
 
     `files` counts the documents of each file that was read. `n_tokens` are the model's if `tokenizer` is given, else an
-    estimate. `languages` counts documents by ISO 639-1 code, "" where none is clear; `alike` are (document, document,
-    fraction of word triples that they share). `preview` is what augmenting with the recipe would request. `kept` are recipes
-    that were there and were not written over.
+    estimate. `languages` counts documents by ISO 639-1 code, "" where none is clear; `alike` are the copies that were left out:
+    (copy, document that is kept, fraction of words in common). `preview` is what augmenting with the recipe would request.
+    `kept` are recipes that were there and were not written over. `documents` is the run that collected the documents.
     """
 
     path: Path
@@ -65,9 +57,8 @@ class Survey(Tabular):
     alike: Sequence[tuple[str, str, float]]
     preview: Preview
     prompts: Sequence[str]
-    documents_path: Path
+    documents: DocumentsResult
     prompts_path: Path
-    skipped_path: Path | None
     recipes: Sequence[Path]
     kept: Sequence[Path] = ()
 
@@ -78,68 +69,22 @@ class Survey(Tabular):
 
 
 @dataclass
-class _Likeness:
-    """Finds documents that are nearly the same, by the word triples with the smallest hashes."""
-
-    names: list[str] = field(default_factory=list)
-    _sketches: list[list[int]] = field(default_factory=list)
-    _having: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-
-    def add(self, name: str, text: str) -> None:
-        """Add a document."""
-        words = [text[start:end].lower() for start, end in word_spans(text)]
-        triples = {" ".join(words[at : at + 3]) for at in range(max(1, len(words) - 2))}
-        sketch = heapq.nsmallest(_SKETCH, {zlib.crc32(triple.encode("utf-8", "surrogatepass")) for triple in triples})
-        for value in sketch:
-            self._having[value].append(len(self.names))
-        self.names.append(name)
-        self._sketches.append(sketch)
-
-    def pairs(self) -> list[tuple[str, str, float]]:
-        """Return the pairs that are alike, the most alike first."""
-        candidates = {
-            pair for having in self._having.values() if len(having) <= _COMMON for pair in combinations(having, 2)
-        }
-        found = []
-        for one, other in sorted(candidates):
-            first, second = set(self._sketches[one]), set(self._sketches[other])
-            union = heapq.nsmallest(_SKETCH, first | second)
-            likeness = len(first & second & set(union)) / len(union)
-            if likeness >= _ALIKE:
-                found.append((self.names[one], self.names[other], likeness))
-        return sorted(found, key=lambda pair: -pair[2])
-
-
-@dataclass
 class _Reading:
-    """The documents of a folder as they are read, and what is counted of them."""
+    """Counts the tokens of the documents as they are read, and keeps those of the sample prompts."""
 
-    tokenizer: str | None
-    files: Counter[str] = field(default_factory=Counter)
-    skipped: list[Skipped] = field(default_factory=list)
-    languages: Counter[str] = field(default_factory=Counter)
-    likeness: _Likeness = field(default_factory=_Likeness)
     n_tokens: int = 0
-    _first: dict[Path, Document] = field(default_factory=dict)
+    _first: dict[str, Document] = field(default_factory=dict)
     _second: list[Document] = field(default_factory=list)
 
-    def read(self, path: Path) -> Iterator[Document]:
-        """Yield the documents that can be read."""
-        spans = token_spans(self.tokenizer)
-        for file, found in survey_documents(path):
-            if isinstance(found, KinjectError):
-                self.skipped.append(Skipped(str(file), str(found)))
-                continue
-            self.files[str(file)] += 1
-            start = found.text[:_LANGUAGE_CHARACTERS]
-            self.languages[detect_language(start) or guess_language(start)] += 1
-            self.likeness.add(found.title or found.id, found.text)
-            self.n_tokens += len(spans(found.text))
+    def read(self, path: Path, tokenizer: str | None) -> None:
+        """Read the documents that were collected."""
+        spans = token_spans(tokenizer)
+        for document in read_rows(path):
+            self.n_tokens += len(spans(document.text))
             if len(self._first) < _N_PROMPTS:
-                self._first.setdefault(file, found)
+                self._first.setdefault(document.source.partition(":")[0], document)
             if len(self._second) < _N_PROMPTS:
-                self._second.append(found)
-            yield found
+                self._second.append(document)
 
     def shown(self) -> list[Document]:
         """Return the documents of the sample prompts: the first of each file, then others."""
@@ -148,46 +93,49 @@ class _Reading:
 
 
 def try_documents(path: Path, *, tokenizer: str | None = None, root: Path = Path()) -> Survey:
-    """Read the documents at `path`, count, and write into `root`: recipes/NAME/*.yaml, runs/NAME/documents.jsonl, prompts.txt.
+    """Collect the documents at `path` into `root`/runs/NAME/documents, and write recipes/NAME/*.yaml and runs/NAME/prompts.txt.
 
-    NAME is that of the folder or file. documents.jsonl holds what could be read, and the recipes read that. Recipes that
-    are there already stay as they are. No model is asked and nothing is sent. Raises `DiskError` when nothing is at `path`,
-    `InputError` when nothing there can be read.
+    NAME is that of the folder or file. The recipes read what was collected. Recipes that are there already stay as they are.
+    No model is asked and nothing is sent. Raises as `collect`.
     """
     if not path_exists(path) and not is_hub_name(path):
         raise DiskError(f"{path}: nothing is there. Check the path.")
     name = file_name(path.resolve().stem if path.is_file() else path.resolve().name)
     folder = root / "runs" / name
-    reading = _Reading(tokenizer)
-    documents_path = folder / "documents.jsonl"
-    write_jsonl(documents_path, _rows(path, reading))
+    documents = collect([_as_file(path, folder)], folder=folder / "documents")
+    reading = _Reading()
+    reading.read(documents.documents_path, tokenizer)
     written, kept = write_own_recipes(name, root)
     recipe = read_recipe(root / "recipes" / name / "augment.yaml", verb="augment")
     prompts = [_prompt(document, recipe.augment.passage_tokens, tokenizer) for document in reading.shown()]
-    prompts_path, skipped_path = folder / "prompts.txt", folder / "skipped.txt"
+    prompts_path = folder / "prompts.txt"
     write_text(
         prompts_path, "\n\n".join(f"################ prompt {n}\n{text}" for n, text in enumerate(prompts, 1)) + "\n"
     )
-    if reading.skipped:
-        write_text(skipped_path, "".join(f"{one.reason}\n" for one in reading.skipped))
-    else:
-        delete_file(skipped_path)
     return Survey(
-        path=path, files=reading.files, skipped=tuple(reading.skipped), tokenizer=tokenizer,
-        n_tokens=reading.n_tokens if tokenizer else round(reading.n_tokens * TOKENS_PER_WORD),
-        languages=dict(reading.languages.most_common()), alike=tuple(reading.likeness.pairs()), preview=preview(recipe),
-        prompts=tuple(prompts), documents_path=documents_path, prompts_path=prompts_path,
-        skipped_path=skipped_path if reading.skipped else None, recipes=tuple(written), kept=tuple(kept),
+        path=path, files={row["file"]: row["documents"] for row in documents.files() if row["documents"]},
+        skipped=tuple(
+            Skipped(row["file"], f"{row['where']}: {row['detail']}") for row in documents.skipped() if not row["left_out"]
+        ),
+        tokenizer=tokenizer, n_tokens=reading.n_tokens if tokenizer else round(reading.n_tokens * TOKENS_PER_WORD),
+        languages=documents.counts["languages"], alike=tuple(_copies(documents)), preview=preview(recipe),
+        prompts=tuple(prompts), documents=documents, prompts_path=prompts_path, recipes=tuple(written), kept=tuple(kept),
     )  # fmt: skip
 
 
-def _rows(path: Path, reading: _Reading) -> Iterator[Row]:
-    """Yield the rows of documents.jsonl. Raises `InputError` if there is none."""
-    for one in reading.read(path):
-        yield {"id": one.id, "title": one.title, "text": one.text, "source": one.source}
-    if not reading.files:
-        reasons = "\n".join(f"  {one.reason}" for one in reading.skipped[:_MOST_SHOWN])
-        raise InputError(f"{path}: no document there can be read.\n{reasons}".rstrip())
+def _as_file(path: Path, folder: Path) -> Path:
+    """Return `path`, or a file of rows with the documents of a data set."""
+    if not (is_hub_name(path) or is_saved_dataset(path)):
+        return path
+    rows = folder / "rows.jsonl"
+    write_jsonl(rows, read_documents(path))
+    return rows
+
+
+def _copies(documents: DocumentsResult) -> Iterator[tuple[str, str, float]]:
+    for _, row in read_jsonl(documents.folder / "duplicates.jsonl"):
+        if row["how"] != "passage":
+            yield row["dropped"], row["kept"], row["overlap"]
 
 
 def _prompt(document: Document, passage_tokens: int, tokenizer: str | None) -> str:
@@ -209,8 +157,8 @@ def render_survey(survey: Survey) -> str:
             ("", f"not checked in {language_name(code)}: {', '.join(checks_off(code))}")
             for code in survey.languages if code and checks_off(code)
         ),
-        *_listed("near-copies", [f"{a} and {b} ({likeness:.0%})" for a, b, likeness in survey.alike]),
-        *_listed("skipped", _by_reason(survey), len(survey.skipped)),
+        *_listed("copies", [f"{a} of {b} ({alike:.0%} of the words)" for a, b, alike in survey.alike]),
+        *_listed("skipped", survey.documents.render_skipped(), len(survey.skipped)),
         ("augmenting", f"{found.n_asked:,} rewritings: {found.n_requests:,} requests, about {found.tokens_in:,} tokens in and"),
         ("", f"{found.tokens_out:,} out; cost {found.cost:,.2f} at the prices in the recipe, time {duration(found.seconds)}"),
     ]  # fmt: skip
@@ -220,7 +168,7 @@ def render_survey(survey: Survey) -> str:
     lines += [f"  {line}" for line in first[:_MOST_LINES]] + (["  ..."] if len(first) > _MOST_LINES else [])
     lines += [
         "",
-        f"written: {survey.documents_path}, {survey.prompts_path}",
+        f"written: {survey.documents.documents_path}, {survey.prompts_path}",
         *(f"         {path}" for path in survey.recipes),
     ]
     lines += [f"kept as it was: {path}" for path in survey.kept]
@@ -236,21 +184,6 @@ def _count_note(tokenizer: str | None) -> str:
 
 def _language(code: str) -> str:
     return language_name(code) or "not clear"
-
-
-def _by_reason(survey: Survey) -> list[str]:
-    """Return the reasons, each once, with the places where it holds."""
-    places = defaultdict[str, list[str]](list)
-    for one in survey.skipped:
-        match = re.match(re.escape(one.file) + r"(:\d+)?: ", one.reason)
-        reason = one.reason[match.end() :] if match else one.reason
-        read = survey.files.get(one.file, 0)
-        before = f" ({read} before it {'is' if read == 1 else 'are'} read)" if read else ""
-        places[reason].append(f"{one.file}{(match and match[1]) or ''}{before}")
-    return [
-        f"{', '.join(where[:_MOST_PLACES])}{f' and {len(where) - _MOST_PLACES:,} more' * (len(where) > _MOST_PLACES)}: {reason}"
-        for reason, where in places.items()
-    ]
 
 
 def _listed(name: str, texts: Sequence[str], n: int | None = None) -> list[tuple[str, str]]:

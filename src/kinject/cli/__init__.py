@@ -22,8 +22,8 @@ from kinject.signals import exit_code, handled_by, terminable
 from kinject.terminal import Formatter, aligned, lost_output, protect_streams, show
 
 _VERBS = (
-    "demo", "try", "augment", "questions", "train", "merge", "eval", "compare", "study", "bench", "plan", "doctor",
-    "find-lr", "find-batch", "report", "sandbox", "check", "recipes", "styles", "schema",
+    "demo", "try", "documents", "augment", "questions", "train", "merge", "eval", "compare", "study", "bench", "plan", "doctor",
+    "find-lr", "find-batch", "report", "sandbox", "check", "recipes", "data", "styles", "schema",
 )  # fmt: skip
 
 _DESCRIPTION = """\
@@ -39,6 +39,7 @@ exit codes: 0 done, 1 finished but incomplete (the output names what is missing)
 examples:
   kinject                                    the runs of this folder, and the next step
   kinject try handbook/                      look at your documents, and get recipes for them
+  kinject documents handbook/                a heap of files to documents.jsonl
   kinject augment                            recipes/augment.yaml: documents to a corpus
   kinject train recipes/cpt.yaml             corpus to a model
   kinject eval                               recipes/eval.yaml: models against questions, with a report
@@ -212,7 +213,7 @@ def render_next_step() -> str:
 
 def _is_own(run: FoundRun) -> bool:
     """Return whether a recipe is one of those that `kinject try` has written for documents of this folder."""
-    return bool(run.recipe) and (Path("runs") / Path(run.recipe).parent.name / "documents.jsonl").exists()
+    return bool(run.recipe) and (Path("runs") / Path(run.recipe).parent.name / "documents" / "documents.jsonl").exists()
 
 
 def _render_main_job(runs: Mapping[Path, FoundRun]) -> str:

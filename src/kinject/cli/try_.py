@@ -10,10 +10,10 @@ from kinject.terminal import show
 
 _DETAIL = """\
 Look at documents; no model is asked and nothing is paid. Shows what can be read and what not, with the
-reason; passages, tokens, languages, near-copies; what augmenting would cost; three sample prompts.
+reason; passages, tokens, languages, copies; what augmenting would cost; three sample prompts.
 No model and no key. A file that cannot be read is left out. With NAME, the folder's name, it writes
   recipes/NAME/           augment.yaml, questions.yaml, train.yaml, eval.yaml: the way to a report
-  runs/NAME/              documents.jsonl (what could be read), prompts.txt, skipped.txt
+  runs/NAME/              documents/ (as kinject documents writes it), prompts.txt
 Recipes that are there already stay as they are.
 Exit code 0: all was read; 1: something was skipped; 2: nothing could be read.
 

@@ -30,7 +30,7 @@ _MARKUP = re.compile(
 """A line of Markdown that is a heading, the fence of a code block, a row of a table, or the first of a list item."""
 _DELIMITERS = re.compile(r"[\s:|-]*-[\s:|-]*")
 """The second row of a table, which makes the first its head."""
-_LINE_END = re.compile(r"\n")
+_LINE_END = re.compile(r"(?<=\S)[ \t]*\n")
 _END = re.compile(r"""(?<![.!?…])[.!?…]++["'”’»)\]]*+(?=\s)|[。！？]+[”’」』）]*|\n\s*\n""")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Gen|Col|Lt|Capt|Rev|Hon|No|vs|etc|cf|ca|approx|est|Mt|Ltd|Inc|Bros|Jan|Feb|Aug|Sept|Oct|Nov|Dec|fig|eq|vol|pp|e\.g|i\.e|al)|\b[A-Z](?:\.[A-Z])*)\.$"
@@ -43,7 +43,8 @@ def split_passages(document: Document, n_tokens: int, spans: TokenSpans, overlap
     """Return the passages of `document`: in order, together all its text except the space between them.
 
     None shows more than `n_tokens` (at least 1) tokens of `spans`, unless one character alone does. A passage ends at the
-    last end of a sentence, list item, table row or code block that fits, else at a line's end, never just after a heading.
+    last end of a sentence, list item, table row or code block that fits, else at a line's end, just after a heading only if
+    what follows does not fit.
     A sentence, row or block that is longer than a passage is cut, between words if possible, and `Passage.cut` says so.
     Passages begin with up to `overlap` (less than `n_tokens`) tokens of the one before, whole sentences if possible.
 
@@ -243,13 +244,17 @@ class _Layout:
 
 @dataclass
 class _Markup:
-    """The Markdown of a text. `never` holds positions after which no passage ends, if it can end elsewhere."""
+    """The Markdown of a text. `never` holds positions after which no passage ends, if it can end elsewhere.
+
+    `ends` are those of headings.
+    """
 
     headings: list[tuple[int, str, int]] = field(default_factory=list)
     code: list[tuple[int, int]] = field(default_factory=list)
     rows: list[tuple[int, int]] = field(default_factory=list)
     blocks: list[tuple[int, int]] = field(default_factory=list)
     items: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
     never: set[int] = field(default_factory=set)
 
 
@@ -272,7 +277,7 @@ def _read_layout(text: str) -> _Layout:
     endings: list[tuple[list[int], bool | None]] = [(best, False)]
     endings.append(([end for end in lines if end not in markup.never and not _is_inside(blocks, end)], None))
     if blocks:
-        endings.append((opens, False))
+        endings.append((sorted([*opens, *markup.ends]), False))
     if markup.code:
         endings.append(([end for end in every if text[end : end + 1] == "\n" and _is_inside(markup.code, end)], True))
         endings.append(([end for end in lines if _is_inside(markup.code, end)], True))
@@ -293,8 +298,9 @@ def _read_markup(text: str) -> _Markup:
                 fence = ""
         elif match["level"]:
             markup.headings.append((len(match["level"]), match["name"].rstrip().rstrip("#").rstrip(), match.start()))
-            markup.never |= {end, match.end()}
+            markup.never.add(end)
             markup.blocks.append((match.start(), end))
+            markup.ends.append(end)
         elif found and not (found[0] == "`" and "`" in match["info"]):
             fence, opened = found, match.start("fence")
         elif match["row"]:

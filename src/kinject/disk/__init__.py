@@ -37,7 +37,7 @@ from kinject.disk.files import (
     write_json,
     write_text,
 )
-from kinject.disk.format import FORMAT_VERSION, check_folder, check_version
+from kinject.disk.format import FORMAT_VERSION, MARKER, check_folder, check_version, mark_folder
 from kinject.disk.found_runs import FoundRun, find_runs
 from kinject.disk.journal import Journal, read_journal
 from kinject.disk.jsonl import Row, open_jsonl, parse_json, parse_row, read_jsonl, write_jsonl
@@ -48,6 +48,7 @@ __all__ = [
     "FORMAT_VERSION",
     "LARGEST_FILE",
     "LONGEST_LINE",
+    "MARKER",
     "SHA256SUMS",
     "FoundRun",
     "Journal",
@@ -72,6 +73,7 @@ __all__ = [
     "is_system_failure",
     "lock_dir",
     "manifest_beside",
+    "mark_folder",
     "open_database",
     "open_jsonl",
     "open_regular",

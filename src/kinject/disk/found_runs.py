@@ -22,6 +22,7 @@ _VERBS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "bench": ("bench.json", ("compiled", "runs")),
     "train": ("model", ("log.jsonl", "recipe.yaml")),
     "eval": ("report.html", ("answers.jsonl", "pending.json")),
+    "documents": ("documents.jsonl", ("skipped.jsonl",)),
     "augment": ("corpus.jsonl", ("variants.jsonl", "rejected.jsonl")),
     "questions": ("questions.jsonl", ("outcomes.jsonl",)),
 }
@@ -38,7 +39,7 @@ _SECTIONS = {
 _KEY = re.compile(r"^([a-z_]+):", re.MULTILINE)
 _RUN_DIR = re.compile(r"""^run_dir:[ \t]*["']?([^"'\n#]+?)["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
 _DEEPEST = 4
-_OTHERS = frozenset({"stages", "tokens", "model", "figures"})
+_OTHERS = frozenset({"stages", "tokens", "parsed", "model", "figures"})
 """Folders below runs/ in which nobody's own runs are."""
 
 

@@ -352,11 +352,14 @@ def _check_cached(recipe: Recipe, name: str) -> Iterator[Problem]:
 
 
 def _check_retrieval(recipe: Recipe, retrieval: RetrievalSection | None) -> Iterator[Problem]:
-    if retrieval is None or retrieval.kind == "bm25":
+    if retrieval is None or importlib.util.find_spec("sentence_transformers") is not None:
         return
-    if importlib.util.find_spec("sentence_transformers") is None:
+    if retrieval.kind in ("dense", "both"):
         what = f"eval.retrieval.kind: {retrieval.kind} needs sentence_transformers"
-        yield Problem(str(recipe.path), what, "pip install 'kinject[rag]', or set kind: bm25.")
+        yield Problem(str(recipe.path), what, "pip install 'kinject[rag]', or set kind: bm25 or lexical.")
+    if retrieval.reranker is not None and retrieval.reranker.base_url is None:
+        what = "eval.retrieval.reranker needs sentence_transformers"
+        yield Problem(str(recipe.path), what, "pip install 'kinject[rag]', or name an endpoint in base_url.")
 
 
 def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:

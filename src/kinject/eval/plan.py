@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,11 +23,12 @@ from kinject.eval.prompts import (
     pick_shots,
     rotate_options,
 )
-from kinject.eval.retrieval import Retriever, make_retriever, read_contexts, read_passages
+from kinject.eval.retrieval import make_retriever, read_contexts, read_passages
+from kinject.eval.retrievers import Retriever, search_text
 from kinject.eval.tasks.task import Task, read_task
 from kinject.eval.tasks.templates import compile_template
 from kinject.recipe import EvalRecipe, Recipe
-from kinject.recipe.sections import EvalSection, QuestionSetSection
+from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.types import Passage, Question
 
 
@@ -52,6 +53,7 @@ class QuestionSet:
 
     `contexts` has the passages of each question, or is empty. `task` is the lm-evaluation-harness task that the set
     comes from, None for others. A validation split has the name of its test set in `chooses_k_for`; "" for others.
+    `heading_path`: passages are shown below their path.
     """
 
     name: str
@@ -62,6 +64,7 @@ class QuestionSet:
     task: Task | None = None
     chooses_k_for: str = ""
     arms: tuple[EvalArm, ...] = ()
+    heading_path: bool = False
 
     def examples(self, n: int) -> list[tuple[Question, ...]]:
         """Return the `n` examples before each question, fewer if there are not enough."""
@@ -80,7 +83,7 @@ class QuestionSet:
         source = "" if arm.format in WITHOUT_QUESTION | FROM_TASK else template
         examples = self.examples(arm.shots)
         for question, context, shots, style in zip(self.questions, contexts, examples, self.styles(), strict=True):
-            texts = tuple(passage.text for passage in context[: arm.k])
+            texts = tuple(search_text(passage, self.heading_path) for passage in context[: arm.k])
             ids = tuple(passage.id for passage in context[: arm.k])
             for n in range(len(question.choices) if FORMATS[arm.format].rotates else 1):
                 yield PromptRequest(rotate_options(question, n), arm.format, shots, texts, n, source, style), ids
@@ -88,12 +91,13 @@ class QuestionSet:
 
 @dataclass(frozen=True)
 class Plan:
-    """All question sets of an evaluation; `inputs` are the files that were read."""
+    """All question sets of an evaluation; `inputs` are the files that were read, `models` (name -> hash) those for retrieval."""
 
     sets: tuple[QuestionSet, ...]
     notes: tuple[str, ...]
     inputs: tuple[Path, ...]
     template: str = ""
+    models: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_plan(recipe: EvalRecipe) -> Plan:
@@ -120,7 +124,8 @@ def read_plan(recipe: EvalRecipe) -> Plan:
         raise InputError("\n".join(problems))
     notes = [note for question_set in sets if question_set.task for note in question_set.task.notes]
     notes += retriever.notes if retriever else ()
-    return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), _read_template(section))
+    models = retriever.models if retriever else {}
+    return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), _read_template(section), models)
 
 
 def expand_arms(section: EvalSection, task: Task | None = None) -> tuple[EvalArm, ...]:
@@ -169,9 +174,32 @@ def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
             key = f"eval.retrieval_models.{index}"
             problem = f"found {name!r}, allowed are {', '.join(section.models)} (the names in eval.models)."
             yield Fault(recipe.where(key), key, problem)
+    for key, problem in _retrieval_problems(section.retrieval) if section.retrieval is not None else ():
+        yield Fault(recipe.where(key), key, problem)
     if section.retrieval_models is not None and section.retrieval is None:
         problem = "models are to get context, but eval.retrieval is missing. Add it, or remove this key."
         yield Fault(recipe.where("eval.retrieval_models"), "eval.retrieval_models", problem)
+
+
+def _retrieval_problems(section: RetrievalSection) -> Iterator[tuple[str, str]]:
+    """Yield (key, problem) of the settings of retrieval that do not fit together."""
+    key, reranker = "eval.retrieval", section.reranker
+    if section.overlap >= section.passage_tokens // 2:
+        most = (section.passage_tokens - 1) // 2
+        yield f"{key}.overlap", f"found {section.overlap}, allowed: 0 to {most}, less than half of passage_tokens."
+    if section.parent_tokens is not None and section.parent_tokens <= section.passage_tokens:
+        problem = f"found {section.parent_tokens}, allowed: more than passage_tokens ({section.passage_tokens})."
+        yield f"{key}.parent_tokens", problem
+    if section.passage_prefix and section.kind in ("bm25", "lexical"):
+        yield (
+            f"{key}.passage_prefix",
+            f"is for embeddings, but kind is {section.kind}. Set kind: dense, or take it out.",
+        )
+    if reranker is not None and reranker.candidates < max(section.k):
+        problem = f"found {reranker.candidates}, allowed: at least the largest k ({max(section.k)})."
+        yield f"{key}.reranker.candidates", problem
+    if reranker is not None and reranker.base_url is None and (reranker.api_key_env or reranker.api != "jina"):
+        yield f"{key}.reranker.base_url", "is missing, but api or api_key_env is set for an endpoint. Give its address."
 
 
 def _set_problems(item: QuestionSetSection, section: EvalSection) -> Iterator[str]:
@@ -210,12 +238,12 @@ def _read_template(section: EvalSection) -> str:
 def _make_retriever(recipe: EvalRecipe, section: EvalSection) -> Retriever | None:
     if section.retrieval is None or not section.retrieval.documents:
         return None
-    passages = read_passages([Path(path) for path in section.retrieval.documents], section.retrieval.passage_tokens)
-    most = max(section.retrieval.k)
-    if most > len(passages):
-        problem = f"found {most}, but the documents hold only {len(passages)} passages. Ask for fewer."
+    pairs = read_passages(section.retrieval, recipe.documents)
+    most, n_shown = max(section.retrieval.k), len({shown.id for _, shown in pairs})
+    if most > n_shown:
+        problem = f"found {most}, but the documents hold only {n_shown} passages. Ask for fewer."
         raise recipe.error("eval.retrieval.k", problem)
-    return make_retriever(section.retrieval, passages)
+    return make_retriever(section.retrieval, pairs)
 
 
 def _read_sets(
@@ -239,7 +267,9 @@ def _read_sets(
         contexts = tuple(read_contexts(Path(item.contexts), questions))
     elif retriever:
         contexts = _retrieve(retriever, questions, k)
-    test = QuestionSet(name, item.role, questions, pool, contexts, task, arms=expand_arms(section, task))
+    heading_path = section.retrieval is not None and section.retrieval.heading_path
+    arms = expand_arms(section, task)
+    test = QuestionSet(name, item.role, questions, pool, contexts, task, arms=arms, heading_path=heading_path)
     _check_questions(item, section, test)
     yield test
     if item.validation and retriever:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from kinject.corpus.questions import question_prompt
 from kinject.errors import InputError
 from kinject.eval.tasks.templates import compile_template, render
-from kinject.recipe.sections import QuestionFormat
+from kinject.recipe.eval_section import QuestionFormat
 from kinject.types import Question
 
 Format = QuestionFormat | Literal["task"]

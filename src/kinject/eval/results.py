@@ -25,7 +25,7 @@ from kinject.eval.statistics import (
     design_effect,
     make_contrast,
 )
-from kinject.recipe.sections import EvalSection
+from kinject.recipe.eval_section import EvalSection
 from kinject.results import ArmInfo, ArmResult, Contrast, Perplexity, Recall, Report, Scope, Subject, UnscoredResult
 from kinject.types import Answer, Passage, Question
 

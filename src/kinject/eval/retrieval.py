@@ -1,37 +1,48 @@
-"""Passages for questions: retrieved by BM25, by sentence embeddings or by both, or prepared by the user; and their recall."""
+"""Passages for questions: read, retrieved, reranked, shown with what surrounds them, or prepared; and their recall."""
 
 from __future__ import annotations
 
+import logging
 import os
-import re
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from kinject.corpus.documents import read_documents
-from kinject.corpus.passages import split_passages, word_spans
-from kinject.disk import content_id, open_to_read, parse_json, read_bytes, read_jsonl
-from kinject.errors import DiskError, InputError
+from kinject.corpus.passages import cut_note, split_nested, split_passages, token_spans
+from kinject.disk import content_id, open_database, parse_json, read_jsonl, write_rows
+from kinject.errors import DiskError, EndpointError, InputError
+from kinject.eval.retrievers import (
+    Bm25Retriever,
+    DenseRetriever,
+    LexicalRetriever,
+    Retriever,
+    commit_of,
+    count_longer,
+    refuse_code,
+    search_text,
+)
 from kinject.eval.scoring.answers import hash_model
 from kinject.hub import find_source
-from kinject.recipe.sections import RetrievalSection
+from kinject.recipe import DocumentsSection
+from kinject.recipe.eval_section import RerankerSection, RetrievalSection
 from kinject.results import Recall
+from kinject.secrets import known_secrets
+from kinject.terminal import Progress
 from kinject.types import Passage, Question
+from kinject.web import is_loopback, post_json
 
-Vectors = npt.NDArray[np.float32]
-"""Unit vectors, shape [n, dimensions]."""
+log = logging.getLogger(__name__)
 
-BGE_PREFIX = "Represent this sentence for searching relevant passages: "
-"""The query prefix of the BGE models' card (English, versions 1 and 1.5); passages get no prefix."""
+Pairs = Sequence[tuple[Passage, Passage]]
+"""(the passage that is searched, the passage that is shown for it)."""
 
-_WORD = re.compile(r"\w+")
 _RRF = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
 _FUSED = 100  # passages of each retriever that are fused
-_PRODUCTS = 2**24  # dot products in memory at once: 64 MB
-_MARGIN = 1e-3  # exceeds the rounding error of a float32 dot product of unit vectors
+_QUERIES = 16  # queries whose passages a local reranker reads together
+_TEI_TEXTS = 32  # texts of one request that text-embeddings-inference allows by default
 
 
 def read_contexts(path: Path, questions: Sequence[Question]) -> list[tuple[Passage, ...]]:
@@ -68,17 +79,26 @@ def _prepared_passage(item: object, where: str) -> Passage:
     return Passage(name, str(fields.get("document_id") or ""), 0, len(text), text)
 
 
-def read_passages(paths: Sequence[Path], n_tokens: int) -> list[Passage]:
-    """Return the passages of the documents in `paths`, of at most `n_tokens` words and punctuation marks, each once.
+def read_passages(
+    section: RetrievalSection, documents: DocumentsSection | None = None
+) -> list[tuple[Passage, Passage]]:
+    """Return the passages of the documents that are searched, each once, with the passage that is shown for each.
 
-    Raises `InputError` or `DiskError` as `read_documents` does.
+    Raises `InputError` or `DiskError` as `read_documents` and `token_spans` do.
     """
-    passages: dict[str, Passage] = {}
-    for path in paths:
-        for document in read_documents(path):
-            for passage in split_passages(document, n_tokens, word_spans):
-                passages.setdefault(passage.id, passage)
-    return list(passages.values())
+    spans = token_spans(section.tokenizer)
+    found: dict[str, tuple[Passage, Passage]] = {}
+    for path in section.documents:
+        for document in read_documents(Path(path), documents):
+            if section.parent_tokens is None:
+                small = split_passages(document, section.passage_tokens, spans, section.overlap)
+                pairs = [(passage, passage) for passage in small]
+            else:
+                sizes = section.passage_tokens, section.parent_tokens
+                pairs = split_nested(document, *sizes, spans, section.overlap)
+            for searched, shown in pairs:
+                found.setdefault(searched.id, (searched, shown))
+    return list(found.values())
 
 
 def measure_recall(name: str, questions: Sequence[Question], contexts: Sequence[Sequence[Passage]], k: int) -> Recall:
@@ -91,133 +111,44 @@ def measure_recall(name: str, questions: Sequence[Question], contexts: Sequence[
     return Recall(name, k, sum(hits), len(hits))
 
 
-class Retriever(Protocol):
-    """Ranks its passages for a query; `notes` are for the report."""
+def make_retriever(section: RetrievalSection, pairs: Pairs) -> Retriever:
+    """Return the retriever that `section` describes, over `pairs` as `read_passages` returns them.
 
-    passages: tuple[Passage, ...]
-    notes: tuple[str, ...]
-
-    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the indices of the `k` best passages, the best first."""
-        ...
-
-
-def make_retriever(section: RetrievalSection, passages: Sequence[Passage]) -> Retriever:
-    """Return the retriever that `section` names. Raises `InputError` as `DenseRetriever` does."""
-    if section.kind == "bm25":
-        return Bm25Retriever(passages)
-    dense = DenseRetriever(passages, section.embedder, section.query_prefix, Path(section.cache_dir))
-    return dense if section.kind == "dense" else FusedRetriever(Bm25Retriever(passages), dense)
-
-
-class Bm25Retriever:
-    """BM25 (Lucene's variant, k1 = 1.5, b = 0.75, through bm25s) over passages; words in lower case, no stop words."""
-
-    def __init__(self, passages: Sequence[Passage]) -> None:
-        """Index `passages` (at least one)."""
-        import bm25s
-
-        self.passages = tuple(passages)
-        self.notes: tuple[str, ...] = ()
-        words = [_words(passage.text) for passage in passages]
-        self._vocabulary = set[str]().union(*words)
-        self._index = bm25s.BM25()
-        self._index.index(words, show_progress=False)
-
-    def best(self, query: str, k: int) -> tuple[Passage, ...]:
-        """Return the `k` best passages for `query`, the best first; all if the index holds fewer."""
-        return tuple(self.passages[index] for index in self._rank(query, k))
-
-    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the indices of the `k` best passages; equal scores in the order of the passages."""
-        return [self._rank(query, k) for query in queries]
-
-    def _rank(self, query: str, k: int) -> list[int]:
-        known = [word for word in _words(query) if word in self._vocabulary]
-        scores = self._index.get_scores(known) if known else np.zeros(len(self.passages))
-        indices: list[int] = np.argsort(-scores, kind="stable")[:k].tolist()
-        return indices
-
-
-class DenseRetriever:
-    """Passages by the dot product of normalised sentence embeddings (sentence-transformers)."""
-
-    def __init__(self, passages: Sequence[Passage], embedder: str, prefix: str | None, cache_dir: Path) -> None:
-        """Embed `passages`, or read their vectors from `cache_dir` if the same weights embedded the same texts before.
-
-        `prefix` is put before each query; None: BGE's own for models with "bge" and without "m3" in their name, else
-        nothing. Raises `InputError` when the extra `rag` is not installed or the model cannot be loaded.
-        """
-        self.passages = tuple(passages)
-        self._model = _load_embedder(embedder)
-        name = Path(embedder).name.lower()
-        is_bge = "bge" in name and "m3" not in name
-        self._prefix = (BGE_PREFIX if is_bge else "") if prefix is None else prefix
-        weights = hash_model(embedder, _commit_of(self._model))
-        key = content_id("passages", weights, [passage.text for passage in passages])
-        self.path = cache_dir / f"{key}.npy"
-        self._vectors = self._read_or_embed()
-        self.notes = tuple(self._truncation_notes())
-
-    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the indices of the `k` best passages; equal ones in the order of the passages."""
-        if not queries:
-            return []
-        return rank_by_dot_product(self._embed([self._prefix + query for query in queries]), self._vectors, k)
-
-    def _truncation_notes(self) -> list[str]:
-        """Return a note if the embedder does not read all passages to their end."""
-        longest = self._model.max_seq_length
-        if not longest:
-            return []
-        texts = [passage.text for passage in self.passages]
-        ids = self._model.tokenizer(texts, add_special_tokens=True, truncation=False, verbose=False).input_ids
-        n_cut = sum(len(tokens) > longest for tokens in ids)
-        if not n_cut:
-            return []
-        count = f"{n_cut:,} of {len(texts):,} passages are longer than the {longest} tokens that the embedder reads"
-        return [f"{count}; the rest of their text is not searched. Lower eval.retrieval.passage_tokens"]
-
-    def _read_or_embed(self) -> Vectors:
-        if self.path.exists():
-            try:
-                with open_to_read(self.path) as file:
-                    stored: Vectors = np.load(file, allow_pickle=False)
-            except (OSError, ValueError) as error:
-                raise DiskError(f"{self.path}: damaged index ({error}). Delete it and run again.") from error
-            if len(stored) == len(self.passages):
-                return stored
-        vectors = self._embed([passage.text for passage in self.passages])
-        partial = self.path.with_suffix(f".{os.getpid()}.part.npy")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            np.save(partial, vectors, allow_pickle=False)
-            partial.replace(self.path)
-        except OSError as error:
-            raise DiskError(f"{self.path}: cannot be written: {error.strerror}.") from error
-        return vectors
-
-    def _embed(self, texts: list[str]) -> Vectors:
-        vectors = self._model.encode(texts, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False)
-        return np.ascontiguousarray(vectors, dtype=np.float32)
-
-
-def rank_by_dot_product(queries: Vectors, passages: Vectors, k: int) -> list[list[int]]:
-    """Return for each of `queries` the indices of the `k` best of `passages`; equal products in order of index.
-
-    A float32 matrix product finds the candidates, and float64 products order them. So the ranking is that of float64,
-    and does not depend on which queries come together.
+    Raises `InputError` as `DenseRetriever` and `make_scorer` do.
     """
-    ranking: list[list[int]] = []
-    n_rows = max(1, _PRODUCTS // len(passages))
-    for start in range(0, len(queries), n_rows):
-        block = queries[start : start + n_rows]
-        for query, products in zip(block, block @ passages.T, strict=True):
-            lowest = np.partition(products, -k)[-k] - _MARGIN if k < len(passages) else -np.inf
-            candidates = np.flatnonzero(products >= lowest)
-            exact = (passages[candidates].astype(np.float64) * query).sum(axis=1)
-            ranking.append(candidates[np.argsort(-exact, kind="stable")[:k]].tolist())
-    return ranking
+    passages = [searched for searched, _ in pairs]
+    retriever: Retriever
+    if section.kind == "lexical":
+        retriever = LexicalRetriever(passages, section.heading_path)
+    elif section.kind == "dense":
+        retriever = DenseRetriever(passages, section)
+    else:
+        retriever = Bm25Retriever(passages, section.heading_path)
+        if section.kind == "both":
+            retriever = FusedRetriever(retriever, DenseRetriever(passages, section))
+    if section.reranker is not None:
+        retriever = RerankedRetriever(retriever, section)
+    note = cut_note(sum(passage.cut for passage in passages), len(passages), "eval.retrieval.passage_tokens")
+    return ShownRetriever(retriever, [shown for _, shown in pairs], note)
+
+
+class ShownRetriever:
+    """Shows for each passage that is found the one around it, each once, in the order of the best passage inside."""
+
+    def __init__(self, searched: Retriever, shown: Sequence[Passage], note: str = "") -> None:
+        """Take a retriever and, in the order of its passages, the passage that is shown for each."""
+        self.passages = tuple({passage.id: passage for passage in shown}.values())
+        self.notes = (*searched.notes, *((note,) if note else ()))
+        self.models = searched.models
+        index = {passage.id: at for at, passage in enumerate(self.passages)}
+        self._searched = searched
+        self._shown = [index[passage.id] for passage in shown]
+        self._most = max(map(self._shown.count, set(self._shown))) if len(self.passages) < len(shown) else 1
+
+    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
+        """Return for each query the indices of the `k` best passages that are shown."""
+        rankings = self._searched.rank(queries, k * self._most)
+        return [list(dict.fromkeys(self._shown[at] for at in ranking))[:k] for ranking in rankings]
 
 
 class FusedRetriever:
@@ -227,6 +158,7 @@ class FusedRetriever:
         """Take two retrievers over the same passages."""
         self.passages = first.passages
         self.notes = (*first.notes, *second.notes)
+        self.models: Mapping[str, str] = {**first.models, **second.models}
         self._retrievers = (first, second)
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
@@ -245,59 +177,195 @@ def fuse(rankings: Sequence[Sequence[int]]) -> list[int]:
     return sorted(sums, key=lambda item: (-sums[item], item))
 
 
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
+class RerankedRetriever:
+    """The best passages of a retriever, in the order of the scores that a reranker gives them; the others after them."""
+
+    def __init__(self, first: Retriever, section: RetrievalSection) -> None:
+        """Take a retriever and the section that has the reranker. Raises `InputError` as `make_scorer` does."""
+        assert section.reranker is not None
+        self.passages = first.passages
+        self._first, self._n = first, section.reranker.candidates
+        self._texts = [search_text(passage, section.heading_path) for passage in first.passages]
+        self._scorer = make_scorer(section.reranker)
+        self._path = Path(section.cache_dir) / "reranked.sqlite"
+        self.models: Mapping[str, str] = {**first.models, self._scorer.name: self._scorer.identity}
+        read = f"the best {min(self._n, len(self._texts)):,} passages of each question were reranked by {self._scorer.name}"
+        self.notes = (*first.notes, read, *self._scorer.notes(self._texts))
+
+    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
+        """Return for each query the indices of the `k` best passages; equal scores in the order of the first ranking.
+
+        Scores are stored as they come: a rerun asks for none twice. Raises `EndpointError` if the endpoint fails.
+        """
+        ranked = self._first.rank(queries, max(k, self._n))
+        items = [
+            (query, [self._texts[at] for at in ranking[: self._n]])
+            for query, ranking in zip(queries, ranked, strict=True)
+        ]
+        scores = self._scores(items)
+        rankings = []
+        for ranking, found in zip(ranked, scores, strict=True):
+            order = sorted(range(len(found)), key=lambda at: -found[at])
+            rankings.append([*(ranking[at] for at in order), *ranking[len(found) :]][:k])
+        return rankings
+
+    def _scores(self, items: Sequence[tuple[str, list[str]]]) -> list[list[float]]:
+        """Return the scores of the texts of each query, from the cache where they are there."""
+        keys = [content_id("rerank", self._scorer.identity, query, texts) for query, texts in items]
+        try:
+            database = open_database(self._path, "CREATE TABLE IF NOT EXISTS scores (key TEXT PRIMARY KEY, value TEXT)")
+            try:
+                known = {key: self._stored(database, key) for key in keys}
+                missing = {key: item for key, item in zip(keys, items, strict=True) if known[key] is None}
+                with Progress("rerank", len(missing), "questions") as progress:
+                    for key, scores in zip(missing, self._scorer.scores(list(missing.values())), strict=True):
+                        write_rows(
+                            database, self._path, "INSERT OR REPLACE INTO scores VALUES (?, ?)", [(key, str(scores))]
+                        )
+                        known[key] = scores
+                        progress.advance()
+            finally:
+                database.close()
+        except (OSError, sqlite3.Error) as error:
+            raise DiskError(
+                f"{self._path}: the stored scores cannot be used ({error}). Delete it and run again."
+            ) from error
+        return [known[key] or [] for key in keys]
+
+    def _stored(self, database: sqlite3.Connection, key: str) -> list[float] | None:
+        row = database.execute("SELECT value FROM scores WHERE key = ?", (key,)).fetchone()
+        return None if row is None else [float(score) for score in parse_json(row[0].encode())]
 
 
-def _load_embedder(embedder: str) -> Any:
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise InputError(
-            f"eval.retrieval.kind: dense retrieval needs {error.name}. Install it: pip install 'kinject[rag]'."
-        ) from error
-    try:
-        source = find_source(embedder, "embedder")
-    except InputError as error:
-        raise InputError(f"eval.retrieval.embedder (for kind: dense and both; bm25 needs none): {error}") from error
-    _refuse_code(Path(source))
-    try:
-        return SentenceTransformer(source, trust_remote_code=False, model_kwargs={"use_safetensors": True})
-    except (OSError, ValueError) as error:
-        first_line = str(error).splitlines()[0] if str(error) else repr(error)
-        raise InputError(f"eval.retrieval.embedder: {embedder!r} cannot be loaded: {first_line}") from error
+class Scorer(Protocol):
+    """Scores texts for a query; the higher, the better. `identity` changes with everything that changes a score."""
+
+    name: str
+    identity: str
+
+    def scores(self, items: Sequence[tuple[str, list[str]]]) -> Iterator[list[float]]:
+        """Yield for each (query, texts) a score for each text."""
+        ...
+
+    def notes(self, texts: Sequence[str]) -> list[str]:
+        """Return notes for the report on the texts that are scored."""
+        ...
 
 
-def _refuse_code(folder: Path) -> None:
-    """Raise `InputError` if the folder of an embedder names modules of its own, or holds weights as pickles.
+def make_scorer(section: RerankerSection) -> Scorer:
+    """Return the reranker of a section.
 
-    Before its version 6, sentence-transformers runs such modules from a folder on disk even without
-    `trust_remote_code`; it reads a layer's pytorch_model.bin if there is no model.safetensors.
+    Raises `InputError` when the model cannot be loaded, the extra `rag` is missing, or the endpoint's key is not set.
     """
-    if not folder.is_dir():
-        return
-    where = f"eval.retrieval.embedder: {folder}"
-    try:
-        path = folder / "modules.json"
-        modules = parse_json(read_bytes(path)) if path.exists() else []
-        kinds = [str(module["type"]) for module in modules]
-    except (DiskError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{where}: modules.json cannot be read ({error}). Save the embedder again.") from error
-    foreign = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
-    if foreign:
-        raise InputError(
-            f"{where} comes with Python code of its own ({foreign[0]}), and kinject runs no code that comes with a model. "
-            "Use an embedder of sentence-transformers' own modules."
-        )
-    for path in sorted(folder.rglob("pytorch_model.bin")):
-        if not (path.parent / "model.safetensors").is_file():
+    return CrossEncoderScorer(section.model) if section.base_url is None else EndpointScorer(section)
+
+
+class CrossEncoderScorer:
+    """A cross-encoder of sentence-transformers in this process."""
+
+    def __init__(self, model: str) -> None:
+        """Load `model`, a folder or a name on the hub. Raises `InputError` as `make_scorer` says."""
+        key = "eval.retrieval.reranker.model"
+        try:
+            from sentence_transformers import CrossEncoder
+        except ImportError as error:
             raise InputError(
-                f"{where}: {path.relative_to(folder)} is a pickle, which can run code as it loads: kinject reads "
-                "safetensors only. Save the embedder again, as safetensors."
+                f"{key}: a reranker needs {error.name}. Install it: pip install 'kinject[rag]'."
+            ) from error
+        try:
+            source = find_source(model, "reranker")
+        except InputError as error:
+            raise InputError(f"{key}: {error}") from error
+        refuse_code(Path(source), key)
+        try:
+            self._model = CrossEncoder(source, trust_remote_code=False, model_kwargs={"use_safetensors": True})
+        except (OSError, ValueError) as error:
+            first_line = str(error).splitlines()[0] if str(error) else repr(error)
+            raise InputError(f"{key}: {model!r} cannot be loaded: {first_line}") from error
+        inner = self._model.model
+        trained = getattr(inner.config, "architectures", None) or [type(inner).__name__]
+        if self._model.num_labels != 1 or not (type(inner).__name__ in trained or "ForCausalLM" in trained[0]):
+            raise InputError(
+                f"{key}: {model} is no reranker: its layers give no single score ({trained[0]}, {self._model.num_labels} "
+                "labels). Take a cross-encoder, such as BAAI/bge-reranker-v2-m3."
             )
+        self.name = model
+        self.identity = hash_model(model, commit_of(self._model))
+
+    def scores(self, items: Sequence[tuple[str, list[str]]]) -> Iterator[list[float]]:
+        """Yield for each (query, texts) a score for each text: the logit, which no sigmoid rounds to 1."""
+        from torch import nn
+
+        for start in range(0, len(items), _QUERIES):
+            block = items[start : start + _QUERIES]
+            pairs = [(query, text) for query, texts in block for text in texts]
+            found: list[float] = []
+            if pairs:
+                found = self._model.predict(pairs, activation_fn=nn.Identity(), show_progress_bar=False).tolist()
+            for _, texts in block:
+                yield found[: len(texts)]
+                del found[: len(texts)]
+
+    def notes(self, texts: Sequence[str]) -> list[str]:
+        """Return a note if the model does not read all texts to their end."""
+        longest = getattr(self._model, "max_seq_length", None) or getattr(
+            self._model.tokenizer, "model_max_length", None
+        )
+        n_cut = count_longer(self._model.tokenizer, texts, longest) if longest else 0
+        if not n_cut:
+            return []
+        count = f"{n_cut:,} of {len(texts):,} passages are longer than the {longest} tokens that the reranker reads"
+        return [f"{count}; it does not see the rest. Lower eval.retrieval.passage_tokens"]
 
 
-def _commit_of(model: Any) -> str | None:
-    inner = getattr(model[0], "auto_model", None)
-    commit = getattr(getattr(inner, "config", None), "_commit_hash", None)
-    return str(commit) if commit else None
+class EndpointScorer:
+    """A reranker behind a /rerank route: that of Jina (vLLM, Cohere, Infinity too), or text-embeddings-inference."""
+
+    def __init__(self, section: RerankerSection) -> None:
+        """Read the key from the environment. Raises `InputError` if it is not set."""
+        self._section, self._key = section, ""
+        if section.api_key_env is not None:
+            self._key = os.environ.get(section.api_key_env, "").strip()
+            if not self._key:
+                raise InputError(
+                    f"eval.retrieval.reranker.api_key_env: the environment variable {section.api_key_env} is not set. Put "
+                    "the endpoint's key into it."
+                )
+            known_secrets([section.api_key_env])
+            if str(section.base_url).startswith("http://") and not is_loopback(str(section.base_url)):
+                log.warning(f"{section.base_url}: the key in {section.api_key_env} travels unencrypted. Use https.")
+        self._url = f"{(section.base_url or '').rstrip('/').removesuffix('/rerank')}/rerank"
+        self.name = f"{section.model} at {self._url}"
+        self.identity = content_id("endpoint", self._url, section.model, section.api)
+
+    def scores(self, items: Sequence[tuple[str, list[str]]]) -> Iterator[list[float]]:
+        """Yield for each (query, texts) a score for each text, some requests at a time. Raises `EndpointError`."""
+        with ThreadPoolExecutor(self._section.concurrency) as pool:
+            yield from pool.map(self._score, *zip(*items, strict=True)) if items else ()
+
+    def _score(self, query: str, texts: Sequence[str]) -> list[float]:
+        if self._section.api == "jina":
+            body = {"model": self._section.model, "query": query, "documents": list(texts), "top_n": len(texts)}
+            return self._ask(body, len(texts)) if texts else []
+        found: list[float] = []
+        for start in range(0, len(texts), _TEI_TEXTS):
+            part = list(texts[start : start + _TEI_TEXTS])
+            found += self._ask({"query": query, "texts": part, "raw_scores": True, "truncate": True}, len(part))
+        return found
+
+    def _ask(self, body: Mapping[str, Any], n: int) -> list[float]:
+        answer = post_json(self._url, body, key=self._key, timeout=self._section.timeout)
+        rows = answer.get("results") if isinstance(answer, dict) else answer
+        try:
+            scores = {row["index"]: float(row.get("relevance_score", row.get("score"))) for row in rows or ()}
+            return [scores[at] for at in range(n)]
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise EndpointError(
+                f"{self._url}: found {str(answer)[:120]}, expected an index and a score for each of {n} passages. Set "
+                f"eval.retrieval.reranker.api to the format of this endpoint (now {self._section.api}).",
+                fatal=True,
+            ) from error
+
+    def notes(self, texts: Sequence[str]) -> list[str]:
+        """Return nothing: the endpoint does not say how much it reads."""
+        return []

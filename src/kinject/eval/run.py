@@ -45,7 +45,7 @@ from kinject.eval.scoring.scorer import Scorer
 from kinject.models import LoadedModel, check_causal, check_model, load_model
 from kinject.process import single_process_notes
 from kinject.recipe import EvalRecipe
-from kinject.recipe.sections import EvalSection
+from kinject.recipe.eval_section import EvalSection
 from kinject.results import Perplexity, Report, to_json
 from kinject.signals import running_time
 from kinject.terminal import Progress, show
@@ -126,7 +126,7 @@ def evaluate(recipe: EvalRecipe) -> Report:
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
         answers.read_others(shard.other_answers())
         notes = [*plan.notes, *single_process_notes()]
-        run = _Run(section, plan, ResumableScoring(answers, shard), notes, inputs)
+        run = _Run(section, plan, ResumableScoring(answers, shard), notes, {**inputs, **plan.models})
         for name, path in section.models.items():
             _evaluate_model(run, name, path)
         run.scoring.finish()

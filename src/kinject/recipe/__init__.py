@@ -1,5 +1,7 @@
 """Recipes: one YAML grammar for every verb, checked as a whole, with every fault reported at once."""
 
+from kinject.recipe.documents_section import DocumentsSection
+from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.recipe.read import (
     AugmentRecipe,
     EvalRecipe,
@@ -14,22 +16,19 @@ from kinject.recipe.read import (
 from kinject.recipe.sections import (
     AugmentSection,
     CorpusSection,
-    EvalSection,
     GeneratorSection,
     GuardsSection,
     ModelSection,
-    QuestionSetSection,
     QuestionsSection,
     RegularizationSection,
     ReplaySection,
-    RetrievalSection,
     RowWeightsSection,
     TechniquesSection,
     TokenizerSection,
 )
 
 __all__ = [
-    "AugmentRecipe", "AugmentSection", "CorpusSection", "EvalRecipe", "EvalSection", "GeneratorSection",
+    "AugmentRecipe", "AugmentSection", "CorpusSection", "DocumentsSection", "EvalRecipe", "EvalSection", "GeneratorSection",
     "GuardsSection", "ModelSection", "QuestionSetSection", "QuestionsRecipe", "QuestionsSection", "Recipe",
     "RegularizationSection", "ReplaySection", "RetrievalSection", "RowWeightsSection", "StudyRecipe",
     "TechniquesSection", "TokenizerSection", "TrainRecipe", "is_model", "read_recipe", "read_values",

@@ -7,18 +7,20 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from glob import has_magic, iglob
 from pathlib import Path
 from typing import Any, Literal, overload
 
 from kinject.disk import check_regular, is_folder, path_exists
 from kinject.errors import DiskError, Fault, RecipeError
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
+from kinject.recipe.documents_section import DocumentsSection
+from kinject.recipe.eval_section import EvalSection
 from kinject.recipe.library_fields import REFUSED, check_adapter, check_new_model, check_trainer
 from kinject.recipe.sections import (
     AugmentSection,
     BenchSection,
     CorpusSection,
-    EvalSection,
     GuardsSection,
     ModelSection,
     ProbesSection,
@@ -68,6 +70,7 @@ class Sections:
     trainer: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "TRL's SFTConfig: batch, steps, optimizer, schedule."}
     )
+    documents: DocumentsSection = DocumentsSection()
     augment: AugmentSection | None = None
     questions: QuestionsSection | None = None
     eval: EvalSection | None = None
@@ -254,6 +257,21 @@ def read_recipe(
     )  # fmt: skip
 
 
+def read_section(path: str | Path | None, overrides: Sequence[str] = ()) -> DocumentsSection:
+    """Return the section documents of the recipe at `path` (None: its defaults) after `overrides`.
+
+    Raises `RecipeError` with every fault of the section.
+    """
+    raw = {} if path is None else {key: value for key, value in read_values(Path(path)).items() if key == "documents"}
+    faults = [fault for override in overrides if (fault := _apply_override(override, raw, set())) is not None]
+    source = "command line" if path is None else str(path)
+    checker = Checker(lambda key, what: faults.append(Fault(source, ".".join(map(str, key)), what)))
+    section = checker.section(DocumentsSection, raw.get("documents", {}), ("documents",))
+    if faults or section is None:
+        raise RecipeError(faults)
+    return section
+
+
 def _leave_out_general_text(raw: dict[str, Any]) -> list[str]:
     """Take what `corpus.general_text: false` leaves out of a recipe's values; return a warning if that was anything."""
     corpus, trainer = raw.get("corpus"), raw.get("trainer")
@@ -348,6 +366,8 @@ def _is_input(value: str, kind: str) -> bool:
     path = Path(value)
     if path_exists(path):
         return True
+    if kind in ("documents", "files") and has_magic(value):
+        return next(iglob(value, recursive=True), None) is not None
     if kind == "documents":  # a misspelt file, or one in an existing folder, is no name on the hub
         is_local = path.suffix[1:].isalpha() or (path.parent != Path() and is_folder(path.parent))
         return not is_local and _HUB_DATA.match(value) is not None

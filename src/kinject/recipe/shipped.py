@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,7 @@ def write_own_recipes(name: str, root: Path) -> tuple[list[Path], list[Path]]:
     return written, kept
 
 
+@cache
 def _read(file: Path) -> ShippedRecipe:
     name = file.relative_to(FOLDER).with_suffix("").as_posix()
     text = file.read_text("utf-8")

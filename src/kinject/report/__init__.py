@@ -6,6 +6,7 @@ Importing this loads neither matplotlib nor jinja2 nor torch: they are imported 
 from __future__ import annotations
 
 from kinject.report.augment import write_augment_report
+from kinject.report.documents import write_documents_report
 from kinject.report.files import read_report, redraw_report, write_report
 from kinject.report.summary import render_summary
 from kinject.report.training import write_training_report
@@ -15,6 +16,7 @@ __all__ = [
     "redraw_report",
     "render_summary",
     "write_augment_report",
+    "write_documents_report",
     "write_report",
     "write_training_report",
 ]

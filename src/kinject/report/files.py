@@ -16,6 +16,7 @@ from typing import Any
 from kinject.disk import check_version, read_checked_json, read_manifest, write_text
 from kinject.errors import InputError
 from kinject.report.augment import write_augment_report
+from kinject.report.documents import write_documents_report
 from kinject.report.flips import read_flips
 from kinject.report.formatting import ROLES, format_count, format_date, format_name, join_words
 from kinject.report.headline import render_doubts, render_headline
@@ -169,6 +170,8 @@ def redraw_report(run_dir: Path) -> Path:
         return write_training_report(run_dir)
     if stage == "augment":
         return write_augment_report(run_dir)
+    if stage == "documents":
+        return write_documents_report(run_dir)
     return write_report(run_dir, read_report(run_dir / "report.json"))
 
 

@@ -16,7 +16,7 @@ from kinject.eval.results import is_correct, is_scored
 from kinject.eval.scores import Score, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import moderated
-from kinject.recipe.sections import EvalSection
+from kinject.recipe.eval_section import EvalSection
 from kinject.report import read_report
 from kinject.results import Perplexity, Recall, Subject
 from kinject.study.arms import BASE, RAG, Arm
@@ -281,7 +281,7 @@ def read_context_passages(
         return {}
     from kinject.eval.retrieval import read_contexts, read_passages  # they load numpy
 
-    found = read_passages([Path(path) for path in section.retrieval.documents], section.retrieval.passage_tokens)
+    found = [shown for _, shown in read_passages(section.retrieval)]
     for name, path in contexts.items():
         found += [passage for of_question in read_contexts(Path(path), questions[name]) for passage in of_question]
     return {passage.id: passage for passage in found}

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from kinject.augment.checks.checker import MAX_OVERLAP, REASONS, Checker, Rules, check_completion, overlap
-from kinject.augment.checks.language import compare_languages
 from kinject.augment.styles import STYLES
+from kinject.corpus.language import compare_languages
 from kinject.types import Completion
 
 PAGE = Path(__file__).parents[3] / "docs" / "augmentation.md"

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kinject.augment.checks.differences import Difference, compare_quantities
-from kinject.augment.checks.language import detect_language, find_script, guess_language
 from kinject.augment.checks.names import (
     SENTENCE_STARTERS,
     Names,
@@ -20,6 +19,7 @@ from kinject.augment.checks.names import (
 )
 from kinject.augment.checks.profiles import grammar_of, profile_of
 from kinject.augment.checks.quantities import Quantities, extract_quantities
+from kinject.corpus.language import detect_language, find_script, guess_language
 
 _QUOTED = re.compile(
     r"“([^“”\n]{2,300})”|\"([^\"\n]{2,300})\"|«([^«»\n]{2,300})»|»([^«»\n]{2,300})«|„([^„“”\n]{2,300})[“”]"

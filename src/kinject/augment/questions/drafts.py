@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from kinject.augment.answers import plain_text
 from kinject.augment.checks.checker import new_markup, normal_form
-from kinject.augment.checks.language import compare_languages
 from kinject.augment.checks.prompt_injection import has_injection
 from kinject.augment.requests.generator import json_in
+from kinject.corpus.language import compare_languages
 from kinject.disk import Row, content_id
 from kinject.recipe import QuestionsSection
 from kinject.types import Document

@@ -107,7 +107,7 @@ async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection) ->
     selector = QuestionSelector(section)
     with PassageFile(run_dir) as passages:
         # Every document is read before the first request: a fault on the last line must not cost money.
-        n_documents, n_passages, n_cut = _read_documents(section, passages)
+        n_documents, n_passages, n_cut = _read_documents(recipe, passages)
         with _OutcomeFile(run_dir) as outcomes, Progress("questions", n_passages, "passages") as progress:
             sender, failed = await _request_questions(recipe, section, passages, outcomes, progress)
             _write_files(recipe, passages, outcomes, selector)
@@ -127,14 +127,15 @@ async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection) ->
     return result
 
 
-def _read_documents(section: QuestionsSection, passages: PassageFile) -> tuple[int, int, int]:
+def _read_documents(recipe: QuestionsRecipe, passages: PassageFile) -> tuple[int, int, int]:
     """Read and split every document, once in a run; return the numbers of documents, of passages, and of those cut short.
 
     Raises as `read_documents` and `token_spans`.
     """
+    section = recipe.questions
     spans = token_spans(section.tokenizer)
     n_documents = n_passages = n_cut = 0
-    for document in read_documents(Path(section.documents)):
+    for document in read_documents(Path(section.documents), recipe.documents):
         split = split_passages(document, section.passage_tokens, spans)
         passages.add(document, split)
         n_documents += 1
@@ -410,7 +411,7 @@ def _write_manifest(
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}
     counts["this_run"] = traffic.counts()
-    inputs = document_hashes(Path(section.documents))
+    inputs = document_hashes(Path(section.documents), recipe.documents)
     write_manifest(
         result.manifest_path, stage="questions", inputs=inputs, recipe=recipe.raw, counts=counts,
         outputs=["questions.jsonl", "validation.jsonl", "test.jsonl"],

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Iterator
+from glob import has_magic
 from itertools import islice
 from pathlib import Path
 
-from kinject.corpus.documents.readers import SUFFIXES, Found, fault_of, kind_of, read_file
+from kinject.corpus.documents.collect import collect
+from kinject.corpus.documents.files import is_heap
+from kinject.corpus.documents.readers import SUFFIXES, Found, fault_of, read_file
 from kinject.corpus.documents.rows import HUB_NAME, hub_revision, is_saved_dataset, read_hub, read_saved_dataset
-from kinject.disk import (
-    check_regular,
-    content_id,
-    file_hash,
-    folder_hash,
-    open_to_read,
-    path_exists,
-    unreadable,
-    write_jsonl,
-)
-from kinject.errors import DiskError, InputError, KinjectError
+from kinject.corpus.documents.write import read_rows
+from kinject.disk import content_id, file_hash, folder_hash, open_to_read, path_exists, write_jsonl
+from kinject.errors import DiskError, InputError
+from kinject.recipe import DocumentsSection
 from kinject.types import Document
 
+log = logging.getLogger(__name__)
 
-def read_documents(path: Path) -> Iterator[Document]:
-    """Yield the documents in the file or folder `path`, in order (a folder: by the names of its files).
 
-    Rows (JSONL, CSV, Parquet, a folder saved by `datasets`, a data set on the hub by its name) are
-    ``{text, id?, title?, source?, meta?}``; other keys go to `meta`. Files of other kinds are one document each. A
-    document without an id gets the hash of its title and text. Only a hash of each id stays in memory.
+def read_documents(path: Path, section: DocumentsSection | None = None) -> Iterator[Document]:
+    """Yield the documents in the file or heap `path`, in order (a heap: by the names of its files).
 
-    Raises `DiskError` when a file cannot be read and `InputError` (file:line) on a document that is empty, is not
-    text, or has the id of an earlier one, and when a library is not installed.
+    A heap (a folder, a pattern, a list of paths) is collected first, as `collect` does, and its files are parsed only if they
+    changed; what cannot be read is left out, with a warning. A file of rows (JSONL, CSV, Parquet, a folder saved by
+    `datasets`, a data set on the hub by its name) holds ``{text, id?, title?, source?, meta?}``; other keys go to `meta`.
+    There, a document without an id gets the hash of its title and text. Only a hash of each id stays in memory.
+
+    Raises as `collect`; of a single file, `DiskError` when it cannot be read and `InputError` (file:line) on a document that
+    is empty, is not text, or has the id of an earlier one, and when a library is not installed.
     """
+    if _is_collected(path):
+        result = collect([path], section)
+        if result.n_skipped:
+            log.warning(
+                f"{path}: {result.n_skipped:,} files or documents there cannot be read and are left out; {result.skipped_path} "
+                "has each with its reason."
+            )
+        yield from read_rows(result.documents_path)
+        return
     seen: set[int] = set()
     n_documents = 0
     for where, document in _read_located(path):
@@ -46,32 +54,6 @@ def read_documents(path: Path) -> Iterator[Document]:
         yield document
     if not n_documents:
         raise InputError(f"{path}: holds no documents. Expected at least one.")
-
-
-def survey_documents(path: Path) -> Iterator[tuple[Path, Document | KinjectError]]:
-    """Yield (file, document) for every document that can be read at `path`, and (file, error) for every one that cannot.
-
-    Of a file of rows, the rows before the first bad one are read. A document whose id an earlier one has is an error, too.
-    """
-    seen: dict[int, str] = {}
-    is_plain = path.is_dir() and not is_saved_dataset(path)
-    for file, fault in _files_below(path, ()) if is_plain else [(path, None)]:
-        if fault is not None:
-            yield file, fault
-            continue
-        try:
-            for where, document in _read_located(file):
-                if isinstance(document, InputError):
-                    yield file, document
-                    break
-                digest = int(content_id(document.id), 16)
-                if digest in seen:
-                    yield file, InputError(f"{where}: has the text (or the id) of {seen[digest]}.")
-                else:
-                    seen[digest] = where
-                    yield file, document
-        except (InputError, DiskError) as error:
-            yield file, error
 
 
 def write_general_text(source: str, folder: Path, n_documents: int, n_held_out: int) -> tuple[Path, Path]:
@@ -99,9 +81,10 @@ def _read_located(path: Path) -> Iterator[Found]:
         for where, found in read_hub(str(path)) if is_hub_name(path) else read_saved_dataset(path):
             yield where, found if isinstance(found, InputError) else fault_of(found, where) or found
         return
-    for file in document_files(path):
-        with open_to_read(file) as stream:
-            yield from read_file(file, stream)
+    if not path_exists(path):
+        raise DiskError(f"{path}: nothing is there. Check the path.")
+    with open_to_read(path) as stream:
+        yield from read_file(path, stream)
 
 
 def _raise_repeated(path: Path, identity: str, where: str) -> None:
@@ -116,73 +99,32 @@ def _raise_repeated(path: Path, identity: str, where: str) -> None:
             )
 
 
-def document_files(path: Path) -> list[Path]:
-    """Return the files that `read_documents` reads for `path`: itself, or all files below a folder but hidden ones.
-
-    Raises `InputError` on a file whose suffix has no reader, `DiskError` when nothing is there.
-    """
-    if not path_exists(path):
-        raise DiskError(f"{path}: nothing is there. Check the path.")
-    if not path.is_dir():
-        _check_readable(path)
-        return [path]
-    files = []
-    for file, fault in _files_below(path, ()):
-        if fault is not None:
-            raise fault
-        files.append(file)
-    if not files:
-        raise InputError(f"{path}: an empty folder. Expected files ending in {', '.join(sorted(SUFFIXES))}.")
-    return files
-
-
-def _check_readable(file: Path) -> None:
-    check_regular(file)
-    if file.suffix.lower() not in SUFFIXES:
-        kind_of(file, b"")
-
-
-def _files_below(folder: Path, above: tuple[str, ...]) -> Iterator[tuple[Path, KinjectError | None]]:
-    """Yield the files below `folder` that are not hidden, sorted, each with why it cannot be read (None: it can).
-
-    Links to folders are followed, but not to a folder `above` them.
-    """
-    real = os.path.realpath(folder)
-    if real in above:
-        yield folder, InputError(f"{folder}: a link to a folder that it lies in, without end. Take it out.")
-        return
-    try:
-        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    except OSError as error:
-        yield folder, unreadable(folder, error)
-        return
-    for name in names:
-        path = folder / name
-        if path.is_dir():
-            yield from _files_below(path, (*above, real))
-            continue
-        try:
-            _check_readable(path)
-        except (InputError, DiskError) as error:
-            yield path, error
-        else:
-            yield path, None
-
-
-def document_hashes(path: Path) -> dict[str, str]:
+def document_hashes(path: Path, section: DocumentsSection | None = None) -> dict[str, str]:
     """Return name -> hash (on the hub: its commit) of all that `read_documents` reads for `path`, for a manifest.
 
-    Raises as `document_files`, and `InputError` when the hub cannot be reached.
+    Raises as `read_documents`, and `InputError` when the hub cannot be reached.
     """
+    if _is_collected(path):
+        return {str(path): collect([path], section).fingerprint}
     if is_hub_name(path):
         return {str(path): hub_revision(str(path))}
     if is_saved_dataset(path):
         return {str(path): folder_hash(path)}
-    return {str(file): file_hash(file) for file in document_files(path)}
+    return {str(path): file_hash(path)}
+
+
+def _is_collected(path: Path) -> bool:
+    """Return whether `path` is a heap, rather than one file or data set."""
+    return not is_saved_dataset(path) and is_heap(path)
 
 
 def is_hub_name(path: Path) -> bool:
     """Return whether `path` can only be the name of a data set on the hub."""
-    if path_exists(path) or path.suffix.lower() in SUFFIXES or (path.parent != Path() and path.parent.is_dir()):
+    if (
+        path_exists(path)
+        or has_magic(str(path))
+        or path.suffix.lower() in SUFFIXES
+        or (path.parent != Path() and path.parent.is_dir())
+    ):
         return False
     return HUB_NAME.fullmatch(str(path)) is not None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from kinject.corpus.documents.markdown import fenced, markdown_table, one_line, spanned
 from kinject.corpus.documents.readers import Found, ReadOptions
 from kinject.corpus.documents.text import decode, import_extra, whole_file
 from kinject.disk import read_bytes
@@ -15,7 +16,7 @@ from kinject.errors import InputError
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborNode
 
-_CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?([\w-]+)""", re.IGNORECASE)
+_CHARSET = re.compile(rb"""<(?:meta|\?xml)[^>]{0,200}(?:charset|encoding)\s*=\s*["']?([\w-]+)""", re.IGNORECASE)
 _LEVEL = re.compile("h[1-6]")
 _TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)([^>]*)")
 _DEEPEST = 20_000
@@ -26,6 +27,26 @@ _CLOSED_BY_OTHERS = frozenset({
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
 })  # fmt: skip
 _SPACE = re.compile(r"\s+")
+_CODE_CLASS = re.compile(r"(?:language|lang|highlight-source|highlight|brush:?)[- ]([\w+#]+)")
+_UNIT = re.compile(r"(?:^(`{3,}).*\n(?s:.*?)^\1\n?|(?:^\|.*\n?)+|^.*\n|^.+\Z)", re.MULTILINE)
+"""A fenced code, a table, or a line."""
+_SHORT_PAGE = 500
+"""Characters up to which a page is read whole."""
+_SHARED = 0.6
+"""The fraction of the word triples of a line that the main text holds as well."""
+_META = (
+    ("author", "meta[name=author]", "content"),
+    ("date", "meta[property='article:published_time']", "content"),
+    ("date", "meta[name=date]", "content"),
+    ("licence", "link[rel=license]", "href"),
+    ("licence", "a[rel=license]", "href"),
+    ("licence", "meta[name='dcterms.license']", "content"),
+)
+"""(key of meta, selector of an element, the attribute that holds the value)."""
+_WIKI_PAGE = "#main-content.wiki-content"
+"""The text of a page that Confluence exported."""
+_LONGEST_CELL = 2_000
+"""Characters: where a cell holds more, the table lays out a page."""
 _UNREAD = "head script style noscript template nav footer aside form button select svg iframe object canvas"
 _SKIPPED = frozenset(_UNREAD.split())
 _PARAGRAPHS = "p h1 h2 h3 h4 h5 h6 blockquote pre table ul ol dl section article header figure hr"
@@ -39,19 +60,86 @@ _BREAKS = {
 
 
 def read_html(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
-    """Yield the text of a web page: of its <main> or only <article> where it has one; no menus, forms, scripts."""
-    parser = import_extra("selectolax.lexbor", path).LexborHTMLParser
+    """Yield the main text of a web page with its tables, headings and code; no menus, forms, scripts, related pages."""
     data = read_bytes(path, options.largest, stream)
+    source, encoding = decode(path, data, declared_charset(data))
+    title, text, meta = page_of(path, source)
+    yield whole_file(path, title, text, {**meta, **encoding})
+
+
+def declared_charset(data: bytes) -> str:
+    """Return the charset that a page declares, "" without one."""
     charset = _CHARSET.search(data[:4096])
-    source = decode(path, data, charset[1].decode("ascii") if charset else "utf-8-sig")
+    return charset[1].decode("ascii") if charset else ""
+
+
+def page_of(path: Path, source: str, *, whole: bool = False) -> tuple[str, str, dict[str, Any]]:
+    """Return the title ("" without one), the Markdown and the meta (author, date, licence) of the HTML text `source`.
+
+    trafilatura tells which lines are the main text; where it finds none, or the page is short, it is what <main> or the
+    only <article> holds, else the whole page, as with `whole`. Raises `InputError` where the parser would take very long.
+    """
+    parser = import_extra("selectolax.lexbor", path).LexborHTMLParser
     _check_page(path, source)
     tree = parser(source)
-    articles = tree.css("article")
-    root = tree.css_first("main") or (articles[0] if len(articles) == 1 else tree.body)
-    text = page_text(root) if root is not None else ""
+    text = page_text(tree.body) if tree.body is not None else ""
+    main = text if whole else ""
+    if not main and len(text) > _SHORT_PAGE and tree.css_first(_WIKI_PAGE) is None:
+        trafilatura = import_extra("trafilatura", path)
+        found = trafilatura.extract(source, include_comments=False) or ""
+        main = _lines_within(text, found)
+        if len(main) < 0.8 * len(found):  # the text is in a script of the page
+            main = found
+    if not main:
+        articles = tree.css("article")
+        root = tree.css_first(f"main, {_WIKI_PAGE}") or (articles[0] if len(articles) == 1 else None)
+        main = page_text(root) if root is not None else text
     heading = tree.css_first("title") or tree.css_first("h1")
     title = " ".join(heading.text().split()) if heading is not None else ""
-    yield whole_file(path, title, text)
+    return title, main, _meta(tree)
+
+
+def _meta(tree: Any) -> dict[str, str]:
+    """Return author, date and licence, where the page states them."""
+    found: dict[str, str] = {}
+    for key, selector, attribute in _META:
+        node = tree.css_first(selector)
+        value = (node.attributes.get(attribute) or "").strip() if node is not None else ""
+        if value:
+            found.setdefault(key, value)
+    return found
+
+
+def _lines_within(text: str, main: str) -> str:
+    """Return the lines of the Markdown `text` whose words are in `main`, with the headings, tables and code among them."""
+    words = re.findall(r"\w+", main.lower())
+    triples = set(zip(words, words[1:], words[2:], strict=False))
+    lines = {" ".join(re.findall(r"\w+", line.lower())) for line in main.splitlines()}
+    units = [match[0] for match in _UNIT.finditer(text)]
+    kept = [_is_within(unit, triples, lines) for unit in units]
+    if not any(kept):
+        return ""
+    first, last = kept.index(True), len(kept) - kept[::-1].index(True)
+    following = False
+    for index in range(len(units) - 1, -1, -1):
+        unit = units[index]
+        if not unit.strip():
+            continue
+        if unit.startswith("#"):
+            kept[index], following = kept[index] or following, False
+        else:
+            kept[index] = kept[index] or (first <= index < last and unit.startswith(("| ", "```")))
+            following = kept[index]
+    lines_kept = (unit for unit, keep in zip(units, kept, strict=True) if keep or not unit.strip())
+    return re.sub(r"\n{3,}", "\n\n", "".join(lines_kept)).strip()
+
+
+def _is_within(unit: str, triples: set[tuple[str, str, str]], lines: set[str]) -> bool:
+    words = re.findall(r"\w+", unit.lower())
+    if len(words) < 4:
+        return bool(words) and " ".join(words) in lines
+    own = list(zip(words, words[1:], words[2:], strict=False))
+    return sum(triple in triples for triple in own) >= _SHARED * len(own)
 
 
 def _check_page(path: Path, source: str) -> None:
@@ -75,30 +163,146 @@ _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 
 
 def page_text(root: LexborNode) -> str:
-    """Return the text below `root`, blank lines between paragraphs, white space as a browser shows it.
-
-    Headings are those of Markdown (``## Care``), so that passages know what they stand under.
-    """
-    gap = mark = ""
-    parts: list[str] = []
-    stack: list[tuple[Any, bool, bool]] = [(root, False, False)]
-    while stack:
-        node, closing, verbatim = stack.pop()
+    """Return what is below `root` as Markdown: headings, lists, tables with their header, code; space as a browser shows it."""
+    page = _Page()
+    stack: list[tuple[Any, bool]] = [(root, False)]
+    while stack:  # pages may be nested deeper than Python recurses
+        node, closing = stack.pop()
         tag = node.tag or ""
         if tag == "-text":
-            text = node.text_content or ""
-            text = text if verbatim else _SPACE.sub(" ", text)
-            if text.strip():
-                parts += [gap, mark, text if verbatim or not (gap or mark) else text.lstrip()]
-                gap = mark = ""
-            elif text and not gap:
-                gap = " "
-            continue
-        if _LEVEL.fullmatch(tag):
-            mark = "" if closing else "#" * int(tag[1]) + " "
-        gap = max(gap, _BREAKS.get(tag, ""), key=lambda space: (space.count("\n"), len(space)))
-        if not closing and tag not in _SKIPPED and tag[:1].isalpha():
-            stack.append((node, True, verbatim))
-            children = list(node.iter(include_text=True))
-            stack += [(child, False, verbatim or tag == "pre") for child in reversed(children)]
-    return "\n".join(line.rstrip(" \t") for line in "".join(parts).split("\n")).strip()
+            page.add_text(node.text_content or "")
+        elif closing:
+            page.close(tag)
+        elif tag[:1].isalpha() and not _is_skipped(node, tag):
+            table = _data_table(node) if tag == "table" and not page.verbatim else ""
+            if table:
+                page.add_block(table)
+                continue
+            page.open(node, tag)
+            stack.append((node, True))
+            stack += [(child, False) for child in reversed(list(node.iter(include_text=True)))]
+    return page.text()
+
+
+class _Page:
+    """The Markdown of a page as its elements open and close."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.verbatim = 0
+        self._gap = self._mark = ""
+        self._heading = False
+        self._lists: list[tuple[str, int]] = []
+        self._code = (0, "")
+
+    def add_text(self, text: str) -> None:
+        text = text if self.verbatim else _SPACE.sub(" ", text)
+        if text.strip() or (self.verbatim and text):
+            self.parts += [
+                self._gap,
+                self._mark,
+                text.lstrip() if not self.verbatim and self._gap + self._mark else text,
+            ]
+            self._gap = self._mark = ""
+        elif text and not self._gap:
+            self._gap = " "
+
+    def add_block(self, text: str) -> None:
+        self._widen("\n\n")
+        self.parts += [self._gap, text]
+        self._gap, self._mark = "\n\n", ""
+
+    def open(self, node: LexborNode, tag: str) -> None:
+        self._space(tag)
+        if self.verbatim:
+            self.verbatim += tag == "pre"
+        elif tag == "pre":
+            self.verbatim, self._code = 1, (len(self.parts), _language(node))
+        elif tag in ("ul", "ol"):
+            self._lists.append((tag, 0))
+        elif tag == "li" and self._lists:
+            kind, n = self._lists[-1]
+            self._lists[-1] = kind, n + 1
+            self._mark = "  " * (len(self._lists) - 1) + (f"{n + 1}. " if kind == "ol" else "- ")
+        elif _LEVEL.fullmatch(tag):
+            self._mark, self._heading = "#" * int(tag[1]) + " ", True
+
+    def close(self, tag: str) -> None:
+        if self.verbatim:
+            self.verbatim -= tag == "pre"
+            if not self.verbatim:
+                start, language = self._code
+                code = "".join(self.parts[start:])
+                del self.parts[start:]
+                if code.strip():
+                    self.add_block(code.strip("\n") if _is_prose(code) else fenced(code, language))
+        elif tag in ("ul", "ol") and self._lists:
+            self._lists.pop()
+        elif tag == "li" or _LEVEL.fullmatch(tag):
+            self._mark, self._heading = "", False
+        self._space(tag)
+
+    def text(self) -> str:
+        return "\n".join(line.rstrip(" \t") for line in "".join(self.parts).split("\n")).strip()
+
+    def _space(self, tag: str) -> None:
+        """Widen the white space before the next text as the tag `tag` does."""
+        if self.verbatim:
+            self.parts += ["\n"] * (tag == "br")
+            return
+        space = _BREAKS.get(tag, "")
+        if self._heading and space == "\n":
+            space = " "
+        self._widen("\n" if tag in ("ul", "ol", "p") and self._lists else space)
+
+    def _widen(self, space: str) -> None:
+        self._gap = max(self._gap, space, key=lambda space: (space.count("\n"), len(space)))
+
+
+def _is_skipped(node: LexborNode, tag: str) -> bool:
+    """Return whether the element holds no text of the page. A form around the whole page is none of its forms."""
+    return tag in _SKIPPED and not (tag == "form" and node.css_first("h1, h2, p, table") is not None)
+
+
+def _language(node: LexborNode) -> str:
+    """Return the programming language that the class of a <pre>, or of the <code> in it, names."""
+    code = node.css_first("code")
+    classes = f"{node.attributes.get('class') or ''} {(code.attributes.get('class') if code else '') or ''}"
+    match = _CODE_CLASS.search(classes)
+    return match[1].lower() if match else ""
+
+
+def _is_prose(code: str) -> bool:
+    """Return whether preformatted text is sentences, as mails are in their archives."""
+    lines = [line for line in code.splitlines() if line.strip()]
+    words = sum(len(re.findall(r"[^\W\d_]{2,}", line)) for line in lines)
+    return len(lines) > 8 and words > 7 * len(lines)
+
+
+def _data_table(table: LexborNode) -> str:
+    """Return a <table> as Markdown, or "" where it only lays out the page (its cells hold tables, headings or long texts)."""
+    found = [
+        row for part in table.iter() for row in (part.iter() if part.tag in ("thead", "tbody", "tfoot") else [part])
+    ]
+    rows = [(row, [cell for cell in row.iter() if cell.tag in ("td", "th")]) for row in found if row.tag == "tr"]
+    nested = len(table.css("table")) > 1 or table.css_first("h1, h2, h3, pre") is not None
+    if nested or len(rows) < 2 or max(len(cells) for _, cells in rows) < 2:
+        return ""
+    n_header = 0
+    texts: list[list[tuple[str, int, int]]] = []
+    for row, cells in rows:
+        is_header = row.parent is not None and row.parent.tag == "thead"
+        is_header = is_header or all(cell.tag == "th" for cell in cells)
+        n_header += is_header and n_header == len(texts)
+        texts.append([(one_line(page_text(cell)), _span(cell, "rowspan"), _span(cell, "colspan")) for cell in cells])
+    if max(len(text) for row in texts for text, _, _ in row) > _LONGEST_CELL:
+        return ""
+    caption = table.css_first("caption")
+    lines = [one_line(page_text(caption))] if caption is not None else []
+    return "\n\n".join([*filter(None, lines), markdown_table(spanned(texts), max(1, min(n_header, len(texts) - 1)))])
+
+
+def _span(cell: LexborNode, name: str) -> int:
+    """Return how many rows or columns a cell spans, at most as many as browsers allow."""
+    value = cell.attributes.get(name) or "1"
+    return min(int(value), 1000) if value.isascii() and value.isdecimal() and len(value) < 6 else 1

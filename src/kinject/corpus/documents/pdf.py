@@ -1,75 +1,376 @@
-"""PDF."""
+"""PDF: its words in reading order, tables as Markdown, scans and images by optical character recognition.
+
+PDFium finds characters and rules; what they mean stands here: columns, paragraphs, headings, tables, running headers.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import io
+import logging
 import re
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
+from kinject.corpus.documents.layout import (
+    Box,
+    cell_text,
+    compose,
+    in_reading_order,
+    lines_of,
+    middle,
+    without_furniture,
+)
+from kinject.corpus.documents.markdown import markdown_table, one_line
 from kinject.corpus.documents.readers import Found, ReadOptions
-from kinject.corpus.documents.text import import_extra, whole_file
+from kinject.corpus.documents.text import import_extra, library_errors, whole_file
 from kinject.disk import LARGEST_FILE, format_size, read_bytes
 from kinject.errors import InputError
 
+logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it prints each thing that it repairs
 _MOST_OPERATIONS = 200_000
-"""Drawing operations of one page of a PDF: a dense map has some ten thousand."""
-_MOST_OPERATIONS_IN_ALL = 10_000_000
+"""Texts and drawings on one page of a PDF, and characters: a dense map has some ten thousand."""
+_MOST_RULES = 5_000
+"""Rules of one page among which tables are looked for."""
+_OCR_SECONDS = 120
+"""Time for one page or image."""
+_OCR_SCALE = 300 / 72
+_CALLS = re.compile(rb"/([^\s/<>\[\](){}%]+)\s+Do\b")
+_LIGATURES = str.maketrans({
+    "ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\u00ad": "", "\u00a0": " ",
+})  # fmt: skip
+_NO_TITLE = re.compile(
+    r"^(?:untitled|microsoft word|powerpoint|.*\.(?:docx?|pdf|tex|dvi|indd|qxd|html?|pptx?)$)", re.IGNORECASE
+)
+
+
+class Rule(NamedTuple):
+    """A horizontal (`at` is y) or vertical (`at` is x) rule from `start` to `end`."""
+
+    at: float
+    start: float
+    end: float
 
 
 def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
-    """Yield the text of a PDF as one document: lines of a paragraph joined, hyphenated words rejoined.
+    """Yield the text of a PDF as one document; `pages` in meta are [start, number] of each page with text.
 
-    Raises `InputError` naming the page that cannot be read, or where no page holds text (scanned images).
+    Raises `InputError` naming the page that cannot be read, where a password is needed, and where no page holds text
+    (scanned images) unless `options.ocr`.
     """
-    pypdf = import_extra("pypdf", path)
+    pypdf, pdfium = import_extra("pypdf", path), import_extra("pypdfium2", path)
     data = read_bytes(path, options.largest, stream)
-    pages: list[str] = []
-    where = f"{path}: page 1"
-    cost = _PageCost()
+    fix = "Print it to a new PDF, or take it out."
+    meta = _check(path, data, pypdf, fix)
+    where = path
+    pages: list[list[Box]] = []
     try:
+        with library_errors(path, "PDF", fix):
+            document = pdfium.PdfDocument(data)
+        for number in range(len(document)):
+            where = Path(f"{path}: page {number + 1}")
+            with library_errors(where, "PDF", fix):
+                pages.append(_page(document, number, pdfium))
+        scanned = [number for number, boxes in enumerate(pages) if not boxes]
+        if scanned and options.ocr:
+            read_image_text = reader_of_images(path)
+            for number in scanned:
+                with library_errors(Path(f"{path}: page {number + 1}"), "scan", "Take it out."):
+                    text = read_image_text(document[number].render(scale=_OCR_SCALE).to_pil())
+                pages[number] = [Box(0, 0, 0, 0, text, 0, is_table=True)] if text else []
+    finally:
+        if "document" in locals():
+            document.close()
+    if not any(pages):
+        raise InputError(
+            f"{path}: empty document: none of its {len(pages)} pages holds text. It is a scan, which needs OCR: `ocr: true` "
+            "(pip install 'kinject[ocr]')."
+        )
+    text, starts, title = compose([in_reading_order(page) if page else [] for page in without_furniture(pages)])
+    stated = meta.pop("title", "")
+    without = [number + 1 for number, boxes in enumerate(pages) if not boxes]
+    yield whole_file(
+        path, title if not stated or _NO_TITLE.match(stated) else stated, text,
+        {**meta, "pages": starts, **({"pages_without_text": without} if without and len(pages) > 1 else {})},
+    )  # fmt: skip
+
+
+def _check(path: Path, data: bytes, pypdf: Any, fix: str) -> dict[str, Any]:
+    """Return title, author and date. Raises `InputError` if a PDF is locked, or asks for far more work than a page is worth.
+
+    A form may draw others twice, and they others: what all of them unpack to is counted before anything is drawn.
+    """
+    where = Path(f"{path}: page 1")
+    with library_errors(where, "PDF", fix):
         reader = pypdf.PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
-            raise InputError(f"{path}: the PDF needs a password. Save a copy without one.")
-        for number, page in enumerate(reader.pages, start=1):
-            where = f"{path}: page {number}"
-            pages.append(unwrap_lines(cost.extract_text(page)))
-        title = str((reader.metadata and reader.metadata.title) or "").strip()
-    except InputError:
-        raise
-    except Exception as error:  # a damaged PDF makes the parser raise anything
-        raise InputError(
-            f"{where}: not a readable PDF ({type(error).__name__}: {str(error)[:100]}). Print it to a new PDF, or take it out."
-        ) from error
-    text = "\n\n".join(page for page in pages if page)
-    if not text:
-        raise InputError(
-            f"{path}: empty document: none of its {len(pages)} pages holds text. Scanned pages need OCR first."
+            raise InputError(f"{path}: locked: the PDF needs a password. Save a copy without one.")
+        number_of_pages = len(reader.pages)
+    n_bytes = 0
+    known: dict[Any, int] = {}
+    for number in range(number_of_pages):
+        where = Path(f"{path}: page {number + 1}")
+        with library_errors(where, "PDF", fix):
+            page = reader.pages[number]
+            contents = page.get_contents()
+            n_bytes += _cost(contents.get_data() if contents is not None else b"", page.get("/Resources"), known, 0)
+            if n_bytes > LARGEST_FILE:
+                raise ValueError(f"its pages unpack to more than {format_size(LARGEST_FILE)}")
+    with library_errors(path, "PDF", fix):
+        information: Any = reader.metadata or {}
+        try:
+            date = information.creation_date if information else None
+        except ValueError:
+            date = None
+        found = {
+            "title": one_line(str(information.get("/Title") or "")), "author": one_line(str(information.get("/Author") or "")),
+            "date": date.date().isoformat() if date else "",
+        }  # fmt: skip
+    return {key: value for key, value in found.items() if value}
+
+
+def _cost(data: bytes, resources: Any, known: dict[Any, int], depth: int) -> int:
+    """Return the bytes of drawing instructions in `data` and in the forms that it draws, as often as it draws them."""
+    if b"Do" not in data or resources is None or depth > 40:
+        return len(data)
+    named = resources.get_object().get("/XObject")
+    objects: Any = named.get_object() if named is not None else {}
+    total = len(data)
+    for name, times in Counter(match[1] for match in _CALLS.finditer(data)).items():
+        key = f"/{name.decode('latin-1')}"
+        if key not in objects:
+            continue
+        reference = objects.raw_get(key)
+        identity = getattr(reference, "idnum", key)
+        if identity not in known:
+            known[identity] = 0  # a form within itself
+            form = reference.get_object()
+            if form.get("/Subtype") == "/Form":
+                known[identity] = _cost(form.get_data(), form.get("/Resources", resources), known, depth + 1)
+        total += times * known[identity]
+        if total > LARGEST_FILE:
+            break
+    return total
+
+
+def _page(document: Any, number: int, pdfium: Any) -> list[Box]:
+    """Return the words of a page, and its ruled tables."""
+    page = document[number]
+    text_page = None
+    try:
+        n_objects = pdfium.raw.FPDFPage_CountObjects(page)
+        text_page = page.get_textpage()
+        n_chars = text_page.count_chars()
+        if max(n_objects, n_chars) > _MOST_OPERATIONS:
+            raise ValueError(f"more than {_MOST_OPERATIONS:,} drawing operations")
+        left, _, right, top = page.get_bbox()
+        words = [word for word in _words(text_page, n_chars, top, pdfium.raw) if left - 5 <= word.x0 <= right + 5]
+        words = list(dict.fromkeys(words))  # bold text that is drawn twice
+        if not words:
+            return []
+        across, down = _rules(page, top, pdfium)
+        words, tables = _ruled_tables(words, across, down)
+        return [*words, *tables]
+    finally:
+        if text_page is not None:
+            text_page.close()
+        page.close()
+
+
+def _words(text_page: Any, n: int, top: float, raw: Any) -> Iterator[Box]:
+    """Yield the words of a page in the order in which they are drawn."""
+    box = raw.FS_RECTF()
+    letters: list[str] = []
+    x0 = y0 = x1 = y1 = size = 0.0
+    start = 0
+
+    def word() -> Box:
+        weight = raw.FPDFText_GetFontWeight(text_page, start)
+        return Box(x0, y0, x1, y1, "".join(letters).translate(_LIGATURES), size, weight >= 600)
+
+    for index in range(n):
+        code = raw.FPDFText_GetUnicode(text_page, index)
+        letter = (
+            "-" if code in (2, 0xFFFE) else chr(code) if 32 < code < 0x110000 and not 0xD800 <= code < 0xE000 else ""
         )
-    yield whole_file(path, title, text)
+        if not letter.strip() or code == 0xFFFF or not raw.FPDFText_GetLooseCharBox(text_page, index, box):
+            if letters:
+                yield word()
+                letters = []
+            continue
+        left, right, upper, lower = box.left, box.right, top - box.top, top - box.bottom
+        if letters:
+            height = max(y1 - y0, 1.0)
+            apart = (
+                abs((upper + lower) - (y0 + y1)) / 2 > 0.5 * height or left - x1 > 0.25 * height or left < x1 - height
+            )
+            if apart:
+                yield word()
+                letters = []
+        if letters:
+            x1, y0, y1 = max(x1, right), min(y0, upper), max(y1, lower)
+        else:
+            x0, y0, x1, y1, start = left, upper, right, lower, index
+            size = raw.FPDFText_GetFontSize(text_page, index)
+            size = lower - upper if not 0.3 * (lower - upper) < size < 3 * (lower - upper) else size
+        letters.append(letter)
+    if letters:
+        yield word()
 
 
-class _PageCost:
-    """Counts bytes and drawing operations of a PDF's pages: a small file may cause any amount of work."""
+def _rules(page: Any, top: float, pdfium: Any) -> tuple[list[Rule], list[Rule]]:
+    """Return the horizontal and the vertical rules of a page, thin rectangles as well."""
+    raw = pdfium.raw
+    across: list[Rule] = []
+    down: list[Rule] = []
+    for drawn in page.get_objects(filter=[raw.FPDF_PAGEOBJ_PATH], max_depth=4):
+        if len(across) + len(down) > _MOST_RULES:
+            return [], []
+        try:
+            left, bottom, right, upper = drawn.get_bounds()
+        except pdfium.PdfiumError:
+            continue
+        if right - left < 3 or upper - bottom < 3:
+            if right - left > 6:
+                across.append(Rule(top - (bottom + upper) / 2, left, right))
+            elif upper - bottom > 6:
+                down.append(Rule((left + right) / 2, top - upper, top - bottom))
+            continue
+        n_segments = raw.FPDFPath_CountSegments(drawn)
+        stroke, fill = ctypes.c_int(), ctypes.c_int()
+        if n_segments > 2_000 or not raw.FPDFPath_GetDrawMode(drawn, fill, stroke) or not stroke.value:
+            continue
+        for (ax, ay), (bx, by) in pairwise(_points(drawn, n_segments, raw)):
+            if abs(ay - by) < 1 and abs(ax - bx) > 6:
+                across.append(Rule(top - (ay + by) / 2, min(ax, bx), max(ax, bx)))
+            elif abs(ax - bx) < 1 and abs(ay - by) > 6:
+                down.append(Rule((ax + bx) / 2, top - max(ay, by), top - min(ay, by)))
+    return across, down
 
-    def __init__(self) -> None:
-        self._n_bytes = self._n_operations = 0
 
-    def extract_text(self, page: Any) -> str:
-        """Return the text of a page of pypdf's. Raises `ValueError` if it, or all so far, draws too much."""
-        contents = page.get_contents()
-        self._n_bytes += len(contents.get_data()) if contents is not None else 0
-        if self._n_bytes > LARGEST_FILE:
-            raise ValueError(f"its pages unpack to more than {format_size(LARGEST_FILE)}")
-        before = self._n_operations
+def _points(drawn: Any, n: int, raw: Any) -> Iterator[tuple[float, float]]:
+    """Yield the corners of a path on the page; NaN parts its pieces."""
+    matrix = drawn.get_matrix()
+    x, y = ctypes.c_float(), ctypes.c_float()
+    first: tuple[float, float] | None = None
+    for index in range(n):
+        segment = raw.FPDFPath_GetPathSegment(drawn, index)
+        raw.FPDFPathSegment_GetPoint(segment, x, y)
+        point = matrix.on_point(x.value, y.value)
+        if raw.FPDFPathSegment_GetType(segment) == raw.FPDF_SEGMENT_MOVETO:
+            yield float("nan"), float("nan")
+            first = point
+        yield point
+        if first is not None and raw.FPDFPathSegment_GetClose(segment):
+            yield first
 
-        def count(*_: object) -> None:
-            self._n_operations += 1
-            if self._n_operations - before > _MOST_OPERATIONS or self._n_operations > _MOST_OPERATIONS_IN_ALL:
-                raise ValueError(f"more than {_MOST_OPERATIONS:,} drawing operations")
 
-        return str(page.extract_text(visitor_operand_before=count))
+def _ruled_tables(words: list[Box], across: list[Rule], down: list[Rule]) -> tuple[list[Box], list[Box]]:
+    """Return the words outside of tables whose cells are ruled, and these tables."""
+    tables = []
+    for horizontal, vertical in _grids(across, down):
+        xs, ys = _merged(rule.at for rule in vertical), _merged(rule.at for rule in horizontal)
+        if len(xs) < 3 or len(ys) < 3:
+            continue
+        inside = [word for word in words if xs[0] < middle(word)[0] < xs[-1] and ys[0] < middle(word)[1] < ys[-1]]
+        if not inside:
+            continue
+        rows, n_header = _cells(inside, xs, ys, horizontal, vertical)
+        text = markdown_table(rows, n_header)
+        if text.startswith("| ") or "\n| " in text:
+            taken = set(map(id, inside))
+            words = [word for word in words if id(word) not in taken]
+            tables.append(Box(xs[0], ys[0], xs[-1], ys[-1], text, inside[0].size, is_table=True))
+    return words, tables
+
+
+def _merged(values: Any) -> list[float]:
+    """Return sorted values without those that are nearly the same."""
+    kept: list[float] = []
+    for value in sorted(values):
+        if not kept or value - kept[-1] > 3:
+            kept.append(value)
+    return kept
+
+
+def _grids(across: list[Rule], down: list[Rule]) -> list[tuple[list[Rule], list[Rule]]]:
+    """Return the groups of rules that touch one another."""
+    parent = list(range(len(across) + len(down)))
+
+    def root(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    by_height = sorted(range(len(across)), key=lambda index: across[index].at)
+    for offset, rule in enumerate(down):
+        for index in by_height:
+            other = across[index]
+            if other.at > rule.end + 3:
+                break
+            if other.at > rule.start - 3 and other.start - 3 < rule.at < other.end + 3:
+                parent[root(index)] = root(len(across) + offset)
+    groups: defaultdict[int, tuple[list[Rule], list[Rule]]] = defaultdict(lambda: ([], []))
+    for index in range(len(parent)):
+        if index < len(across):
+            groups[root(index)][0].append(across[index])
+        else:
+            groups[root(index)][1].append(down[index - len(across)])
+    return sorted(
+        (group for group in groups.values() if len(group[0]) > 2 and len(group[1]) > 2),
+        key=lambda group: group[0][0].at,
+    )
+
+
+def _cells(
+    words: list[Box], xs: list[float], ys: list[float], across: list[Rule], down: list[Rule]
+) -> tuple[list[list[str]], int]:
+    """Return the cells of a ruled grid, one that has no rule to its neighbour as part of it, and the rows of the header."""
+    n_rows, n_columns = len(ys) - 1, len(xs) - 1
+    owner = {(row, column): (row, column) for row in range(n_rows) for column in range(n_columns)}
+
+    def root(cell: tuple[int, int]) -> tuple[int, int]:
+        while owner[cell] != cell:
+            cell = owner[cell]
+        return cell
+
+    for row in range(n_rows):
+        for column in range(n_columns):
+            x, y = (xs[column] + xs[column + 1]) / 2, (ys[row] + ys[row + 1]) / 2
+            if column + 1 < n_columns and not any(
+                abs(r.at - xs[column + 1]) < 4 and r.start - 1 <= y <= r.end + 1 for r in down
+            ):
+                owner[root((row, column + 1))] = root((row, column))
+            if row + 1 < n_rows and not any(
+                abs(r.at - ys[row + 1]) < 4 and r.start - 1 <= x <= r.end + 1 for r in across
+            ):
+                owner[root((row + 1, column))] = root((row, column))
+    held: defaultdict[tuple[int, int], list[Box]] = defaultdict(list)
+    for word in words:
+        x, y = middle(word)
+        row = max(index for index in range(n_rows) if ys[index] <= y)
+        column = max(index for index in range(n_columns) if xs[index] <= x)
+        held[root((row, column))].append(word)
+    rows: list[list[str]] = []
+    for row in range(n_rows):
+        cells = [held.get(root((row, column)), []) for column in range(n_columns)]
+        lines = [lines_of(found) for found in cells]
+        counts = {len(found) for found in lines if found}
+        parted = row > 0 and len(counts) == 1 and sum(map(bool, lines)) > 2  # rows without rules between them
+        for index in range(max(counts) if parted else 1):
+            rows.append([cell_text(found[index] if parted else words) if found else ""  # noqa: PERF401
+                         for found, words in zip(lines, cells, strict=True)])  # fmt: skip
+    n_header = 1
+    while n_header < n_rows - 1 and any(
+        root((n_header - 1, column)) == root((n_header - 1, column + 1)) for column in range(n_columns - 1)
+    ):
+        n_header += 1
+    return rows, n_header
 
 
 def unwrap_lines(page: str) -> str:
@@ -86,3 +387,34 @@ def unwrap_lines(page: str) -> str:
             whole = len(line) < 0.6 * width or (line[-1:] in ".!?:" and len(line) < 0.85 * width)
             text += line + ("\n" if whole else " ")
     return re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+def read_image(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+    """Yield the text in an image, if `options.ocr` says so."""
+    if not options.ocr:
+        raise InputError(
+            f"{path}: an image. With `ocr: true` (pip install 'kinject[ocr]') its text is read; or take it out."
+        )
+    data = read_bytes(path, options.largest, stream)
+    ocr_text = reader_of_images(path)
+    from PIL import Image
+
+    with library_errors(path, "image", "Take it out."):
+        text = ocr_text(Image.open(io.BytesIO(data)))
+    yield whole_file(path, "", text)
+
+
+def reader_of_images(path: Path) -> Callable[[Any], str]:
+    """Return a function that reads the text in an image of Pillow's with tesseract. Raises `InputError` if it is missing."""
+    try:
+        tesseract = importlib.import_module("pytesseract")
+        languages = "+".join(name for name in tesseract.get_languages() if name != "osd")
+    except ImportError as error:
+        raise InputError(
+            f"{path}: `ocr: true` needs pytesseract, which is not installed. Run: pip install 'kinject[ocr]'"
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"{path}: `ocr: true` needs the program tesseract, which is not installed (Debian: apt-get install tesseract-ocr)."
+        ) from error
+    return lambda image: unwrap_lines(tesseract.image_to_string(image, lang=languages, timeout=_OCR_SECONDS))

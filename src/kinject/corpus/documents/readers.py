@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO
@@ -28,7 +30,7 @@ class ReadOptions:
 
     `text_field`, `title_field` and `id_field` name the keys of rows and the columns of tables (None: found by name).
     `ocr` reads scans by optical character recognition. A file, or a member of an archive, that is held whole in memory has
-    at most `largest` bytes.
+    at most `largest` bytes. `within` counts the archives and mails that the file lies in.
     """
 
     text_field: str | None = None
@@ -36,6 +38,7 @@ class ReadOptions:
     id_field: str | None = None
     ocr: bool = False
     largest: int = LARGEST_FILE
+    within: int = 0
 
 
 Reader = Callable[[Path, BinaryIO, ReadOptions], Iterator[Found]]
@@ -53,29 +56,161 @@ class Kind:
     reader: str
 
 
+_SAME = "c cpp go java kt lua php r scala sh sql swift ts vb yaml toml ini tsx jsx"
+LANGUAGES: Mapping[str, str] = {
+    **{f".{name}": name for name in _SAME.split()},
+    ".py": "python", ".js": "javascript", ".rb": "ruby", ".rs": "rust", ".cs": "csharp", ".h": "c", ".hpp": "cpp",
+    ".cc": "cpp", ".m": "matlab", ".jl": "julia", ".hs": "haskell", ".ps1": "powershell", ".bash": "bash", ".yml": "yaml",
+    ".dart": "dart", ".ex": "elixir", ".clj": "clojure", ".f90": "fortran", ".pas": "pascal", ".proto": "protobuf",
+    ".tf": "hcl", ".groovy": "groovy", ".tex": "latex", ".pl": "perl",
+}  # fmt: skip
+"""Suffix of source code -> the name of its language, as it stands behind a fence of Markdown."""
 KINDS: Mapping[str, Kind] = {
-    "text": Kind((".txt",), "text:read_text"),
-    "markdown": Kind((".md",), "text:read_markdown"),
-    "html": Kind((".html", ".htm"), "html:read_html"),
+    "text": Kind((".txt", ".text", ".log", ".asc", ""), "text:read_text"),
+    "markdown": Kind((".md", ".markdown"), "text:read_markdown"),
+    "rst": Kind((".rst",), "markup:read_rst"),
+    "code": Kind(tuple(LANGUAGES), "text:read_code"),
+    "notebook": Kind((".ipynb",), "markup:read_notebook"),
+    "html": Kind((".html", ".htm", ".xhtml"), "html:read_html"),
+    "mediawiki": Kind((), "markup:read_mediawiki"),
+    "confluence": Kind((), "markup:read_confluence"),
     "pdf": Kind((".pdf",), "pdf:read_pdf"),
-    "csv": Kind((".csv",), "rows:read_csv"),
-    "jsonl": Kind((".jsonl",), "rows:read_json_rows"),
+    "image": Kind((".png", ".jpg", ".jpeg", ".tif", ".tiff"), "pdf:read_image"),
+    "docx": Kind((".docx", ".docm", ".dotx"), "office:read_docx"),
+    "pptx": Kind((".pptx", ".pptm", ".ppsx"), "office:read_pptx"),
+    "xlsx": Kind((".xlsx", ".xlsm"), "office:read_xlsx"),
+    "epub": Kind((".epub",), "archives:read_epub"),
+    "mail": Kind((".eml",), "mail:read_eml"),
+    "mailbox": Kind((".mbox",), "mail:read_mbox"),
+    "csv": Kind((".csv", ".tsv", ".tab"), "rows:read_csv"),
+    "jsonl": Kind((".jsonl", ".ndjson"), "rows:read_json_rows"),
+    "json": Kind((".json",), "rows:read_json"),
     "parquet": Kind((".parquet",), "rows:read_parquet"),
+    "zip": Kind((".zip",), "archives:read_zip"),
+    "gzip": Kind((".gz",), "archives:read_gzip"),
 }
 """Name -> kind. Whoever adds one adds a test to tests/corpus/test_readers.py and a row to docs/own-documents.md."""
-SUFFIXES: Mapping[str, str] = {suffix: name for name, kind in KINDS.items() for suffix in kind.suffixes}
+SUFFIXES: Mapping[str, str] = {suffix: name for name, kind in KINDS.items() for suffix in kind.suffixes if suffix}
+_BINARY = frozenset({"pdf", "image", "docx", "pptx", "xlsx", "epub", "parquet", "zip", "gzip"})
+_ARCHIVES = frozenset({"zip", "gzip"})
+_MOST_WITHIN = 4
+"""Archives and mails that a file may lie in."""
+_SIGNATURES = (
+    (b"\x1f\x8b", "gzip"), (b"PAR1", "parquet"), (b"\x89PNG", "image"), (b"\xff\xd8\xff", "image"), (b"II*\0", "image"),
+    (b"MM\0*", "image"),
+)  # fmt: skip
+_OLD = "an Office file of before 2007, or one locked with a password. Save it as .docx, .xlsx or .pptx"
+_REFUSED = (
+    (b"\xd0\xcf\x11\xe0", _OLD),
+    (b"{\\rtf", "RTF. Save it as .docx"),
+    (b"%!PS", "PostScript. Convert it to PDF"),
+    (b"!BDN", "an Outlook data file. Export the mails"),
+    (b"\0\0\0\1Bud1", "a file of macOS's Finder. Take it out"),
+    (b"GIF8", "an image (GIF). Take it out"),
+    (b"BM", "an image (BMP). Convert it to PNG"),
+    (b"<svg", "a drawing (SVG). Take it out"),
+    (b"SQLite format 3", "a database (SQLite). Export its tables as CSV"),
+    (b"7z\xbc\xaf", "a 7z archive. Unpack it"),
+    (b"Rar!", "a RAR archive. Unpack it"),
+    (b"BZh", "a bzip2 archive. Unpack it"),
+    (b"\xfd7zXZ", "an xz archive. Unpack it"),
+    (b"(\xb5/\xfd", "a zstd archive. Unpack it"),
+    (b"\x7fELF", "a program. Take it out"),
+    (b"MZ", "a program. Take it out"),
+    (b"ID3", "sound (MP3). Take it out"),
+    (b"OggS", "sound or video. Take it out"),
+    (b"RIFF", "sound, video or an image. Take it out"),
+    (b"\x80\x04\x95", "a pickle of Python. Take it out"),
+)
+"""(beginning of a file, its kind and what to do), for kinds that no reader reads."""
+_ROOT = re.compile(
+    rb"\s*(?:<\?(?s:.*?)\?>\s*|<!--(?s:.*?)-->\s*|<!doctype(?P<type>[^>\[]*)(?:\[[^\]]*\])?>\s*)*+<(?P<root>[a-z][\w:-]*)",
+    re.IGNORECASE,
+)
+_MAILBOX = re.compile(rb"From \S+.*\d\d:\d\d.*\n(?:>?[\w-]+:[ \t]|\S)")
+_MAIL_HEADER = re.compile(
+    rb"^(?:Received|Return-Path|From|To|Subject|Date|Message-ID|MIME-Version|Delivered-To):",
+    re.IGNORECASE | re.MULTILINE,
+)
 
 
 def kind_of(path: Path, head: bytes) -> str:
-    """Return the name of the kind of the file `path` that begins with the bytes `head`.
+    """Return the name of the kind of the file `path` that begins with the bytes `head`: by these, else by its suffix.
 
     Raises `InputError` with the reason if no reader can read it.
     """
     suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        known = ", ".join(sorted(SUFFIXES))
-        raise InputError(f"{path}: found suffix {path.suffix!r}, can read {known}. Convert it or take it out.")
-    return SUFFIXES[suffix]
+    named = SUFFIXES.get(suffix)
+    if not head:
+        raise InputError(f"{path}: holds no documents: the file is empty. Take it out.")
+    if b"%PDF-" in head[:1024]:
+        return "pdf"
+    if head.startswith(b"PK\x03\x04") or head.startswith(b"PK\x05\x06"):
+        return _kind_of_zip(path, head, named)
+    for signature, kind in _SIGNATURES:
+        if head.startswith(signature):
+            return kind
+    for signature, reason in _REFUSED:
+        if head.startswith(signature) and not (signature.isalpha() and named and b"\0" not in head):
+            raise InputError(f"{path}: found {reason}.")
+    if b"\0" in head and not _is_utf16(head) and named not in ("jsonl", "csv"):
+        what = f"bytes that are no text, and of no kind that has a reader (suffix {path.suffix!r}). Take it out"
+        what = "a tar archive. Unpack it" if head[257:262] == b"ustar" else what
+        raise InputError(f"{path}: found {what}.")
+    return _kind_of_text(path, head.removeprefix(codecs.BOM_UTF8), named)
+
+
+def _is_utf16(head: bytes) -> bool:
+    """Return whether bytes are text in UTF-16: by their mark, or as every other byte is NUL."""
+    half = max(head[:2000:2].count(0), head[1:2000:2].count(0))
+    return head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or half > 0.35 * len(head[:2000])
+
+
+def _kind_of_zip(path: Path, head: bytes, named: str | None) -> str:
+    """Return the kind of a file that is a zip, by the names of the first files in it."""
+    if b"[Content_Types].xml" in head or named in ("docx", "pptx", "xlsx"):
+        kinds = {"docx": b"word/", "xlsx": b"xl/", "pptx": b"ppt/"}
+        found = [kind for kind, folder in kinds.items() if folder in head]
+        return found[0] if len(found) == 1 else named or "zip"
+    if head[30:].startswith(b"mimetypeapplication/epub"):
+        return "epub"
+    for sign, reason in (
+        (b"mimetypeapplication/vnd.oasis", "an OpenDocument file. Save it as .docx, .xlsx or .pptx"),
+        (b"META-INF/MANIFEST.MF", "a program (Java). Take it out"),
+        (b".iwa", "a file of Apple's iWork. Export it as .docx, .xlsx, .pptx or PDF"),
+    ):
+        if sign in head:
+            raise InputError(f"{path}: found {reason}.")
+    return "epub" if named == "epub" else "zip"
+
+
+def _kind_of_text(path: Path, head: bytes, named: str | None) -> str:
+    """Return the kind of a file that is text: by its first tag or header, else by its suffix."""
+    root = _ROOT.match(head)
+    name = root["root"].lower().decode() if root else ""
+    markup = {"html": "html", "mediawiki": "mediawiki", "hibernate-generic": "confluence"}.get(name)
+    if markup and named != "markdown":
+        return markup
+    if root and root["type"] and b"html" in root["type"].lower():
+        return "html"
+    if named is None and path.suffix.lower() in ("", ".mbx", ".mail", ".msg") and _MAILBOX.match(head):
+        return "mailbox"
+    if named == "mail" or (named is None and len(set(_MAIL_HEADER.findall(head[:4000]))) > 2):
+        return "mailbox" if _MAILBOX.match(head) else "mail"
+    if named in _BINARY:
+        raise InputError(
+            f"{path}: not a readable {path.suffix[1:].upper()}: it holds plain text. Rename it to .txt, or take it out."
+        )
+    if named is None and name and path.suffix.lower() in (".xml", ".xsd", ".rss", ".svg", ""):
+        raise InputError(
+            f"{path}: found XML whose root is <{name}>, can read MediaWiki's and Confluence's exports. Convert it."
+        )
+    if named is None and path.suffix:
+        known = ", ".join(sorted(set(SUFFIXES) - set(LANGUAGES)))
+        raise InputError(
+            f"{path}: found suffix {path.suffix!r}, can read {known} and source code. Convert it or take it out."
+        )
+    return named or "text"
 
 
 def read_file(path: Path, stream: BinaryIO, options: ReadOptions | None = None) -> Iterator[Found]:
@@ -84,11 +219,18 @@ def read_file(path: Path, stream: BinaryIO, options: ReadOptions | None = None) 
     The stream can be sought, and stands at its beginning. Each document holds text that UTF-8 and tokenizers can hold.
     Raises `DiskError` if the disk fails; every fault of the file is yielded.
     """
+    options = options or ReadOptions()
     n_errors = 0
     try:
         name = kind_of(path, stream.read(HEAD))
         stream.seek(0)
-        for where, found in reader_of(name)(path, stream, options or ReadOptions()):
+        if options.within and name in _ARCHIVES:
+            raise InputError(f"{path}: an archive within an archive is not read. Unpack it.")
+        if options.within > _MOST_WITHIN:
+            raise InputError(
+                f"{path}: lies in {options.within} mails and archives, allowed: {_MOST_WITHIN}. Unpack it."
+            )
+        for where, found in reader_of(name)(path, stream, options):
             fault = found if isinstance(found, InputError) else fault_of(found, where)
             yield where, fault or found
             n_errors += fault is not None
@@ -96,6 +238,11 @@ def read_file(path: Path, stream: BinaryIO, options: ReadOptions | None = None) 
                 raise InputError(f"{path}: {n_errors:,} documents cannot be read; the rest is left unread. Repair it.")
     except InputError as error:
         yield str(path), error
+
+
+def read_member(path: Path, data: bytes, options: ReadOptions) -> Iterator[Found]:
+    """Yield as `read_file` what a member of an archive holds, or an attachment; `path` is ``archive.zip/member.pdf``."""
+    yield from read_file(path, io.BytesIO(data), replace(options, within=options.within + 1))
 
 
 def reader_of(name: str) -> Reader:

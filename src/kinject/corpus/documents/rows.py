@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import csv
+import functools
+import io
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from kinject.corpus.documents.markdown import markdown_table
 from kinject.corpus.documents.readers import Found, ReadOptions
-from kinject.disk import LONGEST_LINE, Row, content_id, parse_row, read_lines
+from kinject.corpus.documents.text import charset_of_stream, decode, whole_file
+from kinject.disk import LONGEST_LINE, Row, content_id, format_size, parse_json, parse_row, read_bytes, read_lines
 from kinject.errors import InputError
 from kinject.hub import check_data_set
 from kinject.types import Document
 
-HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<config>[\w.-]*))?(?::(?P<split>\w+))?")
-"""``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``train`` if it is left out)."""
+HUB_NAME = re.compile(
+    r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w.-]+))?(?::(?P<config>[\w.-]*))?(?::(?P<split>\w+))?"
+)
+"""``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``train`` if it is left out).
+
+After the name, ``@`` and a commit, tag or branch pin its revision.
+"""
+_NAMES = {
+    "text": ("text", "content", "body", "article", "passage", "Text", "Content", "Body"),
+    "title": ("title", "headline", "subject", "Title", "Subject"),
+    "id": ("id", "_id", "doc_id", "document_id", "ID", "Id"),
+}
+"""What a field of a document may be called; the first of its names that a row has counts."""
+_DELIMITERS = ",;\t|"
+_SAMPLE = 2**16
+_SNIFFED = 20
+"""Rows from which the delimiter of a table is found."""
 _FIELDS = ("id", "title", "text", "source", "meta")
 _MOST_EXPANSION = 2_000
 """How many times larger a table may be when it is unpacked: text packs about tenfold."""
@@ -24,11 +45,13 @@ _ROWS = 16
 """Rows of a table in memory at once: each may hold a long document."""
 
 
-def document_of(row: Row, where: str) -> Document:
+def document_of(row: Row, where: str, options: ReadOptions) -> Document:
     """Return the document in one row. Raises `InputError` at `where` on a missing or mistyped field."""
+    row = with_plain_names(row, options)
     if "text" not in row:
+        found = ", ".join(map(repr, row)) or "none"
         raise InputError(
-            f"{where}: no key 'text' (found {', '.join(map(repr, row)) or 'none'}). It must hold the document."
+            f"{where}: no key {options.text_field or 'text'!r} (found {found}). It must hold the document."
         )
     for key in ("text", "title", "source"):
         if not isinstance(row.get(key, ""), str):
@@ -45,6 +68,16 @@ def document_of(row: Row, where: str) -> Document:
     return Document(identity, title, text, row.get("source") or where, {**others, **meta})
 
 
+def with_plain_names(row: Row, options: ReadOptions) -> Row:
+    """Return a row with the names that kinject uses: those of `options`, else the first of `_NAMES` that it has."""
+    chosen = {"text": options.text_field, "title": options.title_field, "id": options.id_field}
+    for plain, names in _NAMES.items():
+        name = chosen.get(plain) or next((name for name in names if name in row), None)
+        if name is not None and name != plain and name in row:
+            row = {plain: row[name], **{key: value for key, value in row.items() if key not in (name, plain)}}
+    return row
+
+
 def read_json_rows(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
     """Yield the documents of a JSONL file."""
     for number, line in read_lines(path, stream):
@@ -57,28 +90,129 @@ def read_json_rows(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterat
         except InputError as error:
             yield where, error
         else:
-            yield _found(where, row)
+            yield _found(where, row, options)
 
 
-def _found(where: str, row: Row) -> Found:
+def _found(where: str, row: Row, options: ReadOptions) -> Found:
     """Return the document in a row, or its error."""
     try:
-        return where, document_of(row, where)
+        return where, document_of(row, where, options)
     except InputError as error:
         return where, error
+
+
+def read_json(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+    """Yield the documents of a JSON file: a list of objects (alone, or the only one in an object), or one object.
+
+    A file with an object on each line is read as JSONL.
+    """
+    data = read_bytes(path, options.largest, stream).removeprefix(b"\xef\xbb\xbf")
+    try:
+        value = parse_json(data)
+    except RecursionError as error:
+        raise InputError(f"{path}: nested too deep. Expected a list of plain objects.") from error
+    except ValueError as error:  # also a key that is there twice, and another encoding
+        lines = data.split(b"\n", 2)
+        if len(lines) > 1 and lines[0].lstrip().startswith(b"{") and lines[0].rstrip().endswith(b"}"):
+            yield from read_json_rows(path, io.BytesIO(data), options)
+            return
+        raise InputError(
+            f"{path}: not JSON: {str(error)[:150]}. Expected a list of objects, or one on each line."
+        ) from error
+    lists = [one for one in value.values() if _are_rows(one)] if isinstance(value, dict) else []
+    if isinstance(value, dict) and ("text" in with_plain_names(value, options) or not lists):
+        lists = [[value]]
+    if not _are_rows(value) and len(lists) != 1:
+        raise InputError(f"{path}: found {type(value).__name__}, expected a list of objects with a text each.")
+    rows = value if isinstance(value, list) else lists[0]
+    if not any("text" in with_plain_names(row, options) for row in rows):
+        found = ", ".join(map(repr, rows[0]))
+        fault = f"no key {options.text_field or 'text'!r} in any of {len(rows):,} objects (the first has {found[:300]})"
+        raise InputError(f"{path}: {fault}. It must hold the document.")
+    for number, row in enumerate(rows, start=1):
+        where = f"{path}: item {number}"
+        try:
+            row = parse_row(json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass"), where)
+        except InputError as error:
+            yield where, error
+        else:
+            yield _found(where, row, options)
+
+
+def _are_rows(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
 def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
     """Yield the documents of a CSV file with a header; its columns are the keys of JSONL rows, empty cells are absent.
 
-    Raises `InputError` (file:line) as `csv_records`, but a row with more or fewer cells than the header is yielded.
+    Cells are parted by the comma, semicolon, tab or bar that gives the first rows one length. A table without a column of
+    texts is one document: a Markdown table. Raises `InputError` (file:line) as `csv_records`, but a row with more or fewer
+    cells than the header is yielded.
     """
-    for number, record in _records(path, stream):
+    sample = stream.read(_SAMPLE)
+    stream.seek(0)
+    charset = charset_of_stream(path, stream, options.largest)
+    delimiter = _delimiter(sample.decode(charset, "ignore"), "\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
+    if charset in ("utf-8", "utf-8-sig"):
+        lines = _text_lines(path, stream)
+        meta: dict[str, str] = {}
+    else:
+        text, meta = decode(path, read_bytes(path, options.largest, stream))
+        lines = iter(io.StringIO(text, newline=""))
+    rows = _rows(path, "header", lines, delimiter)
+    _, header = next(rows, (1, []))
+    if isinstance(header, InputError) or not header:
+        return
+    if "text" not in with_plain_names(dict.fromkeys(header), options) and options.text_field is None:
+        yield from _whole_table(path, header, rows, meta)
+        return
+    _check_header(path, header)
+    for number, cells in rows:
         where = f"{path}:{number}"
-        if isinstance(record, InputError):
-            yield where, record
+        if isinstance(cells, InputError):
+            yield where, cells
         else:
-            yield _found(where, {key: cell for key, cell in record.items() if cell or key == "text"})
+            record = dict(zip(header, cells, strict=True))
+            text_fields = {"text", options.text_field}
+            row = {key: cell for key, cell in record.items() if cell or key in text_fields}
+            yield _found(where, {**row, "meta": meta} if meta else row, options)
+
+
+def _whole_table(
+    path: Path, header: list[str], rows: Iterator[tuple[int, list[str] | InputError]], meta: Mapping[str, Any]
+) -> Iterator[Found]:
+    """Yield a table without a column of texts as one document, and its faulty rows."""
+    body, size = [header], 0
+    for number, cells in rows:
+        if isinstance(cells, InputError):
+            yield f"{path}:{number}", cells
+            continue
+        body.append(cells)
+        size += sum(map(len, cells)) + 3 * len(cells)
+        if size > LONGEST_LINE:
+            raise InputError(
+                f"{path}: no column of texts (found {', '.join(header)[:200]}), and longer than {format_size(LONGEST_LINE)} "
+                "as one table. Name the column, or split the table."
+            )
+    if len(body) == 1 and len(header) == 1:
+        return
+    yield whole_file(path, "", markdown_table(body), meta)
+
+
+def _delimiter(sample: str, default: str) -> str:
+    """Return the delimiter by which the first rows of a table have the same number of cells, and the most."""
+    found = {}
+    for delimiter in _DELIMITERS:
+        lines = sample.splitlines(keepends=True)
+        try:
+            rows = list(islice(filter(None, csv.reader(lines, delimiter=delimiter)), _SNIFFED))
+        except csv.Error:
+            continue
+        counts = {len(row) for row in (rows[:-1] if len(rows) < _SNIFFED and len(sample) >= _SAMPLE / 4 else rows)}
+        if len(counts) == 1 and max(counts) > 1:
+            found[delimiter] = max(counts)
+    return max(found, key=lambda delimiter: found[delimiter], default=default)
 
 
 def csv_records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -86,51 +220,49 @@ def csv_records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
     Raises `InputError` (file:line) as `csv_rows`, and if two columns have one name: a reader could not choose.
     """
-    for number, record in _records(path):
-        if isinstance(record, InputError):
-            raise record
-        yield number, record
-
-
-def _records(path: Path, stream: BinaryIO | None = None) -> Iterator[tuple[int, dict[str, str] | InputError]]:
     header: list[str] | None = None
-    for number, cells in _rows(path, "header", stream):
-        if isinstance(cells, InputError):
-            yield number, cells
-        elif header is not None:
+    for number, cells in csv_rows(path, "header"):
+        if header is not None:
             yield number, dict(zip(header, cells, strict=True))
         else:
             header = cells
-            repeated = next((name for name in header if header.count(name) > 1), None)
-            if repeated is not None:
-                fault = f"two columns are called {repeated!r:.80}. Give each a name of its own."
-                raise InputError(f"{path}:{number}: {fault}")
+            _check_header(path, header, number)
 
 
-def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _check_header(path: Path, header: list[str], number: int = 1) -> None:
+    """Raise `InputError` if two columns have one name: a reader could not choose."""
+    repeated = next((name for name in header if header.count(name) > 1), None)
+    if repeated is not None:
+        raise InputError(f"{path}:{number}: two columns are called {repeated!r:.80}. Give each a name of its own.")
+
+
+def csv_rows(path: Path, first: str = "first row") -> Iterator[tuple[int, list[str]]]:
     """Yield (first line, cells) of each row of a CSV file that is not blank.
 
     The file is read strictly (RFC 4180), so that a forgotten quote cannot join rows. Raises `InputError` (file:line) for
     a quote that is left open, that is inside an unquoted cell or not followed by a comma, for a row that has more or
-    fewer cells than the first, for a NUL character, and for a byte-order mark after the first line.
+    fewer cells than the first (called `first` in the message), for a NUL character, and for a byte-order mark within.
     """
-    for number, cells in _rows(path, "first row"):
+    for number, cells in _rows(path, first, _text_lines(path)):
         if isinstance(cells, InputError):
             raise cells
         yield number, cells
 
 
-def _rows(path: Path, first: str, stream: BinaryIO | None = None) -> Iterator[tuple[int, list[str] | InputError]]:
-    """Yield as `csv_rows`, but for a row of another length than the first (called `first` in the message) its error."""
+def _rows(
+    path: Path, first: str, source: Iterator[str], delimiter: str = ","
+) -> Iterator[tuple[int, list[str] | InputError]]:
+    """Yield as `csv_rows` the rows of the lines in `source`, but for a row of another length than the first its error."""
     csv.field_size_limit(LONGEST_LINE)
     taken: list[str] = []
 
     def lines() -> Iterator[str]:
-        for line in _text_lines(path, stream):
+        for line in source:
             taken.append(line)
             yield line
 
-    rows = csv.reader(lines(), strict=True)
+    plain = delimiter == "\t"  # no cell holds a tab, so that quotes mean nothing
+    rows = csv.reader(lines(), strict=True, delimiter=delimiter, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
     n_cells = 0
     while True:
         number = rows.line_num + 1
@@ -145,22 +277,30 @@ def _rows(path: Path, first: str, stream: BinaryIO | None = None) -> Iterator[tu
             ) from error
         if cells is None:
             return
-        _check_record("".join(taken), where)
+        _check_record("".join(taken), where, delimiter)
         n_cells = n_cells or len(cells)
         if len(cells) not in (0, n_cells):
             fault = f"found {len(cells)} cells, the {first} has {n_cells}. Quote cells with commas."
             yield number, InputError(f"{where}: {fault}")
         elif cells:
-            yield number, cells
+            yield number, [_unquoted(cell) for cell in cells] if delimiter == "\t" else cells
 
 
-_CELL = r'(?:"(?:[^"]++|"")*+"|[^",\r\n]*+)'
-_RECORD = re.compile(rf"{_CELL}(?:,{_CELL})*+(?:\r?\n|\r)?")
+def _unquoted(cell: str) -> str:
+    """Return a cell of a table with tabs without the quotes that are around it."""
+    return cell[1:-1].replace('""', '"') if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell
 
 
-def _check_record(text: str, where: str) -> None:
+@functools.cache
+def _record_of(delimiter: str) -> re.Pattern[str]:
+    """Return the pattern of a record of RFC 4180 with this delimiter."""
+    cell = rf'(?:"(?:[^"]++|"")*+"|[^"{delimiter}\r\n]*+)'
+    return re.compile(rf"{cell}(?:[{delimiter}]{cell})*+(?:\r?\n|\r)?")
+
+
+def _check_record(text: str, where: str, delimiter: str) -> None:
     """Raise `InputError` for what the csv module takes as it is: quotes inside unquoted cells, NUL, a byte-order mark."""
-    if '"' in text and not _RECORD.fullmatch(text):
+    if '"' in text and delimiter != "\t" and not _record_of(delimiter).fullmatch(text):
         fault = "a quote inside a cell that is not quoted. Quote the whole cell, and write each quote in it twice"
         raise InputError(f"{where}: not CSV: {fault}.")
     if "\0" in text:
@@ -169,7 +309,7 @@ def _check_record(text: str, where: str) -> None:
         raise InputError(f"{where}: a byte-order mark inside the file. Were two files joined? Take it out.")
 
 
-def _text_lines(path: Path, stream: BinaryIO | None) -> Iterator[str]:
+def _text_lines(path: Path, stream: BinaryIO | None = None) -> Iterator[str]:
     """Yield the lines of a UTF-8 file with their ends. Raises `InputError` (file:line) if it is not UTF-8."""
     for number, line in read_lines(path, stream):
         try:
@@ -191,7 +331,7 @@ def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator
             for batch in file.iter_batches(batch_size=_ROWS, use_threads=False):
                 for row in batch.to_pylist():
                     number += 1
-                    yield _table_row(row, f"{path}:{number}")
+                    yield _table_row(row, f"{path}:{number}", options)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also text that is not UTF-8
         raise InputError(
             f"{path}:{number + 1}: not readable as Parquet ({str(error)[:150]}). Write it again."
@@ -216,9 +356,10 @@ def check_parquet(path: Path, file: Any, packed: int) -> None:
         )
 
 
-def _table_row(row: Row, where: str) -> Found:
+def _table_row(row: Row, where: str, options: ReadOptions) -> Found:
     """Return the document in a row of a table; an empty cell counts as absent."""
-    return _found(where, {key: value for key, value in row.items() if value is not None or key == "text"})
+    text = {options.text_field, "text"}
+    return _found(where, {key: value for key, value in row.items() if value is not None or key in text}, options)
 
 
 def is_saved_dataset(path: Path) -> bool:
@@ -243,7 +384,7 @@ def read_saved_dataset(path: Path) -> Iterator[Found]:
             for values in zip(*columns.values(), strict=True):
                 number += 1
                 row = dict(zip(columns, values, strict=True))
-                yield _table_row(row, f"{path / name if name else path}:{number}")
+                yield _table_row(row, f"{path / name if name else path}:{number}", ReadOptions())
 
 
 def read_hub(name: str) -> Iterator[Found]:
@@ -255,9 +396,11 @@ def read_hub(name: str) -> Iterator[Found]:
     number = 0
     check_data_set(name)
     try:
-        rows: Any = datasets.load_dataset(parts["name"], config, split=split, streaming=True)
+        rows: Any = datasets.load_dataset(
+            parts["name"], config, split=split, streaming=True, revision=parts["revision"]
+        )
         for number, row in enumerate(rows, start=1):
-            yield _table_row(dict(row), f"{name}:{number}")
+            yield _table_row(dict(row), f"{name}:{number}", ReadOptions())
     except InputError:
         raise
     except Exception as error:  # the library raises many kinds: no network, no such name, no such configuration
@@ -274,7 +417,8 @@ def hub_revision(name: str) -> str:
 
     check_data_set(name)
     try:
-        return str(HfApi().dataset_info(_name_parts(name)["name"]).sha)
+        parts = _name_parts(name)
+        return str(HfApi().dataset_info(parts["name"], revision=parts["revision"]).sha)
     except Exception as error:  # as above
         raise InputError(f"{name}: the hub does not report its revision ({_first_line(error)}).") from error
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import importlib
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kinject.corpus.documents.readers import Found, ReadOptions
-from kinject.disk import content_id, read_bytes
-from kinject.errors import InputError
+from kinject.corpus.documents.markdown import fenced
+from kinject.corpus.documents.readers import LANGUAGES, Found, ReadOptions
+from kinject.disk import content_id, format_size, read_bytes
+from kinject.errors import InputError, KinjectError
 from kinject.types import Document
 
 _HEADING = re.compile(r"^#[ \t]+(.*)$", re.MULTILINE)
@@ -23,18 +28,53 @@ _CHARSETS = frozenset(codecs.lookup(name).name for name in (
     "gb18030", "big5", "big5hkscs", "euc-jp", "shift_jis", "iso2022_jp", "euc-kr",
 ))  # fmt: skip
 """Encodings that a page may declare: those of the web, none of which runs code or takes long."""
+_DETECTED = (
+    "cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874", "gb18030", "big5",
+    "shift_jis", "euc_jp", "euc_kr", "cp866", "iso8859_2", "mac_cyrillic",
+)  # fmt: skip
+"""Encodings that are looked for in a text that declares none."""
+_WESTERN = frozenset("ÄÖÜäöüßéèêëàâçîïôûùœæÉÈÀÇÊñÑáíóúÁÍÓÚ¿¡ãõåøÅØÆ“”‘’„–—…€«»°§·\xa0²³½©®´µ•".encode("cp1252"))
+
+
+MOST_MEMBERS = 100_000
+DAMAGED_ARCHIVE = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, NotImplementedError, zlib.error)
+"""What zipfile and gzip raise for damaged or unknown archives."""
 
 
 def read_text(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
     """Yield the one document in a text file, named as the file."""
-    yield whole_file(path, "", decode(path, read_bytes(path, options.largest, stream)))
+    text, meta = decode(path, read_bytes(path, options.largest, stream))
+    yield whole_file(path, "", text, meta)
 
 
 def read_markdown(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
     """Yield the one document in a Markdown file, named by its first heading of level 1."""
-    text = decode(path, read_bytes(path, options.largest, stream))
+    text, meta = decode(path, read_bytes(path, options.largest, stream))
     headings = (match[1].strip().rstrip("#").strip() for match in _HEADING.finditer(text))
-    yield whole_file(path, next(filter(None, headings), ""), text)
+    yield whole_file(path, next(filter(None, headings), ""), text, meta)
+
+
+def read_code(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+    """Yield a file of source code as one fenced block, with its language, below its name."""
+    text, meta = decode(path, read_bytes(path, options.largest, stream))
+    language = LANGUAGES[path.suffix.lower()]
+    body = f"# {path.name}\n\n{fenced(text, language)}" if text.strip() else ""
+    yield whole_file(path, path.name, body, {**meta, "language": language})
+
+
+def joined(parts: Sequence[tuple[int | str, str]]) -> tuple[str, list[list[int | str]]]:
+    """Return the texts of (name, text) with blank lines between them, and [start in characters, name] of each."""
+    starts: list[list[int | str]] = []
+    pieces: list[str] = []
+    length = 0
+    for name, text in parts:
+        if not text:
+            continue
+        length += 2 if pieces else 0
+        starts.append([length, name])
+        pieces.append(text)
+        length += len(text)
+    return "\n\n".join(pieces), starts
 
 
 def whole_file(path: Path, title: str, text: str, meta: Mapping[str, Any] | None = None) -> Found:
@@ -54,18 +94,153 @@ def import_extra(module: str, path: Path) -> Any:
         ) from error
 
 
-def decode(path: Path, data: bytes, charset: str = "utf-8-sig") -> str:
-    """Return the text of `path`, whose bytes are `data`, with LF line ends and no byte-order mark.
-
-    Raises `InputError` (file:line) if the charset is unknown or is not that of the file.
-    """
+@contextlib.contextmanager
+def library_errors(path: Path, what: str, fix: str) -> Iterator[None]:
+    """Turn every error of a library into an `InputError`: damaged files make their readers raise anything."""
     try:
-        if codecs.lookup(charset).name not in _CHARSETS:
-            raise LookupError
-        return data.decode(charset).removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    except LookupError as error:
-        raise InputError(f"{path}:1: unknown charset {charset!r}. Save the file as UTF-8.") from error
+        with warnings.catch_warnings():  # what libraries say of broken files
+            warnings.simplefilter("ignore")
+            yield
+    except KinjectError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error)[:100]}"
+        raise InputError(f"{path}: not a readable {what} ({reason}). {fix}") from error
+
+
+def decode(path: Path, data: bytes, declared: str = "") -> tuple[str, dict[str, str]]:
+    """Return the text of `path`, whose bytes are `data`, with LF line ends, and its encoding as meta unless it is UTF-8.
+
+    The encoding is UTF-8, else the `declared` one, else what `charset_of` finds. Raises `InputError` if a declared one is
+    unknown, and if none is found.
+    """
+    if declared and charset_name(declared) is None:
+        raise InputError(f"{path}:1: unknown charset {declared!r}. Save the file as UTF-8.")
+    charset = charset_of(path, data, declared)
+    text = data.decode(charset).removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    return text, {} if charset in ("utf-8", "utf-8-sig", "ascii") else {"encoding": charset}
+
+
+def charset_of(path: Path, data: bytes, declared: str = "") -> str:
+    """Return the encoding in which `data` can be decoded: by its byte-order mark, UTF-8, `declared`, or by its letters.
+
+    Raises `InputError` if it is none of those of the web.
+    """
+    for mark, charset in (
+        (codecs.BOM_UTF8, "utf-8-sig"),
+        (codecs.BOM_UTF16_LE, "utf-16"),
+        (codecs.BOM_UTF16_BE, "utf-16"),
+    ):
+        if data.startswith(mark) and _can_decode(data, charset):
+            return charset
+    if b"\0" in data[:1000]:
+        wide = next((name for name, first in (("utf-16-le", 1), ("utf-16-be", 0)) if _is_wide(data, first)), None)
+        if wide is not None and _can_decode(data, wide):
+            return wide
+    for charset in ("utf-8", charset_name(declared) or ""):
+        if charset and _can_decode(data, charset):
+            return charset
+    matches = import_extra("charset_normalizer", path).from_bytes(_high_part(data), cp_isolation=list(_DETECTED))
+    best = matches.best()
+    guesses = ["cp1252"] if _is_western(data) else []
+    guesses += [best.encoding.replace("_", "-")] if best is not None else []
+    for charset in guesses:
+        if _can_decode(data, charset):
+            return charset
+    line = data.count(b"\n", 0, _first_fault(data)) + 1
+    raise InputError(
+        f"{path}:{line}: not UTF-8 (byte {_first_fault(data)}), nor another known encoding. Save it as UTF-8."
+    )
+
+
+def charset_of_stream(path: Path, stream: BinaryIO, largest: int) -> str:
+    """Return the encoding of what is left in `stream`, and seek to its beginning. UTF-8 is read to its end in pieces.
+
+    Raises `InputError` as `charset_of`, and if what is not UTF-8 has more than `largest` bytes.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        while part := stream.read(2**20):
+            if b"\0" in part:
+                break
+            decoder.decode(part)
+        else:
+            decoder.decode(b"", final=True)
+            stream.seek(0)
+            return "utf-8"
+    except UnicodeDecodeError:
+        pass
+    stream.seek(0)
+    charset = charset_of(path, read_bytes(path, largest, stream))
+    stream.seek(0)
+    return charset
+
+
+def charset_name(declared: str) -> str | None:
+    """Return Python's name of an encoding of the web, None for any other."""
+    try:
+        name = codecs.lookup(declared).name if declared else ""
+    except LookupError:
+        return None
+    name = {"iso8859-1": "cp1252", "ascii": "cp1252"}.get(name, name)  # as browsers read them
+    return name if name in _CHARSETS else None
+
+
+def _can_decode(data: bytes, charset: str) -> bool:
+    try:
+        data.decode(charset)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _first_fault(data: bytes) -> int:
+    try:
+        data.decode()
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        name = "UTF-8" if charset.lower().startswith("utf-8") else charset
-        raise InputError(f"{path}:{line}: not {name} (byte {error.start}). Save the file as UTF-8.") from error
+        return error.start
+    return 0
+
+
+def _is_wide(data: bytes, first: int) -> bool:
+    """Return whether half of the bytes, those from `first` on, are NUL, as in UTF-16 of Latin letters."""
+    half = data[first:2000:2]
+    return len(data) % 2 == 0 and half.count(0) > 0.7 * len(half)
+
+
+def _high_part(data: bytes) -> bytes:
+    """Return up to 64 KiB of the lines of `data` that hold other bytes than ASCII, and of those around them."""
+    start = max(0, data.rfind(b"\n", 0, _first_fault(data)) - 1000)
+    return data[start : start + 2**16]
+
+
+def _is_western(data: bytes) -> bool:
+    """Return whether the bytes above ASCII are few, and letters and quotation marks of western Europe in Windows-1252."""
+    high = [byte for byte in data[: 2**20] if byte > 127]
+    return len(high) < 0.15 * len(data[: 2**20]) and sum(byte in _WESTERN for byte in high) > 0.97 * len(high)
+
+
+def check_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> int:
+    """Return the bytes that a zip unpacks to, which is one document. Raises `InputError` if they are too many, or locked."""
+    try:
+        with zipfile.ZipFile(stream) as archive:
+            members = archive.infolist()
+    except DAMAGED_ARCHIVE as error:
+        raise InputError(f"{path}: damaged: not a readable zip ({str(error)[:100]}). Save it again.") from error
+    finally:
+        stream.seek(0)
+    if any(member.flag_bits & 1 for member in members):
+        raise InputError(f"{path}: locked with a password. Save a copy without one.")
+    unpacked = sum(member.file_size for member in members)
+    if unpacked > options.largest or len(members) > MOST_MEMBERS:
+        raise InputError(
+            f"{path}: unpacks to {format_size(unpacked)} in {len(members):,} parts, allowed: {format_size(options.largest)} "
+            f"in {MOST_MEMBERS:,}. Split it."
+        )
+    return unpacked
+
+
+def parse_xml(path: Path, data: bytes) -> Any:
+    """Return the root of an XML text: no entity is expanded, nothing is fetched."""
+    etree = import_extra("lxml.etree", path)
+    return etree.fromstring(data, etree.XMLParser(resolve_entities=False, no_network=True, recover=True))

@@ -1,0 +1,66 @@
+"""How much of the main text of saved web pages is read, and nothing else: python benchmarks/documents/web_pages.py FOLDER.
+
+FOLDER is a checkout of github.com/scrapinghub/article-extraction-benchmark (MIT): ``ground-truth.json`` holds the text of
+each article, written down by hand, ``html/`` the pages. A page's token F1 is that of the bags of words of both texts; the
+table gives the mean over pages, for kinject and (if it is installed) for trafilatura alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from kinject.corpus.documents.readers import read_file
+from kinject.types import Document
+
+
+def kinject_text(data: bytes) -> str:
+    """Return the text that kinject reads."""
+    found = [one for _, one in read_file(Path("page.html"), io.BytesIO(data))]
+    return "\n".join(one.text for one in found if isinstance(one, Document))
+
+
+def trafilatura_text(data: bytes) -> str:
+    """Return the text that trafilatura extracts."""
+    import trafilatura
+
+    return trafilatura.extract(data, include_comments=False) or ""
+
+
+def score(truth: str, found: str) -> tuple[float, float, float]:
+    """Return precision, recall and F1 of the words of `found`."""
+    wanted, got = (Counter(re.findall(r"\w+", text.lower())) for text in (truth, found))
+    shared = (wanted & got).total()
+    precision = shared / got.total() if got else float(not wanted)
+    recall = shared / wanted.total() if wanted else 1.0
+    return precision, recall, 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def measure(folder: Path, read: Callable[[bytes], str], shown: int) -> None:
+    """Print the mean scores of a reader, and its worst pages."""
+    truth = json.loads((folder / "ground-truth.json").read_text("utf-8"))
+    scores, began = {}, time.process_time()
+    for name, page in truth.items():
+        data = gzip.decompress((folder / "html" / f"{name}.html.gz").read_bytes())
+        scores[name] = score(page["articleBody"], read(data))
+    seconds = time.process_time() - began
+    precision, recall, f1 = (sum(values) / len(scores) for values in zip(*scores.values(), strict=True))
+    print(f"| {read.__name__} | {len(scores)} | {precision:.3f} | {recall:.3f} | {f1:.3f} | {seconds:.1f} |")
+    for name in sorted(scores, key=lambda name: scores[name][2])[:shown]:
+        print(f"  {name} {truth[name]['url']} " + " ".join(f"{value:.2f}" for value in scores[name]), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    print("| reader | pages | precision | recall | token F1 | CPU s |\n|---|---|---|---|---|---|")
+    measure(Path(sys.argv[1]), kinject_text, int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    try:
+        measure(Path(sys.argv[1]), trafilatura_text, 0)
+    except ImportError:
+        print("trafilatura is not installed", file=sys.stderr)

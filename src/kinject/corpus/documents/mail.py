@@ -1,0 +1,150 @@
+"""Mails, alone and in mailboxes; each attachment is a document of its own."""
+
+from __future__ import annotations
+
+import email
+import email.policy
+import email.utils
+import re
+from collections.abc import Iterator
+from email.message import Message
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kinject.corpus.documents.html import page_of
+from kinject.corpus.documents.readers import Found, ReadOptions, read_member
+from kinject.corpus.documents.text import decode, library_errors
+from kinject.disk import content_id, read_bytes, read_lines
+from kinject.errors import InputError
+from kinject.types import Document
+
+_QUOTE = re.compile(r"^\s*>")
+_INTRODUCES = re.compile(r"^.{0,200}(?:wrote|writes|schrieb|a écrit|escribió|ha scritto)\b.{0,80}:\s*$", re.IGNORECASE)
+_DEEPEST = 10
+"""Mails forwarded within mails."""
+
+
+def read_eml(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+    """Yield a mail, then what its attachments hold."""
+    yield from _mail(path, str(path), read_bytes(path, options.largest, stream), options, 0)
+
+
+def read_mbox(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Found]:
+    """Yield the mails of a mailbox, each with what its attachments hold; a line ``From `` after a blank one begins a mail."""
+    message = bytearray()
+    number, n_dropped, blank = 0, 0, True
+    for _, line in read_lines(path, stream):
+        if blank and line.startswith(b"From "):
+            if number:
+                yield from _boxed(path, number, message, n_dropped, options)
+            number, n_dropped = number + 1, 0
+            message.clear()
+        elif len(message) + len(line) > options.largest:
+            n_dropped += len(line)
+        else:
+            message += line[1:] if re.match(rb">+From ", line) else line
+        blank = not line.strip()
+    if number:
+        yield from _boxed(path, number, message, n_dropped, options)
+
+
+def _boxed(path: Path, number: int, message: bytearray, n_dropped: int, options: ReadOptions) -> Iterator[Found]:
+    where = f"{path}: message {number}"
+    if n_dropped:
+        yield where, InputError(f"{where}: a mail of more than {options.largest:,} bytes. Split the mailbox.")
+    else:
+        yield from _mail(path, where, bytes(message), options, 0)
+
+
+def _mail(path: Path, where: str, data: bytes, options: ReadOptions, depth: int) -> Iterator[Found]:
+    """Yield the mail in `data`; whatever stands in one of its attachments is told or read by itself."""
+    try:
+        with library_errors(path, "mail", "Export it again."):
+            mail = email.message_from_bytes(data, policy=email.policy.default)
+            if not any(mail.get(name) for name in ("From", "To", "Subject", "Date", "Received", "Message-ID")):
+                raise InputError(f"{where}: not a mail: none of its first lines is From, To, Subject or Date.")
+            text, attachments = _parts(path, mail)
+            title = " ".join(str(_header(mail, "Subject")).split())
+            meta = _meta(mail)
+    except InputError as error:
+        yield where, error
+        return
+    body = f"# {title}\n\n{text}" if title and text else text
+    if body or not attachments:
+        yield where, Document(content_id(title or where, body), title or path.stem, body, where, meta)
+    for index, attachment in enumerate(attachments, start=1):
+        yield from _attachment(path, where, attachment, index, options, depth)
+
+
+def _parts(path: Path, mail: Message) -> tuple[str, list[Message]]:
+    """Return the text of a mail (its plain text, else its HTML) without what it quotes at its end, and its attachments."""
+    plain: list[str] = []
+    pages: list[str] = []
+    attachments: list[Message] = []
+    stack: list[Message] = [mail]
+    while stack:
+        part = stack.pop()
+        kind = part.get_content_type()
+        if part.is_multipart() and kind != "message/rfc822":
+            inner = part.get_payload()
+            stack += [one for one in reversed(inner if isinstance(inner, list) else []) if isinstance(one, Message)]
+        elif kind == "message/rfc822" or part.get_content_disposition() == "attachment" or part.get_filename():
+            attachments.append(part)
+        elif kind in ("text/plain", "text/html"):
+            content = part.get_payload(decode=True)
+            if isinstance(content, bytes):
+                declared = str(part.get_content_charset() or "")
+                try:
+                    source, _ = decode(path, content, declared)
+                except InputError:  # mails name encodings that nobody knows; the letters tell
+                    source, _ = decode(path, content)
+                (plain if kind == "text/plain" else pages).append(source)
+    if not any(text.strip() for text in plain):
+        plain = [page_of(path, page, whole=True)[1] for page in pages]
+    return _without_quotes("\n\n".join(plain)), attachments
+
+
+def _without_quotes(text: str) -> str:
+    """Return the text of a mail without the quoted mail that ends it; what is answered line by line stays."""
+    lines = text.replace("\r\n", "\n").rstrip().split("\n")
+    end = len(lines)
+    while end and (_QUOTE.match(lines[end - 1]) or not lines[end - 1].strip()):
+        end -= 1
+    if end == len(lines) or not end:
+        return "\n".join(lines).strip()
+    for first in (end - 1, end - 2):
+        if first > 0 and _INTRODUCES.match(" ".join(lines[first:end])):
+            end = first
+            break
+    return "\n".join(lines[:end]).strip()
+
+
+def _attachment(path: Path, where: str, part: Message, index: int, options: ReadOptions, depth: int) -> Iterator[Found]:
+    """Yield what an attachment holds: a mail that was forwarded, or a file."""
+    name = Path(str(part.get_filename() or f"attachment-{index}")).name
+    if part.get_content_type() == "message/rfc822":
+        inner = part.get_payload()
+        forwarded = inner[0] if isinstance(inner, list) and inner else None
+        if isinstance(forwarded, Message) and depth < _DEEPEST:
+            yield from _mail(path, f"{where}/{name}", forwarded.as_bytes(), options, depth + 1)
+        return
+    data = part.get_payload(decode=True)
+    if isinstance(data, bytes):
+        yield from read_member(Path(f"{where}/{name}"), data, options)
+
+
+def _header(mail: Message, name: str) -> str:
+    try:
+        return str(mail.get(name) or "")
+    except Exception:  # noqa: BLE001 - the library raises whatever a damaged header leads to; a mail without it is a mail
+        return ""
+
+
+def _meta(mail: Message) -> dict[str, Any]:
+    """Return author and date of a mail."""
+    try:
+        date = email.utils.parsedate_to_datetime(_header(mail, "Date")).isoformat()
+    except (ValueError, TypeError, OverflowError):
+        date = _header(mail, "Date")
+    found = {"author": _header(mail, "From"), "date": date}
+    return {key: value for key, value in found.items() if value}

@@ -1,0 +1,118 @@
+"""The `eval` section of a recipe: models, question sets, and the retrieval of passages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from kinject.recipe.sections import option
+
+
+@dataclass(frozen=True)
+class QuestionSetSection:
+    """A question set; `role: retention` marks what the base model knew: a loss there is forgetting."""
+
+    path: str = option(help="Questions (JSONL, MMLU's CSV, or a lm-evaluation-harness task YAML).", path="file")
+    role: Literal["learning", "retention"] = option("learning", help="learning or retention.")
+    shots_from: str | None = option(
+        None, help="Questions (JSONL) for the few-shot examples, taken in order.", path="file"
+    )
+    layout: Literal["auto", "native", "mmlu", "arc", "squad"] = option(
+        "auto", help="Layout of the file; auto detects it from the ending and the keys."
+    )
+    n_choices: int = option(4, help="squad: choices of a question; the wrong ones are other answers.", min=2)
+    validation: str | None = option(
+        None, help="Questions (JSONL) on which K is chosen; they are scored as well.", path="file"
+    )
+    contexts: str | None = option(
+        None, help="Prepared contexts (JSONL with question_id and passages) instead of retrieval.", path="file"
+    )
+
+
+@dataclass(frozen=True)
+class RerankerSection:
+    """A model that reads the question and each of the best passages together and puts them in a new order."""
+
+    model: str = option(
+        help="Cross-encoder of sentence-transformers (folder or hub name); with base_url, its name at the endpoint.",
+        nonempty=True,
+    )
+    base_url: str | None = option(
+        None, help="Endpoint with a /rerank route, for example http://127.0.0.1:8000/v1. Default: the model runs here.",
+        holds="url",
+    )  # fmt: skip
+    api: Literal["jina", "tei"] = option(
+        "jina", help="Format of the endpoint: jina (also vLLM, Cohere), tei (text-embeddings-inference)."
+    )
+    api_key_env: str | None = option(
+        None, help="Environment variable that holds the endpoint's key; default: no key is sent.", holds="variable"
+    )
+    candidates: int = option(50, help="Passages of the first ranking that it reads.", min=1, max=1000)
+    concurrency: int = option(8, help="Requests in flight at the endpoint.", min=1, max=256)
+    timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)
+
+
+@dataclass(frozen=True)
+class RetrievalSection:
+    """Retrieval of passages by words, meaning or both; the best K precede the question."""
+
+    documents: tuple[str, ...] = option((), help="Documents (JSONL) to search.", path="files")
+    k: tuple[int, ...] = option(
+        (3,), help="Numbers of passages; each is a separate arm.", min=1, max=100, nonempty=True
+    )
+    passage_tokens: int = option(256, help="Longest passage that is searched, in tokens of `tokenizer`.", min=8)
+    overlap: int = option(0, help="Tokens with which a passage repeats the end of the one before.", min=0)
+    parent_tokens: int | None = option(
+        None, help="Show the passage of at most so many tokens around the one that was found.", min=8
+    )
+    tokenizer: str | None = option(
+        None, help="Tokenizer folder or hub name; default: words and punctuation.", path="model"
+    )
+    heading_path: bool = option(
+        False, help="Put the title and the headings above a passage before its text, in the search and in the prompt."
+    )
+    kind: Literal["bm25", "lexical", "dense", "both"] = option(
+        "bm25", help="bm25 (words), lexical (words, pairs, pieces), dense (embeddings), both (bm25 and dense, fused)."
+    )
+    embedder: str = option("BAAI/bge-large-en-v1.5", help="dense: sentence-transformers model, folder or hub name.")
+    query_prefix: str | None = option(
+        None, help="dense: text before each question; default: BGE's prefix for BGE models, else none."
+    )
+    passage_prefix: str = option("", help="dense: text before each passage, as E5 models want it ('passage: ').")
+    reranker: RerankerSection | None = option(None, help="Puts the best passages in a new order.")
+    cache_dir: str = option(
+        "runs/indices", help="Folder for embedded passages and the reranker's scores, by content.", path="output"
+    )
+
+
+QuestionFormat = Literal["letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question"]
+"""How a question is asked; `FORMATS` in `kinject.eval.prompts` describes each."""
+
+
+@dataclass(frozen=True)
+class EvalSection:
+    """Several models against several question sets; the first model is the base of every comparison."""
+
+    models: Mapping[str, str] = option(
+        help="name: folder or hub name. The first is the base.", nonempty=True, path="model"
+    )
+    questions: Mapping[str, str | QuestionSetSection] = option(
+        help="name: path, or path with role and shots_from.", nonempty=True, path="file"
+    )
+    formats: tuple[QuestionFormat, ...] = option(
+        ("texts",), help="letters, texts, hybrid, rotations, or a baseline without the question.", nonempty=True
+    )
+    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi"], ...] = option(
+        ("sum",), help="How choices are compared: log-prob, log-prob per length, or pmi.", nonempty=True
+    )
+    template: str | None = option(None, help="Jinja file that writes the prompt instead.", path="file")
+    chat: bool = option(False, help="Put the prompt into the tokenizer's chat template, as the user's turn.")
+    perplexity_corpus: str | None = option(None, help="Texts (JSONL) whose perplexity is reported too.", path="file")
+    shots: tuple[int, ...] = option((0,), help="Numbers of few-shot examples.", min=0, max=64, nonempty=True)
+    retrieval: RetrievalSection | None = option(None, help="Retrieved context; absent: none.")
+    retrieval_models: tuple[str, ...] | None = option(
+        None, help="Models that are also scored with context; default: all."
+    )
+    batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
+    limit: int | None = option(None, help="First N questions of each set only.", min=1)

@@ -1,0 +1,48 @@
+"""A folder of files as documents of a recipe: collected once for every verb, with the licence on the rows of the corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kinject import executors
+from kinject.augment import augment
+from kinject.corpus.documents import read_documents
+from kinject.disk import read_jsonl, read_manifest
+from kinject.eval.retrieval import read_passages
+from kinject.recipe import AugmentRecipe, DocumentsSection, read_recipe
+
+
+def test_a_folder_is_parsed_once_for_every_verb_and_its_licence_goes_to_the_corpus(
+    make_recipe: Callable[..., AugmentRecipe], documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    heap = tmp_path / "heap"
+    heap.mkdir()
+    for number, document in enumerate(list(read_documents(documents))[:3]):
+        (heap / f"{number}.txt").write_text(document.text)
+    (heap / "photo.jpg").write_bytes(b"\xff\xd8")
+    path = tmp_path / "recipe.yaml"
+
+    def recipe() -> AugmentRecipe:
+        make_recipe(documents="heap", styles={"paraphrase": 1})
+        path.write_text(path.read_text() + "documents: {licence: CC0-1.0}\n")
+        return read_recipe(path, ["augment.documents=heap", "augment.styles={paraphrase: 1}"], "augment")
+
+    result = augment(recipe())
+    assert "heap: 1 files or documents there cannot be read and are left out" in caplog.text
+    rows = [row for _, row in read_jsonl(result.corpus_path)]
+    assert {(row["source"], row["licence"]) for row in rows} == {(f"{n}.txt", "CC0-1.0") for n in range(3)}
+    assert {row["document_id"].partition("#")[0] for row in rows} == {f"{n}.txt" for n in range(3)}
+    manifest = read_manifest(result.manifest_path)
+    assert manifest is not None
+    assert list(manifest["inputs"]) == ["heap"]
+
+    monkeypatch.setattr(executors, "LocalExecutor", lambda *_: pytest.fail("everything is parsed"))
+    assert augment(recipe()).n_documents == 3
+    section = DocumentsSection(licence="CC0-1.0")
+    assert len(read_passages([Path("heap")], 64, section)) >= 3
+    assert len(read_passages([Path("heap")], 64)) >= 3  # other options that do not change how files are read

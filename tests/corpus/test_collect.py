@@ -1,0 +1,406 @@
+"""A heap of files: each is read or has its reason, once; copies and boilerplate go, whatever the number of processes."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinject import executors
+from kinject.api import documents
+from kinject.cli import main
+from kinject.corpus.documents import copies, document_hashes, parse, personal_data, read_documents
+from kinject.corpus.documents.collect import DocumentsResult, collect
+from kinject.disk import read_jsonl
+from kinject.errors import InputError
+from kinject.executors import Outcome
+from kinject.recipe import DocumentsSection
+
+WORDS = [f"{a}{b}" for a in re.findall("...", "baldorfengimholkirlammurnespol") for b in re.findall("..", "aneloman")]
+collecting = importlib.import_module("kinject.corpus.documents.collect")  # the function has its name
+NOTICE = "This text is confidential and must not leave the house."
+
+
+def prose(seed: int, n: int = 80) -> str:
+    """Return `n` words of no language."""
+    rng = random.Random(seed)
+    return " ".join(f"{rng.choice(WORDS)}{rng.randrange(1000)}" for _ in range(n))
+
+
+def rows_of(result: DocumentsResult, name: str) -> list[dict[str, Any]]:
+    return [row for _, row in read_jsonl(result.folder / name)]
+
+
+@pytest.fixture
+def heap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "heap"
+    folder.mkdir()
+    return Path("heap")
+
+
+class Forks:
+    """An executor that forks a process for each task, so that a test's own reader runs in it."""
+
+    def __init__(self, *_: Any) -> None:
+        self._running: list[tuple[Any, Any]] = []
+
+    def __enter__(self) -> Forks:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def has_room(self, task: Any) -> bool:
+        return not self._running
+
+    def submit(self, task: Any) -> None:
+        process = multiprocessing.get_context("fork").Process(target=task.run)
+        process.start()
+        self._running.append((task, process))
+
+    def wait(self) -> list[Outcome]:
+        task, process = self._running.pop()
+        process.join()
+        if process.exitcode == 0:
+            return [Outcome(task, {})]
+        return [Outcome(task, None, f"its worker process was killed by signal {-process.exitcode}", died=True)]
+
+
+def test_each_file_is_read_or_has_its_line(heap: Path) -> None:
+    (heap / "sub").mkdir()
+    (heap / ".git").mkdir()
+    (heap / "a.txt").write_text(prose(1))
+    (heap / "sub" / "b.md").write_text(f"# Title\n\n{prose(2)}")
+    (heap / "rows.jsonl").write_text(
+        json.dumps({"id": "one", "text": prose(3)}) + '\n{"txt": 1}\n' + json.dumps({"text": prose(4)}) + "\n"
+    )
+    (heap / os.fsdecode(b"n\xe4me.txt")).write_text(prose(5))
+    for name, data in {"empty.txt": b"", ".DS_Store": b"x", "Thumbs.db": b"x", "~$b.docx": b"x", "photo.jpg": b"\xff\xd8\xff",
+                       "broken.pdf": b"%PDF-1.4 no"}.items():  # fmt: skip
+        (heap / name).write_bytes(data)
+    os.mkfifo(heap / "pipe.txt")
+    (heap / "sub" / "loop").symlink_to("..")
+    (heap / "gone.txt").symlink_to("nowhere")
+    (heap / "link.txt").symlink_to("a.txt")
+    result = collect([heap])
+    files = {row["file"]: (row["documents"], row["copies"], row["skipped"]) for row in result.files()}
+    assert {name: numbers for name, numbers in files.items() if numbers != (0, 0, 1)} == {
+        "a.txt": (1, 0, 0), "sub/b.md": (1, 0, 0), "rows.jsonl": (2, 0, 1), "n\\xe4me.txt": (1, 0, 0), "link.txt": (0, 1, 0),
+    }  # fmt: skip
+    skipped = {row["where"].partition(":")[0]: row for row in result.skipped()}
+    told = {
+        "empty.txt": "an empty file", ".DS_Store": "hidden", "Thumbs.db": "the system's", "photo.jpg": "", "pipe.txt": "a pipe",
+        "broken.pdf": "", "sub/loop": "without end", "gone.txt": "No such file", ".git": "hidden", "rows.jsonl": "text",
+        "~$b.docx": "",
+    }  # fmt: skip
+    assert skipped.keys() == told.keys()
+    assert [name for name, text in told.items() if text not in skipped[name]["detail"]] == []
+    assert {name for name, row in skipped.items() if row["left_out"]} == {".DS_Store", "Thumbs.db", ".git", "~$b.docx"}
+    assert result.n_skipped == len(told) - 4
+    found = rows_of(result, "documents.jsonl")
+    assert [row["source"] for row in found] == ["a.txt", "n\\xe4me.txt", "rows.jsonl:1", "rows.jsonl:3", "sub/b.md"]
+    assert [row["id"].partition("#")[0] for row in found] == ["a.txt", "n\\xe4me.txt", "one", "rows.jsonl", "sub/b.md"]
+    assert [(row["title"], row["text"][:7]) for row in found][-1] == ("Title", "# Title")
+    assert [row["file"] for row in result.to_rows()] == [row["file"] for row in result.files()]
+
+
+def test_what_did_not_change_is_neither_opened_nor_parsed_again(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        (heap / f"{number}.txt").write_text(prose(number))
+        os.utime(heap / f"{number}.txt", (1e9, 1e9))
+    first = collect([heap])
+    assert (first.n_parsed, first.already_done) == (5, False)
+    stored = {path: path.stat().st_mtime_ns for path in Path("runs/parsed").rglob("??/*.jsonl")}
+    assert len(stored) == 5
+    with monkeypatch.context() as patched:
+        patched.setattr(executors, "LocalExecutor", lambda *_: pytest.fail("nothing is to be opened"))
+        again = collect([heap])
+        assert again.already_done
+        assert document_hashes(heap) == {"heap": first.fingerprint}
+        assert len(list(read_documents(heap))) == 5
+        other = collect([heap], folder=Path("other"))
+    assert (other.folder / "documents.jsonl").read_bytes() == first.documents_path.read_bytes()
+
+    os.utime(heap / "0.txt", (2e9, 2e9))  # touched
+    shutil.move(heap / "1.txt", heap / "moved.txt")
+    shutil.copy(heap / "2.txt", heap / "copied.txt")
+    (heap / "3.txt").write_text(prose(99))
+    changed = collect([heap])
+    assert {path: path.stat().st_mtime_ns for path in stored} == stored
+    assert len(list(Path("runs/parsed").rglob("??/*.jsonl"))) == 6
+    assert [row["source"] for row in rows_of(changed, "documents.jsonl")] == [
+        "0.txt",
+        "2.txt",
+        "3.txt",
+        "4.txt",
+        "moved.txt",
+    ]
+    assert rows_of(changed, "documents.jsonl")[-1]["title"] == "moved"
+    assert document_hashes(heap) != {"heap": first.fingerprint}
+
+    next(iter(stored)).write_bytes(b"torn")
+    first.documents_path.write_text("changed by hand")
+    shutil.copytree(heap, "twin")
+    assert len(rows_of(collect([Path("twin")]), "documents.jsonl")) == 5
+    assert len(rows_of(collect([heap]), "documents.jsonl")) == 5
+
+
+def _odd_reader(path: Path, stream: Any, options: Any) -> Iterator[Any]:
+    if "crash" in path.name:
+        os.kill(os.getpid(), signal.SIGSYS)
+    while "hang" in path.name:
+        zlib.crc32(b"x" * 100_000)
+    if "eat" in path.name:
+        bytearray(2**31)
+    if "bug" in path.name:
+        raise KeyError("not foreseen")
+    yield from parse.read_file.__wrapped__(path, stream, options)  # type: ignore[attr-defined]
+
+
+def test_a_file_that_crashes_hangs_or_eats_memory_costs_itself_only(
+    heap: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _odd_reader.__dict__["__wrapped__"] = parse.read_file
+    monkeypatch.setattr(parse, "read_file", _odd_reader)
+    monkeypatch.setattr(executors, "LocalExecutor", Forks)
+    names = ["a", "b-crash", "c", "d-hang", "e-eat", "f-bug", "g"]
+    for number, name in enumerate(names):
+        (heap / f"{name}.txt").write_text(prose(number))
+    section = DocumentsSection(seconds=0.3, memory=0.3, processes=1)
+    result = collect([heap], section)
+    assert [row["source"] for row in rows_of(result, "documents.jsonl")] == ["a.txt", "c.txt", "g.txt"]
+    told = {row["file"]: row["detail"] for row in result.skipped()}
+    assert f"signal {signal.SIGSYS:d}" in told["b-crash.txt"]
+    assert "takes more than 0.3 s" in told["d-hang.txt"]
+    assert "takes more than 0.3 GiB" in told["e-eat.txt"]
+    assert "KeyError" in told["f-bug.txt"]
+    began = time.process_time()
+    assert collect([heap], section).already_done  # what kills a process is known by now
+    assert time.process_time() - began < 0.3
+
+
+def _mixed(heap: Path) -> None:
+    for number in range(40):
+        folder = heap / f"{number % 3}"
+        folder.mkdir(exist_ok=True)
+        text = prose(number % 36)
+        (folder / f"{number}.txt").write_text(f"{text}\n\n{NOTICE}\n" if number % 2 else text)
+    (heap / "bad.jsonl").write_text("[]\n")
+
+
+def test_the_output_does_not_depend_on_processes_or_on_a_kill(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _mixed(heap)
+    results = [collect([heap], DocumentsSection(processes=n, cache_dir=f"cache{n}"), Path(f"run{n}")) for n in (1, 3)]
+    advance = collecting.Progress.advance
+    with monkeypatch.context() as patched:
+
+        def stop(self: Any, n: int = 1) -> None:
+            advance(self, n)
+            if self.label == "documents" and self.done > 5:
+                raise KeyboardInterrupt
+
+        patched.setattr(collecting.Progress, "advance", stop)
+        killed = DocumentsSection(processes=1, cache_dir="cache4")
+        with pytest.raises(KeyboardInterrupt):
+            collect([heap], killed, Path("run4"))
+    resumed = collect([heap], killed, Path("run4"))
+    assert resumed.n_parsed < results[0].n_parsed
+    for name in collecting.OUTPUTS:
+        assert len({(one.folder / name).read_bytes() for one in (*results, resumed)}) == 1
+
+
+def test_strict_stops_at_the_first_file_that_cannot_be_read(heap: Path) -> None:
+    (heap / "a.txt").write_text(prose(1))
+    (heap / "b.jsonl").write_text("[]\n")
+    (heap / ".hidden").write_text("x")
+    with pytest.raises(InputError, match=r"^heap/b\.jsonl:1: found list"):
+        collect([heap], DocumentsSection(strict=True))
+    assert collect([heap]).n_skipped == 1
+    with pytest.raises(InputError, match=r"^heap/b\.jsonl:1: found list"):  # also where it is known by then
+        collect([heap], DocumentsSection(strict=True))
+
+
+def test_copies_boilerplate_and_repeats_are_left_out_and_listed(heap: Path) -> None:
+    text = prose(1, 200)
+    words = text.split()
+    near = " ".join(f"other{i}" if i % 10 == 3 else word for i, word in enumerate(words))
+    far = " ".join(f"other{i}" if i % 4 == 3 else word for i, word in enumerate(words))
+    for name, content in {"a": text, "exact": text.upper().replace(" ", "\n"), "far": far, "near": near}.items():
+        (heap / f"{name}.txt").write_text(content)
+    passage = prose(2, 50)
+    (heap / "within.md").write_text(f"# One\n\n{passage}\n\n# Two\n\n{prose(3)}\n\n{passage}\n\nThe end of it.\n")
+    log = "".join(
+        f"2026-11-22 10:{i % 60:02d}:{i % 7:02d} INFO request {i} served in {i % 90} ms\n" for i in range(2000)
+    )
+    (heap / "server.txt").write_text(f"Start of the server of Arvika.\n{log}The disk of Arvika was full.\n")
+    for number in range(12):
+        (heap / f"z{number:02d}.md").write_text(f"# Summary\n\n{prose(100 + number)}\n\n{NOTICE}\n\n- {number}\n")
+    result = collect([heap])
+    texts = {row["source"]: row["text"] for row in rows_of(result, "documents.jsonl")}
+    found = rows_of(result, "duplicates.jsonl")
+    assert {(row["dropped"], row["kept"], row["how"]) for row in found} == {
+        ("exact.txt", "a.txt", "exact"), ("near.txt", "a.txt", "near"), ("within.md", "within.md", "passage"),
+        ("server.txt", "server.txt", "passage"),
+    }  # fmt: skip
+    near_row = next(row for row in found if row["how"] == "near")
+    assert near_row["overlap"] == 0.9
+    assert near_row["words_only_here"][:2] == ["other3", "other13"]
+    assert texts["within.md"] == f"# One\n\n{passage}\n\n# Two\n\n{prose(3)}\n\nThe end of it.\n"
+    assert texts["server.txt"].count("\n") == 3
+    (line,) = rows_of(result, "boilerplate.jsonl")
+    assert (line["line"], line["kept_in"], line["documents"]) == (NOTICE, "z00.md", 11)
+    assert texts["z00.md"].endswith(f"{NOTICE}\n\n- 0\n")
+    assert texts["z01.md"] == f"# Summary\n\n{prose(101)}\n\n- 1\n"
+    everything = collect([heap], DocumentsSection(near_duplicates=None, boilerplate=None))
+    texts = {row["source"]: row["text"] for row in rows_of(everything, "documents.jsonl")}
+    assert "near.txt" in texts
+    assert NOTICE in texts["z01.md"]
+
+
+def test_the_overlap_is_that_of_plain_counting() -> None:
+    rng = random.Random(0)
+    for _ in range(30):
+        one = [rng.choice(WORDS) for _ in range(60)]
+        other = [rng.choice(WORDS) if rng.random() < 0.1 else word for word in one] + one[:3]
+        pairs = [set(itertools.pairwise(words)) for words in (one, other)]
+        common = sum(min(one.count(word), other.count(word)) for word in set(one)) / max(len(one), len(other))
+        enough = len(pairs[0] & pairs[1]) >= 0.5 * len(pairs[0] | pairs[1])
+        measured = copies.overlap(copies.word_hashes(" ".join(one)), copies.word_hashes(" ".join(other)))
+        assert measured == pytest.approx(common if enough else 0.0)
+
+
+def test_offsets_of_pages_move_with_the_text() -> None:
+    text = "First page.\nNotice\nMore.\nSecond page.\nNotice\nThird."
+    marks = {"pages": [[0, 1], [text.index("Second"), 2], [text.rindex("Notice"), 3], [text.index("Third"), 4]], "x": 1}
+    edits = [(at, at + 7, "") for at in (text.index("Notice"), text.rindex("Notice"))]
+    edits.insert(0, (0, 5, "1st"))
+    changed, meta = copies.edited(text, edits, marks)
+    assert changed == "1st page.\nMore.\nSecond page.\nThird."
+    assert [changed[at:][:6] for at, _ in meta["pages"]] == ["1st pa", "Second", "Third.", "Third."]
+    assert meta["x"] == 1
+
+
+FINDS = {
+    "mail address": ["mara.lind+x@post.example.org", "a@b.de"],
+    "phone number": ["+49 30 901820", "+1 (650) 253-0000"],
+    "key": ["sk-proj-aB3dE5fG7hJ9kL1mN3pQ5rS7", "ghp_" + "a1B2" * 9, "AKIAIOSFODNN7EXAMPLE",
+            "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----"],
+    "bank account": ["DE89 3704 0044 0532 0130 00", "GB82WEST12345698765432"],
+    "card": ["4111 1111 1111 1111", "378282246310005"],
+}  # fmt: skip
+NO_FINDS = [
+    "DE88 3704 0044 0532 0130 00", "4111 1111 1111 1112", "2026-11-22", "1234567890123456", "user@localhost", "@name",
+    "+1 555", "ISBN 978-3-16-148410-0", "3.14159265358979", "sk-learn", "10.1000/182.1.2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FINDS)
+def test_personal_data_is_found_and_masked(kind: str) -> None:
+    for text in FINDS[kind]:
+        whole = f"Write to ({text}), please."
+        assert [(whole[start:end], name) for start, end, name in personal_data.find_personal_data(whole)] == [
+            (text, kind)
+        ]
+        edits = personal_data.mask_edits(whole)
+        assert copies.edited(whole, edits, {})[0] == f"Write to ({personal_data.MASKS[kind]}), please."
+
+
+def test_numbers_that_are_no_personal_data_are_left_alone() -> None:
+    assert personal_data.find_personal_data("\n".join(NO_FINDS)) == []
+    assert personal_data.count_personal_data("030 901820", "DE") == {"phone number": 1}
+    assert personal_data.count_personal_data("030 901820") == {}
+
+
+def test_personal_data_is_flagged_or_masked_and_the_licence_passed_on(heap: Path) -> None:
+    (heap / "a.txt").write_text(f"{prose(1)} mara@example.org and +49 30 901820")
+    (heap / "b.jsonl").write_text(json.dumps({"text": prose(2), "licence": "CC0-1.0"}) + "\n")
+    flagged = collect([heap], DocumentsSection(licence="CC-BY-4.0"))
+    one, two = rows_of(flagged, "documents.jsonl")
+    assert one["meta"]["personal_data"] == {"mail address": 1, "phone number": 1}
+    assert (one["meta"]["licence"], two["meta"]["licence"]) == ("CC-BY-4.0", "CC0-1.0")
+    assert flagged.counts["personal_data"] == {"mail address": [1, 1], "phone number": [1, 1]}
+    masked = collect([heap], DocumentsSection(personal_data="mask"))
+    assert rows_of(masked, "documents.jsonl")[0]["text"].endswith("[mail address] and [phone number]")
+    ignored = collect([heap], DocumentsSection(personal_data="ignore"))
+    assert "personal_data" not in rows_of(ignored, "documents.jsonl")[0]["meta"]
+
+
+def test_patterns_lists_and_several_paths_are_heaps(heap: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (heap / "sub").mkdir()
+    for number, name in enumerate(("a.txt", "sub/b.txt", "sub/c.md")):
+        (heap / name).write_text(prose(number))
+    Path("list.txt").write_text("heap/a.txt\nheap/sub/c.md\nheap/absent.txt\n")
+
+    def names(*sources: str) -> list[str]:
+        return [row["source"] for row in rows_of(collect([Path(source) for source in sources]), "documents.jsonl")]
+
+    assert names("heap/**/*.txt") == ["a.txt", "sub/b.txt"]
+    assert names("list.txt") == ["heap/a.txt", "heap/sub/c.md"]
+    assert names("heap/sub", "heap/a.txt") == ["heap/a.txt", "heap/sub/b.txt", "heap/sub/c.md"]
+    assert names("heap/a.txt") == ["a.txt"]
+    assert len(list(read_documents(Path("heap/**/*.txt")))) == len(list(read_documents(Path("list.txt")))) == 2
+    assert main(["documents", "list.txt"]) == 1
+    assert "heap/absent.txt: cannot be read: No such file" in capsys.readouterr().out
+    for words, message in (
+        (["nowhere"], "nowhere: nothing is there"), (["heap/*.pdf"], "no file fits this pattern"), (["/"], "the root"),
+        (["heap", "documents.phone_region=Germany"], "found 'Germany', expected a country code"),
+        (["heap", "documents.strct=true"], "unknown key. Did you mean strict?"),
+    ):  # fmt: skip
+        assert main(["documents", *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_the_command_the_function_and_a_recipe_do_the_same(heap: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (heap / "a.txt").write_text(f"{prose(1)} mara@example.org")
+    assert main(["documents", "heap", "documents.personal_data=mask"]) == 0
+    out = capsys.readouterr().out
+    assert "read        1 documents from 1 of 1 files (.txt 1)" in out
+    text = Path("runs/heap/documents/documents.jsonl").read_text()
+    assert "[mail address]" in text
+    assert documents("heap", options=DocumentsSection(personal_data="mask")).already_done
+    Path("recipe.yaml").write_text("run_dir: r\ndocuments: {personal_data: mask}\naugment: {documents: heap}\n")
+    assert main(["documents", "heap", "--recipe", "recipe.yaml", "run_dir=mine"]) == 0
+    assert Path("mine/documents.jsonl").read_text() == text
+    capsys.readouterr()
+    assert main(["documents", "heap", "documents.near_duplicates=2"]) == 2
+    assert "documents.near_duplicates: found 2, allowed: 0.5 to 1.0" in capsys.readouterr().err
+
+
+def test_the_page_shows_what_became_of_the_heap_and_runs_nothing_of_it(heap: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    (heap / f"{evil.replace('/', ' ')}.txt").write_text(f"{evil} {prose(1)}")
+    (heap / "b.txt").write_text(f"{'x' * 400} {prose(2)}")
+    (heap / "c.txt").write_text(f"{prose(2)} {'x' * 400}")
+    (heap / "d.jpg").write_bytes(b"\xff\xd8")
+    result = documents("heap")
+    page = (result.folder / "documents.html").read_text()
+    assert "alert(1)</script>" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    for text in ("a word of 400 characters", "Skipped", "c.txt", "d.jpg", "1 document left out", "passage"):
+        assert text in page
+    assert main(["report", str(result.folder)]) == 0
+    assert replace(result).folder == result.folder
+
+
+def test_a_run_over_a_cluster_gives_the_same(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _mixed(heap)
+    local = collect([heap], folder=Path("local"))
+    monkeypatch.setattr(executors, "RayExecutor", Forks)
+    section = DocumentsSection(executor="ray", cache_dir="other")
+    assert collect([heap], section, Path("ray")).n_parsed == local.n_parsed
+    assert Path("ray/documents.jsonl").read_bytes() == local.documents_path.read_bytes()

@@ -1,0 +1,452 @@
+"""Each kind of file is read from bytes that other libraries, or this file by hand, have written."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import io
+import json
+import random
+import sys
+import zipfile
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinject.corpus.documents.readers import KINDS, ReadOptions, kind_of, read_file, reader_of
+from kinject.errors import InputError
+from kinject.types import Document
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "documents" / "readers.py"
+Read = list[tuple[str, Document | InputError]]
+
+
+def read(name: str, data: bytes, **options: Any) -> Read:
+    return list(read_file(Path(name), io.BytesIO(data), ReadOptions(**options)))
+
+
+def only(name: str, data: bytes, **options: Any) -> Document:
+    ((_, found),) = read(name, data, **options)
+    assert isinstance(found, Document), found
+    return found
+
+
+def fault(name: str, data: bytes, **options: Any) -> str:
+    ((_, found),) = read(name, data, **options)
+    assert isinstance(found, InputError)
+    return str(found)
+
+
+def zipped(members: dict[str, bytes], **how: Any) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, **how) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+def benchmark() -> Any:
+    spec = importlib.util.spec_from_file_location("readers_benchmark", BENCHMARK)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_kind_has_a_reader() -> None:
+    for name in KINDS:
+        assert callable(reader_of(name))
+
+
+@pytest.mark.parametrize("name", ["docx", "xlsx", "html"])
+def test_cells_of_tables_stand_under_their_headers(name: str) -> None:
+    make = benchmark()
+    rng = random.Random(3)
+    tables = [make.make_table(rng, number) for number in (1, 2, 3, 6)]
+    data = {"docx": make.docx, "xlsx": make.xlsx, "html": make.page}[name](rng, tables)
+    found, total = make.found_cells(make.text_of(f"a.{name}", data), tables)
+    assert total > 60
+    assert found >= 0.98 * total
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "kind"),
+    [
+        ("a.txt", b"%PDF-1.7\n", "pdf"), ("a.pdf", b"<!DOCTYPE html><html><p>x", "html"), ("a.txt", b"\xff\xd8\xff\xe0", "image"),
+        ("a.xml", b'<?xml version="1.0"?>\n<!-- x -->\n<mediawiki xml:lang="en">', "mediawiki"), ("a.jpg", b"PAR1..", "parquet"),
+        ("entities.xml", b"<?xml version='1.0'?><hibernate-generic datetime='x'>", "confluence"), ("README", b"Read me.", "text"),
+        ("mail", b"From: a@b.c\nTo: d@e.f\nSubject: x\nDate: y\n\nText", "mail"), ("a.md", b"<html> is a tag", "markdown"),
+        ("inbox", b"From a@b.c Mon Jun 01 10:00:00 2009\nFrom: a@b.c\n", "mailbox"), ("a.py", b"import os", "code"),
+        ("a.txt", "\ufeffx".encode("utf-16-le"), "text"), ("a", b"\x1f\x8b\x08", "gzip"), ("b.txt", b"BM is a shop.", "text"),
+    ],
+)  # fmt: skip
+def test_the_content_decides_what_a_file_is_and_then_its_name(name: str, head: bytes, kind: str) -> None:
+    assert kind_of(Path(name), head) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "told"),
+    [
+        ("a.docx", b"\xd0\xcf\x11\xe0", "before 2007, or one locked with a password"), ("a.txt", b"GIF89a\0", "an image (GIF)"),
+        ("a.xyz", b"hello", "found suffix '.xyz', can read"), ("a.docx", b"hello", "not a readable DOCX: it holds plain text"),
+        ("a.txt", b"\0\1\2\3" * 9, "bytes that are no text"), ("a.xml", b"<svg xmlns='x'>", "a drawing"),
+        ("a.xml", b"<feed>", "XML whose root is <feed>"), (".DS_Store", b"\0\0\0\1Bud1", "macOS's Finder"),
+    ],
+)  # fmt: skip
+def test_what_no_reader_reads_has_its_reason(name: str, head: bytes, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        kind_of(Path(name), head)
+    assert told in str(caught.value)
+    assert str(caught.value).startswith(f"{name}: ")
+
+
+def test_a_word_document_keeps_headings_lists_and_what_was_inserted() -> None:
+    docx = pytest.importorskip("docx")
+    made = docx.Document()
+    made.core_properties.title, made.core_properties.author = "The Falk Bridge", "Mara Lind"
+    made.add_heading("Bridge", 1)
+    made.add_paragraph("Built in 1931.")
+    for text in ("stone", "iron"):
+        made.add_paragraph(text, style="List Bullet")
+    for text in ("first", "second"):
+        made.add_paragraph(text, style="List Number")
+    out = io.BytesIO()
+    made.save(out)
+    document = only("a.docx", out.getvalue())
+    assert document.title == "The Falk Bridge"
+    assert document.meta["author"] == "Mara Lind"
+    assert document.text == "# Bridge\n\nBuilt in 1931.\n\n- stone\n- iron\n1. first\n2. second"
+
+
+def test_slides_have_their_titles_tables_notes_and_numbers() -> None:
+    pptx = pytest.importorskip("pptx")
+    deck = pptx.Presentation()
+    for number in (1, 2):
+        slide = deck.slides.add_slide(deck.slide_layouts[1])
+        slide.shapes.title.text = f"Slide {number}"
+        slide.placeholders[1].text = "one\ntwo"
+    table = slide.shapes.add_table(2, 2, 0, 6_000_000, 9_000_000, 900_000).table
+    for row, cells in enumerate((("City", "Year"), ("Kelm", "1931"))):
+        for column, cell in enumerate(cells):
+            table.cell(row, column).text = cell
+    slide.notes_slide.notes_text_frame.text = "Say hello."
+    out = io.BytesIO()
+    deck.save(out)
+    document = only("a.pptx", out.getvalue())
+    second = "## Slide 2\n\n- one\n- two\n\n| City | Year |\n| --- | --- |\n| Kelm | 1931 |\n\nNotes: Say hello."
+    assert document.text == f"## Slide 1\n\n- one\n- two\n\n{second}"
+    assert document.meta["slides"] == [[0, 1], [document.text.index("## Slide 2"), 2]]
+
+
+def test_a_workbook_shows_values_as_people_see_them_and_a_cell_far_away_costs_nothing() -> None:
+    import datetime
+
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet.title = "Costs"
+    for row in (["Item", "Date", "Share"], ["rope", datetime.datetime(2024, 5, 31), 0.25], ["nail", None, 1.5]):
+        sheet.append(row)
+    sheet["C2"].number_format = "0%"
+    sheet["XFD1048576"] = "far"
+    book.create_sheet("Lists").sheet_state = "hidden"
+    book["Lists"]["A1"] = "secret"
+    out = io.BytesIO()
+    book.save(out)
+    document = only("a.xlsx", out.getvalue())
+    table = "| Item | Date | Share |\n| --- | --- | --- |\n| rope | 2024-05-31 | 25% |\n| nail |  | 1.5 |"
+    assert document.text == f"# Costs\n\n{table}\n\nfar"
+    assert document.meta["sheets"] == [[0, "Costs"]]
+    assert document.meta["hidden_sheets"] == ["Lists"]
+
+
+def test_a_mail_gives_its_text_without_the_mail_it_quotes_and_its_attachments() -> None:
+    mail = EmailMessage()
+    mail["Subject"], mail["From"], mail["Date"] = "Bridge", "Mara <m@example.org>", "Fri, 31 May 2024 10:00:00 +0200"
+    mail.set_content("It stands.\n\n> inline\n\nYes.\n\nOn Thu, Bo wrote:\n> When?\n> Bo\n")
+    mail.add_attachment(b"Notes of Bo.", maintype="text", subtype="plain", filename="notes.txt")
+    mail.add_attachment(zipped({"a.txt": b"In a zip."}), maintype="application", subtype="zip", filename="a.zip")
+    (where, first), (inner, second), (_, third) = read("b.eml", bytes(mail))
+    assert isinstance(first, Document)
+    assert (where, first.title, first.text) == ("b.eml", "Bridge", "# Bridge\n\nIt stands.\n\n> inline\n\nYes.")
+    assert first.meta == {"author": "Mara <m@example.org>", "date": "2024-05-31T10:00:00+02:00"}
+    assert isinstance(second, Document)
+    assert (inner, second.text) == ("b.eml/notes.txt", "Notes of Bo.")
+    assert "an archive within an archive" in str(third)
+    box = b"From x Mon Jun 01 10:00:00 2009\n" + bytes(mail).replace(b"It stands", b">From it") + b"\n"
+    found = read("b.mbox", box * 2)
+    assert [where for where, one in found if isinstance(one, Document)][::2] == [
+        "b.mbox: message 1",
+        "b.mbox: message 2",
+    ]
+
+
+def test_members_of_archives_are_read_and_bombs_and_locked_ones_are_told() -> None:
+    members = {
+        "a/b.txt": b"One.",
+        "a/.DS_Store": b"x",
+        "../c.md": b"# Two",
+        "d.png": b"\x89PNG",
+        "e.zip": zipped({"x": b"y"}),
+    }
+    found = dict(read("z.zip", zipped(members)))
+    assert {where: one.text for where, one in found.items() if isinstance(one, Document)} == {
+        "z.zip/a/b.txt": "One.", "z.zip/c.md": "# Two",
+    }  # fmt: skip
+    assert "an image" in str(found["z.zip/d.png"])
+    assert "an archive within an archive" in str(found["z.zip/e.zip"])
+    assert only("n.txt.gz", gzip.compress(b"Packed.")).text == "Packed."
+    bomb = b"0" * 2_000_000
+    assert "unpacks to" in fault("z.zip", zipped({"a.txt": bomb}), largest=2**20)
+    assert "unpacks to more than 1 MiB" in fault("a.txt.gz", gzip.compress(bomb), largest=2**20)
+    book = zipped({"[Content_Types].xml": b"<x/>", "word/document.xml": bomb})
+    assert "unpacks to" in fault("a.docx", book, largest=2**20)
+    assert "damaged" in fault("z.zip", zipped({"a.txt": b"One."})[:40])
+    locked = bytearray(zipped({"a.txt": b"One."}))
+    locked[locked.index(b"PK\1\2") + 8] |= 1
+    assert "locked with a password" in fault("z.zip", bytes(locked))
+
+
+def test_a_book_is_read_along_its_spine() -> None:
+    package = (
+        b'<package xmlns="x" xmlns:dc="d"><metadata><dc:title>The Bridge</dc:title><dc:creator>Mara Lind</dc:creator></metadata>'
+        b'<manifest><item id="b" href="b.xhtml"/><item id="a" href="sub/a%20b.xhtml"/></manifest>'
+        b'<spine><itemref idref="a"/><itemref idref="b"/></spine></package>'
+    )
+    container = b'<container xmlns="y"><rootfiles><rootfile full-path="OPS/p.opf"/></rootfiles></container>'
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as book:
+        book.writestr("mimetype", b"application/epub+zip")
+        book.writestr("META-INF/container.xml", container)
+        book.writestr("OPS/p.opf", package)
+        book.writestr("OPS/sub/a b.xhtml", b"<html><body><h1>One</h1><p>First.</p></body></html>")
+        book.writestr("OPS/b.xhtml", b"<html><body><h1>Two</h1><p>Second.</p></body></html>")
+    document = only("a.epub", out.getvalue())
+    assert (document.title, document.text) == ("The Bridge", "# One\n\nFirst.\n\n# Two\n\nSecond.")
+    assert document.meta["author"] == "Mara Lind"
+    assert document.meta["chapters"] == [[0, "sub/a%20b.xhtml"], [15, "b.xhtml"]]
+
+
+WIKI = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><page><title>Falk Bridge</title><ns>0</ns><revision>
+<timestamp>2024-05-31T10:00:00Z</timestamp>
+<text>{{Infobox|a=1}}The '''bridge'''&lt;ref&gt;no&lt;/ref&gt; at [[Kelm|the town of Kelm]].
+== Data ==
+{| class="wikitable"
+! City !! Year
+|-
+| Kelm || 1931
+|}
+* one
+** two
+[[Category:Bridges]]</text></revision></page>
+<page><title>Old</title><ns>0</ns><redirect title="x"/><revision><text>#REDIRECT</text></revision></page>
+<page><title>Talk:Falk Bridge</title><ns>1</ns><revision><text>talk</text></revision></page></mediawiki>"""
+
+
+def test_articles_of_a_mediawiki_export_have_headings_tables_and_lists() -> None:
+    ((where, document),) = read("w.xml", WIKI.encode())
+    assert isinstance(document, Document)
+    assert (where, document.title, document.meta) == ("w.xml: page 1", "Falk Bridge", {"date": "2024-05-31"})
+    table = "| City | Year |\n| --- | --- |\n| Kelm | 1931 |"
+    assert document.text == (
+        f"# Falk Bridge\n\nThe bridge at the town of Kelm.\n\n## Data\n\n{table}\n\n- one\n  - two"
+    )
+
+
+def test_current_pages_of_a_confluence_export_are_read_with_their_code() -> None:
+    body = (
+        '<p>See.</p><ac:structured-macro ac:name="code"><ac:parameter ac:name="language">sql</ac:parameter>'
+        "<ac:plain-text-body><![CDATA[select <1>]] ></ac:plain-text-body></ac:structured-macro>"
+    )
+    page = '<object class="Page"><id name="id">{}</id><property name="title"><![CDATA[How to]]></property>{}</object>'
+    export = (
+        '<?xml version="1.0"?><hibernate-generic>'
+        + page.format(7, '<property name="contentStatus">current</property>')
+        + page.format(8, '<property name="originalVersion"><id>7</id></property>')
+        + f'<object class="BodyContent"><id>1</id><property name="body"><![CDATA[{body}]]></property>'
+        '<property name="content" class="Page"><id name="id">7</id></property></object></hibernate-generic>'
+    ).replace("]] >", "]]]]><![CDATA[>")
+    ((where, document),) = read("entities.xml", export.encode())
+    assert isinstance(document, Document)
+    assert where == "entities.xml: page 7"
+    assert document.text == "# How to\n\nSee.\n\n```sql\nselect <1>\n```"
+
+
+def test_restructured_text_includes_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("secret")
+    table = "=====  ====\nCity   Year\n=====  ====\nKelm   1931\n=====  ====\n"
+    text = f"Title\n=====\n\nSee :ref:`here <x>` and ``code``.\n\n.. include:: {tmp_path}/secret.txt\n\n{table}"
+    document = only("a.rst", text.encode())
+    assert document.title == "Title"
+    assert document.text == "# Title\n\nSee here and code.\n\n| City | Year |\n| --- | --- |\n| Kelm | 1931 |"
+
+
+def test_code_and_notebooks_are_fenced_with_their_language() -> None:
+    assert only("a.py", b'x = "```"\n').text == '# a.py\n\n```python\nx = "```"\n```'
+    cells = [{"cell_type": "markdown", "source": ["# T\n", "x"]}, {"cell_type": "code", "source": "y = 1"}]
+    book = json.dumps({"cells": cells, "metadata": {}}).encode()
+    document = only("a.ipynb", book)
+    assert (document.title, document.text) == ("T", "# T\nx\n\n```python\ny = 1\n```")
+
+
+@pytest.mark.parametrize("delimiter", list(",;\t|"))
+def test_the_delimiter_of_a_table_is_found(delimiter: str) -> None:
+    rows = [["Title", "Body"], ["One", "First, and; so | on"], ["Two", "Second"]]
+    data = "\n".join(delimiter.join(f'"{cell}"' for cell in row) for row in rows).encode()
+    found = [one for _, one in read("a.csv", data)]
+    assert [(one.title, one.text) for one in found if isinstance(one, Document)] == [
+        ("One", "First, and; so | on"), ("Two", "Second"),
+    ]  # fmt: skip
+    table = only("prices.csv", data.replace(b"Body", b"Price"))
+    assert table.title == "prices"
+    assert table.text.startswith("| Title | Price |\n| --- | --- |\n| One | First, and; so \\| on |\n")
+    named = [one for _, one in read("a.csv", data.replace(b"Body", b"Price"), text_field="Price")]
+    assert [one.text for one in named if isinstance(one, Document)] == ["First, and; so | on", "Second"]
+
+
+def test_json_is_a_list_of_rows_or_one_on_each_line() -> None:
+    rows = b'[{"body": "One.", "k": 1}, {"body": "Two."}, {"x": 1}]'
+    for data in (rows, b'{"meta": 1, "items": ' + rows + b"}"):
+        found = read("a.json", data)
+        assert [one.text for _, one in found if isinstance(one, Document)] == ["One.", "Two."]
+        assert "a.json: item 3: no key 'text'" in str(found[2][1])
+    assert len(read("a.json", b'{"text": "One."}\n{"text": "Two."}\n')) == 2
+    assert "no key 'text' in any of 1 objects" in fault("a.json", b'{"name": "x"}')
+    assert fault("a.json", b"[" * 100_000).startswith("a.json: ")
+    assert only("a.json", b'{"q": "One.", "text": "no"}', text_field="q").text == "One."
+
+
+GREETING = "Übergrößen, Straße und Äpfel: im Frühjahr wächst alles höher. „Schön“, sagte er – für 5 €. " * 3
+RUSSIAN = "Старый мост через реку построили в тысяча девятьсот тридцать первом году. " * 4
+JAPANESE = "古い橋は千九百三十一年に建てられました。町の人々は毎日この橋を渡ります。" * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "charset"),
+    [(GREETING, "cp1252"), (RUSSIAN, "cp1251"), (RUSSIAN, "koi8-r"), (JAPANESE, "shift_jis"), (JAPANESE, "euc_jp"),
+     (GREETING, "utf-16"), (GREETING, "utf-16-le"), (GREETING, "utf-8"), (GREETING, "utf-8-sig")],
+)  # fmt: skip
+def test_encodings_are_found_and_named_unless_utf_8(text: str, charset: str) -> None:
+    document = only("a.txt", text.encode(charset))
+    assert document.text == text
+    assert ("encoding" in document.meta) == (not charset.startswith("utf-8"))
+    rows = only("a.csv", f'text,title\n"{text}",x\n'.encode(charset))
+    assert rows.text == text
+
+
+def pdf_of(*pages: str) -> bytes:
+    """Return a PDF of the given content streams, in Helvetica."""
+    kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(pages)))
+    objects = [
+        "<< /Type /Catalog /Pages 2 0 R >>", f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]  # fmt: skip
+    for number, content in enumerate(pages):
+        objects.append(
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {5 + 2 * number} 0 R "
+            "/Resources << /Font << /F1 3 0 R >> >> >>"
+        )
+        objects.append(f"<< /Length {len(content)} >>\nstream\n{content}\nendstream")
+    out, starts = "%PDF-1.4\n", []
+    for number, body in enumerate(objects, start=1):
+        starts.append(len(out))
+        out += f"{number} 0 obj\n{body}\nendobj\n"
+    table = "".join(f"{start:010d} 00000 n \n" for start in starts)
+    size = len(objects) + 1
+    end = f"trailer\n<< /Size {size} /Root 1 0 R >>\nstartxref\n{len(out)}\n%%EOF\n"
+    return f"{out}xref\n0 {size}\n0000000000 65535 f \n{table}{end}".encode("latin-1")
+
+
+def at(x: float, y: float, text: str, size: float = 10) -> str:
+    return f"BT /F1 {size} Tf {x} {y} Td ({text}) Tj ET "
+
+
+CELLS = [["City", "Year", "Span"], ["Kelm", "1931", "40 m"], ["Farrow", "1950", "55 m"], ["Lowmere", "", "12 m"]]
+AS_MARKDOWN = """\
+| City | Year | Span |
+| --- | --- | --- |
+| Kelm | 1931 | 40 m |
+| Farrow | 1950 | 55 m |
+| Lowmere |  | 12 m |"""
+TEXT = [
+    "The old bridge of the town was built by the engi-", "neer Mara Lind in the spring of the year, and it",
+    "carries the road from the mill to the market over", "the river. Every morning the first cart crosses it",
+    "before the sun is up. In winter the ice is broken.",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ruled", [True, False])
+def test_tables_of_a_pdf_are_found_with_and_without_rules(ruled: bool) -> None:
+    page = at(72, 700, "A bridge", 18) + at(72, 670, "Three bridges were built there.")
+    for row, cells in enumerate(CELLS):
+        page += "".join(at(80 + 120 * column, 634 - 20 * row, cell) for column, cell in enumerate(cells))
+    if ruled:
+        page += "".join(f"72 {648 - 20 * row} m 432 {648 - 20 * row} l S " for row in range(5))
+        page += "".join(f"{72 + 120 * column} 648 m {72 + 120 * column} 568 l S " for column in range(4))
+    document = only("a.pdf", pdf_of(page + at(72, 540, "They still stand.")))
+    assert document.text == f"# A bridge\n\nThree bridges were built there.\n\n{AS_MARKDOWN}\n\nThey still stand."
+    assert document.title == "A bridge"
+
+
+def test_cells_that_span_rows_and_columns_of_a_ruled_table_are_repeated() -> None:
+    page = at(80, 634, "City") + at(200, 634, "Built") + at(200, 614, "from") + at(320, 614, "to") + at(80, 594, "Kelm")
+    page += at(200, 594, "1929") + at(320, 594, "1931") + at(200, 574, "1949") + at(320, 574, "1950")
+    page += (
+        "72 648 m 432 648 l S 192 628 m 432 628 l S 72 608 m 432 608 l S 192 588 m 432 588 l S 72 568 m 432 568 l S "
+    )
+    page += "72 648 m 72 568 l S 192 648 m 192 568 l S 312 628 m 312 568 l S 432 648 m 432 568 l S "
+    table = "| City | Built from | Built to |\n| --- | --- | --- |\n| Kelm | 1929 | 1931 |\n| Kelm | 1949 | 1950 |"
+    assert only("a.pdf", pdf_of(page)).text == table
+
+
+def test_columns_are_read_one_after_the_other_and_hyphens_at_line_ends_are_joined() -> None:
+    right = [line.replace("bridge", "school").replace("-", "-") for line in TEXT]
+    page = at(72, 700, "Two columns below one title that goes over both of them, on one page", 16)
+    for row, (one, other) in enumerate(zip(TEXT, right, strict=True)):
+        page += at(72, 660 - 12 * row, one) + at(330, 660 - 12 * row, other)
+    paragraph = " ".join(TEXT).replace("engi- neer", "engineer")
+    title = "# Two columns below one title that goes over both of them, on one page"
+    text = only("a.pdf", pdf_of(page)).text
+    assert text == f"{title}\n\n{paragraph}\n\n{paragraph.replace('bridge', 'school')}"
+
+
+def test_running_headers_and_page_numbers_are_left_out_and_pages_are_known() -> None:
+    pages = []
+    for number in range(1, 5):
+        body = "".join(
+            at(72, 600 - 12 * row, line.replace("bridge", f"bridge {number}")) for row, line in enumerate(TEXT)
+        )
+        pages.append(at(72, 750, "Handbook of Kelm") + body + at(300, 40, f"Page {number} of 4"))
+    document = only("a.pdf", pdf_of(*pages))
+    assert "Handbook" not in document.text
+    assert "Page" not in document.text
+    assert document.meta["pages"] == [[document.text.index(f"The old bridge {n} "), n] for n in range(1, 5)]
+
+
+def test_a_table_goes_on_over_the_page() -> None:
+    pages = []
+    for first in (0, 2):
+        rows = [CELLS[0], *CELLS[1:3]] if not first else [["Lowmere", "1970", "12 m"], ["Arden", "1980", "13 m"]]
+        page = "".join(
+            at(80 + 120 * column, 634 - 20 * row, cell)
+            for row, cells in enumerate(rows)
+            for column, cell in enumerate(cells)
+        )
+        page += "".join(f"72 {648 - 20 * row} m 432 {648 - 20 * row} l S " for row in range(len(rows) + 1))
+        page += "".join(f"{72 + 120 * n} 648 m {72 + 120 * n} {648 - 20 * len(rows)} l S " for n in range(4))
+        pages.append(page)
+    text = only("a.pdf", pdf_of(*pages)).text
+    assert text == "\n".join([*AS_MARKDOWN.split("\n")[:4], "| Lowmere | 1970 | 12 m |", "| Arden | 1980 | 13 m |"])
+
+
+def test_a_scan_and_an_image_name_the_extra_and_the_program_that_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "`ocr: true` (pip install 'kinject[ocr]')" in fault("a.pdf", pdf_of("0 0 9 9 re f"))
+    assert "`ocr: true` (pip install 'kinject[ocr]')" in fault("a.png", b"\x89PNG")
+    monkeypatch.setenv("PATH", "")
+    assert "needs the program tesseract" in fault("a.pdf", pdf_of("0 0 9 9 re f"), ocr=True)
+    monkeypatch.setitem(sys.modules, "pytesseract", None)
+    assert "Run: pip install 'kinject[ocr]'" in fault("a.png", b"\x89PNG", ocr=True)

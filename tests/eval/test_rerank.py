@@ -1,0 +1,411 @@
+"""Ranking beyond BM25: pieces and pairs of words, rerankers here and at an endpoint, and passages shown for smaller ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kinject.corpus.passages import sentences, split_passages, token_spans
+from kinject.disk import read_jsonl
+from kinject.errors import EndpointError, InputError, RecipeError
+from kinject.eval.plan import check_section, read_plan
+from kinject.eval.retrieval import EndpointScorer, ShownRetriever, make_retriever, read_passages
+from kinject.eval.retrievers import LEXICAL_WEIGHTS, LexicalRetriever
+from kinject.recipe import read_recipe
+from kinject.recipe.eval_section import RerankerSection, RetrievalSection
+from kinject.types import Passage
+
+quiet = pytest.mark.filterwarnings("ignore")  # sentence-transformers warns while it is imported
+TEXTS = [
+    "Arden was born in Lowmere. The old mill stands there.", "Bryn works for the mill. Kelm is near.",
+    "The school of Kelm taught her. It is old.", "Farrow, 1987.", "Millers of Kelm worked in the mills.",
+]  # fmt: skip
+PASSAGES = [Passage(f"p{n}", f"d{n}", 0, len(text), text, path=("Town", f"Part {n}")) for n, text in enumerate(TEXTS)]
+PAIRS = [(passage, passage) for passage in PASSAGES]
+QUERIES = ["Where was Arden born?", "Who worked at the mill of Kelm?", "1987", "mills"]
+
+
+def bm25(texts: Sequence[Sequence[str]], query: Sequence[str]) -> np.ndarray:
+    """BM25 with Lucene's idf, k1 = 1.5, b = 0.75, term by term."""
+    mean = sum(map(len, texts)) / len(texts)
+    scores = np.zeros(len(texts))
+    for term in query:
+        df = sum(term in text for text in texts)
+        for index, text in enumerate(texts):
+            tf = Counter(text)[term]
+            idf = math.log(1 + (len(texts) - df + 0.5) / (df + 0.5))
+            scores[index] += idf * tf / (tf + 1.5 * (0.25 + 0.75 * len(text) / mean)) if tf else 0.0
+    return scores
+
+
+def pieces(text: str) -> list[str]:
+    found = []
+    for word in re.findall(r"\w+", text.lower()):
+        marked = f" {word} "
+        found += [marked[at : at + 4] for at in range(len(marked) - 3)] or [marked]
+    return found
+
+
+def pairs(text: str) -> list[str]:
+    words = re.findall(r"\w+", text.lower())
+    return [f"{a} {b}" for a, b in pairwise(words)]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_the_lexical_order_is_that_of_the_sum_of_four_formulas(query: str) -> None:
+    words = [re.findall(r"\w+", text.lower()) for text in TEXTS]
+    owners = [n for n, text in enumerate(TEXTS) for _ in sentences(text)]
+    by_sentence = bm25([pieces(one) for text in TEXTS for one in sentences(text)], pieces(query))
+    best = [
+        max(score for score, owner in zip(by_sentence, owners, strict=True) if owner == n) for n in range(len(TEXTS))
+    ]
+    expected = (
+        LEXICAL_WEIGHTS["words"] * bm25(words, re.findall(r"\w+", query.lower()))
+        + LEXICAL_WEIGHTS["pieces"] * bm25([pieces(text) for text in TEXTS], pieces(query))
+        + LEXICAL_WEIGHTS["pairs"] * bm25([pairs(text) for text in TEXTS], pairs(query))
+        + LEXICAL_WEIGHTS["sentence"] * np.array(best)
+    )
+    retriever = LexicalRetriever(PASSAGES)
+    assert retriever.rank([query], 5)[0] == np.argsort(-expected, kind="stable").tolist()
+
+
+def test_other_forms_of_a_word_are_found_by_their_pieces() -> None:
+    assert LexicalRetriever(PASSAGES).rank(["miller"], 1) == [[4]]
+    assert LexicalRetriever([Passage("p", "d", 0, 1, "?")]).rank(["miller"], 1) == [[0]]  # no word at all
+
+
+def test_the_heading_path_is_searched_and_shown_where_it_is_wanted(tmp_path: Path, write_rows: Any) -> None:
+    text = "# Mills\n\n## Old mills\n\nBuilt in 1801 by Arden.\n\n## New mills\n\nBuilt in 1987 by Bryn."
+    documents = write_rows("d.jsonl", [{"id": "d", "title": "Handbook", "text": text}])
+    plain = RetrievalSection(documents=(str(documents),), passage_tokens=11)
+    for wanted in (False, True):
+        section = RetrievalSection(documents=(str(documents),), passage_tokens=11, heading_path=wanted)
+        retriever = make_retriever(section, read_passages(section))
+        (best,) = retriever.rank(["handbook of new mills"], 1)
+        found = retriever.passages[best[0]]
+        assert found.path[0] == "Handbook"
+        assert found.below_path() == f"{' > '.join(found.path)}\n{found.text}"
+        if wanted:
+            assert found.text == "## New mills\n\nBuilt in 1987 by Bryn."
+    assert [p.id for p, _ in read_passages(plain)] == [p.id for p, _ in read_passages(section)]
+
+
+def test_retrieval_splits_as_augmenting_does_with_its_tokens_and_overlap(write_rows: Any, shared: Path) -> None:
+    rows = [{"id": "d", "text": " ".join(f"Sentence number {n} is here." for n in range(30))}]
+    path = write_rows("d.jsonl", rows)
+    tokenizer = str(shared / "models/tokenizers/gpt2") if (shared / "models/tokenizers/gpt2").exists() else None
+    section = RetrievalSection(documents=(str(path),), passage_tokens=24, overlap=7, tokenizer=tokenizer)
+    from kinject.corpus.documents import read_documents
+
+    (document,) = read_documents(path)
+    assert [searched for searched, _ in read_passages(section)] == split_passages(
+        document, 24, token_spans(tokenizer), 7
+    )
+
+
+def test_small_passages_are_searched_and_the_larger_around_them_shown_once(write_rows: Any) -> None:
+    text = " ".join(
+        f"The mill of {name} was built. It lies far off. Nobody knows." for name in ("Arden", "Bryn", "Kelm")
+    )
+    section = RetrievalSection(
+        documents=(str(write_rows("d.jsonl", [{"text": text}])),), passage_tokens=8, parent_tokens=16
+    )
+    found = read_passages(section)
+    retriever = make_retriever(section, found)
+    parents = list(dict.fromkeys(parent for _, parent in found))
+    assert list(retriever.passages) == parents
+    assert len(parents) < len(found)
+    small = make_retriever(RetrievalSection(), [(child, child) for child, _ in found])
+    for query in ("mill of Bryn", "nobody", "Arden"):
+        children = small.rank([query], len(found))[0]  # all of them: the order of their parents, each once
+        expected = list(dict.fromkeys(parents.index(found[at][1]) for at in children))
+        for k in range(1, len(parents) + 1):
+            assert retriever.rank([query], k)[0] == expected[:k]
+
+
+@pytest.fixture
+def cross_encoder(tmp_path: Path, tiny_tokenizer: Any) -> Path:
+    """A folder with a random two-layer BERT that scores a pair of texts."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(1)
+    config = BertConfig(
+        vocab_size=len(tiny_tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_labels=1,
+        intermediate_size=64, max_position_embeddings=128, initializer_range=0.5,
+    )  # fmt: skip
+    folder = tmp_path / "cross-encoder"
+    BertForSequenceClassification(config).save_pretrained(folder)
+    tiny_tokenizer.pad_token = tiny_tokenizer.eos_token
+    tiny_tokenizer.model_max_length = 128
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def reranking(tmp_path: Path, reranker: RerankerSection, **settings: Any) -> Any:
+    section = RetrievalSection(reranker=reranker, cache_dir=str(tmp_path / "cache"), **settings)
+    return make_retriever(section, PAIRS)
+
+
+@quiet
+def test_a_cross_encoder_orders_as_its_logits_for_each_pair_alone(cross_encoder: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    retriever = reranking(tmp_path, RerankerSection(str(cross_encoder), candidates=3), k=(1, 2))
+    model = AutoModelForSequenceClassification.from_pretrained(cross_encoder)
+    tokenizer = AutoTokenizer.from_pretrained(cross_encoder)
+    first = make_retriever(RetrievalSection(), PAIRS)
+    changed = 0
+    for query in QUERIES:
+        candidates, rest = first.rank([query], 5)[0][:3], first.rank([query], 5)[0][3:]
+        with torch.no_grad():
+            logits = [float(model(**tokenizer(query, TEXTS[at], return_tensors="pt")).logits) for at in candidates]
+        expected = [candidates[at] for at in np.argsort(-np.array(logits), kind="stable")]
+        assert retriever.rank([query], 5)[0] == expected + rest
+        assert retriever.rank([query], 2)[0] == expected[:2]
+        changed += expected != candidates
+    assert changed
+    assert retriever.rank(QUERIES, 3) == [retriever.rank([query], 3)[0] for query in QUERIES]
+    assert retriever.models.keys() == {str(cross_encoder)}
+    assert retriever.notes[0] == f"the best 3 passages of each question were reranked by {cross_encoder}"
+
+
+@quiet
+def test_scores_are_kept_by_content(cross_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = RerankerSection(str(cross_encoder), candidates=4)
+    expected = reranking(tmp_path, section).rank(QUERIES, 5)
+    again = reranking(tmp_path, section)
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        again._searched._scorer, "scores", lambda items: iter(asked.append(items) or [[0.0] * 4] * len(items))
+    )
+    assert again.rank(QUERIES, 5) == expected
+    assert asked == [[]]  # nothing was scored again
+    again.rank([*QUERIES, "another"], 5)
+    assert [query for query, _ in asked[1]] == ["another"]
+
+
+@quiet
+def test_what_is_no_reranker_is_refused_in_one_line(cross_encoder: Path, tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+    tiny = {
+        "vocab_size": 300,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+    }
+    with pytest.raises(InputError, match=r"reranker\.model: no/such: no reranker of this name"):
+        reranking(tmp_path, RerankerSection("no/such"))
+    BertForSequenceClassification(BertConfig(**tiny, num_labels=3)).save_pretrained(cross_encoder)
+    with pytest.raises(InputError, match=r"is no reranker: .*3 labels"):
+        reranking(tmp_path, RerankerSection(str(cross_encoder)))
+    BertModel(BertConfig(**tiny, num_labels=1)).save_pretrained(cross_encoder)
+    with pytest.raises(InputError, match=r"is no reranker: .*BertModel"):
+        reranking(tmp_path, RerankerSection(str(cross_encoder)))
+
+
+class Endpoint(ThreadingHTTPServer):
+    """A /rerank route that scores by the number of letters e; `asked` keeps (path, key, body)."""
+
+    def __init__(self, answer: Callable[[dict[str, Any]], tuple[int, Any]]) -> None:
+        outer = self
+        self.asked: list[tuple[str, str | None, dict[str, Any]]] = []
+        self.busy = 0
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.asked.append((self.path, self.headers["Authorization"], body))
+                status, value = (503, "busy") if outer.busy > 0 else answer(body)
+                outer.busy -= 1
+                data = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Retry-After", "0")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                """Print nothing."""
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+def answer_jina(body: dict[str, Any]) -> tuple[int, Any]:
+    rows = [{"index": n, "relevance_score": text.count("e")} for n, text in enumerate(body["documents"])]
+    return 200, {"results": sorted(rows, key=lambda row: -row["relevance_score"])}
+
+
+def answer_tei(body: dict[str, Any]) -> tuple[int, Any]:
+    if len(body["texts"]) > 32:
+        return 413, {"error": "batch size 32 exceeded"}
+    return 200, [{"index": n, "score": text.count("e")} for n, text in reversed(list(enumerate(body["texts"])))]
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Endpoint]]:
+    """Start an endpoint with an answer; it ends with the test."""
+    servers: list[Endpoint] = []
+
+    def start(answer: Callable[[dict[str, Any]], tuple[int, Any]]) -> Endpoint:
+        servers.append(Endpoint(answer))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def by_letters(query: str, n: int) -> list[int]:
+    """The order that the endpoints above give to the best `n` passages."""
+    ranked = make_retriever(RetrievalSection(), PAIRS).rank([query], 5)[0]
+    return [*sorted(ranked[:n], key=lambda at: -TEXTS[at].count("e")), *ranked[n:]]
+
+
+def test_an_endpoint_gives_the_order_and_is_asked_once(
+    serve: Callable[..., Endpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(answer_jina)
+    server.busy = 2
+    monkeypatch.setenv("RERANK_KEY", "rk-0123456789abcdef")
+    section = RerankerSection("m", base_url=server.url, api_key_env="RERANK_KEY", candidates=4, concurrency=3)
+    for _ in range(2):
+        assert reranking(tmp_path, section).rank(QUERIES, 5) == [by_letters(query, 4) for query in QUERIES]
+    assert len(server.asked) == len(QUERIES) + 2  # two were busy and tried again; the second run asked for nothing
+    path, key, body = server.asked[-1]
+    assert (path, key) == ("/v1/rerank", "Bearer rk-0123456789abcdef")
+    assert body.keys() == {"model", "query", "documents", "top_n"}
+    assert len(body["documents"]) == body["top_n"] == 4
+    (name,) = reranking(tmp_path, section).models
+    assert name == f"m at {server.url}/rerank"
+
+
+def test_text_embeddings_inference_is_asked_in_its_format(serve: Callable[..., Endpoint], tmp_path: Path) -> None:
+    server = serve(answer_tei)
+    section = RerankerSection("m", base_url=f"{server.url}/rerank", api="tei", candidates=5)
+    assert reranking(tmp_path, section).rank(QUERIES[:1], 5) == [by_letters(QUERIES[0], 5)]
+    assert server.asked[0][0] == "/v1/rerank"
+    assert server.asked[0][2].keys() == {"query", "texts", "raw_scores", "truncate"}
+    texts = ["e" * n for n in range(70)]
+    assert list(EndpointScorer(section).scores([("q", texts)])) == [[float(n) for n in range(70)]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda body: (401, "no"), r"the key is missing or refused \(401"),
+        (lambda body: (404, "no"), r"nothing is there \(404"),
+        (lambda body: (400, "bad"), r"refused \(400: \"bad\"\)"),
+        (
+            lambda body: (200, {"results": [{"index": 0, "relevance_score": 1}]}),
+            r"expected an index and a score for each of 5",
+        ),
+        (lambda body: (200, [{"index": 0}]), r"Set eval\.retrieval\.reranker\.api to the format"),
+    ],
+)
+def test_a_fault_of_an_endpoint_is_one_line(
+    serve: Callable[..., Endpoint], tmp_path: Path, answer: Any, message: str
+) -> None:
+    section = RerankerSection("m", base_url=serve(answer).url, candidates=5)
+    with pytest.raises(EndpointError, match=message) as error:
+        reranking(tmp_path, section).rank(QUERIES[:1], 3)
+    assert "\n" not in str(error.value)
+
+
+def test_a_key_that_is_not_set_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RERANK_KEY", raising=False)
+    with pytest.raises(InputError, match="the environment variable RERANK_KEY is not set"):
+        reranking(tmp_path, RerankerSection("m", base_url="http://127.0.0.1:9/v1", api_key_env="RERANK_KEY"))
+
+
+RECIPE = """\
+run_dir: {folder}/run
+eval:
+  models: {{m: {model}}}
+  questions: {{set: {questions}}}
+  retrieval: {retrieval}
+"""
+
+
+@pytest.mark.parametrize(
+    ("retrieval", "message"),
+    [
+        ("{documents: [D], overlap: 128}", "overlap: found 128, allowed: 0 to 127, less than half of passage_tokens"),
+        (
+            "{documents: [D], parent_tokens: 256}",
+            r"parent_tokens: found 256, allowed: more than passage_tokens \(256\)",
+        ),
+        ("{documents: [D], passage_prefix: 'passage: '}", "passage_prefix: is for embeddings, but kind is bm25"),
+        (
+            "{documents: [D], k: [60], reranker: {model: m}}",
+            r"candidates: found 50, allowed: at least the largest k \(60\)",
+        ),
+        ("{documents: [D], reranker: {model: m, api: tei}}", "base_url: is missing, but api or api_key_env is set"),
+    ],
+)
+def test_settings_that_do_not_fit_are_told_before_anything_is_read(
+    tmp_path: Path, tiny_model: Path, write_rows: Any, retrieval: str, message: str
+) -> None:
+    documents = write_rows("d.jsonl", [{"text": "Arden. Bryn."}])
+    questions = write_rows("q.jsonl", [{"question": "Who?", "choices": ["a", "b"], "answer": 0}])
+    path = tmp_path / "r.yaml"
+    text = RECIPE.format(folder=tmp_path, model=tiny_model, questions=questions, retrieval=retrieval)
+    path.write_text(text.replace("[D]", f"[{documents}]"))
+    with pytest.raises(RecipeError, match=message):
+        check_section(read_recipe(path, verb="eval"))
+
+
+def test_an_evaluation_shows_the_path_and_its_manifest_names_the_reranker(
+    serve: Callable[..., Endpoint], tmp_path: Path, tiny_model: Path, write_rows: Any, blank_figures: None
+) -> None:
+    from kinject.eval.run import evaluate
+
+    server = serve(answer_jina)
+    rows = [{"id": f"d{n}", "title": "Town", "text": text} for n, text in enumerate(TEXTS)]
+    documents = write_rows("d.jsonl", rows)
+    questions = write_rows(
+        "q.jsonl", [{"question": "Who works?", "choices": ["a", "b"], "answer": 0, "document_id": "d1"}]
+    )
+    reranker = f"{{model: m, base_url: '{server.url}', candidates: 3}}"
+    retrieval = (
+        f"{{documents: [{documents}], k: [1], heading_path: true, reranker: {reranker}, cache_dir: {tmp_path}/c}}"
+    )
+    path = tmp_path / "r.yaml"
+    path.write_text(RECIPE.format(folder=tmp_path, model=tiny_model, questions=questions, retrieval=retrieval))
+    recipe = read_recipe(path, verb="eval")
+    (question_set,) = read_plan(recipe).sets
+    (_, (request, ids)) = [next(iter(question_set.requests(arm))) for arm in question_set.arms]
+    assert request.passages == (f"Town\n{question_set.contexts[0][0].text}",)
+    report = evaluate(recipe)
+    assert any("reranked by m at" in note for note in report.notes)
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    assert f"m at {server.url}/rerank" in manifest["inputs"]
+    assert {tuple(row["context_ids"]) for _, row in read_jsonl(tmp_path / "run/answers.jsonl")} == {(), ids}
+    n_asked = len(server.asked)
+    evaluate(recipe)
+    assert len(server.asked) == n_asked
+
+
+def test_shown_passages_keep_the_notes_of_the_search() -> None:
+    searched = LexicalRetriever(PASSAGES)
+    assert ShownRetriever(searched, PASSAGES, "a note").notes == ("a note",)
