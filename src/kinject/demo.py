@@ -88,8 +88,12 @@ class _Task:
             from kinject.train import render_summary
 
             return {"text": render_summary(api.train(self.recipe, resume=True))}
+        import torch
+
+        from kinject.process import core_count
         from kinject.report import render_summary as render_report
 
+        torch.set_num_threads(core_count())  # nothing else runs beside it
         report = api.evaluate(self.recipe)
         headline = render_report(report).rpartition("\n\n")[2]
         return {"text": f"{_render_accuracies(report)}\n\n{textwrap.fill(headline, 80)}\n"}
