@@ -7,7 +7,8 @@ BIN := .venv/bin
 
 .PHONY: demo test soak compat mutants check static types recipes docs format clean
 
-# No process compiles what another has compiled. pip compiles nothing: of 20,000 files one in five is ever imported.
+# No process compiles what another has compiled. pip compiles nothing: of 20,000 files one in five is ever imported, and the
+# demo compiles those while it prepares its data.
 export PYTHONDONTWRITEBYTECODE :=
 # The tests are about this checkout, whatever the shell that starts them points to.
 unexport PYTHONPATH
@@ -25,7 +26,6 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-com
 
 .venv/ready: pyproject.toml .venv/pip
 	$(PIP) -e '.[documents]'
-	$(BIN)/python -W ignore -c "import kinject.train.trainer, kinject.eval.scoring.scorer, scipy.stats, matplotlib.figure"
 	touch $@
 
 .venv/dev: pyproject.toml .venv/pip

@@ -6,8 +6,9 @@
 
 For each length and way of changing, documents of so many words are written with one copy each, of which a known fraction of
 the words is other: single words anywhere replaced, a part in a row replaced, or a part at the end left out. Each set runs
-through the collecting run as it ships. `found` are the copies left out. `wrongly left out` counts documents that are left out
-although no other shares 85% of their words: originals, and copies with an overlap of 80% or less.
+through the collecting run as it ships. `found` are the copies that are left out, of those whose original is kept: sentences
+are drawn, so that some documents are copies of others by chance. `wrongly left out` counts the documents that share less than
+85% of their words, by plain counting, with the one that is kept for them.
 """
 
 from __future__ import annotations
@@ -73,17 +74,16 @@ def main() -> int:
                 other = [f"{word}{rng.randrange(1000)}" for word in reversed(words)]
                 copy = changed(words, other, overlap, way, rng)
                 rows += [(f"{number} original", words), (f"{number} {overlap} copy", copy)]
-            found, wrong = left_out(rows)
-            wrong += sum(found[overlap] for overlap in OVERLAPS if overlap <= 0.8)
+            found, n_pairs, wrong = left_out(rows)
             n_wrong, n_all = n_wrong + wrong, n_all + len(rows)
-            shares = " | ".join(f"{found[overlap] / arguments.pairs:.1%}" for overlap in OVERLAPS)
+            shares = " | ".join(f"{found[overlap] / n_pairs[overlap]:.1%}" for overlap in OVERLAPS)
             print(f"| {length:,} | {way} | {shares} | {wrong} of {len(rows):,} |", flush=True)
     print(f"\nwrongly left out: {n_wrong} of {n_all:,} documents ({n_wrong / n_all:.2%})")
     return 0
 
 
-def left_out(rows: list[tuple[str, list[str]]]) -> tuple[dict[float, int], int]:
-    """Return how many copies of each overlap are left out, and how many originals that share less with what is kept."""
+def left_out(rows: list[tuple[str, list[str]]]) -> tuple[Counter[float], Counter[float], int]:
+    """Return how many copies of each overlap are left out, of how many whose original is kept, and what is left out wrongly."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         lines = (json.dumps({"id": name, "text": " ".join(words)}) for name, words in rows)
@@ -93,15 +93,17 @@ def left_out(rows: list[tuple[str, list[str]]]) -> tuple[dict[float, int], int]:
         kept = {json.loads(line)["id"] for line in result.documents_path.read_text("utf-8").splitlines()}
         listed = (folder / "run/duplicates.jsonl").read_text("utf-8").splitlines()
         copies = {row["dropped"]: row["kept"] for row in map(json.loads, listed)}
-    found = dict.fromkeys(OVERLAPS, 0)
-    n_originals = 0
+    found, n_pairs = Counter[float](), Counter[float]()
+    n_wrong = 0
     for number, (name, words) in enumerate(rows, 1):
-        if name not in kept and name.endswith("original"):
+        if name not in kept:
             other = rows[int(copies[f"rows.jsonl:{number}"].rpartition(":")[2]) - 1][1]
-            n_originals += (Counter(words) & Counter(other)).total() < 0.85 * max(len(words), len(other))
-        elif name not in kept:
-            found[float(name.split()[1])] += 1
-    return found, n_originals
+            n_wrong += (Counter(words) & Counter(other)).total() < 0.85 * max(len(words), len(other)) - 1e-9
+        if name.endswith("copy") and rows[number - 2][0] in kept:
+            overlap = float(name.split()[1])
+            n_pairs[overlap] += 1
+            found[overlap] += name not in kept
+    return found, n_pairs, n_wrong
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def measure(documents: Path, rows: Sequence[Mapping[str, str]], settings: Mappin
 
 def learn(documents: Path, rows: Sequence[Mapping[str, str]]) -> None:
     """Print weights learned on one half of the articles, for each half, with the recall at 1 on the other, and on all."""
-    section = RetrievalSection(documents=(str(documents),))
+    section = RetrievalSection(documents=(str(documents),), passage_tokens=1024)  # whole paragraphs
     retriever = LexicalRetriever([passage for passage, _ in read_passages(section)])
     owners = [passage.document_id for passage in retriever.passages]
     gold = np.array([owners.index(row["paragraph"]) for row in rows])

@@ -16,7 +16,6 @@ from kinject.terminal import Progress, aligned, show
 
 if TYPE_CHECKING:
     from kinject.executors import Executor
-    from kinject.recipe import TrainRecipe
     from kinject.recipe.study_section import ResourcesSection
     from kinject.results import Report
 
@@ -39,7 +38,7 @@ def demo(folder: str | Path = ".", *, from_scratch: bool = False) -> Report:
     """
     from kinject.executors import executor_factory, start_fork_server
     from kinject.process import core_count
-    from kinject.recipe import read_recipe
+    from kinject.recipe.yaml_lines import read_yaml
     from kinject.report import read_report
 
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -52,8 +51,11 @@ def demo(folder: str | Path = ".", *, from_scratch: bool = False) -> Report:
         _augment()
         with executor_factory("local", min(2, core_count()))() as executor:
             _say("4 of 5  trains the base model on the paraphrases, and its control on the documents as they are")
-            recipes = [read_recipe(path, verb="train") for path in _TRAININGS]
-            tasks = [_Task("train", recipe.path, recipe.run_dir) for recipe in recipes]
+            # As YAML: to check a training recipe, this process would import the libraries that the workers have.
+            recipes = [read_yaml(path).root for path in _TRAININGS]
+            tasks = [
+                _Task("train", path, Path(recipe["run_dir"])) for path, recipe in zip(_TRAININGS, recipes, strict=True)
+            ]
             _finish(executor, tasks, Path(folder), recipes)
             _say("5 of 5  asks the three models 1,800 questions each, with and without a retrieved document")
             _finish(executor, [_Task("eval", _EVAL, REPORT.parent)], Path(folder))
@@ -88,8 +90,12 @@ class _Task:
             from kinject.train import render_summary
 
             return {"text": render_summary(api.train(self.recipe, resume=True))}
+        import torch
+
+        from kinject.process import core_count
         from kinject.report import render_summary as render_report
 
+        torch.set_num_threads(core_count())  # nothing else runs beside it
         report = api.evaluate(self.recipe)
         headline = render_report(report).rpartition("\n\n")[2]
         return {"text": f"{_render_accuracies(report)}\n\n{textwrap.fill(headline, 80)}\n"}
@@ -134,7 +140,7 @@ def _augment() -> None:
 
 
 def _finish(
-    executor: Executor, tasks: Sequence[_Task], folder: Path, trainings: Sequence[TrainRecipe] = ()
+    executor: Executor, tasks: Sequence[_Task], folder: Path, trainings: Sequence[Mapping[str, Any]] = ()
 ) -> None:  # fmt: skip
     """Run `tasks` at the same time and print their texts. Raises `InputError` if one fails; its log has the output."""
     from kinject.executors import LOG
@@ -156,20 +162,20 @@ def _finish(
 
 
 @contextlib.contextmanager
-def _steps_shown(trainings: Sequence[TrainRecipe]) -> Iterator[None]:
+def _steps_shown(trainings: Sequence[Mapping[str, Any]]) -> Iterator[None]:
     """Show how many steps `trainings` have done, as their timing.jsonl says, while the block runs."""
     if not trainings:
         yield
         return
     began, over = time.time(), threading.Event()
 
-    def n_steps(recipe: TrainRecipe) -> int:
-        path = recipe.run_dir / "timing.jsonl"
+    def n_steps(recipe: Mapping[str, Any]) -> int:
+        path = Path(recipe["run_dir"], "timing.jsonl")
         if not path.exists() or path.stat().st_mtime < began:  # of an earlier run
             return 0
-        return path.read_bytes().count(b"\n") * int(recipe.trainer["logging_steps"])
+        return path.read_bytes().count(b"\n") * int(recipe["trainer"]["logging_steps"])
 
-    with Progress("training", sum(int(recipe.trainer["max_steps"]) for recipe in trainings), "steps") as progress:
+    with Progress("training", sum(int(recipe["trainer"]["max_steps"]) for recipe in trainings), "steps") as progress:
 
         def watch() -> None:
             while not over.wait(0.5):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import time
@@ -11,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
 from kinject.errors import DiskError, EndpointError
@@ -23,6 +24,8 @@ _PASSING = {408, 425, 429, 500, 502, 503, 504}
 """Status codes after which the same request may succeed."""
 _SHOWN = 200
 _BLOCK = 2**20
+_LARGEST = 2**26
+"""Bytes of one answer in JSON."""
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -78,7 +81,10 @@ def _headers(more: Mapping[str, str]) -> dict[str, str]:
 
 def _read(opener: OpenerDirector, request: Request, timeout: float) -> bytes:
     with opener.open(request, timeout=timeout) as answer:
-        return bytes(answer.read())
+        data = bytes(answer.read(_LARGEST + 1))
+    if len(data) > _LARGEST:
+        raise EndpointError(f"{request.host}: the answer is longer than {_LARGEST:,} bytes. Ask for less.", fatal=True)
+    return data
 
 
 def _json(url: str, read: Callable[[], bytes]) -> Any:
@@ -127,3 +133,17 @@ def _refusal(url: str, status: int, text: str) -> str:
     if status == 404:
         return f"{url}: nothing is there (404: {text}). Check the address."
     return f"{url}: refused ({status}: {text})."
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether `url` names this machine."""
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:  # an unclosed bracket
+        return False
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

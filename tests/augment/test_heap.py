@@ -12,7 +12,7 @@ from kinject.augment import augment
 from kinject.corpus.documents import read_documents
 from kinject.disk import read_jsonl, read_manifest
 from kinject.eval.retrieval import read_passages
-from kinject.recipe import AugmentRecipe, DocumentsSection, read_recipe
+from kinject.recipe import AugmentRecipe, DocumentsSection, RetrievalSection, read_recipe
 
 
 def test_a_folder_is_parsed_once_for_every_verb_and_its_licence_goes_to_the_corpus(
@@ -44,5 +44,6 @@ def test_a_folder_is_parsed_once_for_every_verb_and_its_licence_goes_to_the_corp
     monkeypatch.setattr(executors, "LocalExecutor", lambda *_: pytest.fail("everything is parsed"))
     assert augment(recipe()).n_documents == 3
     section = DocumentsSection(licence="CC0-1.0")
-    assert len(read_passages([Path("heap")], 64, section)) >= 3
-    assert len(read_passages([Path("heap")], 64)) >= 3  # other options that do not change how files are read
+    retrieval = RetrievalSection(documents=("heap",))
+    assert len(read_passages(retrieval, section)) == 3
+    assert len(read_passages(retrieval)) == 3  # an option that does not change how files are read

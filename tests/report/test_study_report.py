@@ -18,7 +18,7 @@ from study_samples import markdown_faults
 from kinject.cli import main
 from kinject.disk import write_checked_json
 from kinject.report import redraw_report, write_report
-from kinject.report.tables import k_tables, paper_tables
+from kinject.report.tables import k_tables, paper_tables, published_notes, published_scores
 from kinject.report.view import View
 from kinject.results import Report, Sweep, SweepPoint, to_json
 
@@ -218,6 +218,17 @@ def test_published_numbers_stand_beside_those_of_the_same_model_task_and_shots()
     assert texts[at + 1] == ["published", "5 shots", "Llama-2-7B", "46.7", "56.3", "49.6", "", "54.8", ""]
     events = next(i for i, line in enumerate(texts) if line[0] == "current-events" and line[2] == "Orca-2-7B")
     assert texts[events + 1][3:] == ["45.6", "87.6", "51.1", "56.6", "82.0", "82.6"]
+    source, agreement = published_notes(view, [table])
+    assert source.startswith("Published: Ovadia")
+    bases = [
+        (view.result(model, "base", name, 0, form), published_scores(view.source(model), name, form.shots).get("base"))
+        for model in view.report.models for name in view.sets() for form in view.formats(name)
+    ]  # fmt: skip
+    known = [(result, printed) for result, printed in bases if result is not None and printed is not None]
+    inside = [result for result, printed in known if result.low <= printed <= result.high]
+    assert 0 < len(inside) < len(known)
+    assert agreement.startswith(f"Base models: {len(inside)} of {len(known)} published accuracies lie within")
+    assert agreement.count("published") == 1 + len(known) - len(inside)
     (by_k,) = k_tables(view)
     lines = [[cell.text for cell in line.cells] for line in by_k.lines]
     at = next(i for i, line in enumerate(lines) if line[:4] == ["prehistory", "letters, 0 shots", "Mistral-7B", "base"])

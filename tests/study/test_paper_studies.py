@@ -15,6 +15,7 @@ from in_process import InProcess
 
 from kinject.augment.questions import make_questions
 from kinject.disk import write_jsonl
+from kinject.errors import DiskError
 from kinject.models import new_model, train_tokenizer
 from kinject.recipe import read_recipe
 from kinject.recipe.yaml_lines import read_yaml
@@ -23,6 +24,7 @@ from kinject.sandbox.build import create_documents
 from kinject.sandbox.people import create_country
 from kinject.sandbox.questions import create_questions
 from kinject.study.run import run_study
+from kinject.study.scheduler import find_awaited, open_study
 from kinject.types import Question
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -146,3 +148,22 @@ def test_the_study_of_mmlu_asks_five_subjects_with_examples_and_chooses_on_their
     assert rate.candidates[0][2] == 10, "two validation questions of each subject"
     assert {s.n for s in result.results if s.question_set != "general"} == {2}
     assert len(result.claims) == len(SUBJECTS), "the other claims are on arms that are not run here"
+
+
+def test_a_plan_tells_which_questions_a_shipped_recipe_has_still_to_write(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("recipes", "data"):
+        shutil.copytree(place / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    recipe = read_recipe("recipes/studies/paper-current-events.yaml", verb="study")
+    awaited = find_awaited(recipe)
+    folder = "runs/current-events-questions"
+    assert awaited == {
+        f"{folder}/{name}.jsonl": "recipes/studies/paper/questions.yaml" for name in ("test", "validation")
+    }
+    assert [one.name for one in open_study(recipe, awaited).question_sets] == ["current events", "general"]
+    with pytest.raises(DiskError, match=r"validation\.jsonl: cannot be read"):
+        open_study(recipe)
+    (tmp_path / "data/mmlu/test/miscellaneous_test.csv").unlink()  # nobody writes this one
+    assert find_awaited(recipe) == awaited

@@ -23,7 +23,7 @@ from kinject.terminal import Formatter, aligned, lost_output, protect_streams, s
 
 _VERBS = (
     "demo", "try", "documents", "augment", "questions", "train", "merge", "eval", "compare", "study", "bench", "plan", "doctor",
-    "find-lr", "find-batch", "report", "sandbox", "check", "recipes", "styles", "schema",
+    "find-lr", "find-batch", "report", "sandbox", "check", "recipes", "data", "styles", "schema",
 )  # fmt: skip
 
 _DESCRIPTION = """\

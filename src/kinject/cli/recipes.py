@@ -25,14 +25,13 @@ examples:
   kinject recipes copy eval                the main job; then `kinject` prints the next step
   kinject recipes copy mistral-7b/lora --into ~/mine
   kinject recipes list --json
-  kinject recipes general                  general text, which the recipes of real models replay and watch"""
+  kinject recipes general --source my.jsonl  general text of yours, which the recipes of real models replay"""
 
-_GENERAL = "HuggingFaceFW/fineweb-edu:sample-10BT"
 _GENERAL_DETAIL = """\
-Fetch general text for corpus.replay and corpus.validation_corpus: web pages on many subjects from
-HuggingFaceFW/fineweb-edu on the hub (English, licence ODC-By 1.0). 20,000 of its pages are about
-100 MB; only these are downloaded. They go to data/general.jsonl and, others, to
-data/general-held-out.jsonl. The best text is that of the base model's own training."""
+Write general text for corpus.replay and corpus.validation_corpus from a source of yours: a file, a
+folder or a data set on the hub. Documents go to data/general.jsonl and, others, to
+data/general-held-out.jsonl. The best text is that of the base model's own training. Without a
+source, and for a pinned one with a record of what was fetched: kinject data get replay."""
 
 
 def add_parser(verbs: Any) -> None:
@@ -56,7 +55,7 @@ def add_parser(verbs: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     general.add_argument(
-        "--source", default=_GENERAL, help="file, folder or data set on the hub (default: %(default)s)"
+        "--source", default=None, help="file, folder or data set on the hub (default: that of kinject data get replay)"
     )
     general.add_argument("--documents", type=int, default=20_000, metavar="N", help="to replay (default: %(default)s)")
     general.add_argument("--held-out", type=int, default=500, metavar="N", help="to watch (default: %(default)s)")
@@ -95,12 +94,15 @@ def _lines(recipe: ShippedRecipe, width: int) -> list[str]:
 
 def _general(arguments: argparse.Namespace) -> int:
     from kinject.corpus.documents import write_general_text
+    from kinject.corpus.public_data import GENERAL_TEXT
     from kinject.errors import InputError
 
     for option in ("documents", "held_out"):
         if getattr(arguments, option) < 1:
             raise InputError(f"--{option.replace('_', '-')}: found {getattr(arguments, option)}, allowed: 1 or more.")
-    for path in write_general_text(arguments.source, arguments.into, arguments.documents, arguments.held_out):
+    for path in write_general_text(
+        arguments.source or GENERAL_TEXT, arguments.into, arguments.documents, arguments.held_out
+    ):
         show(path)
     return 0
 

@@ -6,15 +6,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kinject.disk import Row, content_id, file_name, read_jsonl, write_json, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import Prompt
-from kinject.eval.results import is_correct, is_scored
-from kinject.eval.scores import Score, scores_of
+from kinject.eval.scores import Score, best_choice, scores_of
 from kinject.types import Answer, Question
 
 _METRICS: Mapping[str, Score] = {"acc": "sum", "acc_norm": "chars", "acc_bytes": "bytes"}
@@ -127,8 +126,8 @@ def write_harness_files(folder: Path, samples: Mapping[str, Sequence[Sample]], a
 
 def _scored(answer: Answer) -> dict[str, float | None]:
     """Return each metric of an answer, None without a score."""
-    scores = {name: replace(answer, log_probs=scores_of(answer, score)) for name, score in _METRICS.items()}
-    return {name: float(is_correct(scored)) if is_scored(scored) else None for name, scored in scores.items()}
+    chosen = {name: best_choice(scores_of(answer, score)) for name, score in _METRICS.items()}
+    return {name: None if index is None else float(index == answer.gold) for name, index in chosen.items()}
 
 
 def _result(task: str, samples: Sequence[Sample]) -> dict[str, Any]:

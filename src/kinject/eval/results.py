@@ -15,7 +15,7 @@ from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
 from kinject.eval.prompts import FROM_TASK, LETTERED, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
 from kinject.eval.retrieval import measure_recall
-from kinject.eval.scores import Score, letter_mass, letter_priors, rescored
+from kinject.eval.scores import Score, best_choice, letter_mass, letter_priors, rescored
 from kinject.eval.scoring.answers import finite_or_none
 from kinject.eval.statistics import (
     bootstrap_interval,
@@ -38,13 +38,12 @@ _LOW_MASS = 0.5
 
 def is_scored(answer: Answer) -> bool:
     """Return whether every choice has a finite log-prob, and they are not all equal: then no choice is preferred."""
-    values = answer.log_probs
-    return all(map(math.isfinite, values)) and (len(values) < 2 or min(values) < max(values))
+    return best_choice(answer.log_probs) is not None
 
 
 def is_correct(answer: Answer) -> bool:
     """Return whether the gold choice has the highest summed log-prob (the first of equals); False without a score."""
-    return is_scored(answer) and max(range(len(answer.log_probs)), key=answer.log_probs.__getitem__) == answer.gold
+    return best_choice(answer.log_probs) == answer.gold
 
 
 def summarize_arm(

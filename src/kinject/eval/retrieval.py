@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,9 +29,12 @@ from kinject.hub import find_source
 from kinject.recipe import DocumentsSection
 from kinject.recipe.eval_section import RerankerSection, RetrievalSection
 from kinject.results import Recall
+from kinject.secrets import known_secrets
 from kinject.terminal import Progress
 from kinject.types import Passage, Question
-from kinject.web import post_json
+from kinject.web import is_loopback, post_json
+
+log = logging.getLogger(__name__)
 
 Pairs = Sequence[tuple[Passage, Passage]]
 """(the passage that is searched, the passage that is shown for it)."""
@@ -327,6 +331,9 @@ class EndpointScorer:
                     f"eval.retrieval.reranker.api_key_env: the environment variable {section.api_key_env} is not set. Put "
                     "the endpoint's key into it."
                 )
+            known_secrets([section.api_key_env])
+            if str(section.base_url).startswith("http://") and not is_loopback(str(section.base_url)):
+                log.warning(f"{section.base_url}: the key in {section.api_key_env} travels unencrypted. Use https.")
         self._url = f"{(section.base_url or '').rstrip('/').removesuffix('/rerank')}/rerank"
         self.name = f"{section.model} at {self._url}"
         self.identity = content_id("endpoint", self._url, section.model, section.api)

@@ -50,6 +50,13 @@ def scores_of(answer: Answer, score: Score, without: Answer | None = None) -> tu
     return tuple(value / max(1, n) for value, n in zip(answer.log_probs, lengths[score], strict=True))
 
 
+def best_choice(values: Sequence[float]) -> int | None:
+    """Return the index of the highest score, the first of equals; None if one is not finite, or all of several are equal."""
+    if not all(map(math.isfinite, values)) or (len(values) > 1 and min(values) == max(values)):
+        return None
+    return max(range(len(values)), key=values.__getitem__)
+
+
 def rescored(answers: Sequence[Answer], score: Score, without: Sequence[Answer] = ()) -> list[Answer]:
     """Return one answer per question whose `log_probs` are the scores to compare; see `scores_of`."""
     unprompted = {answer.question_id: answer for answer in without}

@@ -246,7 +246,7 @@ def _claims(view: View) -> Section:
 def _paper(view: View) -> Section:
     tables = [*paper_tables(view), *k_tables(view)]
     notes = ("Below each accuracy its 95% interval. ▲ above base, ▼ below base (p < 0.05 after Holm's correction).",)
-    bullets = Bullets((*notes, *published_notes(tables)), small=True)
+    bullets = Bullets((*notes, *published_notes(view, tables)), small=True)
     title = "The paper's tables" if view.is_study else "Accuracy by method"
     return Section(title, (*tables, bullets) if tables else ())
 

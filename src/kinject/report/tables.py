@@ -278,13 +278,32 @@ def perplexity_tables(view: View) -> list[TableBlock]:
     return tables
 
 
-def published_notes(tables: Sequence[TableBlock]) -> tuple[str, ...]:
-    """Return the source of the published rows, () if no table holds one."""
+def published_notes(view: View, tables: Sequence[TableBlock]) -> tuple[str, ...]:
+    """Return the source of the published rows, and whether the bases' accuracies agree with them; () if there are none."""
     if not any(row.kind == "published" for table in tables for row in table.lines):
         return ()
     published = load_published()
     matched = "Models are matched by where they come from, tasks and arms by name."
-    return (f"Published: {published['source']}. {published['about']} {matched}",)
+    return (f"Published: {published['source']}. {published['about']} {matched}", *_base_agreement(view))
+
+
+def _base_agreement(view: View) -> tuple[str, ...]:
+    """Return how many published accuracies of base models lie within the intervals of these, and which do not."""
+    n, outside = 0, []
+    for task, form, subject in _tasks(view):
+        for model in view.report.models:
+            result = _method_result(view, model, view.base(model), (task, form, subject))
+            printed = published_scores(view.source(model), subject or task, form.shots).get("base")
+            if result is None or printed is None:
+                continue
+            n += 1
+            if not result.low <= printed <= result.high:
+                where = f"{_task_name(task, subject)}, {format_prompt(form)}, {format_name(model)}"
+                outside.append(f"{where} ({_bounds(result)}, published {100 * printed:.1f})")
+    if not n:
+        return ()
+    text = f"Base models: {n - len(outside)} of {n} published accuracies lie within the 95% intervals of this study"
+    return (f"{text}; not {'; '.join(outside)}." if outside else f"{text}.",)
 
 
 def exposures_table(view: View) -> TableBlock:

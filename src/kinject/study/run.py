@@ -45,7 +45,7 @@ from kinject.study.analysis import (
 from kinject.study.arms import Arm, arm_infos, expand_arms, make_sweeps
 from kinject.study.check import check_inputs, check_shared_recipes
 from kinject.study.records import AskSetting, Records, changed_answers, read_context_passages
-from kinject.study.scheduler import SplitQuestions, StartExecutor, Study, family_warnings, open_study
+from kinject.study.scheduler import SplitQuestions, StartExecutor, Study, family_warnings, find_awaited, open_study
 from kinject.study.stages import DONE, STAGE_KINDS, ArmRun, Stage
 from kinject.terminal import aligned, duration, show
 from kinject.types import Question
@@ -414,7 +414,8 @@ def render_plan(recipe: StudyRecipe) -> str:
     Nothing is run; only the files of split questions are written. Time is estimated from finished stages of the same
     kind, money as `kinject augment --dry-run` does. Raises as `run_study` does for faults in recipes.
     """
-    study = open_study(recipe)
+    awaited = find_awaited(recipe)
+    study = open_study(recipe, awaited)
     check_shared_recipes(recipe, study.expanded)
     setup = [stage for stages in study.planner.setup_stages() for stage in stages]
     study.run_stages(setup, "")
@@ -440,6 +441,7 @@ def render_plan(recipe: StudyRecipe) -> str:
         lines.append(
             f"tuned on validation questions first: {', '.join(untuned)}; arms then train with the chosen value"
         )
+    lines += [f"{path}: not there yet; kinject questions {maker} writes it first" for path, maker in awaited.items()]
     lines += [f"warning: {line}" for line in family_warnings(study)]
     return "\n".join(lines)
 

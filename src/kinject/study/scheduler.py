@@ -15,6 +15,7 @@ from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.executors import Executor
 from kinject.recipe import EvalSection, QuestionSetSection, StudyRecipe, read_recipe
+from kinject.recipe.shipped import read_shipped
 from kinject.results import Choice, fewest_for
 from kinject.study.arms import Arm, StudyArms, eval_overrides, expand_arms, find_heirs, override_arguments
 from kinject.study.check import check_names
@@ -173,8 +174,10 @@ class Study:
         return Study(self.recipe, self.evaluation, self.question_sets, self.expanded, start_executor)
 
 
-def open_study(recipe: StudyRecipe) -> Study:
+def open_study(recipe: StudyRecipe, awaited: Mapping[str, str] | None = None) -> Study:
     """Check the names in `recipe`, split its question sets and return the study, without an executor.
+
+    The files in `awaited` are not there yet (`find_awaited`): they are not read.
 
     Raises `RecipeError` with every fault, `InputError` for questions that cannot be split.
     """
@@ -182,11 +185,30 @@ def open_study(recipe: StudyRecipe) -> Study:
     section = recipe.study
     overrides = override_arguments(eval_overrides(section))
     evaluation = read_recipe(Path(section.eval), overrides, "eval", check_inputs=False).eval
-    question_sets = _split_questions(evaluation, section.validation or {}, recipe.run_dir / "questions")
+    question_sets = _split_questions(evaluation, section.validation or {}, recipe.run_dir / "questions", awaited or {})
     return Study(recipe, evaluation, question_sets, expand_arms(recipe))
 
 
-def _split_questions(section: EvalSection, fractions: Mapping[str, float], folder: Path) -> list[SplitQuestions]:
+def find_awaited(recipe: StudyRecipe) -> dict[str, str]:
+    """Return the files of questions that are not there, and that a shipped recipe writes: path -> that recipe's path."""
+    section = recipe.study
+    evaluation = read_recipe(
+        Path(section.eval), override_arguments(eval_overrides(section)), "eval", check_inputs=False
+    ).eval
+    items = [item for item in evaluation.questions.values() if not isinstance(item, str)]
+    paths = [path for item in items for path in (item.path, item.validation) if path and not Path(path).exists()]
+    if not paths:
+        return {}
+    makers = {
+        str(shipped.values["run_dir"]): str(shipped.path)
+        for shipped in read_shipped().values() if shipped.verb == "questions" and "run_dir" in shipped.values
+    }  # fmt: skip
+    return {path: makers[str(Path(path).parent)] for path in paths if str(Path(path).parent) in makers}
+
+
+def _split_questions(
+    section: EvalSection, fractions: Mapping[str, float], folder: Path, awaited: Mapping[str, str]
+) -> list[SplitQuestions]:
     """Return the sets of `section` with their test and validation questions, in files in `folder` where they are split.
 
     A document is for choosing in all sets or in none: one whose id falls below the fraction of a set that has questions on
@@ -197,7 +219,10 @@ def _split_questions(section: EvalSection, fractions: Mapping[str, float], folde
         name: QuestionSetSection(path=value) if isinstance(value, str) else value
         for name, value in section.questions.items()
     }
-    files = {name: item for name, item in items.items() if Path(item.path).suffix not in (".yaml", ".yml")}
+    files = {
+        name: item for name, item in items.items()
+        if Path(item.path).suffix not in (".yaml", ".yml") and not {item.path, item.validation} & awaited.keys()
+    }  # fmt: skip
     choosing = {
         document
         for name, item in files.items() if name in fractions

@@ -9,9 +9,9 @@ import pytest
 from kinject.augment import augment
 from kinject.augment.requests import Transient
 from kinject.augment.requests.endpoint import parse_completion
-from kinject.augment.requests.wire import is_loopback
 from kinject.errors import EndpointError
 from kinject.recipe import Recipe
+from kinject.web import is_loopback
 
 Make = Callable[..., Recipe]
 Answer = tuple[int, dict[str, str], bytes]

@@ -28,7 +28,6 @@ from kinject.augment.requests.wire import (
     client_poster,
     has_aiohttp,
     has_proxy,
-    is_loopback,
     open_client,
     request_headers,
 )
@@ -36,6 +35,7 @@ from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
 from kinject.secrets import SHOWN, known_secrets, secret_filter
 from kinject.types import Completion, Message, Usage
+from kinject.web import is_loopback
 
 if TYPE_CHECKING:
     import openai

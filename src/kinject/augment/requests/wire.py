@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import ipaddress
 import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -177,17 +176,3 @@ def has_proxy(url: str) -> bool:
     parts = urlsplit(url)
     proxies = getproxies()
     return (parts.scheme in proxies or "all" in proxies) and not proxy_bypass(parts.hostname or "")
-
-
-def is_loopback(url: str) -> bool:
-    """Return whether `url` names this machine."""
-    try:
-        host = urlsplit(url).hostname or ""
-    except ValueError:  # an unclosed bracket
-        return False
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -15,10 +15,10 @@ from typing import Any
 from kinject.augment.answers import lines_of, says_none
 from kinject.augment.checks.planted_errors import FAULTY_ANSWERS
 from kinject.augment.questions.drafts import read_drafts
-from kinject.augment.requests.wire import is_loopback
 from kinject.augment.sandbox import generate_answer
 from kinject.errors import DiskError, InputError
 from kinject.types import Message
+from kinject.web import is_loopback
 
 MODEL = "sandbox"
 _MOST_BYTES = 2**28

@@ -21,8 +21,13 @@ from kinject.errors import InputError
 from kinject.hub import check_data_set
 from kinject.types import Document
 
-HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<config>[\w.-]*))?(?::(?P<split>\w+))?")
-"""``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``train`` if it is left out)."""
+HUB_NAME = re.compile(
+    r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w.-]+))?(?::(?P<config>[\w.-]*))?(?::(?P<split>\w+))?"
+)
+"""``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``train`` if it is left out).
+
+After the name, ``@`` and a commit, tag or branch pin its revision.
+"""
 _NAMES = {
     "text": ("text", "content", "body", "article", "passage", "Text", "Content", "Body"),
     "title": ("title", "headline", "subject", "Title", "Subject"),
@@ -391,7 +396,9 @@ def read_hub(name: str) -> Iterator[Found]:
     number = 0
     check_data_set(name)
     try:
-        rows: Any = datasets.load_dataset(parts["name"], config, split=split, streaming=True)
+        rows: Any = datasets.load_dataset(
+            parts["name"], config, split=split, streaming=True, revision=parts["revision"]
+        )
         for number, row in enumerate(rows, start=1):
             yield _table_row(dict(row), f"{name}:{number}", ReadOptions())
     except InputError:
@@ -410,7 +417,8 @@ def hub_revision(name: str) -> str:
 
     check_data_set(name)
     try:
-        return str(HfApi().dataset_info(_name_parts(name)["name"]).sha)
+        parts = _name_parts(name)
+        return str(HfApi().dataset_info(parts["name"], revision=parts["revision"]).sha)
     except Exception as error:  # as above
         raise InputError(f"{name}: the hub does not report its revision ({_first_line(error)}).") from error
 

@@ -9,7 +9,7 @@ import hashlib
 import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -101,7 +101,8 @@ class AnswerStore:
         """Store `answer`, unless it is the last one stored for its arm and question already."""
         self._scores[key] = PromptScore(answer.log_probs, answer.greedy)
         if self._last.get(_identity(answer)) != key:
-            self._journal.append({"key": key, **asdict(answer), "log_probs": finite_or_none(answer.log_probs)})
+            row = {name: getattr(answer, name) for name in _FIELDS}
+            self._journal.append({"key": key, **row, "log_probs": finite_or_none(answer.log_probs)})
             self._last[_identity(answer)] = key
             self.n_rows += 1
 

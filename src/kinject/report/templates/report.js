@@ -2,7 +2,7 @@
 // The answers that changed, from the page's own data: sorted, filtered, searched, a hundred at a time. Other tables are sorted.
 // Every text is set as text (textContent); nothing is read from elsewhere, kept or sent.
 (() => {
-  const PAGE = 100;
+  const ON_SCREEN = 100, ON_PAPER = 20;
   const started = performance.now();
 
   function make(tag, text = "", kind = "") {
@@ -136,10 +136,11 @@
     const asWritten = [...table.tBodies[0].rows];
     makeSortable(table.tHead.rows[0], (column, direction) => {
       const values = asWritten.map((line) => valueOf(line.cells[column]));
-      const numbers = values.every((value) => typeof value !== "string");
+      const count = (kind) => values.filter((value) => typeof value === kind).length;
+      const numbers = count("number") > count("string");  // then a text among them ("base") comes last
       const rows = asWritten.map((line, order) => {
-        const value = numbers || values[order] === null ? values[order] : line.cells[column].firstChild.textContent;
-        return { line, order, value };
+        const text = values[order] === null || numbers ? null : line.cells[column].firstChild.textContent;
+        return { line, order, value: numbers && typeof values[order] === "number" ? values[order] : text };
       });
       if (direction) rows.sort(compare(rows, "value", direction));
       table.tBodies[0].append(...rows.map(({ line }) => line));
@@ -149,7 +150,7 @@
   function explore(root, data) {
     const rows = readRows(data);
     const search = makeSearch(data);
-    const state = { rows, sort: "", direction: 1, page: 0 };
+    const state = { rows, sort: "", direction: 1, page: 0, size: ON_SCREEN };
     const controls = make("div", "", "controls");
     const query = make("input");
     const selects = {};
@@ -158,10 +159,10 @@
     const buttons = {};
 
     function render() {
-      const last = Math.max(0, Math.ceil(state.rows.length / PAGE) - 1);
+      const last = Math.max(0, Math.ceil(state.rows.length / state.size) - 1);
       state.page = Math.min(Math.max(state.page, 0), last);
-      const from = state.page * PAGE;
-      const shown = state.rows.slice(from, from + PAGE);
+      const from = state.page * state.size;
+      const shown = state.rows.slice(from, from + state.size);
       body.replaceChildren(...shown.map((row) => lineOf(row, data)));
       const of = state.rows.length < rows.length ? `${count(state.rows.length)} found of ${count(rows.length)}` : count(rows.length);
       status.textContent = shown.length ? `${count(from + 1)} to ${count(from + shown.length)} of ${of}` : `0 found of ${count(rows.length)}`;
@@ -246,6 +247,13 @@
     render();
     const about = "Margin: how much likelier the correct choice is than the best wrong one, as a difference of log-probs.";
     root.replaceChildren(controls, pager, make("p", about, "sub"), table);
+    for (const [event, size] of [["beforeprint", ON_PAPER], ["afterprint", ON_SCREEN]]) {
+      addEventListener(event, () => {
+        state.page = Math.floor(state.page * state.size / size);
+        state.size = size;
+        render();
+      });
+    }
     root.dataset.rows = String(rows.length);
     root.dataset.loadMs = String(Math.round(performance.now() - started));
   }
