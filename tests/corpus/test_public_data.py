@@ -217,7 +217,7 @@ class Wikipedia:
     )
 
     def __init__(self) -> None:
-        self.fails_at, self.sha1 = "", ""
+        self.fails_at, self.sha1, self.lagging = "", "", False
 
     def __call__(self, query: dict[str, str]) -> tuple[int, Any]:
         if query.get("list") == "categorymembers":
@@ -229,6 +229,9 @@ class Wikipedia:
         assert query["rvstart"] == "2024-02-01T00:00:00Z"
         if title == self.fails_at:
             return 200, {"error": {"code": "internal", "info": "the wiki is closed"}}
+        self.lagging = not self.lagging  # every second question comes too early
+        if self.lagging:
+            return 200, {"error": {"code": "maxlag", "info": "waiting for a database"}}
         if title == "Too new":
             return 200, {"query": {"pages": [{"title": title}]}}
         text = "#REDIRECT [[Mill]]" if title == "Moved" else self.TEXT.format(title)
@@ -252,7 +255,7 @@ def test_articles_are_fetched_once_as_they_stood_at_a_date(events: Any, source: 
     assert not (tmp_path / "current-events").exists()
     n_asked, source.api.fails_at = len(source.asked), ""
     found = get_data(events, tmp_path)
-    assert len(source.asked) - n_asked == 3  # the lists and three articles were there
+    assert len(source.asked) - n_asked == 6  # each twice: the lists and three articles were there
     documents = list(read_documents(tmp_path / "current-events"))
     assert [document.title for document in documents] == ["Mill of Kelm", "Water mill", "Wind mill", "Mill of Farrow"]
     first = documents[0]
@@ -302,4 +305,4 @@ def test_the_recipes_of_the_paper_name_what_is_written() -> None:
         for output in DATA_SETS[name].outputs:
             assert f"data/{output}" in texts
     assert find_data(["mmlu", "mmlu"]) == [DATA_SETS["mmlu"]]
-    assert "there already" not in "\n".join(describe(DATA_SETS["mmlu"], Path("nowhere")))
+    assert "is there" not in "\n".join(describe(DATA_SETS["mmlu"], Path("nowhere")))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import textwrap
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +43,8 @@ GENERAL_TEXT = "HuggingFaceFW/fineweb-edu@87f09149ef4734204d70ed1d046ddc9ca3f2b8
 """General text on the hub: web pages on many subjects (English, ODC-By 1.0)."""
 _SPLITS = {"dev": "dev", "validation": "val", "test": "test"}
 _LONGEST_LIST = 500  # titles of one answer
+_ATTEMPTS = 20
+_LAG = 5.0  # seconds, as the API's manual wants
 _MOST_OF_CATEGORY = 400  # articles of one subject or month, in the order of the API
 
 
@@ -282,13 +286,17 @@ def _article(title: str, date: str) -> dict[str, Any]:
 
 
 def _ask_wikipedia(parameters: Mapping[str, Any]) -> Any:
-    answer = get_json(WIKIPEDIA, parameters)
-    if not isinstance(answer, dict) or "query" not in answer:
-        reason = answer.get("error", {}).get("info", answer) if isinstance(answer, dict) else answer
-        raise EndpointError(
-            f"{WIKIPEDIA}: {str(reason)[:200]}. The articles so far are kept; the same command resumes."
-        )
-    return answer
+    """Return the answer of the API, asked again while its databases lag behind."""
+    answer: Any = None
+    for _ in range(_ATTEMPTS):
+        answer = get_json(WIKIPEDIA, parameters)
+        if isinstance(answer, dict) and "query" in answer:
+            return answer
+        fault = answer.get("error", {}) if isinstance(answer, dict) else {}
+        if fault.get("code") != "maxlag":
+            break
+        time.sleep(_LAG)
+    raise EndpointError(f"{WIKIPEDIA}: {str(answer)[:200]}. The articles so far are kept; the same command resumes.")
 
 
 def _document(row: Mapping[str, Any], topics: Sequence[str]) -> dict[str, Any]:
@@ -375,8 +383,7 @@ def describe(data: DataSet, folder: Path) -> list[str]:
     lines += [f"  SHA-256   {digest}  {name}" for name, digest in data.files.items()]
     if data.categories:
         names = dict.fromkeys(name for names in data.categories.values() for name in names)
-        lines.append(
-            f"  articles  of the categories {', '.join(names)} and those directly below them, each with its SHA-1"
-        )
-    state = "there already" if (folder / RECORDS / f"{data.name}.json").exists() else "written"
+        text = f"of the categories {', '.join(names)} and those directly below them, each checked by its SHA-1"
+        lines += textwrap.wrap(text, 100, initial_indent="  articles  ", subsequent_indent=" " * 12)
+    state = "is there" if (folder / RECORDS / f"{data.name}.json").exists() else "writes"
     return [*lines, f"  {state:<9} {', '.join(str(folder / name) for name in data.outputs)}"]
