@@ -397,6 +397,14 @@ def test_the_page_shows_what_became_of_the_heap_and_runs_nothing_of_it(heap: Pat
     assert replace(result).folder == result.folder
 
 
+def test_a_worker_of_a_study_may_collect(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (heap / "a.txt").write_text(prose(1))
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    monkeypatch.setitem(config, "daemon", True)
+    assert collect([heap]).n_parsed == 1
+    assert config["daemon"] is True
+
+
 def test_a_run_over_a_cluster_gives_the_same(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _mixed(heap)
     local = collect([heap], folder=Path("local"))

@@ -160,6 +160,10 @@ def _with_tables(lines: Sequence[Sequence[Box]]) -> list[Box]:
                 part = [word for word in words if _column(middle(word)[0], starts) == number]
                 found += [joined_line(line) for line in lines_of(part)]
             index = end
+        elif index + 1 == len(lines) and not lines[index][0].is_table and len(_segments(lines[index])) > 2:
+            parts = [" ".join(word.text for word in part) for part in _segments(lines[index])]
+            found.append(joined_line(lines[index])._replace(text=header_only(parts), is_table=True))
+            index += 1
         elif table is None:
             found.append(joined_line(lines[index]))
             index += 1
@@ -167,6 +171,11 @@ def _with_tables(lines: Sequence[Sequence[Box]]) -> list[Box]:
             found.append(table)
             index = end
     return found
+
+
+def header_only(cells: Sequence[str]) -> str:
+    """Return the header of a table whose rows are on the next page."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n|{' --- |' * len(cells)}"
 
 
 def _is_prose(words: Sequence[Box]) -> bool:
@@ -266,7 +275,7 @@ def _rows(words: Sequence[Box], gutters: Sequence[tuple[float, float]]) -> list[
         rows[-1].append(word)
         end = max(end, word.y1)
     first = gutters[0][0] + 0.1 if gutters else 0.0
-    if len(rows) > 2 and len(rows) >= 0.6 * sum(line[0].x0 < first for line in lines_of(words)):
+    if len(rows) > 1 and len(rows) >= 0.3 * sum(line[0].x0 < first for line in lines_of(words)):
         return rows
     parted: list[list[Box]] = []
     for row in rows:

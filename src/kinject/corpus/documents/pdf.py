@@ -20,6 +20,7 @@ from kinject.corpus.documents.layout import (
     Box,
     cell_text,
     compose,
+    header_only,
     in_reading_order,
     lines_of,
     middle,
@@ -274,13 +275,13 @@ def _ruled_tables(words: list[Box], across: list[Rule], down: list[Rule]) -> tup
     tables = []
     for horizontal, vertical in _grids(across, down):
         xs, ys = _merged(rule.at for rule in vertical), _merged(rule.at for rule in horizontal)
-        if len(xs) < 3 or len(ys) < 3:
+        if len(xs) < 3 or len(ys) < (2 if len(xs) > 3 else 3):
             continue
         inside = [word for word in words if xs[0] < middle(word)[0] < xs[-1] and ys[0] < middle(word)[1] < ys[-1]]
         if not inside:
             continue
         rows, n_header = _cells(inside, xs, ys, horizontal, vertical)
-        text = markdown_table(rows, n_header)
+        text = markdown_table(rows, n_header) if len(rows) > 1 else header_only(rows[0])
         if text.startswith("| ") or "\n| " in text:
             taken = set(map(id, inside))
             words = [word for word in words if id(word) not in taken]
@@ -322,7 +323,7 @@ def _grids(across: list[Rule], down: list[Rule]) -> list[tuple[list[Rule], list[
         else:
             groups[root(index)][1].append(down[index - len(across)])
     return sorted(
-        (group for group in groups.values() if len(group[0]) > 2 and len(group[1]) > 2),
+        (group for group in groups.values() if len(group[0]) > 1 and len(group[1]) > 2),
         key=lambda group: group[0][0].at,
     )
 

@@ -89,7 +89,7 @@ KINDS: Mapping[str, Kind] = {
     "zip": Kind((".zip",), "archives:read_zip"),
     "gzip": Kind((".gz",), "archives:read_gzip"),
 }
-"""Name -> kind. Whoever adds one adds a test to tests/corpus/test_readers.py and a row to docs/own-documents.md."""
+"""Name -> kind. Whoever adds one adds a test to tests/corpus/test_kinds_of_documents.py and a row to docs/own-documents.md."""
 SUFFIXES: Mapping[str, str] = {suffix: name for name, kind in KINDS.items() for suffix in kind.suffixes if suffix}
 _BINARY = frozenset({"pdf", "image", "docx", "pptx", "xlsx", "epub", "parquet", "zip", "gzip"})
 _ARCHIVES = frozenset({"zip", "gzip"})
