@@ -231,6 +231,8 @@ def test_strict_stops_at_the_first_file_that_cannot_be_read(heap: Path) -> None:
     with pytest.raises(InputError, match=r"^heap/b\.jsonl:1: found list"):
         collect([heap], DocumentsSection(strict=True))
     assert collect([heap]).n_skipped == 1
+    os.utime(heap / "b.jsonl", (1e9, 1e9))
+    collect([heap])
     with pytest.raises(InputError, match=r"^heap/b\.jsonl:1: found list"):  # also where it is known by then
         collect([heap], DocumentsSection(strict=True))
 
