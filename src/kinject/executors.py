@@ -138,7 +138,7 @@ class LocalExecutor:
         resource_tracker.ensure_running()  # starting it later would unblock the signals
         before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_TERMINAL)  # inherited by the worker
         try:
-            with _main_hidden():
+            with _main_hidden(), _allowed_to_start():
                 process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -190,6 +190,21 @@ class LocalExecutor:
             for worker in self._workers:
                 worker.process.kill()
             raise
+
+
+@contextlib.contextmanager
+def _allowed_to_start() -> Iterator[None]:
+    """Let a worker start workers of its own (a stage of a study collects documents): they end with it, as it with its parent.
+
+    `multiprocessing` forbids it to daemons, for want of `_end_with_parent`.
+    """
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    daemon = config.pop("daemon", None)
+    try:
+        yield
+    finally:
+        if daemon is not None:
+            config["daemon"] = daemon
 
 
 class RayExecutor:

@@ -231,6 +231,8 @@ def test_strict_stops_at_the_first_file_that_cannot_be_read(heap: Path) -> None:
     with pytest.raises(InputError, match=r"^heap/b\.jsonl:1: found list"):
         collect([heap], DocumentsSection(strict=True))
     assert collect([heap]).n_skipped == 1
+    os.utime(heap / "b.jsonl", (1e9, 1e9))
+    collect([heap])
     with pytest.raises(InputError, match=r"^heap/b\.jsonl:1: found list"):  # also where it is known by then
         collect([heap], DocumentsSection(strict=True))
 
@@ -395,6 +397,14 @@ def test_the_page_shows_what_became_of_the_heap_and_runs_nothing_of_it(heap: Pat
         assert text in page
     assert main(["report", str(result.folder)]) == 0
     assert replace(result).folder == result.folder
+
+
+def test_a_worker_of_a_study_may_collect(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (heap / "a.txt").write_text(prose(1))
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    monkeypatch.setitem(config, "daemon", True)
+    assert collect([heap]).n_parsed == 1
+    assert config["daemon"] is True
 
 
 def test_a_run_over_a_cluster_gives_the_same(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:

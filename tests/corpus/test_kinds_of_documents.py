@@ -450,3 +450,10 @@ def test_a_scan_and_an_image_name_the_extra_and_the_program_that_reads_them(monk
     assert "needs the program tesseract" in fault("a.pdf", pdf_of("0 0 9 9 re f"), ocr=True)
     monkeypatch.setitem(sys.modules, "pytesseract", None)
     assert "Run: pip install 'kinject[ocr]'" in fault("a.png", b"\x89PNG", ocr=True)
+
+
+def test_spans_and_lists_that_multiply_what_is_small_stay_small() -> None:
+    wide = "<table>" + "<tr>" + "<td colspan=1000>x</td>" * 3000 + "<tr><td>y</table>"
+    assert len(only("a.html", wide.encode()).text) < 20_000
+    deep = "<ul><li>x" * 1500
+    assert len(only("a.html", deep.encode()).text) < 60_000

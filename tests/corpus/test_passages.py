@@ -262,3 +262,12 @@ def test_a_passage_knows_its_pages_sheets_and_slides() -> None:
     ):
         (passage,) = split_passages(Document("d", "", "One.", "s", meta), 6, word_spans)
         assert passage.place == place
+
+
+def test_a_nested_passage_of_a_table_leaves_room_for_its_head() -> None:
+    rows = "\n".join(f"| Town{n} | {n} |" for n in range(40))
+    text = f"| Town | Mill |\n|---|---|\n{rows}"
+    for child, parent in split_nested(document(text), 30, 60, word_spans):
+        assert len(word_spans(child.shown)) <= 30
+        assert len(word_spans(parent.shown)) <= 60
+        assert child.start == 0 or child.header.startswith("| Town |")

@@ -204,9 +204,9 @@ def render_next_step() -> str:
         blocks.append(_render_own(own))
     if not blocks:
         blocks.append(
-            "Next: kinject demo                shows the whole job on embedded documents, in about a minute\n"
-            "  or: kinject try FOLDER          looks at your documents and writes recipes for them\n"
-            "  or: kinject recipes copy eval   puts recipes, documents and questions of the main job into this folder"
+            "Next: kinject demo                the whole job on embedded documents: 2 minutes\n"
+            "  or: kinject try FOLDER          looks at your documents, writes recipes\n"
+            "  or: kinject recipes copy eval   the recipes and data of the demo, to change"
         )
     return "\n".join([*lines, "\n\n".join(blocks)])
 

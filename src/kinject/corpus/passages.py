@@ -43,10 +43,10 @@ def split_passages(document: Document, n_tokens: int, spans: TokenSpans, overlap
     """Return the passages of `document`: in order, together all its text except the space between them.
 
     None shows more than `n_tokens` (at least 1) tokens of `spans`, unless one character alone does. A passage ends at the
-    last end of a sentence, list item, table row or code block that fits, else at a line's end, just after a heading only if
-    what follows does not fit.
-    A sentence, row or block that is longer than a passage is cut, between words if possible, and `Passage.cut` says so.
-    Passages begin with up to `overlap` (less than `n_tokens`) tokens of the one before, whole sentences if possible.
+    last end of a sentence, list item, table row or code block that fits, else at a line's end, and just after a heading
+    only if what follows does not fit. A sentence, row or block that is longer than a passage is cut, between words if
+    possible, and `Passage.cut` says so. Passages begin with up to `overlap` (less than `n_tokens`) tokens of the one
+    before, whole sentences if possible.
 
     A cut depends on the text before it and on the line that it falls into, so that a change of the text does not change
     earlier passages.
@@ -121,9 +121,9 @@ class _Splitter:
 
     def _budget(self, first: int, cuts: Sequence[int], n_tokens: int, overlap: int) -> int:
         """Return the most tokens of its own for the passage that begins at the boundary `first`."""
-        if len(cuts) == 1:
+        if first == 0:
             return n_tokens
-        return max(1, n_tokens - overlap - self._header(self._starts[first], n_tokens)[0])
+        return max(1, n_tokens - overlap * (len(cuts) > 1) - self._header(self._starts[first], n_tokens)[0])
 
     def _best_cut(self, low: int, high: int) -> tuple[int, bool]:
         """Return an index in [low, high), after the last of the best ends that fit, and whether it cuts a unit in two."""
@@ -164,7 +164,7 @@ class _Splitter:
 
     def _header(self, start: int, n_tokens: int) -> tuple[int, str]:
         """Return (tokens, text) of the table head that a passage from `start` repeats; one of over half a passage is left out."""
-        if "|" not in self._text:
+        if not self._layout.tables:
             return 0, ""
         head = self._layout.table_head(_skip_space(self._text, start))
         if head is None:

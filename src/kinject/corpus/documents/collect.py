@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,8 @@ _SCHEMA = (
 _SIGNAL = re.compile(r"signal (\d+)")
 _TIMERS = (14, 27)
 _MEMORY_SIGNALS = (9,)
+_CRASHES = (4, 5, 6, 7, 8, 11, 31)
+"""Signals of a process that fails by itself; any other comes from outside."""
 _MOST_SHOWN, _MOST_PLACES = 12, 3
 _POLL = 0.5
 
@@ -75,7 +77,8 @@ _POLL = 0.5
 class DocumentsResult(Tabular):
     """What became of a heap of files. `counts` are those of the manifest; `folder` holds the files.
 
-    `fingerprint` depends on the content of every file and on the options. `n_parsed` files were parsed in this run.
+    `fingerprint` depends on the content of every file and on the options. `n_parsed` files were opened in this run, and parsed
+    unless their content was known.
     """
 
     folder: Path
@@ -208,7 +211,7 @@ class _Collecting:
     def __post_init__(self) -> None:
         self.options = ParseOptions.of(self.section)
         self._work = self.folder / "parsing"
-        self._numbers = {self._absolute(file): number for number, file in enumerate(self.files)}
+        self._batch_numbers = count()
 
     @staticmethod
     def _absolute(file: FoundFile) -> str:
@@ -233,7 +236,7 @@ class _Collecting:
                     ).fetchone()
                     if row and has_record(self.cache, self.options.key(row[0], file.path)):
                         self.hashes[number] = row[0]
-        self._check_strict(sorted(self.faults))
+        self._check_strict(sorted(self.faults.keys() | self.hashes.keys()))
 
     def _store_hashes(self, database: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         values = [
@@ -263,7 +266,7 @@ class _Collecting:
                 for outcome in executor.wait():
                     n_running -= 1
                     before = len(self.hashes) + len(self.faults)
-                    waiting.extendleft(self._take(outcome, database, len(self._work_names)))
+                    waiting.extendleft(self._take(outcome, database))
                     progress.advance(len(self.hashes) + len(self.faults) - before)
         shutil.rmtree(self._work, ignore_errors=True)
 
@@ -279,7 +282,6 @@ class _Collecting:
         most = max(1, min(_MOST_IN_BATCH, len(numbers) // (4 * n_processes)))
         batch: list[int] = []
         n_bytes = 0
-        self._work_names: list[int] = []
         for number in numbers:
             if batch and (len(batch) >= most or n_bytes + self.files[number].size > _BATCH_BYTES):
                 yield self._batch(batch)
@@ -289,11 +291,10 @@ class _Collecting:
         yield self._batch(batch)
 
     def _batch(self, numbers: Sequence[int]) -> Batch:
-        self._work_names.append(len(self._work_names))
         files = tuple((number, self._absolute(self.files[number])) for number in numbers)
-        return Batch(self._work_names[-1], self._work.resolve(), self.cache.resolve(), files, self.options)
+        return Batch(next(self._batch_numbers), self._work.resolve(), self.cache.resolve(), files, self.options)
 
-    def _take(self, outcome: Outcome, database: Any, n_batches: int) -> list[Batch]:
+    def _take(self, outcome: Outcome, database: Any) -> list[Batch]:
         """Take what a batch has done; return the batch of what it left, if its process died."""
         batch: Batch = outcome.task
         rows = _journal_rows(batch.journal_path)
@@ -314,7 +315,7 @@ class _Collecting:
         return [self._batch(left)] if left else []
 
     def _give_up(self, number: int, begun: Mapping[str, Any] | None, error: str) -> None:
-        """Note the fault of the file at which a process died. It is stored unless the machine was short of memory."""
+        """Note the fault of the file at which a process died. It is stored if the file is the reason, not the machine."""
         match = _SIGNAL.search(error)
         signum = int(match[1]) if match else 0
         if signum in _TIMERS:
@@ -323,7 +324,7 @@ class _Collecting:
             fault = memory_fault(self.section.memory)
         else:
             fault = f"ends the process that reads it ({error}). Save it again in another format, or take it out."
-        if begun is None or not begun.get("sha256") or signum in _MEMORY_SIGNALS:
+        if begun is None or signum not in (*_TIMERS, *_CRASHES):
             self.faults[number] = fault
             return
         key = self.options.key(begun["sha256"], self.files[number].path)
@@ -403,7 +404,7 @@ def render_documents(result: DocumentsResult) -> str:
     counts = result.counts
     rows = [
         ("read", f"{counts['n_documents']:,} documents from {counts['n_read']:,} of {counts['n_files']:,} files "
-                 f"({_listing(counts['kinds'])}); {result.n_parsed:,} files parsed in this run"),
+                 f"({_listing(counts['kinds'])}); {result.n_parsed:,} files opened in this run"),
         ("words", f"{counts['n_words']:,}"),
         ("languages", _listing({language_name(code) or "not clear": n for code, n in counts["languages"].items()})),
         *_left_out(counts),

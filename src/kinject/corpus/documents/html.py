@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from kinject.corpus.documents.markdown import fenced, markdown_table, one_line, spanned
+from kinject.corpus.documents.markdown import DEEPEST_ITEM, fenced, markdown_table, one_line, spanned
 from kinject.corpus.documents.readers import Found, ReadOptions
 from kinject.corpus.documents.text import decode, import_extra, whole_file
 from kinject.disk import read_bytes
@@ -223,7 +223,7 @@ class _Page:
         elif tag == "li" and self._lists:
             kind, n = self._lists[-1]
             self._lists[-1] = kind, n + 1
-            self._mark = "  " * (len(self._lists) - 1) + (f"{n + 1}. " if kind == "ol" else "- ")
+            self._mark = "  " * min(len(self._lists) - 1, DEEPEST_ITEM) + (f"{n + 1}. " if kind == "ol" else "- ")
         elif _LEVEL.fullmatch(tag):
             self._mark, self._heading = "#" * int(tag[1]) + " ", True
 
@@ -299,7 +299,11 @@ def _data_table(table: LexborNode) -> str:
         return ""
     caption = table.css_first("caption")
     lines = [one_line(page_text(caption))] if caption is not None else []
-    return "\n\n".join([*filter(None, lines), markdown_table(spanned(texts), max(1, min(n_header, len(texts) - 1)))])
+    try:
+        grid = spanned(texts)
+    except ValueError:  # spans far beyond any table: its cells are read as they come
+        return ""
+    return "\n\n".join([*filter(None, lines), markdown_table(grid, max(1, min(n_header, len(texts) - 1)))])
 
 
 def _span(cell: LexborNode, name: str) -> int:

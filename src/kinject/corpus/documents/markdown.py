@@ -8,6 +8,8 @@ from itertools import groupby
 
 _MOST_CELLS = 2_000_000
 """Cells of one table, after cells that span rows and columns are repeated in each."""
+DEEPEST_ITEM = 8
+"""Levels of a list within lists that are shown by indentation."""
 _SPACE = re.compile(r"\s+")
 _FENCES = re.compile(r"^\s*(`{3,})", re.MULTILINE)
 

@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kinject.corpus.documents.markdown import heading, markdown_table, one_line, spanned, tables_of
+from kinject.corpus.documents.markdown import DEEPEST_ITEM, heading, markdown_table, one_line, spanned, tables_of
 from kinject.corpus.documents.readers import Found, ReadOptions
 from kinject.corpus.documents.text import check_archive, import_extra, joined, library_errors, parse_xml, whole_file
 from kinject.disk import read_bytes
@@ -172,7 +172,7 @@ class _Word:
         for deeper in [other for other in self._counts if other[0] == key[0] and other[1] > key[1]]:
             del self._counts[deeper]
         self._counts[key] += 1
-        return "  " * key[1] + ("- " if self._bullets.get(key, True) else f"{self._counts[key]}. ")
+        return "  " * min(key[1], DEEPEST_ITEM) + ("- " if self._bullets.get(key, True) else f"{self._counts[key]}. ")
 
     def _table(self, table: Any) -> str:
         """Return a table; merged cells are repeated in each place that they cover."""
