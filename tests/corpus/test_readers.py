@@ -217,8 +217,8 @@ def test_a_data_set_on_the_hub_is_streamed_by_its_name(tmp_path: Path, monkeypat
     with pytest.raises(InputError, match=r"^org/name:de:test: .*after 1 rows \(ConnectionError: the line broke\)"):
         list(read_documents(Path("org/name:de:test")))
     assert asked == [
-        (("org/name", None), {"split": "train", "streaming": True}),
-        (("org/name", "de"), {"split": "test", "streaming": True}),
+        (("org/name", None), {"split": "train", "streaming": True, "revision": None}),
+        (("org/name", "de"), {"split": "test", "streaming": True, "revision": None}),
     ]
 
 
