@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -160,6 +162,26 @@ def test_duplicates(run_here: Callable[..., str], monkeypatch: pytest.MonkeyPatc
     assert {row[0] for row in rows} == {"words", "part", "cut"}
     assert all(float(share) == 100 for row in rows for share in row[1:])
     assert "wrongly left out: 0 of 144 documents" in printed
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="a browser prints the PDFs")
+def test_readers_of_documents(run_here: Callable[..., str]) -> None:
+    printed = run_here("documents/readers.py", "2")
+    found = re.findall(r"^\| ([\w ]+\.\w+) \| 2 \| \d+ \| ([\d.]+)% \|", printed, re.MULTILINE)
+    assert len(found) == 8
+    assert [float(share) for name, share in found if "pdf" not in name] == [100, 100, 100]
+    assert all(float(share) >= 50 for _, share in found)
+
+
+def test_web_pages(tmp_path: Path, run_here: Callable[..., str]) -> None:
+    truth = "The bridge at Arvika was built in 1931 and carries the road to the north. " * 8
+    page = f"<html><body><nav><a href=/>Home</a></nav><article><p>{truth}</p></article></body></html>"
+    (tmp_path / "html").mkdir()
+    (tmp_path / "html" / "a.html.gz").write_bytes(gzip.compress(page.encode()))
+    (tmp_path / "ground-truth.json").write_text(json.dumps({"a": {"articleBody": truth, "url": "x"}}))
+    printed = run_here("documents/web_pages.py", tmp_path)
+    rows = re.findall(r"^\| (\w+) \| 1 \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", printed, re.MULTILINE)
+    assert rows == [("kinject_text", *["1.000"] * 3), ("trafilatura_text", *["1.000"] * 3)]
 
 
 def test_faithfulness(material: Path, run_here: Callable[..., str]) -> None:

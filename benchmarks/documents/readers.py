@@ -167,7 +167,9 @@ COLUMNS = "body{columns:2;font-size:8pt}h1{column-span:all}table{break-inside:av
 
 def pdf(rng: random.Random, tables: list[Table], style: str) -> bytes:
     """Return the PDF that Chromium prints of a page."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome") or ""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        raise SystemExit("no chromium or google-chrome on the PATH: one of them prints the PDFs. Install chromium.")
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "a.html"), Path(folder, "a.pdf")
         source.write_bytes(page(rng, tables, style))
