@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +27,10 @@ def test_a_folder_is_parsed_once_for_every_verb_and_its_licence_goes_to_the_corp
     for number, document in enumerate(list(read_documents(documents))[:3]):
         (heap / f"{number}.txt").write_text(document.text)
     (heap / "photo.jpg").write_bytes(b"\xff\xd8")
+    row = {"text": list(read_documents(documents))[3].text, "source": "https://example.org/kelm"}
+    (heap / "rows.jsonl").write_text(json.dumps(row))
+    for file in heap.iterdir():
+        os.utime(file, (1e9, 1e9))  # a file that has just changed is opened again
     path = tmp_path / "recipe.yaml"
 
     def recipe() -> AugmentRecipe:
@@ -35,15 +41,16 @@ def test_a_folder_is_parsed_once_for_every_verb_and_its_licence_goes_to_the_corp
     result = augment(recipe())
     assert "heap: 1 files or documents there cannot be read and are left out" in caplog.text
     rows = [row for _, row in read_jsonl(result.corpus_path)]
-    assert {(row["source"], row["licence"]) for row in rows} == {(f"{n}.txt", "CC0-1.0") for n in range(3)}
-    assert {row["document_id"].partition("#")[0] for row in rows} == {f"{n}.txt" for n in range(3)}
+    names = {*(f"{n}.txt" for n in range(3)), "https://example.org/kelm"}
+    assert {(row["source"], row["licence"]) for row in rows} == {(name, "CC0-1.0") for name in names}
+    assert {row["document_id"].partition("#")[0] for row in rows} == {*(f"{n}.txt" for n in range(3)), "rows.jsonl"}
     manifest = read_manifest(result.manifest_path)
     assert manifest is not None
     assert list(manifest["inputs"]) == ["heap"]
 
     monkeypatch.setattr(executors, "LocalExecutor", lambda *_: pytest.fail("everything is parsed"))
-    assert augment(recipe()).n_documents == 3
+    assert augment(recipe()).n_documents == 4
     section = DocumentsSection(licence="CC0-1.0")
     retrieval = RetrievalSection(documents=("heap",))
-    assert len(read_passages(retrieval, section)) == 3
-    assert len(read_passages(retrieval)) == 3  # an option that does not change how files are read
+    assert len(read_passages(retrieval, section)) == 4
+    assert len(read_passages(retrieval)) == 4  # an option that does not change how files are read

@@ -97,8 +97,8 @@ class _CoverageCount:
 class CorpusWriter:
     """Writes corpus.jsonl, sft.jsonl, coverage.jsonl and failures.jsonl in one pass over the documents.
 
-    Each row of the corpus is searched for contamination as it is written. A row of a document with a licence names it, and
-    the document's source.
+    Each row of the corpus is searched for contamination as it is written. A row of a document with a licence names it and
+    the document's source; so does a row of a document whose source is an address.
     """
 
     def __init__(
@@ -133,7 +133,8 @@ class CorpusWriter:
             files = (write_corpus, write_sft, write_fact, write_failure)
             for document, passages in documents:
                 licence = document.meta.get("licence")
-                self._origin = {"source": document.source, "licence": licence} if licence else {}
+                own = {"source": document.source} if licence or "://" in document.source else {}
+                self._origin = own | ({"licence": licence} if licence else {})
                 for passage in passages:
                     if include_originals:
                         row = {"id": passage.id, "document_id": document.id, "origin": "original", "text": passage.text}

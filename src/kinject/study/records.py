@@ -16,7 +16,7 @@ from kinject.eval.results import is_correct, is_scored
 from kinject.eval.scores import Score, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import moderated
-from kinject.recipe.eval_section import EvalSection
+from kinject.recipe import EvalRecipe
 from kinject.report import read_report
 from kinject.results import Perplexity, Recall, Subject
 from kinject.study.arms import BASE, RAG, Arm
@@ -274,14 +274,14 @@ def _means(answers: Sequence[Answer]) -> list[float]:
 
 
 def read_context_passages(
-    section: EvalSection, contexts: Mapping[str, str], questions: Mapping[str, Sequence[Question]]
+    recipe: EvalRecipe, contexts: Mapping[str, str], questions: Mapping[str, Sequence[Question]]
 ) -> dict[str, Passage]:
     """Return by id the passages that are searched, and those in `contexts`: question set -> file with prepared ones."""
-    if section.retrieval is None:
+    if recipe.eval.retrieval is None:
         return {}
     from kinject.eval.retrieval import read_contexts, read_passages  # they load numpy
 
-    found = [shown for _, shown in read_passages(section.retrieval)]
+    found = [shown for _, shown in read_passages(recipe.eval.retrieval, recipe.documents)]
     for name, path in contexts.items():
         found += [passage for of_question in read_contexts(Path(path), questions[name]) for passage in of_question]
     return {passage.id: passage for passage in found}

@@ -80,7 +80,7 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         result = analyse(study, records, questions, running_time() - started)
         write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
         contexts = {item.name: item.test["contexts"] for item in study.question_sets if "contexts" in item.test}
-        passages = read_context_passages(study.evaluation, contexts, questions)
+        passages = read_context_passages(study.eval_recipe, contexts, questions)
         changed = changed_answers(records, study.arms, questions, study.chosen_k, passages)
         write_jsonl(recipe.run_dir / "flips.jsonl", changed)
         page = write_report(recipe.run_dir, result)

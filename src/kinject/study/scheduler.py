@@ -14,7 +14,7 @@ from kinject.disk import file_name, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.executors import Executor
-from kinject.recipe import EvalSection, QuestionSetSection, StudyRecipe, read_recipe
+from kinject.recipe import EvalRecipe, EvalSection, QuestionSetSection, StudyRecipe, read_recipe
 from kinject.recipe.shipped import read_shipped
 from kinject.results import Choice, fewest_for
 from kinject.study.arms import Arm, StudyArms, eval_overrides, expand_arms, find_heirs, override_arguments
@@ -101,7 +101,7 @@ class Study:
     """A study in progress. Without `start_executor`, stages are planned and looked up, but not run."""
 
     recipe: StudyRecipe
-    evaluation: EvalSection
+    eval_recipe: EvalRecipe
     question_sets: list[SplitQuestions]
     expanded: StudyArms
     start_executor: StartExecutor | None = None
@@ -124,6 +124,11 @@ class Study:
 
     def __exit__(self, *error: Any) -> None:
         self._exit_stack.__exit__(*error)
+
+    @property
+    def evaluation(self) -> EvalSection:
+        """How every arm is evaluated."""
+        return self.eval_recipe.eval
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -171,7 +176,7 @@ class Study:
 
     def fresh_copy(self, start_executor: StartExecutor) -> Study:
         """Return the same study with nothing planned or tuned yet, to be run by an executor."""
-        return Study(self.recipe, self.evaluation, self.question_sets, self.expanded, start_executor)
+        return Study(self.recipe, self.eval_recipe, self.question_sets, self.expanded, start_executor)
 
 
 def open_study(recipe: StudyRecipe, awaited: Mapping[str, str] | None = None) -> Study:
@@ -184,8 +189,10 @@ def open_study(recipe: StudyRecipe, awaited: Mapping[str, str] | None = None) ->
     check_names(recipe)
     section = recipe.study
     overrides = override_arguments(eval_overrides(section))
-    evaluation = read_recipe(Path(section.eval), overrides, "eval", check_inputs=False).eval
-    question_sets = _split_questions(evaluation, section.validation or {}, recipe.run_dir / "questions", awaited or {})
+    evaluation = read_recipe(Path(section.eval), overrides, "eval", check_inputs=False)
+    question_sets = _split_questions(
+        evaluation.eval, section.validation or {}, recipe.run_dir / "questions", awaited or {}
+    )
     return Study(recipe, evaluation, question_sets, expand_arms(recipe))
 
 
