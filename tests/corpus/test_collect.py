@@ -201,6 +201,8 @@ def _mixed(heap: Path) -> None:
         text = prose(number % 36)
         (folder / f"{number}.txt").write_text(f"{text}\n\n{NOTICE}\n" if number % 2 else text)
     (heap / "bad.jsonl").write_text("[]\n")
+    for file in filter(Path.is_file, heap.rglob("*")):
+        os.utime(file, (1e9, 1e9))  # a file that has just changed is opened again
 
 
 def test_the_output_does_not_depend_on_processes_or_on_a_kill(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
