@@ -212,7 +212,9 @@ def write_heap(folder: Path, n: int, text: Path | None) -> Counter[str]:
         if number % 20 == 7:
             name, data = BROKEN[broken[number // 20 % len(broken)]](data)
             counts["broken"] += 1
-        (parent / (f"file {number}.{name}" if name != "DS_Store" else ".DS_Store")).write_bytes(data)
+        path = parent / (f"file {number}.{name}" if name != "DS_Store" else ".DS_Store")
+        path.write_bytes(data)
+        os.utime(path, (1e9, 1e9))  # a file that has just changed is opened again by a second run
         counts[name] += 1
     return counts
 

@@ -129,7 +129,6 @@ def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
 
 _NOISE = {
     "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",  # an optional kernel; the plain one works
-    "pypdf._reader": "EOF marker not found",  # of a file that is no PDF; the reader's error follows
     "transformers.trainer_utils": "The tokenizer has new PAD/BOS/EOS tokens",  # the config gets the tokenizer's ids
     "transformers.training_args": "The speedups for torchdynamo mostly come",  # of a recipe's trainer.torch_compile
 }
