@@ -25,12 +25,12 @@ def test_pip_install_and_kinject_demo_in_an_empty_folder(tmp_path: Path) -> None
         (checkout / name).write_bytes((ROOT / name).read_bytes())
     folder.mkdir()
     page = (ROOT / "docs/quickstart.md").read_text("utf-8")
-    install = re.search(r"^\$ pip (install .*) --extra-index-url \S+ \.$", page, re.MULTILINE)
+    install = re.search(r"^\$ pip (install .*) --extra-index-url \S+ '(\S+)'$", page, re.MULTILINE)
     assert install is not None
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "OMP_NUM_THREADS")}
     began = time.monotonic()
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    pip = [str(tmp_path / "venv/bin/pip"), *install[1].split(), "."]
+    pip = [str(tmp_path / "venv/bin/pip"), *install[1].split(), install[2]]
     subprocess.run(pip, cwd=checkout, env=environment, check=True)
     installed = time.monotonic()
     done = subprocess.run(
