@@ -78,19 +78,16 @@ def new_config(values: Mapping[str, Any], vocab_size: int) -> PretrainedConfig:
     return CONFIG_MAPPING[values["model_type"]](**{"vocab_size": vocab_size, **options})
 
 
-def build_model(config: StepConfig) -> PreTrainedModel:
+def build_model(config: StepConfig, n_layers: int | None = None) -> PreTrainedModel:
     """Return the model on the meta device: frozen, quantised and with an adapter as in the recipe.
 
-    Raises `InputError` if transformers or peft refuse the config.
+    `n_layers` keeps only so many of its layers. Raises `InputError` if transformers or peft refuse the config.
     """
-    from transformers import AutoModelForCausalLM
-
-    attention = "eager" if config.attention == "eager" else "sdpa" if config.device == "cpu" else GPU_ATTENTION
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
-                config.model, dtype=config.dtype, attn_implementation=attention, trust_remote_code=False
-            )
+            model = _bare_model(config)
+            if n_layers is not None:
+                del layer_stack(model)[n_layers:]
             if config.quantization != "none":
                 _quantise(model, config)
             if config.adapter is not None:
@@ -108,6 +105,46 @@ def build_model(config: StepConfig) -> PreTrainedModel:
         if config.adapter is not None:
             model.enable_input_require_grads()
     return model
+
+
+def _bare_model(config: StepConfig) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    attention = "eager" if config.attention == "eager" else "sdpa" if config.device == "cpu" else GPU_ATTENTION
+    return AutoModelForCausalLM.from_config(
+        config.model, dtype=config.dtype, attn_implementation=attention, trust_remote_code=False
+    )
+
+
+def layer_stack(model: Any) -> nn.ModuleList:
+    """Return the list of layers of a model: of its lists of modules the one with the most weights."""
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(
+        stacks, key=lambda stack: sum(parameter.numel() for parameter in stack.parameters()), default=nn.ModuleList()
+    )
+
+
+def count_alike_layers(config: StepConfig) -> int:
+    """Return the number of layers of the model if all have weights of the same names and shapes, else 0.
+
+    A pattern of `config.freeze` or of the adapter may choose among layers: 0 if one is given that could.
+    """
+    layers = config.adapter or {}
+    if any("layer" in key and value is not None for key, value in layers.items()) or any(
+        map(_has_digit, config.freeze)
+    ):
+        return 0
+    try:
+        with torch.device("meta"):
+            stack = layer_stack(_bare_model(config))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"no model can be built from this config: {first_line(error)}.") from error
+    shapes = [[(name, parameter.shape) for name, parameter in layer.named_parameters()] for layer in stack]
+    return len(shapes) if all(each == shapes[0] for each in shapes) else 0
+
+
+def _has_digit(text: str) -> bool:
+    return any(map(str.isdigit, text))
 
 
 def _with_adapter(model: Any, adapter: Mapping[str, Any], quantization: str) -> Any:
@@ -173,10 +210,13 @@ class _QuantisedProduct(torch.autograd.Function):
         return grad @ grad.new_empty(grad.shape[-1], ctx.n_in), None
 
 
-def count_parameters(model: Any) -> tuple[int, int]:
-    """Return (parameters, trained parameters). Each weight in 4 bits counts as one."""
+def count_parameters(model: Any) -> tuple[int, int, int]:
+    """Return (parameters, trained parameters, parameters multiplied by each token). Each weight in 4 bits counts as one."""
     quantised = [module for module in model.modules() if isinstance(module, Quantised)]
     packed = sum(module.weight.numel() for module in quantised if module.weight.dtype == torch.uint8)
     scales = sum(module.scales.numel() for module in quantised)
     n_all = sum(parameter.numel() for parameter in model.parameters()) + packed - scales
-    return n_all, sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    n_trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    is_tied = head is not None and head.weight is table
+    return n_all, n_trained, n_all - (0 if is_tied else table.numel())
