@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,15 +176,16 @@ def test_only_what_is_needed_is_changed_and_the_cheapest_first() -> None:
     step = _step(batch=4, block=128)
     full = simulate(step).peak
     roomy = Devices("cpu", "CPU", 1, full * 9 // 10, False, 0)
-    changes, suffice = cheapest_changes(step, roomy)
-    assert suffice
+    changes, changed = cheapest_changes(step, roomy, lambda step: simulate(step).peak)
+    assert changed == replace(step, batch=2, accumulation=2)
     assert [change.overrides for change in changes] == [
         ("trainer.per_device_train_batch_size=2", "trainer.gradient_accumulation_steps=2")
     ]
     assert changes[-1].peak <= roomy.memory
-    changes, suffice = cheapest_changes(_step(batch=1, block=16), Devices("cpu", "CPU", 1, 1000, False, 0))
-    assert not suffice
-    assert changes[-1].overrides == ("model.quantization=4bit",)
+    tiny = Devices("cpu", "CPU", 1, 1000, False, 0)
+    changes, changed = cheapest_changes(_step(batch=1, block=16), tiny, lambda step: simulate(step).peak)
+    assert changed is None
+    assert changes[-1].overrides[-1] == "model.quantization=4bit"
 
 
 @pytest.mark.parametrize("strategy", ["bfd_split", "wrapped"])

@@ -12,7 +12,7 @@ import contextlib
 import re
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,8 @@ class Memory:
     `activations` are the tensors that the backward pass needs or that are being computed, `logits` all tensors over the
     vocabulary, `fragmentation` the estimated holes in a CPU's heap (0 on a GPU). `n_parameters` and `n_trained` are counts.
     `flops` are the operations of an optimizer step on one device, `largest_block` the bytes of weights of the largest layer
-    (gathered at a time when weights are sharded).
+    (gathered at a time when weights are sharded). `paged` are bytes of the optimizer's state in the machine's memory, which
+    come and go (trainer.optim: paged_...).
     """
 
     weights: int
@@ -70,6 +71,7 @@ class Memory:
     trained_bytes: int
     largest_block: int
     flops: float
+    paged: int = 0
 
     @property
     def peak(self) -> int:
@@ -106,7 +108,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if sum(self.parts.values()) > sum(self.fullest.get(self.moment, {}).values()):
             self.fullest[self.moment] = dict(self.parts)
 
-    def name_moments(self, layers: Sequence[torch.nn.Module]) -> None:
+    def name_moments(self, layers: torch.nn.ModuleList) -> None:
         """Let `moment` follow the step: layers and head forwards, head and layers backwards (recomputed or not).
 
         The names count from the first layer and from the last, so that stacks of any height share them.
@@ -126,7 +128,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 enter(after)
                 for tensor in tree_leaves(output):
                     if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                        tensor.register_hook(lambda _: enter(f"backward, {place}", backward=True))
+                        tensor.register_hook(lambda _: enter(f"backward, {place}", backward=True))  # type: ignore[no-untyped-call]
 
             layer.register_forward_pre_hook(lambda *_, place=place: enter(f"forward, {place}"))
             layer.register_forward_hook(leave)
@@ -229,6 +231,16 @@ def _run_step(config: StepConfig, n_layers: int | None) -> dict[tuple[str, str],
         "parameters": n_all, "trained": n_trained, "multiplied": n_multiplied, "state": state, "working": working,
         "trained bytes": _bytes(trained), "largest block": _largest_block(model),
     }  # fmt: skip
+
+    def keep(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        tracker.track(parameter.grad, "gradients")
+
+    def update(parameter: torch.Tensor) -> None:
+        keep(parameter)
+        torch.empty(_copies_of_update(config) * parameter.numel(), dtype=torch.float32)  # counted, and gone at once
+        parameter.grad = None
+
     with FakeTensorMode(allow_non_fake_inputs=True):
         _allocate_fake_storages(model)
         tracker = MemoryTracker(int(config.model.get_text_config().vocab_size))
@@ -239,7 +251,7 @@ def _run_step(config: StepConfig, n_layers: int | None) -> dict[tuple[str, str],
                 if config.accumulation > 1:
                     parameter.grad = torch.empty_like(parameter)
                     tracker.track(parameter.grad, "gradients")
-                parameter.register_post_accumulate_grad_hook(lambda trained: tracker.track(trained.grad, "gradients"))
+                parameter.register_post_accumulate_grad_hook(update if config.in_backward else keep)
         tracker.name_moments(layer_stack(model))
         _run_micro_batch(model, config, tracker)
         moments = {**tracker.fullest, _UPDATE: tracker.parts, "counts": counts}
@@ -322,14 +334,16 @@ def _fullest_moment(figures: Mapping[tuple[str, str], int], config: StepConfig) 
     moments[_UPDATE]["activations"] += counts["working"]
     when = max(moments, key=lambda moment: sum(moments[moment].values()))
     parts = moments[when]
+    is_paged = config.optim.startswith("paged") and config.device == "cuda"
     fragmented = config.device == "cpu" and config.checkpointing
     fragmentation = int(_CPU_FRAGMENTATION * (parts["activations"] + parts["logits"])) if fragmented else 0
     return Memory(
-        weights=parts["weights"], gradients=parts["gradients"], optimizer=counts["state"],
+        weights=parts["weights"], gradients=parts["gradients"], optimizer=0 if is_paged else counts["state"],
         activations=parts["activations"], logits=parts["logits"], fragmentation=fragmentation,
         when=_UPDATE if when == _UPDATE else "forward and backward pass", n_parameters=counts["parameters"],
         n_trained=counts["trained"], trained_bytes=counts["trained bytes"], largest_block=counts["largest block"],
         flops=_count_flops(counts["multiplied"], counts["trained"], config),
+        paged=counts["state"] if is_paged else 0,
     )  # fmt: skip
 
 
@@ -370,18 +384,32 @@ def optimizer_memory(model: Any, config: StepConfig) -> tuple[int, int]:
     if not trained:
         raise InputError("no parameter trains. Look at model.freeze and at the adapter section.")
     optim = config.optim
+    largest = max(parameter.numel() for parameter in trained)
+    one_by_one = 4 * _copies_of_update(config) * largest if config.rounding or config.in_backward else None
     if optim == "adafactor":
-        return sum(map(_adafactor_state, trained)), 2 * max(4 * parameter.numel() for parameter in trained)
+        return sum(map(_adafactor_state, trained)), one_by_one or 2 * 4 * largest
     family = _family(optim)
     n_states = _STATES[family] + (family in ("sgd", "rmsprop") and _has_option(config.optim_args, "momentum"))
     if _is_bitsandbytes(optim):
         in_8_bits = _parameters_in_8_bits(model, config) if "8bit" in optim else set()
-        return sum(n_states * (_state_in_8_bits(p) if id(p) in in_8_bits else 4 * p.numel()) for p in trained), 0
+        state = sum(n_states * (_state_in_8_bits(p) if id(p) in in_8_bits else 4 * p.numel()) for p in trained)
+        return state, one_by_one or 0
+    if one_by_one:
+        numbers = [4 if config.rounding else parameter.element_size() for parameter in trained]
+        return n_states * sum(n * parameter.numel() for n, parameter in zip(numbers, trained, strict=True)), one_by_one
     sizes = [parameter.numel() * parameter.element_size() for parameter in trained]
     state = n_states * sum(sizes)
     if optim in ("adamw_torch_fused", "sgd") or family == "lion":
         return state, 0
     return state, sum(sizes) if config.device == "cuda" else 2 * max(sizes)  # all at once on a GPU, else one by one
+
+
+def _copies_of_update(config: StepConfig) -> int:
+    """Return the float32 numbers for each number of a parameter that is updated by itself, beside its gradient.
+
+    Stochastic rounding copies the parameter and its gradient; torch's own optimizers keep two steps of the update besides.
+    """
+    return 2 * config.rounding + 2 * (not _is_bitsandbytes(config.optim))
 
 
 def _family(optim: str) -> str:

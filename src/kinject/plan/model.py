@@ -30,7 +30,8 @@ class StepConfig:
     """Everything that decides the memory of a training step.
 
     `mixed` is the dtype of autocast (None: off). `masked`: attention gets a mask, because documents share a row. `fused`: the
-    loss never holds all logits (TRL's head on a GPU); kinject's loss on a CPU does.
+    loss never holds all logits (TRL's head on a GPU); kinject's loss on a CPU does. `rounding` and `in_backward` are
+    techniques.stochastic_rounding and optimizer_in_backward.
     """
 
     model: PretrainedConfig
@@ -50,6 +51,13 @@ class StepConfig:
     quantization: str = "none"
     adapter: Mapping[str, Any] | None = None
     freeze: tuple[str, ...] = ()
+    rounding: bool = False
+    in_backward: bool = False
+
+    @property
+    def optim_in_8_bits(self) -> bool:
+        """Whether the optimizer's state is in 8 bits."""
+        return "8bit" in self.optim
 
 
 def read_config(path: str, revision: str | None) -> PretrainedConfig:
