@@ -72,17 +72,18 @@ def _texts(row: CorpusRow) -> list[str]:
 def load_training_model(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, list[str]]:
     """Return the model, in float32 unless the recipe names a dtype, and notes on the choices made for it."""
     section = recipe.model
+    dtype = "float32" if section.dtype == "auto" else section.dtype
     if section.path is None:
         fields = section.new or {}
         attention = models.choose_attention(section.attention, models.choose_device(section.device))
-        model = models.new_model(fields, tokenizer, recipe.seed, attention)
+        model = models.new_model(fields, tokenizer, recipe.seed, attention, dtype)
         n = sum(parameter.numel() for parameter in model.parameters())
         return model, [
             f"new {fields['model_type']} with random weights: {n:,} parameters, "
             f"{len(tokenizer):,} tokens, {model.config._attn_implementation} attention"
         ]
     loaded = models.load_model(
-        section.path, dtype="float32" if section.dtype == "auto" else section.dtype, attention=section.attention,
+        section.path, dtype=dtype, attention=section.attention,
         device=section.device, revision=section.revision, quantization=section.quantization, tokenizer=tokenizer,
         move=not is_fsdp_launch(),
     )  # fmt: skip
