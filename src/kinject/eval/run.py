@@ -123,8 +123,8 @@ def evaluate(recipe: EvalRecipe) -> Report:
     plan = read_plan(recipe)
     section = recipe.eval
     inputs = {str(path): check_output(path, _INPUT_FIX) for path in plan.inputs if path.is_file()}
-    for path in map(Path, section.retrieval.documents if section.retrieval else ()):
-        inputs |= {} if path.is_file() else document_hashes(path, recipe.documents)
+    for source in map(Path, section.retrieval.documents if section.retrieval else ()):
+        inputs |= {} if source.is_file() else document_hashes(source, recipe.documents)
     shard = join_processes(recipe.run_dir)
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
         answers.read_others(shard.other_answers())
