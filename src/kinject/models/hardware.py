@@ -1,13 +1,14 @@
-"""The choice of device, dtype and attention for this machine."""
+"""The choice of device, dtype, attention and quantization for this machine."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kinject.errors import InputError
+from kinject.process import is_fsdp_launch
 
 if TYPE_CHECKING:
     import torch
@@ -186,3 +187,19 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def quantization_config(kind: str, dtype: torch.dtype) -> Any:
+    """Return that of 8 bits, or of QLoRA (arXiv 2305.14314): NF4, its scales quantised too.
+
+    FSDP shards floating-point tensors only, so under it the packed weights are stored as `dtype`.
+    """
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    if kind == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True,
+        bnb_4bit_quant_storage=dtype if is_fsdp_launch() else torch.uint8,
+    )  # fmt: skip

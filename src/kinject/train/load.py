@@ -72,10 +72,12 @@ def _texts(row: CorpusRow) -> list[str]:
 def load_training_model(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, list[str]]:
     """Return the model, in float32 unless the recipe names a dtype, and notes on the choices made for it."""
     section = recipe.model
+    dtype = "float32" if section.dtype == "auto" else section.dtype
     if section.path is None:
         fields = section.new or {}
         device = models.choose_device("cpu" if recipe.trainer.get("use_cpu") else section.device)
-        model = models.new_model(fields, tokenizer, recipe.seed, models.choose_attention(section.attention, device))
+        attention = models.choose_attention(section.attention, device)
+        model = models.new_model(fields, tokenizer, recipe.seed, attention, dtype)
         chosen = [] if is_fsdp_launch() else _use_fastest(model.to(device), section.attention, device)
         n = sum(parameter.numel() for parameter in model.parameters())
         return model, [
@@ -84,7 +86,7 @@ def load_training_model(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase)
             *chosen,
         ]
     loaded = models.load_model(
-        section.path, dtype="float32" if section.dtype == "auto" else section.dtype, attention=section.attention,
+        section.path, dtype=dtype, attention=section.attention,
         device=section.device, revision=section.revision, quantization=section.quantization, tokenizer=tokenizer,
         move=not is_fsdp_launch(),
     )  # fmt: skip
