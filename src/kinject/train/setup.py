@@ -127,7 +127,7 @@ def _assemble(
 
     section, data, validation = recipe.regularization, tokenized.train, tokenized.validation
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    flatten = model.config._attn_implementation == "flash_attention_2" and bool(recipe.trainer.get("packing"))
+    flatten = "flash" in str(model.config._attn_implementation) and bool(recipe.trainer.get("packing"))
     dataset = RowDataset(data.rows, with_replay=section is not None and section.kl > 0, weights=tokenized.weights)
     freeze(model, recipe)
     check_trained_tokens(recipe, model)
