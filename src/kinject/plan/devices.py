@@ -200,6 +200,9 @@ def _possible_changes(config: StepConfig, devices: Devices) -> Iterator[_Candida
     if not config.checkpointing:
         cost = "the same update, about a third more time"
         yield _Candidate(("trainer.gradient_checkpointing=true",), cost, (("checkpointing", True),))
+    if not config.fused and config.loss_tile is None:
+        cost = "the same update; the last layer's products are computed twice"
+        yield _Candidate(("techniques.loss_tile=1024",), cost, (("loss_tile", 1024),))
     if is_full and config.mixed == torch.bfloat16:
         yield from _smaller_full_training(config, devices)
     if config.device == "cuda" and not config.offloading:

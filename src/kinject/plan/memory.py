@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_leaves
 
 from kinject.errors import InputError
 from kinject.plan.model import GPU_ATTENTION, StepConfig, build_model, count_alike_layers, count_parameters, layer_stack
-from kinject.train.config import embedding_bits
+from kinject.train.loss import in_tiles
+from kinject.train.optimizers import embedding_bits
 
 _TILE = (4096, 32_768)
 """Tokens and vocabulary entries that TRL's fused head projects at once, at most."""
@@ -291,6 +292,8 @@ def _run_micro_batch(model: Any, config: StepConfig, tracker: MemoryTracker) -> 
 def _loss(model: Any, config: StepConfig, inputs: dict[str, Any]) -> torch.Tensor:
     """Return the loss as the trainer computes it on the device of `config`."""
     autocast = torch.autocast("cpu", config.mixed) if config.mixed is not None else contextlib.nullcontext()
+    if config.loss_tile is not None:
+        return _tiled_loss(model, config, inputs, autocast)
     if not config.fused:
         with autocast:
             logits = model(**inputs).logits
@@ -304,6 +307,19 @@ def _loss(model: Any, config: StepConfig, inputs: dict[str, Any]) -> torch.Tenso
         losses = _FusedHead.apply(hidden, weight, config.mixed or hidden.dtype)  # type: ignore[no-untyped-call]
     assert isinstance(losses, torch.Tensor)
     return losses.sum()
+
+
+def _tiled_loss(model: Any, config: StepConfig, inputs: dict[str, Any], autocast: Any) -> torch.Tensor:
+    """Return the loss with the logits of `loss_tile` tokens at a time, as techniques.loss_tile computes it."""
+    whole = model.get_base_model() if config.adapter is not None else model
+    with autocast:
+        hidden = whole.base_model(**inputs).last_hidden_state[:, :-1].flatten(0, 1)
+        head = whole.get_output_embeddings()
+        losses = in_tiles(
+            lambda part, wanted: F.cross_entropy(head(part).float(), wanted, reduction="none"),
+            config.loss_tile or 1, hidden, inputs["input_ids"][:, 1:].flatten(),
+        )  # fmt: skip
+    return torch.cat(losses).sum()
 
 
 @contextlib.contextmanager

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 _BLOCK_4BIT = 64
-"""Weights of bitsandbytes' NF4 that share a scale of float32."""
+"""Weights of bitsandbytes' NF4 that share a scale of 8 bits."""
+_BLOCK_SCALES = 256
+"""Scales that share one of float32 (double quantization)."""
 GPU_ATTENTION = "kinject_plan"
 """Name in transformers of an attention with the memory of a GPU's kernels (`kinject.plan.memory` registers it)."""
 
@@ -30,8 +32,8 @@ class StepConfig:
     """Everything that decides the memory of a training step.
 
     `mixed` is the dtype of autocast (None: off). `masked`: attention gets a mask, because documents share a row. `fused`: the
-    loss never holds all logits (TRL's head on a GPU); kinject's loss on a CPU does. `rounding` and `in_backward` are
-    techniques.stochastic_rounding and optimizer_in_backward.
+    loss never holds all logits (TRL's head on a GPU); kinject's own loss does, unless `loss_tile` limits them. `rounding` and
+    `in_backward` are techniques.stochastic_rounding and optimizer_in_backward.
     """
 
     model: PretrainedConfig
@@ -53,6 +55,7 @@ class StepConfig:
     freeze: tuple[str, ...] = ()
     rounding: bool = False
     in_backward: bool = False
+    loss_tile: int | None = None
 
     @property
     def optim_in_8_bits(self) -> bool:
@@ -192,7 +195,10 @@ class Quantised(nn.Linear):
         self.product_dtype = dtype
         n = size[0] * size[1]
         small = torch.empty(n // 2, 1, dtype=torch.uint8) if kind == "4bit" else torch.empty(n, 1, dtype=torch.int8)
-        scales = torch.empty(-(-n // _BLOCK_4BIT) if kind == "4bit" else size[1])
+        n_scales = -(-n // _BLOCK_4BIT)
+        scales = torch.empty(
+            n_scales + 4 * -(-n_scales // _BLOCK_SCALES) if kind == "4bit" else 4 * size[1], dtype=torch.uint8
+        )
         self.weight = nn.Parameter(small, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
         self.bias = bias

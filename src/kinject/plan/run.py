@@ -6,7 +6,6 @@ their own.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
 import shutil
@@ -22,7 +21,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from kinject.disk import is_file, is_folder
 from kinject.errors import KinjectError, RecipeError
-from kinject.models import choose_device, has_fast_bf16, load_tokenizer
+from kinject.models import choose_device, choose_precision, fastest_attention, load_tokenizer
 from kinject.plan.devices import Change, Devices, cheapest_changes, find_devices, find_gpu
 from kinject.plan.memory import Memory, simulate
 from kinject.plan.model import StepConfig, new_config, read_config
@@ -242,11 +241,17 @@ def step_config(recipe: TrainRecipe, devices: Devices) -> StepConfig:
         accumulation=int(trainer_field(recipe, "gradient_accumulation_steps")), checkpointing=checkpointing,
         offloading=bool(trainer_field(recipe, "activation_offloading")), attention=attention,
         masked=(attention == "sdpa" and strategy in ("bfd", "bfd_split")) or attention == "eager",
-        fused=devices.kind != "cpu", optim=str(trainer_field(recipe, "optim")), optim_args=trainer.get("optim_args"),
+        fused=devices.kind != "cpu" and _is_plain_loss(recipe), loss_tile=recipe.techniques.loss_tile, optim=str(trainer_field(recipe, "optim")), optim_args=trainer.get("optim_args"),
         quantization=model.quantization, adapter=recipe.adapter, freeze=model.freeze,
-        rounding=getattr(recipe.techniques, "stochastic_rounding", False),
-        in_backward=getattr(recipe.techniques, "optimizer_in_backward", False),
+        rounding=recipe.techniques.stochastic_rounding, in_backward=recipe.techniques.optimizer_in_backward,
     )  # fmt: skip
+
+
+def _is_plain_loss(recipe: TrainRecipe) -> bool:
+    """Return whether the loss is the mean over tokens, which TRL computes on a GPU without all logits."""
+    techniques, section = recipe.techniques, recipe.regularization
+    special = techniques.hard_example_mining is not None or techniques.row_weights is not None
+    return not (special or trainer_field(recipe, "label_smoothing_factor") or (section is not None and section.kl))
 
 
 def _model_config(recipe: TrainRecipe) -> Any:
@@ -266,21 +271,20 @@ def _model_config(recipe: TrainRecipe) -> Any:
 
 def _attention(attention: str, devices: Devices) -> str:
     """Return eager, sdpa, or flash: an attention that separates documents without a mask."""
-    if attention in ("flash_attention_2", "varlen"):
-        return "flash"
     if attention != "auto":
-        return attention
-    installed = importlib.util.find_spec("flash_attn") is not None
-    return "flash" if devices.kind == "cuda" and (installed or not devices.here or has_fast_bf16("cuda")) else "sdpa"
+        return attention if attention in ("eager", "sdpa") else "flash"
+    is_fast = bool(fastest_attention("cuda")) if devices.here else devices.has_bf16
+    return "flash" if devices.kind == "cuda" and is_fast else "sdpa"
 
 
 def _mixed(recipe: TrainRecipe, devices: Devices) -> torch.dtype | None:
     if recipe.trainer.get("fp16"):
         return torch.float16
-    bf16 = recipe.trainer.get("bf16")
-    if bf16 is None:
-        bf16 = has_fast_bf16(devices.kind) if devices.here or devices.kind == "cpu" else devices.kind == "cuda"
-    return torch.bfloat16 if bf16 else None
+    if recipe.trainer.get("bf16") is not None:
+        return torch.bfloat16 if recipe.trainer["bf16"] else None
+    here = devices.here or devices.kind != "cuda"
+    precision = choose_precision(devices.kind) if here else "bf16" if devices.has_bf16 else "fp16"
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "no": None}[precision]
 
 
 def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunLength | None:
