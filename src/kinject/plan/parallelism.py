@@ -154,10 +154,11 @@ def _fsdp_step(step: StepConfig, memory: Memory | None) -> tuple[tuple[str, ...]
     if memory is not None and changed == step:
         return overrides, memory
     found = simulate(changed)
-    wider = 2 if half != step.dtype else 1  # the shards keep the dtype of the weights
+    wider = found.n_trained * step.dtype.itemsize - found.trained_bytes if step.adapter is None else 0
+    ratio = 1 + wider / found.trained_bytes  # the shards keep the dtype of the weights
     return overrides, replace(
-        found, weights=wider * found.weights, gradients=wider * found.trained_bytes, optimizer=wider * found.optimizer,
-        trained_bytes=wider * found.trained_bytes,
+        found, weights=found.weights + wider, gradients=found.trained_bytes + wider, optimizer=int(ratio * found.optimizer),
+        trained_bytes=found.trained_bytes + wider,
     )  # fmt: skip
 
 

@@ -241,9 +241,10 @@ def step_config(recipe: TrainRecipe, devices: Devices) -> StepConfig:
         accumulation=int(trainer_field(recipe, "gradient_accumulation_steps")), checkpointing=checkpointing,
         offloading=bool(trainer_field(recipe, "activation_offloading")), attention=attention,
         masked=(attention == "sdpa" and strategy in ("bfd", "bfd_split")) or attention == "eager",
-        fused=devices.kind != "cpu" and _is_plain_loss(recipe), loss_tile=recipe.techniques.loss_tile, optim=str(trainer_field(recipe, "optim")), optim_args=trainer.get("optim_args"),
-        quantization=model.quantization, adapter=recipe.adapter, freeze=model.freeze,
-        rounding=recipe.techniques.stochastic_rounding, in_backward=recipe.techniques.optimizer_in_backward,
+        fused=devices.kind != "cpu" and _is_plain_loss(recipe), optim=str(trainer_field(recipe, "optim")),
+        optim_args=trainer.get("optim_args"), quantization=model.quantization, adapter=recipe.adapter, freeze=model.freeze,
+        loss_tile=recipe.techniques.loss_tile, rounding=recipe.techniques.stochastic_rounding,
+        in_backward=recipe.techniques.optimizer_in_backward,
     )  # fmt: skip
 
 
@@ -273,8 +274,9 @@ def _attention(attention: str, devices: Devices) -> str:
     """Return eager, sdpa, or flash: an attention that separates documents without a mask."""
     if attention != "auto":
         return attention if attention in ("eager", "sdpa") else "flash"
-    is_fast = bool(fastest_attention("cuda")) if devices.here else devices.has_bf16
-    return "flash" if devices.kind == "cuda" and is_fast else "sdpa"
+    if devices.kind != "cuda":
+        return "sdpa"
+    return "flash" if (fastest_attention("cuda") if devices.here else devices.has_bf16) else "sdpa"
 
 
 def _mixed(recipe: TrainRecipe, devices: Devices) -> torch.dtype | None:
