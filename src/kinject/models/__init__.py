@@ -29,12 +29,26 @@ from kinject.models.load import (
     saved_tensors,
     train_tokenizer,
 )
+from kinject.models.sharded import (
+    Sharding,
+    copy_weights,
+    own_part,
+    read_sharding,
+    shape_of,
+    shard,
+    sharded_by_transformers,
+    size_of,
+    whole,
+    whole_weights,
+)
 
 __all__ = [
-    "LoadedModel", "base_of_adapter", "causal_fault", "check_causal", "check_config", "check_files", "check_finite_in",
-    "check_model", "choose_attention", "choose_device", "first_line", "has_fast_bf16", "is_runnable", "load_config", "load_model",
-    "load_tokenizer", "model_files", "model_hash", "new_model", "not_finite", "not_finite_in", "reads_later_tokens",
-    "saved_tensors", "train_tokenizer", "try_varlen", "varlen_unavailable_reason", "weight_files",
+    "LoadedModel", "Sharding", "base_of_adapter", "causal_fault", "check_causal", "check_config", "check_files",
+    "check_finite_in", "check_model", "choose_attention", "choose_device", "copy_weights", "first_line",
+    "has_fast_bf16", "is_runnable", "load_config", "load_model", "load_tokenizer", "model_files", "model_hash",
+    "new_model", "not_finite", "not_finite_in", "own_part", "read_sharding", "reads_later_tokens", "saved_tensors",
+    "shape_of", "shard", "sharded_by_transformers", "size_of", "train_tokenizer", "try_varlen",
+    "varlen_unavailable_reason", "weight_files", "whole", "whole_weights",
 ]  # fmt: skip
 
 

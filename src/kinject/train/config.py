@@ -16,6 +16,7 @@ from kinject.process import is_launched
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
+from kinject.train.load import sharding_faults, what_splits
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -352,7 +353,7 @@ def _config_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     return [
         *_regularization_faults(recipe, config), *_loss_faults(recipe, config), *_gradient_faults(recipe, config),
         *_layer_faults(recipe), *_patience_faults(recipe, config), *_schedule_free_faults(config),
-        *_histogram_faults(recipe, config),
+        *_histogram_faults(recipe, config), *sharding_faults(recipe, config),
     ]  # fmt: skip
 
 
@@ -369,8 +370,9 @@ def _regularization_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
         faults.append((key, "an adapter does not change the base weights. Remove l2 and ewc."))
     if (section.l2 or section.ewc) and recipe.trainer.get("fp16"):
         faults.append((key, "l2 and ewc need unscaled gradients. Set trainer.bf16: true instead of fp16."))
-    if (section.l2 or section.ewc or section.kl) and (config.fsdp or config.deepspeed):
-        faults.append((key, "l2, ewc and kl need whole weights on each process. Use DDP."))
+    splits = what_splits(recipe, config)
+    if (section.l2 or section.ewc or section.kl) and splits:
+        faults.append((key, f"l2, ewc and kl need the base's weights and the gradients, and {splits}"))
     return faults
 
 
@@ -401,10 +403,10 @@ def _gradient_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
         "sam": techniques.sam > 0, "freeze_base_steps": techniques.freeze_base_steps is not None,
         "histogram_steps": techniques.histogram_steps is not None,
     }  # fmt: skip
-    optim = str(config.optim).lower()
+    optim, splits = str(config.optim).lower(), what_splits(recipe, config)
     for name in (name for name, is_on in uses_gradients.items() if is_on):
-        if config.fsdp or config.deepspeed:
-            faults.append((f"techniques.{name}", "needs whole gradients on each process. Use DDP."))
+        if splits:
+            faults.append((f"techniques.{name}", f"needs the gradients, and {splits}"))
         if optim.rpartition(".")[2] in _UPDATES_IN_BACKWARD or "layerwise" in optim:
             fault = "this optimizer updates while gradients are computed, before they can be used. Set another optim."
             faults.append((f"techniques.{name}", fault))
