@@ -1,11 +1,12 @@
-"""The choice of device, dtype and attention for this machine."""
+"""The choice of device, dtype, attention and quantization for this machine."""
 
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kinject.errors import InputError
+from kinject.process import is_fsdp_launch
 
 if TYPE_CHECKING:
     import torch
@@ -86,3 +87,19 @@ def varlen_unavailable_reason(device: str) -> str:
     if importlib.util.find_spec("torch.nn.attention.varlen") is None:
         return "needs torch 2.10 or newer (pip install -U torch)"
     return "" if has_fast_bf16(device) else "needs a GPU that multiplies bfloat16 (Ampere or newer)"
+
+
+def quantization_config(kind: str, dtype: torch.dtype) -> Any:
+    """Return that of 8 bits, or of QLoRA (arXiv 2305.14314): NF4, its scales quantised too.
+
+    FSDP shards floating-point tensors only, so under it the packed weights are stored as `dtype`.
+    """
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    if kind == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True,
+        bnb_4bit_quant_storage=dtype if is_fsdp_launch() else torch.uint8,
+    )  # fmt: skip

@@ -384,6 +384,13 @@ class TechniquesSection:
     reinitialize_last_layers: int = option(
         0, help="Last layers whose weights are re-initialised before training.", min=0
     )
+    stochastic_rounding: bool = option(
+        False,
+        help="Round bfloat16 weights up or down at random, so that small updates count (with model.dtype: bfloat16).",
+    )
+    optimizer_in_backward: bool = option(
+        False, help="Update a weight as soon as its gradient is there, and free that; no clipping, no accumulation."
+    )
     sam: float = option(
         0.0, help="Sharpness-aware minimisation: its rho; an update takes twice the time.", min=0.0, max=100.0
     )

@@ -17,6 +17,7 @@ from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
 from kinject.train.load import sharding_faults, what_splits
+from kinject.train.optimizers import embedding_bits_faults, optimizer_faults
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -29,7 +30,6 @@ Faults = list[tuple[str, str]]
 _NEED_MODEL = {"galore": "galore_torch", "apollo": "apollo_torch", "lomo": "lomo_optim", "adalomo": "lomo_optim"}
 """Optimizers that choose weights by the names of a model's modules -> their package."""
 _UPDATES_IN_BACKWARD = ("lomo", "adalomo")
-_FAMILIES_8BIT = ("adamw", "lion", "ademamix")
 
 
 def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
@@ -230,15 +230,6 @@ def trainer_field(recipe: TrainRecipe, name: str) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def embedding_bits(optim_args: str | None) -> str | None:
-    """Return the value of embedding_bits in trainer.optim_args, None without one."""
-    for pair in (optim_args or "").replace(" ", "").split(","):
-        key, _, value = pair.partition("=")
-        if key == "embedding_bits":
-            return value
-    return None
-
-
 def _raise_faults(recipe: TrainRecipe, faults: Faults) -> None:
     if faults:
         raise RecipeError([Fault(recipe.where(key), key, fault) for key, fault in faults])
@@ -273,7 +264,7 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
                 check_regular(path)
             except DiskError as error:
                 faults.append((f"trainer.{key}", str(error)))
-    faults += [*_embedding_bits_faults(trainer), *_evaluation_faults(recipe), *_device_faults(recipe)]
+    faults += [*embedding_bits_faults(trainer), *_evaluation_faults(recipe), *_device_faults(recipe)]
     if recipe.corpus is not None:
         if "replay" in (recipe.corpus.mix or {}):
             faults.append(("corpus.mix.replay", "replay is no part of mix. Move it up to corpus.replay, or rename it."))
@@ -286,19 +277,6 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
     if recipe.adapter is not None and recipe.adapter.get("merge") and model.quantization != "none":
         faults.append(("adapter.merge", "folding into quantised weights loses precision. Use kinject merge later."))
     return faults
-
-
-def _embedding_bits_faults(trainer: Mapping[str, Any]) -> Faults:
-    bits = embedding_bits(trainer.get("optim_args"))
-    if bits is None:
-        return []
-    optim, key = str(trainer.get("optim", "adamw_torch")), "trainer.optim_args"
-    if "8bit" not in optim or not any(family in optim for family in _FAMILIES_8BIT):
-        fault = "embedding_bits is for 8-bit AdamW, Lion and AdEMAMix, found optim:"
-        return [(key, f"{fault} {optim}. Remove it, or set adamw_8bit.")]
-    if bits not in ("8", "32"):
-        return [(key, f"found embedding_bits={bits}, allowed are 8 and 32 (transformers' own).")]
-    return []
 
 
 def _evaluation_faults(recipe: TrainRecipe) -> Faults:
@@ -352,7 +330,7 @@ def _config_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     """Return the faults of regularization and techniques, alone and together."""
     return [
         *_regularization_faults(recipe, config), *_loss_faults(recipe, config), *_gradient_faults(recipe, config),
-        *_layer_faults(recipe), *_patience_faults(recipe, config), *_schedule_free_faults(config),
+        *_layer_faults(recipe), *_patience_faults(recipe, config), *optimizer_faults(recipe, config),
         *_histogram_faults(recipe, config), *sharding_faults(recipe, config),
     ]  # fmt: skip
 
@@ -407,8 +385,12 @@ def _gradient_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     for name in (name for name, is_on in uses_gradients.items() if is_on):
         if splits:
             faults.append((f"techniques.{name}", f"needs the gradients, and {splits}"))
-        if optim.rpartition(".")[2] in _UPDATES_IN_BACKWARD or "layerwise" in optim:
-            fault = "this optimizer updates while gradients are computed, before they can be used. Set another optim."
+        is_in_backward = optim.rpartition(".")[2] in _UPDATES_IN_BACKWARD or "layerwise" in optim
+        if is_in_backward or techniques.optimizer_in_backward:
+            fault = "the optimizer updates while gradients are computed, before they can be used. Set another optim."
+            fault = (
+                "optimizer_in_backward frees the gradients that it needs. Keep one." if not is_in_backward else fault
+            )
             faults.append((f"techniques.{name}", fault))
     if uses_gradients["sam"] and recipe.model.dtype in ("bfloat16", "float16"):
         fault = f"a step of {techniques.sam:g} uphill rounds away in {recipe.model.dtype} weights. Set model.dtype: float32;"
@@ -455,22 +437,6 @@ def _patience_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
             "without corpus.validation_corpus there is no loss. Set it, or trainer.metric_for_best_model to a probe's."
         )
         faults.append((key, fault))
-    return faults
-
-
-def _schedule_free_faults(config: SFTConfig) -> Faults:
-    """Return the faults of a schedule-free optimizer (arXiv 2405.15682), of the package schedulefree."""
-    optim = str(getattr(config.optim, "value", config.optim))
-    if not optim.startswith("schedule_free"):
-        return []
-    faults: Faults = []
-    if find_spec("schedulefree") is None:
-        fault = f"{optim} needs the package schedulefree. Install it: pip install 'kinject[schedule-free]'."
-        faults.append(("trainer.optim", fault))
-    schedule = str(getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type))
-    if schedule not in ("constant", "constant_with_warmup"):
-        fault = f"found {schedule}, but {optim} averages weights instead of following a schedule. Set constant, with or"
-        faults.append(("trainer.lr_scheduler_type", f"{fault} without trainer.warmup_steps."))
     return faults
 
 

@@ -77,10 +77,11 @@ def load_training_model(
     With `path` it is the recipe's model with the weights of that folder, a checkpoint of the run.
     """
     section = recipe.model
+    dtype = "float32" if section.dtype == "auto" else section.dtype
     if section.path is None and not path:
         fields = section.new or {}
         attention = models.choose_attention(section.attention, models.choose_device(section.device))
-        model = models.new_model(fields, tokenizer, recipe.seed, attention)
+        model = models.new_model(fields, tokenizer, recipe.seed, attention, dtype)
         n = sum(models.size_of(parameter) for parameter in model.parameters())
         model = models.shard(model, sharding) if sharding is not None else model
         return model, [
@@ -88,9 +89,9 @@ def load_training_model(
             f"{len(tokenizer):,} tokens, {model.config._attn_implementation} attention"
         ]
     loaded = models.load_model(
-        path or str(section.path), dtype="float32" if section.dtype == "auto" else section.dtype,
-        attention=section.attention, device=section.device, revision=None if path else section.revision,
-        quantization=section.quantization, tokenizer=tokenizer, move=not is_fsdp_launch(), sharding=sharding,
+        path or str(section.path), dtype=dtype, attention=section.attention, device=section.device,
+        revision=None if path else section.revision, quantization=section.quantization, tokenizer=tokenizer,
+        move=not is_fsdp_launch(), sharding=sharding,
     )  # fmt: skip
     notes = [*loaded.notes, *_use_varlen(loaded.model, section.attention, loaded.device)]
     if section.quantization == "4bit":

@@ -35,7 +35,7 @@ from kinject.train.load import (
     take_over_sharding,
 )
 from kinject.train.loss import MeanLoss, TrainingLoss
-from kinject.train.optimizers import SharpnessAware
+from kinject.train.optimizers import SHARDED, SharpnessAware
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import RestoreState
@@ -91,7 +91,8 @@ def _make_trainer(
     probes = Probes(recipe.probes, corpora.questions, tokenizer, window) if recipe.probes is not None else None
 
     def load_weights(path: str) -> PreTrainedModel:
-        return load_training_model(recipe, tokenizer, sharding, path)[0]
+        with models.sharded_by_transformers(sharding):
+            return load_training_model(recipe, tokenizer, sharding, path)[0]
 
     load_base = functools.partial(load_weights, "") if sharding is not None else None
     trainer = _assemble(recipe, config, adapter, model, tokenizer, tokenized, load_base)
@@ -107,7 +108,10 @@ def _make_trainer(
             "numbers of its configuration (rms_norm_eps, rope_theta, initializer_range, scaling factors)."
         )
     trainer.guard.warnings += precision_warnings(recipe, config)
-    trainer.guard.warnings += check_start(recipe.guards, tokenizer, trainer.model, len(tokenized.train.rows), config)
+    rounds_up = recipe.techniques.stochastic_rounding
+    trainer.guard.warnings += check_start(
+        recipe.guards, tokenizer, trainer.model, len(tokenized.train.rows), config, rounds_up=rounds_up
+    )
     notes += [
         *tokenized.notes,
         _describe_run(trainer, config, tokenized),
@@ -213,6 +217,11 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
     trainer.reinitialized = reinitialized
     trainer.freeze_warmup = freeze_base_steps(trainer.model, recipe, reinitialized)
     trainer.sam = SharpnessAware(techniques.sam) if techniques.sam else None
+    for name in ("stochastic_rounding", "optimizer_in_backward"):
+        splits = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+        if getattr(techniques, name) and (splits or trainer.is_distributed_loading_by_transformers):
+            raise recipe.error(f"techniques.{name}", SHARDED)
+        setattr(trainer, name, getattr(techniques, name))
     if techniques.patience is not None:
         trainer.add_callback(PatienceStopping(techniques.patience, trainer.guard.warnings))
     if techniques.histogram_steps is not None:
@@ -254,6 +263,10 @@ def _describe_techniques(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> list
         )
     if trainer.sam is not None:
         notes.append(f"techniques.sam: gradients are taken {trainer.sam.rho:g} uphill, in two passes an update")
+    if trainer.stochastic_rounding:
+        notes.append("techniques.stochastic_rounding: bfloat16 weights, each update rounded up or down at random")
+    if trainer.optimizer_in_backward:
+        notes.append("techniques.optimizer_in_backward: weights are updated in the backward pass, without clipping")
     mining = recipe.techniques.hard_example_mining
     if mining is not None:
         notes.append(
