@@ -155,8 +155,8 @@ def _assemble(
     guard = Guard(recipe.guards)
     eval_strategy, config.eval_strategy = config.eval_strategy, "no" if validation is None else config.eval_strategy
     save_strategy = config.save_strategy
-    if model.is_distributed_loading_by_transformers:
-        config.save_strategy = "no"  # Trainer refuses to save what KnowledgeTrainer can save
+    is_sharded = model.is_distributed_loading_by_transformers
+    config.save_strategy = "no" if is_sharded else save_strategy  # Trainer refuses to save what KnowledgeTrainer saves
     regularizer = None
     if section is not None:
         regularizer = Regularizer(section, model, adapter=adapter is not None, load_base=load_base)
@@ -188,11 +188,15 @@ def _assemble(
     if recipe.corpus is not None and recipe.corpus.separate_paraphrases and data.rows.rounds[-1] > 0:
         trainer.rounds = data.rows.rounds
     if regularizer is not None:
-        replayed = (_replay_only(row) for row in data.rows if any(row.replayed))
-        n_rows = regularizer.strengths.ewc_rows if regularizer.strengths.ewc else 0
-        regularizer.measure_fisher(trainer.model, list(islice(replayed, n_rows)))
+        _measure_fisher(regularizer, trainer.model, data)
     trainer.regularizer = regularizer
     return trainer
+
+
+def _measure_fisher(regularizer: Regularizer, model: PreTrainedModel, data: TrainingData) -> None:
+    replayed = (_replay_only(row) for row in data.rows if any(row.replayed))
+    n_rows = regularizer.strengths.ewc_rows if regularizer.strengths.ewc else 0
+    regularizer.measure_fisher(model, list(islice(replayed, n_rows)))
 
 
 def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitialized: Sequence[str]) -> None:
