@@ -133,7 +133,7 @@ def load_model(
     check_model(source)
     options: dict[str, Any] = {"dtype": torch_dtype, "revision": revision}
     if implementation == "varlen":
-        from kinject.models.varlen import register
+        from kinject.models.attention import register
 
         register()
     if implementation is not None:

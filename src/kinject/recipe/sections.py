@@ -41,9 +41,15 @@ class ModelSection:
         None, help="Tokenizer folder or hub name; or vocab_size of one to train.", path="model"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="Weights in memory.")
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "varlen"] = option(
-        "auto", help="Attention implementation; varlen (training only) is torch's own variable-length attention."
-    )
+    attention: Literal[
+        "auto", "sdpa", "eager", "flex_attention", "varlen", "flash_attention_2", "flash_attention_3",
+        "flash_attention_4", "kernels-community/flash-attn2", "kernels-community/flash-attn3",
+        "kernels-community/vllm-flash-attn3", "kernels-community/flash-attn4",
+    ] = option(
+        "auto",
+        help="Attention implementation; varlen (training only) is torch's own variable-length attention. "
+        "flash_attention_N is the installed package, or else the prebuilt kernel of the hub that transformers chooses.",
+    )  # fmt: skip
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", help="Device of the model.")
     quantization: Literal["none", "8bit", "4bit"] = option("none", help="Load through bitsandbytes (with an adapter).")
     freeze: tuple[str, ...] = option(

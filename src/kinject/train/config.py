@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.disk import check_regular, path_exists
 from kinject.errors import DiskError, Fault, InputError, RecipeError
-from kinject.models import check_config, choose_attention, choose_device, has_fast_bf16
+from kinject.models import check_config, choose_attention, choose_device, choose_precision, emulated_bf16
 from kinject.process import is_launched
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
@@ -35,7 +35,7 @@ _UPDATES_IN_BACKWARD = ("lomo", "adalomo")
 def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
     """Return SFTConfig with the recipe's values, except the fields of tokenising and packing, which kinject does itself.
 
-    If the recipe names neither bf16 nor fp16, bf16 is on exactly if the hardware is fast at it. Raises `RecipeError`
+    If the recipe names neither bf16 nor fp16, the device chooses (`kinject.models.choose_precision`). Raises `RecipeError`
     with every fault of the trainer, model, adapter, regularization, techniques and probes sections that needs no model.
     """
     from trl import SFTConfig
@@ -52,7 +52,7 @@ def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
     if isinstance(values.get("report_to"), tuple):
         values["report_to"] = list(values["report_to"])
     if not values.get("fp16") and values.get("bf16") is None:
-        values["bf16"] = has_fast_bf16(device)
+        values.update(_precision(recipe, device))
 
     def build(trainer: Mapping[str, Any]) -> SFTConfig:
         left_out = recipe.trainer.keys() - trainer.keys()
@@ -207,17 +207,36 @@ def _missing_faults(config: SFTConfig) -> Faults:
 
 
 def _device_faults(recipe: TrainRecipe) -> Faults:
-    """Return a fault if this machine lacks the model's device, attention or quantization."""
+    """Return a fault if this machine lacks the model's device, attention, arithmetic or quantization."""
     model = recipe.model
     faults: Faults = []
     try:
-        choose_attention(model.attention, choose_device("cpu" if recipe.trainer.get("use_cpu") else model.device))
+        device = choose_device("cpu" if recipe.trainer.get("use_cpu") else model.device)
+        choose_attention(model.attention, device)
+        if model.attention == "flex_attention" and device == "cpu":
+            faults.append(
+                ("model.attention", "torch's flex_attention does not train on a CPU. Set model.attention: auto.")
+            )
+        emulated = emulated_bf16(device)
+        if emulated and recipe.trainer.get("bf16"):
+            faults.append(("trainer.bf16", f"{emulated} Remove the line: fp16 is then on."))
+        if emulated and model.dtype == "bfloat16":
+            dtype = "float16 (of the arithmetic)" if recipe.adapter is not None else "float32 (fp16 is then on)"
+            faults.append(("model.dtype", f"{emulated} Set model.dtype: {dtype}."))
     except InputError as error:
         key, _, fault = str(error).partition(": ")
         faults.append((key, fault))
     if model.quantization != "none" and find_spec("bitsandbytes") is None:
         faults.append(("model.quantization", "needs the package bitsandbytes. Install it: pip install bitsandbytes."))
     return faults
+
+
+def _precision(recipe: TrainRecipe, device: str) -> dict[str, bool]:
+    """Return bf16 or fp16 for a recipe that names neither; none where l2 or ewc would need unscaled gradients."""
+    precision, section = choose_precision(device), recipe.regularization
+    if precision == "fp16" and section is not None and (section.l2 or section.ewc):
+        precision = "no"
+    return {"bf16": precision == "bf16", "fp16": precision == "fp16"}
 
 
 def trainer_field(recipe: TrainRecipe, name: str) -> Any:

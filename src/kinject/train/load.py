@@ -80,20 +80,26 @@ def load_training_model(
     dtype = "float32" if section.dtype == "auto" else section.dtype
     if section.path is None and not path:
         fields = section.new or {}
-        attention = models.choose_attention(section.attention, models.choose_device(section.device))
+        device = models.choose_device("cpu" if recipe.trainer.get("use_cpu") else section.device)
+        attention = models.choose_attention(section.attention, device)
         model = models.new_model(fields, tokenizer, recipe.seed, attention, dtype)
         n = sum(models.size_of(parameter) for parameter in model.parameters())
-        model = models.shard(model, sharding) if sharding is not None else model
+        if sharding is not None:
+            model = models.shard(model, sharding)
+        elif not is_fsdp_launch():
+            model = model.to(device)
+        chosen = _use_fastest(model, section.attention, device)
         return model, [
             f"new {fields['model_type']} with random weights: {n:,} parameters, "
-            f"{len(tokenizer):,} tokens, {model.config._attn_implementation} attention"
+            f"{len(tokenizer):,} tokens, {model.config._attn_implementation} attention",
+            *chosen,
         ]
     loaded = models.load_model(
         path or str(section.path), dtype=dtype, attention=section.attention, device=section.device,
         revision=None if path else section.revision, quantization=section.quantization, tokenizer=tokenizer,
         move=not is_fsdp_launch(), sharding=sharding,
     )  # fmt: skip
-    notes = [*loaded.notes, *_use_varlen(loaded.model, section.attention, loaded.device)]
+    notes = [*loaded.notes, *_use_fastest(loaded.model, section.attention, loaded.device)]
     if section.quantization == "4bit":
         _keep_gradients(loaded.model)
     return loaded.model, notes
@@ -150,17 +156,23 @@ def sharding_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, s
     return faults
 
 
-def _use_varlen(model: PreTrainedModel, attention: str, device: str) -> list[str]:
-    """Switch `model` to torch's variable-length attention if ``auto`` found sdpa and this one is available; return a note.
+def _use_fastest(model: PreTrainedModel, attention: str, device: str) -> list[str]:
+    """Switch `model` from sdpa to the fastest attention that works if `attention` is ``auto``; return notes.
 
-    It is tried on a short row of the model first. If it fails, or its logits differ from sdpa's, sdpa stays.
+    Each is tried on a short row of the model first (`kinject.models.try_attention`); if none works, sdpa stays.
     """
-    if attention != "auto" or model.config._attn_implementation != "sdpa" or models.varlen_unavailable_reason(device):
+    if attention != "auto" or model.config._attn_implementation != "sdpa":
         return []
-    reason = "it is not tried on weights that FSDP will shard" if is_fsdp_launch() else models.try_varlen(model)
-    if reason:
-        return [f"attention: sdpa with separated documents; torch's variable-length attention is not used ({reason})"]
-    return ["attention: torch's variable-length attention (flash-attn is not installed)"]
+    notes: list[str] = []
+    for name in models.fastest_attention(device):
+        if is_fsdp_launch() or not models.is_runnable(model):
+            reason = "it is not tried on weights that are in parts, or will be"
+        else:
+            reason = models.try_attention(model, name)
+        if not reason:
+            return [*notes, f"attention: {model.config._attn_implementation}"]
+        notes.append(f"attention: {name} is not used ({reason})")
+    return [*notes, "attention: sdpa with separated documents"] if notes else []
 
 
 def _keep_gradients(model: PreTrainedModel) -> None:

@@ -147,7 +147,7 @@ def _assemble(
 
     section, data, validation = recipe.regularization, tokenized.train, tokenized.validation
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    flatten = model.config._attn_implementation == "flash_attention_2" and bool(recipe.trainer.get("packing"))
+    flatten = "flash" in str(model.config._attn_implementation) and bool(recipe.trainer.get("packing"))
     dataset = RowDataset(data.rows, with_replay=section is not None and section.kl > 0, weights=tokenized.weights)
     freeze(model, recipe)
     check_trained_tokens(recipe, model)
@@ -157,9 +157,7 @@ def _assemble(
     save_strategy = config.save_strategy
     is_sharded = model.is_distributed_loading_by_transformers
     config.save_strategy = "no" if is_sharded else save_strategy  # Trainer refuses to save what KnowledgeTrainer saves
-    regularizer = None
-    if section is not None:
-        regularizer = Regularizer(section, model, adapter=adapter is not None, load_base=load_base)
+    regularizer = None if section is None else Regularizer(section, model, adapter=bool(adapter), load_base=load_base)
     if recipe.trainer.get("packing") and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
         _check_packing(model, dataset)
     screen = Screen(effective_batch(config, data)["tokens"])
@@ -187,16 +185,11 @@ def _assemble(
     trainer.args.eval_strategy = eval_strategy  # Trainer refuses to evaluate without a dataset; probes need none
     if recipe.corpus is not None and recipe.corpus.separate_paraphrases and data.rows.rounds[-1] > 0:
         trainer.rounds = data.rows.rounds
-    if regularizer is not None:
-        _measure_fisher(regularizer, trainer.model, data)
+    if regularizer is not None and regularizer.strengths.ewc:
+        replayed = (_replay_only(row) for row in data.rows if any(row.replayed))
+        regularizer.measure_fisher(trainer.model, list(islice(replayed, regularizer.strengths.ewc_rows)))
     trainer.regularizer = regularizer
     return trainer
-
-
-def _measure_fisher(regularizer: Regularizer, model: PreTrainedModel, data: TrainingData) -> None:
-    replayed = (_replay_only(row) for row in data.rows if any(row.replayed))
-    n_rows = regularizer.strengths.ewc_rows if regularizer.strengths.ewc else 0
-    regularizer.measure_fisher(model, list(islice(replayed, n_rows)))
 
 
 def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitialized: Sequence[str]) -> None:
