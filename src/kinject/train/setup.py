@@ -144,7 +144,6 @@ def _assemble(
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-
     section, data, validation = recipe.regularization, tokenized.train, tokenized.validation
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
     flatten = "flash" in str(model.config._attn_implementation) and bool(recipe.trainer.get("packing"))
@@ -155,8 +154,8 @@ def _assemble(
     guard = Guard(recipe.guards)
     eval_strategy, config.eval_strategy = config.eval_strategy, "no" if validation is None else config.eval_strategy
     save_strategy = config.save_strategy
-    is_sharded = model.is_distributed_loading_by_transformers
-    config.save_strategy = "no" if is_sharded else save_strategy  # Trainer refuses to save what KnowledgeTrainer saves
+    if model.is_distributed_loading_by_transformers:
+        config.save_strategy = "no"  # Trainer refuses to save what KnowledgeTrainer saves
     regularizer = None if section is None else Regularizer(section, model, adapter=bool(adapter), load_base=load_base)
     if recipe.trainer.get("packing") and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
         _check_packing(model, dataset)
@@ -181,8 +180,8 @@ def _assemble(
     trainer.add_callback(RestoreState(trainer))
     trainer.guard, trainer.losses = guard, MeanLoss()
     configure_trainer(trainer, recipe, reinitialized)
-    trainer.args.save_strategy = save_strategy
-    trainer.args.eval_strategy = eval_strategy  # Trainer refuses to evaluate without a dataset; probes need none
+    config.save_strategy = save_strategy
+    config.eval_strategy = eval_strategy  # Trainer refuses to evaluate without a dataset; probes need none
     if recipe.corpus is not None and recipe.corpus.separate_paraphrases and data.rows.rounds[-1] > 0:
         trainer.rounds = data.rows.rounds
     if regularizer is not None and regularizer.strengths.ewc:
