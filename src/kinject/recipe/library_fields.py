@@ -128,6 +128,10 @@ def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[st
         if checker.is_in_bounds(checked[name], RANGES.get(name, {}), path) and name in _EVERY:
             _check_whole(checked[name], path, checker)
     check_schedule(fields, written, checker, plain_hint)
+    if checked.get("enable_jit_checkpoint"):
+        notes.append(
+            "trainer.enable_jit_checkpoint: kinject does this by itself, and the run then counts as unfinished; not passed on."
+        )
     if checked.get("lr_scheduler_type") == "constant" and checked.get("warmup_steps"):
         # transformers' constant schedule ignores warmup_steps without a warning
         checked["lr_scheduler_type"] = "constant_with_warmup"

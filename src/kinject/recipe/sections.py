@@ -401,6 +401,10 @@ class TechniquesSection:
         None, help="Stop after so many evaluations without a better trainer.metric_for_best_model (default: loss).",
         min=1,
     )  # fmt: skip
+    save_minutes: float | None = option(
+        None, help="Minutes between two checkpoints, beside those of trainer.save_strategy; the newest one is kept.",
+        min=0.01,
+    )  # fmt: skip
     histogram_steps: int | None = option(
         None, help="Updates between two histograms of weights and gradients (tensorboard, wandb).", min=1
     )
