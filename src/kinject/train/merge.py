@@ -1,18 +1,44 @@
-"""Averaging a tuned model with its base, weight by weight (WiSE-FT, arXiv 2109.01903): less learned, less forgotten."""
+"""Weights of finished models, shard by shard: averaged with their base, with an adapter folded in, or in another dtype.
+
+Averaging is WiSE-FT (arXiv 2109.01903): less learned, less forgotten.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kinject.disk import verified_hashes, write_manifest, write_sha256sums
+from kinject.disk import verified_hashes, write_json, write_manifest, write_sha256sums
 from kinject.errors import InputError
-from kinject.models import check_finite_in, check_model, not_finite_in, weight_files
+from kinject.hub import local_folder
+from kinject.models import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    INDEX,
+    base_of_adapter,
+    check_finite_in,
+    check_model,
+    first_line,
+    load_config,
+    model_files,
+    not_finite_in,
+    read_headers,
+    read_object,
+    weight_files,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+Change = Callable[[str, "torch.Tensor"], Mapping[str, "torch.Tensor"]]
+"""What a tensor of a file becomes: nothing, one or several tensors by name."""
+_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[float, Path]:
@@ -67,11 +93,7 @@ def _full_weights(tuned: Path, scratch: Path) -> Path:
     """Return the folder of full weights: `tuned` itself, or its adapter folded into the base that it names."""
     if not (tuned / "adapter_config.json").exists():
         return tuned
-    from kinject.models import load_model
-
-    loaded = load_model(str(tuned), dtype="float32", device="cpu")
-    loaded.model.merge_and_unload().save_pretrained(str(scratch))
-    loaded.tokenizer.save_pretrained(str(scratch))
+    merge_adapter(tuned, scratch, "float32")
     return scratch
 
 
@@ -103,18 +125,174 @@ def _check_same_tensors(base: Path, tuned: Path) -> None:
 def _write(base: Path, tuned: Path, alpha: float, part: Path) -> None:
     """Write every shard of `tuned` averaged, and the other files of a model folder."""
     import torch
+
+    with _tensors(base) as ours:
+
+        def average(name: str, theirs: torch.Tensor) -> Mapping[str, torch.Tensor]:
+            mixed = torch.lerp(ours[name].get_tensor(name).float(), theirs.float(), alpha)
+            return {name: mixed.to(theirs.dtype)}
+
+        _rewrite(tuned, part, average)
+    _copy_others(tuned, part)
+
+
+def _rewrite(folder: Path, out: Path, change: Change) -> None:
+    """Write the weights of `folder` to `out`, which may be the same, with each tensor changed; one shard is in memory."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    with _tensors(base) as ours:
-        for path in sorted(tuned.iterdir()):
-            if path.suffix == ".safetensors":
-                averaged: dict[str, torch.Tensor] = {}
-                with safe_open(str(path), framework="pt") as file:
-                    for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
-                        theirs = file.get_tensor(name)
-                        mixed = torch.lerp(ours[name].get_tensor(name).float(), theirs.float(), alpha)
-                        averaged[name] = mixed.to(theirs.dtype).contiguous()
-                save_file(averaged, part / path.name, metadata={"format": "pt"})
-            elif path.suffix in (".json", ".jinja", ".model", ".txt") and path.name != "complete.json":
-                shutil.copy(path, part / path.name)
+    shards, files, n_bytes = weight_files(folder), {}, 0
+    for path in shards:
+        tensors: dict[str, torch.Tensor] = {}
+        with safe_open(str(path), framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
+                tensors |= {key: tensor.contiguous() for key, tensor in change(name, file.get_tensor(name)).items()}
+        part = out / f".{path.name}.part"
+        save_file(tensors, part, metadata={"format": "pt"})
+        os.replace(part, out / path.name)
+        files |= dict.fromkeys(tensors, path.name)
+        n_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if shards[0].name != "model.safetensors":
+        write_json(out / INDEX, {"metadata": {"total_size": n_bytes}, "weight_map": dict(sorted(files.items()))})
+
+
+def _copy_others(folder: Path, out: Path) -> None:
+    """Copy the configuration and the tokenizer of a model or an adapter."""
+    for path in model_files(folder):
+        if path.suffix != ".safetensors" and path.name not in (INDEX, ADAPTER_CONFIG):
+            shutil.copy(path, out / path.name)
+
+
+def save_as(folder: Path, dtype: str, base: str | None, revision: str | None = None) -> str:
+    """Change the weights in `folder` to `dtype`; return its name, "" if they stay as they are.
+
+    ``auto`` is bfloat16 for each tensor that the base, a folder or a name on the hub, stores so; others stay.
+    """
+    import torch
+
+    if dtype == "auto" and (base is None or load_config(base, revision).dtype != torch.bfloat16):
+        return ""
+    wanted = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
+    source = Path(base or "")
+    stored = read_headers(source) if dtype == "auto" and source.is_dir() and (source / CONFIG).exists() else {}
+
+    def cast(name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        is_kept = not tensor.is_floating_point() or stored.get(name, ("BF16",))[0] != "BF16"
+        return {name: tensor if is_kept else tensor.to(wanted)}
+
+    name = str(wanted).removeprefix("torch.")
+    if {header[0] for header in read_headers(folder).values()} != {_DTYPES[name]}:
+        _rewrite(folder, folder, cast)
+        _set_config(folder, dtype=name)
+    return name
+
+
+def _set_config(folder: Path, **values: object) -> None:
+    write_json(folder / CONFIG, {**read_object(folder / CONFIG), **values})
+
+
+def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
+    """Write the base of a peft adapter with the adapter folded in, shard by shard, to the model folder `out`.
+
+    In memory are the adapter and one shard of the base. peft makes the sum, in float32; each tensor is rounded once, to the
+    dtype in which the base stores it, or to `dtype`. The tokenizer is the adapter's. Raises `InputError` if one of the two
+    cannot be used, or peft cannot fold the adapter in.
+    """
+    settings = read_object(adapter / ADAPTER_CONFIG)
+    check_model(adapter)
+    base = local_folder(base_of_adapter(adapter / ADAPTER_CONFIG), settings.get("revision"))
+    verified_hashes(adapter)
+    if read_object(base / CONFIG).get("quantization_config") is not None:
+        raise InputError(
+            f"{base}: its weights are quantised, so no adapter can be folded in. Give the plain base model."
+        )
+    if settings.get("lora_bias"):
+        raise InputError(f"{adapter}: lora_bias: true is not folded in shard by shard. Train with adapter.merge: true.")
+    fold = _AdapterFold(base, adapter, dtype)
+    _rewrite(base, out, fold)
+    left = fold.unmerged()
+    if left:
+        raise InputError(
+            f"{adapter}: adapts {left}, which the files of {base} store under another name. Train with adapter.merge: true."
+        )
+    for folder in (base, adapter):
+        _copy_others(folder, out)
+    if fold.head:
+        _set_config(out, tie_word_embeddings=False)
+    if dtype != "auto":
+        _set_config(out, dtype=dtype)
+
+
+class _AdapterFold:
+    """Replaces each tensor of a base by what it is with an adapter; the model itself has no weights (meta device)."""
+
+    def __init__(self, base: Path, adapter: Path, dtype: str) -> None:
+        import torch
+        from peft import PeftModel
+        from peft.tuners.tuners_utils import BaseTunerLayer
+        from peft.utils import ModulesToSaveWrapper
+        from transformers import AutoModelForCausalLM
+
+        self.dtype = None if dtype == "auto" else getattr(torch, dtype)
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(
+                load_config(str(base)), dtype=torch.float32, trust_remote_code=False
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of weights on the meta device, and of tied ones: see `head`
+            try:
+                tuned = PeftModel.from_pretrained(empty, str(adapter), low_cpu_mem_usage=True, torch_device="cpu")
+            except Exception as error:  # peft raises anything for files that do not fit
+                raise InputError(f"{adapter}: peft cannot load it on {base} ({first_line(error)}).") from error
+        self.model = tuned.get_base_model()
+        modules = dict(self.model.named_modules())
+        self.layers = {name: module for name, module in modules.items() if isinstance(module, BaseTunerLayer)}
+        self.wrappers = {name: module for name, module in modules.items() if isinstance(module, ModulesToSaveWrapper)}
+        self.brought = {name: value.data for name, value in self.model.named_parameters() if not value.is_meta}
+        """Parameters outside of adapted layers that the adapter's file holds."""
+        self.done: set[str] = set()
+        inputs, outputs = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        names = {id(module): name for name, module in modules.items()}
+        self.embedding, head = names[id(inputs)], names.get(id(outputs), "")
+        is_tied = bool(getattr(self.model.config.get_text_config(), "tie_word_embeddings", False))
+        changed = {self.embedding, head} & {*self.layers, *self.wrappers}
+        self.head = head if is_tied and changed else ""
+        """Name of an output layer that was the embedding in the base, and is not with the adapter."""
+
+    def __call__(self, name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Return the tensor with the adapter, under its name; for a head that is no longer the embedding, two."""
+        module, _, leaf = name.rpartition(".")
+        if self.head and module == self.head:
+            return {}  # the embedding's copy of it counts
+        tensors = {name: self._folded(module, leaf, tensor)}
+        if self.head and module == self.embedding:
+            tensors[f"{self.head}.{leaf}"] = self._folded(self.head, leaf, tensor)
+        return tensors
+
+    def _folded(self, module: str, leaf: str, tensor: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if not tensor.is_floating_point():
+            return tensor
+        whole = tensor.float()
+        self.done.add(module)
+        if module in self.wrappers:
+            wrapper = self.wrappers[module]
+            whole = wrapper.modules_to_save[wrapper.active_adapters[0]].get_parameter(leaf).data
+        elif module in self.layers:
+            layer = self.layers[module]
+            held = layer.get_base_layer()
+            if leaf == "weight":
+                held.weight = torch.nn.Parameter(whole, requires_grad=False)
+                layer.merge()
+                whole = held.weight.data
+                held.weight = torch.nn.Parameter(whole.to("meta"), requires_grad=False)
+            elif not held.get_parameter(leaf).is_meta:  # a bias that the adapter brought
+                whole = held.get_parameter(leaf).data
+        else:
+            whole = self.brought.get(f"{module}.{leaf}", whole)
+        return whole.to(self.dtype or tensor.dtype)
+
+    def unmerged(self) -> str:
+        """Return the first module that the adapter changes and no file holds; "" if there is none."""
+        return min({*self.layers, *self.wrappers} - self.done, default="")
