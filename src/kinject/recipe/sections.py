@@ -41,6 +41,9 @@ class ModelSection:
         None, help="Tokenizer folder or hub name; or vocab_size of one to train.", path="model"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="Weights in memory.")
+    save_dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto", help="Weights in model/; auto: bfloat16 where the base is stored so, else as they were trained."
+    )
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "varlen"] = option(
         "auto", help="Attention implementation; varlen (training only) is torch's own variable-length attention."
     )

@@ -281,6 +281,10 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
         if total > 0.95:
             fault = f"the fractions of replay and mix sum to {total:g}, allowed: up to 0.95. The corpus has the rest."
             faults.append(("corpus", fault))
+    if recipe.adapter is not None and not recipe.adapter.get("merge") and model.save_dtype != "auto":
+        faults.append(
+            ("model.save_dtype", "an adapter is saved as it was trained. Remove the line; kinject export rounds.")
+        )
     if recipe.adapter is not None and model.freeze:
         faults.append(("model.freeze", "an adapter freezes the base by itself. Remove the line."))
     if recipe.adapter is not None and recipe.adapter.get("merge") and model.quantization != "none":

@@ -224,39 +224,42 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
 
 
 class _AdapterFold:
-    """Replaces each tensor of a base by what it is with an adapter; the model itself has no weights (meta device)."""
+    """Replaces each tensor of a base by what it is with an adapter. Weights of its model take no memory (see `_blank`)."""
 
     def __init__(self, base: Path, adapter: Path, dtype: str) -> None:
         import torch
-        from peft import PeftModel
+        from peft import PeftConfig, get_peft_model
         from peft.tuners.tuners_utils import BaseTunerLayer
-        from peft.utils import ModulesToSaveWrapper
+        from peft.utils import ModulesToSaveWrapper, load_peft_weights, set_peft_model_state_dict
         from transformers import AutoModelForCausalLM
 
         self.dtype = None if dtype == "auto" else getattr(torch, dtype)
         with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(
-                load_config(str(base)), dtype=torch.float32, trust_remote_code=False
-            )
+            config = load_config(str(base))
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        blank = _blank(model)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of weights on the meta device, and of tied ones: see `head`
+            warnings.simplefilter("ignore", UserWarning)  # of tied weights: see `head`
             try:
-                tuned = PeftModel.from_pretrained(empty, str(adapter), low_cpu_mem_usage=True, torch_device="cpu")
+                tuned = get_peft_model(model, PeftConfig.from_pretrained(str(adapter)), low_cpu_mem_usage=True)
+                weights = load_peft_weights(str(adapter), device="cpu")
+                extra = set_peft_model_state_dict(tuned, weights, low_cpu_mem_usage=True).unexpected_keys
             except Exception as error:  # peft raises anything for files that do not fit
                 raise InputError(f"{adapter}: peft cannot load it on {base} ({first_line(error)}).") from error
-        self.model = tuned.get_base_model()
-        modules = dict(self.model.named_modules())
-        self.layers = {name: module for name, module in modules.items() if isinstance(module, BaseTunerLayer)}
+        if extra:
+            raise InputError(f"{adapter}: holds {extra[0]}, which {base} lacks. Give the base it was trained on.")
+        modules = dict(model.named_modules())
+        layers = {name: module for name, module in modules.items() if isinstance(module, BaseTunerLayer)}
+        self.layers = {name.removesuffix(".token_adapter"): module for name, module in layers.items()}
         self.wrappers = {name: module for name, module in modules.items() if isinstance(module, ModulesToSaveWrapper)}
-        self.brought = {name: value.data for name, value in self.model.named_parameters() if not value.is_meta}
-        """Parameters outside of adapted layers that the adapter's file holds."""
+        self.brought = {name: value.data for name, value in model.named_parameters() if value.data_ptr() != blank}
+        """Parameters that the adapter's file holds."""
         self.done: set[str] = set()
-        inputs, outputs = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         names = {id(module): name for name, module in modules.items()}
-        self.embedding, head = names[id(inputs)], names.get(id(outputs), "")
-        is_tied = bool(getattr(self.model.config.get_text_config(), "tie_word_embeddings", False))
-        changed = {self.embedding, head} & {*self.layers, *self.wrappers}
-        self.head = head if is_tied and changed else ""
+        self.embedding = names[id(model.get_input_embeddings())]
+        head = names.get(id(model.get_output_embeddings()), "")
+        is_tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+        self.head = head if is_tied and {self.embedding, head} & {*self.layers, *self.wrappers} else ""
         """Name of an output layer that was the embedding in the base, and is not with the adapter."""
 
     def __call__(self, name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
@@ -274,25 +277,39 @@ class _AdapterFold:
 
         if not tensor.is_floating_point():
             return tensor
-        whole = tensor.float()
         self.done.add(module)
+        whole = tensor.to(torch.float32, copy=True)
         if module in self.wrappers:
             wrapper = self.wrappers[module]
             whole = wrapper.modules_to_save[wrapper.active_adapters[0]].get_parameter(leaf).data
-        elif module in self.layers:
+        elif module in self.layers and leaf == "weight":
             layer = self.layers[module]
             held = layer.get_base_layer()
-            if leaf == "weight":
-                held.weight = torch.nn.Parameter(whole, requires_grad=False)
-                layer.merge()
-                whole = held.weight.data
-                held.weight = torch.nn.Parameter(whole.to("meta"), requires_grad=False)
-            elif not held.get_parameter(leaf).is_meta:  # a bias that the adapter brought
-                whole = held.get_parameter(leaf).data
+            held.weight, nothing = torch.nn.Parameter(whole, requires_grad=False), held.weight
+            layer.merge()
+            whole, held.weight = held.weight.data, nothing
         else:
-            whole = self.brought.get(f"{module}.{leaf}", whole)
+            for key in (f"{module}.{leaf}", f"{module}.base_layer.{leaf}"):
+                whole = self.brought.get(key, whole)
         return whole.to(self.dtype or tensor.dtype)
 
     def unmerged(self) -> str:
         """Return the first module that the adapter changes and no file holds; "" if there is none."""
         return min({*self.layers, *self.wrappers} - self.done, default="")
+
+
+def _blank(model: Any) -> int:
+    """Give each parameter of `model` its shape on the CPU without memory: one zero, repeated. Return its address.
+
+    On the meta device peft would move the adapter there as well.
+    """
+    import torch
+
+    zero = torch.zeros((), dtype=torch.float32)
+    made: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, value in module._parameters.items():
+            if value is not None:
+                blank = torch.nn.Parameter(zero.expand(value.shape), requires_grad=False)
+                module._parameters[name] = made.setdefault(id(value), blank)
+    return zero.data_ptr()

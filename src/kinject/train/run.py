@@ -247,8 +247,9 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
 
     Raises `TrainingError` in all processes, and leaves no folder, if a weight that was written is not finite.
     """
-    from kinject.models import not_finite_in
+    from kinject.models import ADAPTER_CONFIG, not_finite_in
     from kinject.train.guards import UNSTABLE, agree_on_fault
+    from kinject.train.merge import save_as
 
     part, final = recipe.run_dir / ".model.part", recipe.run_dir / "model"
     if is_first_process():
@@ -261,6 +262,8 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
     else:
         trainer.save_model(str(part), _internal_call=True)  # without an upload
     trainer.accelerator.wait_for_everyone()
+    if is_first_process() and not (part / ADAPTER_CONFIG).exists():
+        save_as(part, recipe.model.save_dtype, recipe.model.path, recipe.model.revision)
     found = not_finite_in(part) if is_first_process() else ""
     if found:
         shutil.rmtree(part)
