@@ -61,7 +61,7 @@ ADAPTERS: Mapping[str, tuple[Mapping[str, Any], bool]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # peft on its own merge
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")  # on tied embeddings
 @pytest.mark.parametrize("case", ADAPTERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_adapter_folded_in_by_shards_gives_the_logits_of_peft(
@@ -85,21 +85,18 @@ def test_an_adapter_folded_in_by_shards_gives_the_logits_of_peft(
             if value.requires_grad:
                 value += 0.2 * torch.randn_like(value)
     tuned.save_pretrained(adapter)
-    out.mkdir()
-    merge_adapter(adapter, out)
+    for folder, kept in (out, "auto"), (tmp_path / "whole", "float32"):
+        folder.mkdir()
+        merge_adapter(adapter, folder, kept)
+    whole = load_model(str(tmp_path / "whole")).model
     ids = torch.tensor([[5, 6, 7, 8]])
-    with torch.no_grad():
-        wanted, stored = tuned(ids).logits, load_model(str(out))
-        if dtype == torch.float32:
-            assert torch.allclose(stored.model(ids).logits, wanted, atol=1e-5)
-            return
-        whole = tuned.merge_and_unload()  # rounded once, to the base's dtype
-        found = AutoModelForCausalLM.from_pretrained(out)
-        assert found.dtype == dtype
-        ours, theirs = found.state_dict(), whole.state_dict()
-        assert ours.keys() == theirs.keys()
-        for name, value in theirs.items():
-            assert torch.equal(ours[name], value.to(dtype)), name
+    with torch.no_grad():  # peft's own merge changes the head with the embedding where they are tied
+        assert torch.allclose(whole(ids).logits, tuned(ids).logits, atol=1e-5)
+    found = AutoModelForCausalLM.from_pretrained(out)
+    assert found.dtype == dtype
+    ours, theirs = found.state_dict(), whole.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], value.to(dtype)) for name, value in theirs.items())  # rounded once
 
 
 def test_a_model_from_a_base_in_bfloat16_is_saved_so_and_from_others_as_it_was_trained(
