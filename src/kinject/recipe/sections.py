@@ -44,9 +44,15 @@ class ModelSection:
     save_dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", help="Weights in model/; auto: bfloat16 where the base is stored so, else as they were trained."
     )
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "varlen"] = option(
-        "auto", help="Attention implementation; varlen (training only) is torch's own variable-length attention."
-    )
+    attention: Literal[
+        "auto", "sdpa", "eager", "flex_attention", "varlen", "flash_attention_2", "flash_attention_3",
+        "flash_attention_4", "kernels-community/flash-attn2", "kernels-community/flash-attn3",
+        "kernels-community/vllm-flash-attn3", "kernels-community/flash-attn4",
+    ] = option(
+        "auto",
+        help="Attention implementation; varlen (training only) is torch's own variable-length attention. "
+        "flash_attention_N is the installed package, or else the prebuilt kernel of the hub that transformers chooses.",
+    )  # fmt: skip
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", help="Device of the model.")
     quantization: Literal["none", "8bit", "4bit"] = option("none", help="Load through bitsandbytes (with an adapter).")
     freeze: tuple[str, ...] = option(
@@ -386,6 +392,13 @@ class TechniquesSection:
     )
     reinitialize_last_layers: int = option(
         0, help="Last layers whose weights are re-initialised before training.", min=0
+    )
+    stochastic_rounding: bool = option(
+        False,
+        help="Round bfloat16 weights up or down at random, so that small updates count (with model.dtype: bfloat16).",
+    )
+    optimizer_in_backward: bool = option(
+        False, help="Update a weight as soon as its gradient is there, and free that; no clipping, no accumulation."
     )
     sam: float = option(
         0.0, help="Sharpness-aware minimisation: its rho; an update takes twice the time.", min=0.0, max=100.0

@@ -28,7 +28,7 @@ from kinject.train.data import (
 from kinject.train.guards import Guard, check_start, sample_output
 from kinject.train.load import check_special_tokens, load_training_model, load_training_tokenizer, precision_warnings
 from kinject.train.loss import MeanLoss, TrainingLoss
-from kinject.train.optimizers import SharpnessAware
+from kinject.train.optimizers import SHARDED, SharpnessAware
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import RestoreState
@@ -84,7 +84,10 @@ def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
             "numbers of its configuration (rms_norm_eps, rope_theta, initializer_range, scaling factors)."
         )
     trainer.guard.warnings += precision_warnings(recipe, config)
-    trainer.guard.warnings += check_start(recipe.guards, tokenizer, trainer.model, len(tokenized.train.rows), config)
+    rounds_up = recipe.techniques.stochastic_rounding
+    trainer.guard.warnings += check_start(
+        recipe.guards, tokenizer, trainer.model, len(tokenized.train.rows), config, rounds_up=rounds_up
+    )
     notes += [
         *tokenized.notes,
         _describe_run(trainer, config, tokenized),
@@ -119,7 +122,7 @@ def _assemble(
 
     section, data, validation = recipe.regularization, tokenized.train, tokenized.validation
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    flatten = model.config._attn_implementation == "flash_attention_2" and bool(recipe.trainer.get("packing"))
+    flatten = "flash" in str(model.config._attn_implementation) and bool(recipe.trainer.get("packing"))
     dataset = RowDataset(data.rows, with_replay=section is not None and section.kl > 0, weights=tokenized.weights)
     freeze(model, recipe)
     check_trained_tokens(recipe, model)
@@ -183,6 +186,10 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
     trainer.reinitialized = reinitialized
     trainer.freeze_warmup = freeze_base_steps(trainer.model, recipe, reinitialized)
     trainer.sam = SharpnessAware(techniques.sam) if techniques.sam else None
+    for name in ("stochastic_rounding", "optimizer_in_backward"):
+        if getattr(techniques, name) and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+            raise recipe.error(f"techniques.{name}", SHARDED)  # a launcher's file, which SFTConfig does not show
+        setattr(trainer, name, getattr(techniques, name))
     if techniques.patience is not None:
         trainer.add_callback(PatienceStopping(techniques.patience, trainer.guard.warnings))
     if techniques.histogram_steps is not None:
@@ -224,6 +231,10 @@ def _describe_techniques(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> list
         )
     if trainer.sam is not None:
         notes.append(f"techniques.sam: gradients are taken {trainer.sam.rho:g} uphill, in two passes an update")
+    if trainer.stochastic_rounding:
+        notes.append("techniques.stochastic_rounding: bfloat16 weights, each update rounded up or down at random")
+    if trainer.optimizer_in_backward:
+        notes.append("techniques.optimizer_in_backward: weights are updated in the backward pass, without clipping")
     mining = recipe.techniques.hard_example_mining
     if mining is not None:
         notes.append(

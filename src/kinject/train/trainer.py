@@ -19,9 +19,15 @@ from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete
 from kinject.train.data import TrainingData
-from kinject.train.guards import Guard, check_weights
+from kinject.train.guards import Guard, check_made_update, check_weights
 from kinject.train.loss import MeanLoss, TrainingLoss, token_metrics
-from kinject.train.optimizers import SharpnessAware, leave_warmup_to_schedule, set_embedding_bits, split_by_layer
+from kinject.train.optimizers import (
+    OneByOne,
+    SharpnessAware,
+    leave_warmup_to_schedule,
+    set_embedding_bits,
+    split_by_layer,
+)
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import save_state
@@ -51,6 +57,9 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     training_loss: TrainingLoss = TrainingLoss()
     freeze_warmup: FreezeWarmup | None = None
     sam: SharpnessAware | None = None
+    stochastic_rounding = False
+    optimizer_in_backward = False
+    one_by_one: OneByOne | None = None
     reinitialized: Sequence[str] = ()
     """Names of the parameters that got new weights."""
     notes: Sequence[str] = ()
@@ -147,6 +156,10 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         if is_new:
             set_embedding_bits(optimizer, self.model, self.args.optim_args)
             leave_warmup_to_schedule(optimizer)
+        if is_new and (self.stochastic_rounding or self.optimizer_in_backward):
+            seed = self.args.seed if self.stochastic_rounding else None
+            in_backward = self.optimizer_in_backward
+            self.one_by_one = OneByOne(optimizer, lambda: self.state.global_step, seed=seed, in_backward=in_backward)
         return optimizer
 
     def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
@@ -229,8 +242,12 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         """
         if grad_norm is None:
             self._change_gradient(model)
-        norm = super()._get_grad_norm(model, grad_norm)
         step = self.state.global_step
+        if self.one_by_one is not None and self.optimizer_in_backward:
+            norm = self.one_by_one.norm()
+            check_made_update(float(norm), step)
+        else:
+            norm = super()._get_grad_norm(model, grad_norm)
         if norm is None or self.is_deepspeed_enabled:
             made = self.guard.count(1.0 if norm is None else float(norm))
         elif self.accelerator.scaler is not None:
