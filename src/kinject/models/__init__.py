@@ -44,7 +44,8 @@ from kinject.models.load import (
 )
 
 __all__ = [
-    "ADAPTER_CONFIG", "CONFIG", "INDEX", "LoadedModel", "attention_fault", "base_of_adapter", "causal_fault", "check_causal", "check_config",
+    "ADAPTER_CONFIG", "CONFIG", "INDEX",
+    "LoadedModel", "attention_fault", "base_of_adapter", "causal_fault", "check_causal", "check_config",
     "check_files", "check_finite_in", "check_model", "choose_attention", "choose_device", "choose_precision",
     "emulated_bf16", "fastest_attention", "first_line", "has_fast_bf16", "is_runnable", "load_config",
     "load_model", "load_tokenizer", "model_files", "model_hash", "new_model", "not_finite", "not_finite_in",
