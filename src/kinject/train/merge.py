@@ -141,7 +141,8 @@ def _rewrite(folder: Path, out: Path, change: Change) -> None:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    shards, files, n_bytes = weight_files(folder), {}, 0
+    shards, n_bytes = weight_files(folder), 0
+    files: dict[str, str] = {}
     for path in shards:
         tensors: dict[str, torch.Tensor] = {}
         with safe_open(str(path), framework="pt") as file:
