@@ -16,7 +16,7 @@ from kinject.process import is_launched
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
-from kinject.train.optimizers import embedding_bits_faults, optimizer_faults
+from kinject.train.optimizers import SHARDED, embedding_bits_faults, optimizer_faults
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -391,6 +391,12 @@ def _loss_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
             faults.append(
                 (key, "regularization.kl is in units of the loss of a token, all weighted equally. Keep one.")
             )
+    if techniques.loss_tile is not None:
+        if config.loss_type != "nll":
+            fault = f"computes the loss nll, found trainer.loss_type: {config.loss_type}. Keep one."
+            faults.append(("techniques.loss_tile", fault))
+        if config.fsdp or config.deepspeed:
+            faults.append(("techniques.loss_tile", SHARDED))
     if chosen["techniques.hard_example_mining"] and chosen["techniques.row_weights"]:
         fault = "with row_weights it is undefined which loss is the highest, the weighted one or not. Keep one."
         faults.append(("techniques.hard_example_mining", fault))
