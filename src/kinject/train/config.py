@@ -17,7 +17,7 @@ from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
 from kinject.train.load import sharding_faults, what_splits
-from kinject.train.optimizers import embedding_bits_faults, optimizer_faults
+from kinject.train.optimizers import SHARDED, embedding_bits_faults, optimizer_faults
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -48,6 +48,7 @@ def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
         "output_dir": str(recipe.run_dir), "packing": False, "padding_free": False, "use_cpu": device == "cpu",
         "dataset_kwargs": {"skip_prepare_dataset": True}, "assistant_only_loss": False, "completion_only_loss": None,
         "chat_template_path": None, "hub_strategy": "end",
+        "enable_jit_checkpoint": False,
     }  # fmt: skip
     if isinstance(values.get("report_to"), tuple):
         values["report_to"] = list(values["report_to"])
@@ -291,6 +292,10 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
         if total > 0.95:
             fault = f"the fractions of replay and mix sum to {total:g}, allowed: up to 0.95. The corpus has the rest."
             faults.append(("corpus", fault))
+    if recipe.adapter is not None and not recipe.adapter.get("merge") and model.save_dtype != "auto":
+        faults.append(
+            ("model.save_dtype", "an adapter is saved as it was trained. Remove the line; kinject export rounds.")
+        )
     if recipe.adapter is not None and model.freeze:
         faults.append(("model.freeze", "an adapter freezes the base by itself. Remove the line."))
     if recipe.adapter is not None and recipe.adapter.get("merge") and model.quantization != "none":
@@ -388,6 +393,12 @@ def _loss_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
             faults.append(
                 (key, "regularization.kl is in units of the loss of a token, all weighted equally. Keep one.")
             )
+    if techniques.loss_tile is not None:
+        if config.loss_type != "nll":
+            fault = f"computes the loss nll, found trainer.loss_type: {config.loss_type}. Keep one."
+            faults.append(("techniques.loss_tile", fault))
+        if config.fsdp or config.deepspeed:
+            faults.append(("techniques.loss_tile", SHARDED))
     if chosen["techniques.hard_example_mining"] and chosen["techniques.row_weights"]:
         fault = "with row_weights it is undefined which loss is the highest, the weighted one or not. Keep one."
         faults.append(("techniques.hard_example_mining", fault))

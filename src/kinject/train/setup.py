@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from kinject import models
-from kinject.corpus.packing import TrainingRow
+from kinject.corpus.packing import PackedRows, TrainingRow
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import InputError
 from kinject.recipe import TrainRecipe
@@ -34,7 +36,7 @@ from kinject.train.load import (
     precision_warnings,
     take_over_sharding,
 )
-from kinject.train.loss import MeanLoss, TrainingLoss
+from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
 from kinject.train.optimizers import SHARDED, SharpnessAware
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
@@ -54,6 +56,9 @@ from kinject.train.trainer import KnowledgeTrainer, check_isolation
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from trl import SFTConfig
+
+_CHECKED = 64
+"""Tokens on which tiles are compared with the model's own logits."""
 
 
 def check_training(recipe: TrainRecipe) -> None:
@@ -184,11 +189,19 @@ def _assemble(
     config.eval_strategy = eval_strategy  # Trainer refuses to evaluate without a dataset; probes need none
     if recipe.corpus is not None and recipe.corpus.separate_paraphrases and data.rows.rounds[-1] > 0:
         trainer.rounds = data.rows.rounds
-    if regularizer is not None and regularizer.strengths.ewc:
-        replayed = (_replay_only(row) for row in data.rows if any(row.replayed))
-        regularizer.measure_fisher(trainer.model, list(islice(replayed, regularizer.strengths.ewc_rows)))
+    if regularizer is not None:
+        _prepare_regularizer(regularizer, trainer, recipe.techniques.loss_tile is not None)
     trainer.regularizer = regularizer
     return trainer
+
+
+def _prepare_regularizer(regularizer: Regularizer, trainer: KnowledgeTrainer, is_tiled: bool) -> None:
+    if regularizer.strengths.ewc:
+        rows: PackedRows = trainer.train_dataset.rows
+        replayed = (_replay_only(row) for row in rows if any(row.replayed))
+        regularizer.measure_fisher(trainer.model, list(islice(replayed, regularizer.strengths.ewc_rows)))
+    if is_tiled:
+        regularizer.read_hidden_states()
 
 
 def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitialized: Sequence[str]) -> None:
@@ -202,9 +215,9 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
     )
     trainer.label_smoother = None  # TrainingLoss smooths; validation losses stay plain
     has_kl = recipe.regularization is not None and recipe.regularization.kl > 0
-    if trainer.aux_loss_enabled and (has_kl or not trainer.training_loss.plain):
+    if trainer.aux_loss_enabled and (has_kl or not trainer.training_loss.plain or techniques.loss_tile):
         fault = (
-            "this model adds its routers' loss, which smoothed labels, hard_example_mining, row_weights and "
+            "this model adds its routers' loss, which smoothed labels, hard_example_mining, row_weights, loss_tile and "
             "regularization.kl leave out. Remove them, or set trainer.router_aux_loss_coef: 0."
         )
         key = "techniques" if "techniques" in recipe.raw else "trainer.label_smoothing_factor"
@@ -213,15 +226,35 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
     trainer.reinitialized = reinitialized
     trainer.freeze_warmup = freeze_base_steps(trainer.model, recipe, reinitialized)
     trainer.sam = SharpnessAware(techniques.sam) if techniques.sam else None
-    for name in ("stochastic_rounding", "optimizer_in_backward"):
+    for name in ("loss_tile", "stochastic_rounding", "optimizer_in_backward"):
         splits = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
         if getattr(techniques, name) and (splits or trainer.is_distributed_loading_by_transformers):
             raise recipe.error(f"techniques.{name}", SHARDED)
         setattr(trainer, name, getattr(techniques, name))
+    if techniques.loss_tile is not None:
+        whole = trainer.model.get_base_model() if recipe.adapter is not None else trainer.model
+        add_hidden_states(whole)
+        check_tiles(whole, trainer.train_dataset[0], recipe)
     if techniques.patience is not None:
         trainer.add_callback(PatienceStopping(techniques.patience, trainer.guard.warnings))
     if techniques.histogram_steps is not None:
         trainer.add_callback(Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks))
+
+
+@torch.no_grad()
+def check_tiles(model: Any, row: Mapping[str, Any], recipe: TrainRecipe) -> None:
+    """Raise `RecipeError` if the logits of `model` from its hidden states are not its own, on the first tokens of `row`."""
+    was_training = model.training
+    model.eval()
+    ids, positions = (torch.tensor([row[key][:_CHECKED]], device=model.device) for key in ("input_ids", "position_ids"))
+    read: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    own = model(**read).logits.float()
+    tiled = model(**read, score=lambda hidden, project: project(hidden))
+    model.train(was_training)
+    if not torch.allclose(tiled, own, atol=1e-2, rtol=1e-2):
+        difference = float((tiled - own).abs().max())
+        fault = f"this model's head does more than kinject knows (logits differ by {difference:.2g}). Remove the line."
+        raise recipe.error("techniques.loss_tile", fault)
 
 
 def _describe_run(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCorpora) -> str:
