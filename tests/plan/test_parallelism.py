@@ -97,6 +97,25 @@ def test_the_memory_of_fsdp_is_that_of_the_recipe_as_its_command_changes_it() ->
     ]  # fmt: skip
 
 
+def test_zero2_holds_the_weights_in_bfloat16_and_a_part_of_the_rest() -> None:
+    """By hand: 2 bytes for each weight, and of 2 + 4 + 8 bytes (gradients, weights, state) an eighth on each device."""
+    step = _step(mixed=torch.bfloat16)
+    n, half = 8, simulate(_step(dtype=torch.bfloat16))
+    numbers, buffers = half.n_trained, half.weights - half.trained_bytes
+    held = 2 * numbers + buffers + (2 + 4 + 8) * numbers // n
+    expected = held + max(half.activations + half.logits + 10**9, 4 * numbers // n)
+    found = choose_parallelism(step, _memory(optimizer=8 * numbers), Devices("cuda", "GPU", n, int(1.06 * expected), False, 0))
+    assert found.name == "ZeRO-2"
+    assert found.peak == pytest.approx(expected, abs=64)
+
+
+def test_weights_that_are_rounded_stochastically_are_sharded_in_float32() -> None:
+    step = _step(dtype=torch.bfloat16, mixed=torch.bfloat16, rounding=True, accumulation=2)
+    devices = Devices("cuda", "GPU", 8, 2 * 2**20, False, 0)
+    words = shlex.split(choose_parallelism(step, _memory(), devices).command)
+    assert words[words.index("RECIPE") + 1 :][:2] == ["techniques.stochastic_rounding=false", "model.dtype=float32"]
+
+
 def test_the_bytes_sent_are_those_of_a_ring() -> None:
     """By hand, with 16 GiB of weights and as much of gradients."""
     ddp, zero2 = (choose_parallelism(_step(accumulation=3), _memory(), _gpus(gib, 8)).sent for gib in (100, 40))

@@ -73,12 +73,8 @@ def choose_parallelism(step: StepConfig, memory: Memory, devices: Devices) -> Pa
         if devices.count > 1:
             why = "processes on a CPU can only run DDP, each with a whole step, which does not fit"
         return Parallelism("none", why, memory.peak, "")
-    if step.rounding or step.in_backward:
-        names = " and ".join(name for name, used in (
-            ("techniques.stochastic_rounding", step.rounding), ("optimizer_in_backward", step.in_backward)) if used)  # fmt: skip
-        why = f"a step does not fit on one device, and {names} need whole weights: without them it could be sharded"
-        return Parallelism("none", why, memory.peak, "")
-    return _sharded(step, memory, devices)
+    changes, plain = _shardable(step)
+    return with_changes(_sharded(plain, simulate(plain) if changes else memory, devices), changes)
 
 
 def least_peak(step: StepConfig, devices: Devices) -> int:
@@ -86,7 +82,23 @@ def least_peak(step: StepConfig, devices: Devices) -> int:
     if devices.count == 1 or devices.kind != "cuda":
         memory = simulate(step)
         return memory.peak + (memory.trained_bytes if devices.count > 1 else 0)
-    return _fsdp_peak(step, _fsdp_step(step, None)[1], devices.count)
+    _, plain = _shardable(step)
+    return _fsdp_peak(plain, _fsdp_step(plain, None)[1], devices.count)
+
+
+def _shardable(step: StepConfig) -> tuple[tuple[str, ...], StepConfig]:
+    """Return the overrides that remove from a recipe what needs whole weights on each device, and the step with them."""
+    overrides: tuple[str, ...] = ()
+    if step.rounding:
+        overrides += ("techniques.stochastic_rounding=false", "model.dtype=float32")
+        step = replace(step, rounding=False, dtype=torch.float32)
+    if step.in_backward:
+        overrides += ("techniques.optimizer_in_backward=false",)
+        step = replace(step, in_backward=False)
+    if step.loss_tile is not None:
+        overrides += ("techniques.loss_tile=null",)
+        step = replace(step, loss_tile=None)
+    return overrides, step
 
 
 def _ddp(memory: Memory, devices: Devices) -> Parallelism | None:
