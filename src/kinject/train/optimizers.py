@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from kinject.models import own_part, whole
+
 if TYPE_CHECKING:
     from trl import SFTConfig
 
@@ -198,12 +200,13 @@ class SharpnessAware:
         moving = [parameter for parameter in model.parameters() if parameter.grad is not None]
         if not moving:
             return False
-        norm = torch.nn.utils.get_total_norm([parameter.grad.float() for parameter in moving])
+        norm = whole(torch.nn.utils.get_total_norm([parameter.grad.float() for parameter in moving]))
         if not bool(norm.isfinite()) or float(norm) == 0.0:
             return False
         self._weights = [(parameter, parameter.detach().clone()) for parameter in moving]
         for parameter in moving:
-            parameter.add_((parameter.grad.float() * (self.rho / norm)).to(parameter.dtype))
+            step = own_part(parameter.grad).float() * (self.rho / norm)
+            own_part(parameter).add_(step.to(parameter.dtype))
         return True
 
     @torch.no_grad()
