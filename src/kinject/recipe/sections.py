@@ -41,6 +41,9 @@ class ModelSection:
         None, help="Tokenizer folder or hub name; or vocab_size of one to train.", path="model"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="Weights in memory.")
+    save_dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto", help="Weights in model/; auto: bfloat16 where the base is stored so, else as they were trained."
+    )
     attention: Literal[
         "auto", "sdpa", "eager", "flex_attention", "varlen", "flash_attention_2", "flash_attention_3",
         "flash_attention_4", "kernels-community/flash-attn2", "kernels-community/flash-attn3",
@@ -390,6 +393,9 @@ class TechniquesSection:
     reinitialize_last_layers: int = option(
         0, help="Last layers whose weights are re-initialised before training.", min=0
     )
+    loss_tile: int | None = option(
+        None, help="Tokens whose logits are in memory at once, for every loss; each tile is computed twice.", min=1
+    )
     stochastic_rounding: bool = option(
         False,
         help="Round bfloat16 weights up or down at random, so that small updates count (with model.dtype: bfloat16).",
@@ -413,6 +419,10 @@ class TechniquesSection:
     patience: int | None = option(
         None, help="Stop after so many evaluations without a better trainer.metric_for_best_model (default: loss).",
         min=1,
+    )  # fmt: skip
+    save_minutes: float | None = option(
+        None, help="Minutes between two checkpoints, beside those of trainer.save_strategy; the newest one is kept.",
+        min=0.01,
     )  # fmt: skip
     histogram_steps: int | None = option(
         None, help="Updates between two histograms of weights and gradients (tensorboard, wandb).", min=1

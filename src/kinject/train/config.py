@@ -16,7 +16,8 @@ from kinject.process import is_launched
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
-from kinject.train.optimizers import embedding_bits_faults, optimizer_faults
+from kinject.train.load import sharding_faults, what_splits
+from kinject.train.optimizers import SHARDED, embedding_bits_faults, optimizer_faults
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -47,6 +48,7 @@ def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
         "output_dir": str(recipe.run_dir), "packing": False, "padding_free": False, "use_cpu": device == "cpu",
         "dataset_kwargs": {"skip_prepare_dataset": True}, "assistant_only_loss": False, "completion_only_loss": None,
         "chat_template_path": None, "hub_strategy": "end",
+        "enable_jit_checkpoint": False,
     }  # fmt: skip
     if isinstance(values.get("report_to"), tuple):
         values["report_to"] = list(values["report_to"])
@@ -290,6 +292,10 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
         if total > 0.95:
             fault = f"the fractions of replay and mix sum to {total:g}, allowed: up to 0.95. The corpus has the rest."
             faults.append(("corpus", fault))
+    if recipe.adapter is not None and not recipe.adapter.get("merge") and model.save_dtype != "auto":
+        faults.append(
+            ("model.save_dtype", "an adapter is saved as it was trained. Remove the line; kinject export rounds.")
+        )
     if recipe.adapter is not None and model.freeze:
         faults.append(("model.freeze", "an adapter freezes the base by itself. Remove the line."))
     if recipe.adapter is not None and recipe.adapter.get("merge") and model.quantization != "none":
@@ -349,7 +355,7 @@ def _config_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     return [
         *_regularization_faults(recipe, config), *_loss_faults(recipe, config), *_gradient_faults(recipe, config),
         *_layer_faults(recipe), *_patience_faults(recipe, config), *optimizer_faults(recipe, config),
-        *_histogram_faults(recipe, config),
+        *_histogram_faults(recipe, config), *sharding_faults(recipe, config),
     ]  # fmt: skip
 
 
@@ -366,8 +372,9 @@ def _regularization_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
         faults.append((key, "an adapter does not change the base weights. Remove l2 and ewc."))
     if (section.l2 or section.ewc) and recipe.trainer.get("fp16"):
         faults.append((key, "l2 and ewc need unscaled gradients. Set trainer.bf16: true instead of fp16."))
-    if (section.l2 or section.ewc or section.kl) and (config.fsdp or config.deepspeed):
-        faults.append((key, "l2, ewc and kl need whole weights on each process. Use DDP."))
+    splits = what_splits(recipe, config)
+    if (section.l2 or section.ewc or section.kl) and splits:
+        faults.append((key, f"l2, ewc and kl need the base's weights and the gradients, and {splits}"))
     return faults
 
 
@@ -386,6 +393,12 @@ def _loss_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
             faults.append(
                 (key, "regularization.kl is in units of the loss of a token, all weighted equally. Keep one.")
             )
+    if techniques.loss_tile is not None:
+        if config.loss_type != "nll":
+            fault = f"computes the loss nll, found trainer.loss_type: {config.loss_type}. Keep one."
+            faults.append(("techniques.loss_tile", fault))
+        if config.fsdp or config.deepspeed:
+            faults.append(("techniques.loss_tile", SHARDED))
     if chosen["techniques.hard_example_mining"] and chosen["techniques.row_weights"]:
         fault = "with row_weights it is undefined which loss is the highest, the weighted one or not. Keep one."
         faults.append(("techniques.hard_example_mining", fault))
@@ -398,10 +411,10 @@ def _gradient_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
         "sam": techniques.sam > 0, "freeze_base_steps": techniques.freeze_base_steps is not None,
         "histogram_steps": techniques.histogram_steps is not None,
     }  # fmt: skip
-    optim = str(config.optim).lower()
+    optim, splits = str(config.optim).lower(), what_splits(recipe, config)
     for name in (name for name, is_on in uses_gradients.items() if is_on):
-        if config.fsdp or config.deepspeed:
-            faults.append((f"techniques.{name}", "needs whole gradients on each process. Use DDP."))
+        if splits:
+            faults.append((f"techniques.{name}", f"needs the gradients, and {splits}"))
         is_in_backward = optim.rpartition(".")[2] in _UPDATES_IN_BACKWARD or "layerwise" in optim
         if is_in_backward or techniques.optimizer_in_backward:
             fault = "the optimizer updates while gradients are computed, before they can be used. Set another optim."

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer import TRAINING_ARGS_NAME
+import torch.nn.functional as F
+from peft import PeftModel
+from transformers.distributed.checkpoint import load_optimizer_distributed, save_optimizer_distributed
+from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import rotate_checkpoints
 from trl import SFTTrainer
 
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
+from kinject.models import copy_weights
 from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete
 from kinject.train.data import TrainingData
 from kinject.train.guards import Guard, check_made_update, check_weights
-from kinject.train.loss import MeanLoss, TrainingLoss, token_metrics
+from kinject.train.loss import MeanLoss, Project, TrainingLoss, in_tiles, token_metrics
 from kinject.train.optimizers import (
     OneByOne,
     SharpnessAware,
@@ -34,6 +39,8 @@ from kinject.train.resume_state import save_state
 from kinject.train.schedules import schedule_of
 from kinject.train.trainable import FreezeWarmup
 
+_OPTIMIZER = "optimizer"
+"""The folder of a sharded optimizer in a checkpoint."""
 _ISOLATION_TOLERANCE = 1e-3
 _SAMPLED_TOKENS = 256
 """Tokens of which entropy and accuracy are measured between two logs, a process."""
@@ -57,6 +64,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     training_loss: TrainingLoss = TrainingLoss()
     freeze_warmup: FreezeWarmup | None = None
     sam: SharpnessAware | None = None
+    loss_tile: int | None = None
+    """Tokens whose logits are in memory at once; None: all."""
     stochastic_rounding = False
     optimizer_in_backward = False
     one_by_one: OneByOne | None = None
@@ -77,6 +86,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     """Tokens in the loss so far, of all processes (a number, or a tensor on a device), since this run was started or resumed."""
     learned_before: int = 0
     """Those before the checkpoint from which it was resumed."""
+    load_weights: Callable[[str], Any]
+    """Loads the model of a checkpoint folder as the run's own was loaded."""
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed", "weights"]
@@ -109,6 +120,40 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             remove_extra(checkpoint.parent, checkpoint)
             best = self.state.best_model_checkpoint
             rotate_checkpoints(self.args.output_dir, save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Save both; each process its part of the optimizer of a model that transformers has sharded."""
+        if not self.is_distributed_loading_by_transformers:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        save_optimizer_distributed(self.model, self._plain_optimizer(), str(Path(output_dir) / _OPTIMIZER))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load both from a checkpoint folder, if there is one."""
+        if checkpoint is None or not self.is_distributed_loading_by_transformers:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        load_optimizer_distributed(self.model, self._plain_optimizer(), str(Path(checkpoint) / _OPTIMIZER))
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+
+    def _plain_optimizer(self) -> Any:
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load a checkpoint's weights; each process its part of a model that transformers has sharded."""
+        if self.is_distributed_loading_by_transformers and not isinstance(self.model, PeftModel):
+            copy_weights(self.load_weights(resume_from_checkpoint), self.model)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        """Load the weights of the best checkpoint."""
+        if self.is_distributed_loading_by_transformers:
+            self._load_from_checkpoint(self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """Create the repository on the hub. Raises `TrainingError` if the hub refuses it."""
@@ -308,7 +353,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         """Return whether the loss is computed here; TRL computes it otherwise."""
         has_kl = self.regularizer is not None and self.regularizer.strengths.kl > 0
         nll_only = self.args.loss_type == "nll" and not self.aux_loss_enabled
-        return has_kl or not self.training_loss.plain or (nll_only and self.accelerator.device.type == "cpu")
+        special = has_kl or not self.training_loss.plain or self.loss_tile is not None
+        return special or (nll_only and self.accelerator.device.type == "cpu")
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -326,32 +372,64 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             finally:
                 self.router_aux_loss_coef = coefficient
         training_loss = self.training_loss if self.model.training else TrainingLoss()
-        outputs = model(input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False)
-        logits = outputs.logits.float()
-        total = training_loss.total(logits, inputs)
         count = training_loss.count(inputs) if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+        read = {key: inputs[key] for key in ("input_ids", "position_ids")}
+        if self.loss_tile is not None:
+            sum_loss = functools.partial(self._total_in_tiles, training_loss, model, inputs)
+            total = model(**read, use_cache=False, score=sum_loss)
+        else:
+            logits = model(**read, use_cache=False).logits.float()
+            total = training_loss.total(logits, inputs)
+            if (pull := self._divergence_term()) is not None:
+                total = total + pull.strengths.kl * pull.divergence(model, inputs, logits[:, :-1])
+            self._note_token_metrics(logits, inputs["labels"])
         if self.model.training:
             self._total_train_tokens += inputs["input_ids"].numel()
-            if self.regularizer is not None and self.regularizer.strengths.kl:
-                divergence = self.regularizer.divergence(model, inputs, logits[:, :-1])
-                total = total + self.regularizer.strengths.kl * divergence
-        self._note_token_metrics(logits, inputs["labels"])
         loss = total / torch.where(count > 0, count, 1)  # zero if the batch has no token to learn
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes
         return loss
 
-    def _note_token_metrics(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+    def _divergence_term(self) -> Regularizer | None:
+        """Return the regularizer if the loss holds its KL divergence."""
+        regularizer = self.regularizer
+        return regularizer if self.model.training and regularizer is not None and regularizer.strengths.kl else None
+
+    def _total_in_tiles(
+        self, training_loss: TrainingLoss, model: Any, inputs: dict[str, Any], hidden: torch.Tensor, project: Project
+    ) -> torch.Tensor:
+        """Return the sum of the loss with the logits of `loss_tile` tokens in memory at once."""
+        tile, labels = self.loss_tile or 1, inputs["labels"][:, 1:]
+        learned = labels != IGNORED
+        states, targets = hidden[:, :-1][learned], labels[learned]
+        losses = in_tiles(lambda part, wanted: training_loss.by_token(project(part), wanted), tile, states, targets)
+        by_token = states.new_zeros(labels.shape, dtype=torch.float32).masked_scatter(learned, torch.cat(losses))
+        total = training_loss.total_of(by_token, inputs)
+        if (pull := self._divergence_term()) is not None:
+            total = total + pull.strengths.kl * pull.divergence_in_tiles(model, inputs, hidden, project, tile)
+        self._note_token_metrics(states.detach(), targets, project)
+        return total
+
+    @torch.no_grad()
+    def _note_token_metrics(self, logits: torch.Tensor, labels: torch.Tensor, project: Project | None = None) -> None:
         """Note for the log, as TRL does, the entropy and the accuracy of the next token.
 
         They cost a pass over the logits each, so training measures a sample: the first tokens of the first batch after
-        each log.
+        each log. With `project`, `logits` are the hidden states of the tokens `labels`.
         """
         mode = "train" if self.model.training else "eval"
         metrics = self._metrics[mode]
         if mode == "train" and "entropy" in metrics:
             return
-        sums = token_metrics(logits, labels, _SAMPLED_TOKENS if mode == "train" else None)
+        most = _SAMPLED_TOKENS if mode == "train" else None
+        if project is None:
+            sums = token_metrics(logits, labels, most)
+        else:
+            tile, sums = self.loss_tile or 1, torch.zeros(3, device=labels.device)
+            for start in range(0, min(len(labels), most or len(labels)), tile):
+                stop = min(start + tile, most or len(labels))
+                shifted = F.pad(labels[start:stop], (1, 0), value=IGNORED)
+                sums += token_metrics(project(logits[start:stop])[None], shifted[None])
         entropy, n_correct, n_tokens = self.accelerator.gather(sums).view(-1, 3).sum(0).tolist()
         metrics["entropy"].append(entropy / max(n_tokens, 1))
         metrics["mean_token_accuracy"].append(n_correct / max(n_tokens, 1))
