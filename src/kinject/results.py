@@ -156,6 +156,22 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """Answers that a model wrote, as fractions of the questions with a score.
+
+    `exact`, `f1` and `contains` are SQuAD's exact match, its F1, and whether an accepted text is in the answer. `abstained`:
+    the text declines to answer a question that has one; what is neither correct nor abstained is wrong. `n_tokens` is the
+    mean length.
+    """
+
+    exact: Fraction
+    f1: Fraction
+    contains: Fraction
+    abstained: Fraction
+    n_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
 class _AskedArm:
     """One arm asked the `n` questions of one set in one prompt format."""
 
@@ -214,6 +230,8 @@ class ArmResult(_AskedArm):
     n_cut: Count = 0
     """Questions whose prompt did not fit the model's window and lost tokens (of any seed)."""
     mass: float | None = None
+    written: Written | None = None
+    """Of answers that the model wrote."""
 
     @property
     def prompt_format(self) -> PromptFormat:
