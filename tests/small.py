@@ -1,8 +1,11 @@
-"""What makes tests quick: a tiny model, and reports whose figures are not saved."""
+"""What tests share: a tiny model, reports whose figures are not saved, the benchmarks as modules."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,3 +37,15 @@ def draw_blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     svg, png = style.render_svg(Figure()), style.render_png(Figure())
     monkeypatch.setattr(style, "render_svg", lambda figure: svg)
     monkeypatch.setattr(style, "render_png", lambda figure: png)
+
+
+def load_benchmark(name: str) -> ModuleType:
+    """Return the benchmark `name` (``documents/heap.py``) as a module; its worker processes find it by its file."""
+    path = Path(__file__).parents[1] / "benchmarks" / name
+    spec = importlib.util.spec_from_file_location(f"benchmark_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -61,10 +61,10 @@ def test_a_signal_that_comes_while_an_object_is_finalised_is_not_lost(
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_that_was_ignored_at_the_start_stays_ignored_but_sigterm(number: signal.Signals) -> None:
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored_but_a_batch_systems(number: signal.Signals) -> None:
     signal.signal(number, signal.SIG_IGN)
     with terminable():
-        assert (signal.getsignal(number) is signal.SIG_IGN) == (number != signal.SIGTERM)
+        assert (signal.getsignal(number) is signal.SIG_IGN) == (number not in (signal.SIGTERM, signal.SIGUSR1))
     assert signal.getsignal(number) is signal.SIG_IGN
 
 
@@ -154,3 +154,28 @@ def test_a_deferred_signal_comes_at_the_end_of_the_block_and_a_second_one_at_onc
     with pytest.raises(Terminated):
         send(2.0, 3)
     assert ends == [2]
+
+
+def test_after_the_warning_of_a_batch_system_only_the_terminal_ends_the_block_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def receive(*sent: signal.Signals) -> None:
+        with deferred(lambda: None) as received:
+            for number in (signal.SIGUSR1, *sent):
+                os.kill(os.getpid(), number)
+                time.sleep(0.01)
+                clock.ahead += 2
+            ends.append(list(received))
+
+    ends: list[list[int]] = []
+    with pytest.raises(Terminated) as stopped:
+        receive(signal.SIGUSR1, signal.SIGTERM)
+    assert exit_code(stopped.value) == 138
+    assert ends == [[signal.SIGUSR1]]
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        receive(signal.SIGINT)
+    assert exit_code(stopped.value) == 130
+    assert len(ends) == 1

@@ -283,7 +283,7 @@ def measure(n: int, text: Path | None, processes: int | None, keep: Path | None)
         )  # fmt: skip
         print(f"| {' | '.join(cells)} |", flush=True)
         for name in missing[:10]:
-            print(f"neither read nor told: {name}")
+            print(f"neither read nor listed: {name}")
         if keep:
             print(first.output)
             shutil.copytree(work, keep, symlinks=True)

@@ -43,7 +43,7 @@ def demo(folder: str | Path = ".", *, from_scratch: bool = False) -> Report:
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     with contextlib.chdir(folder):
-        duration = "10 minutes" if from_scratch else "two minutes"
+        duration = "15 minutes" if from_scratch else "two minutes"
         _say(f"Can a model learn what 120 documents say, and what does it forget? About {duration} on 2 CPU cores.\n")
         start_fork_server()  # it imports the libraries while this process prepares the data
         _write_inputs()

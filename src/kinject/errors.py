@@ -8,7 +8,7 @@
     └── TrainingError            a run that must not continue (lost text, a loss that is not finite, ...)
 
     KeyboardInterrupt            Ctrl-C (SIGINT); exit code 130
-    └── Terminated               the system ends the process (SIGTERM, SIGHUP, SIGQUIT); exit code 143, 129, 131
+    └── Terminated               the system ends the process (SIGTERM, SIGHUP, SIGQUIT, SIGUSR1); exit code 143, 129, 131, 138
 
 Each message names the place, the value found, the values allowed, and a fix. Any other exception is a bug in kinject:
 it keeps its traceback, and its exit code is 70.
@@ -69,7 +69,7 @@ class TrainingError(KinjectError):
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal ends the process: SIGTERM, as from a batch system before it kills, SIGHUP or SIGQUIT. Handled like Ctrl-C."""
+    """A signal ends the process: SIGTERM or SIGUSR1, as from a batch system before it kills, SIGHUP or SIGQUIT."""
 
     def __init__(self, number: int = SIGTERM) -> None:
         super().__init__()

@@ -47,6 +47,17 @@ def find_source(name: str, kind: str, revision: str | None = None) -> str:
     return folder
 
 
+def local_folder(name: str, revision: str | None = None) -> Path:
+    """Return the folder of a model, downloaded if `name` is on the hub and not here. Raises `InputError` as `find_source`."""
+    from huggingface_hub import snapshot_download
+
+    source = find_source(name, "model", revision)
+    if os.path.isdir(source):
+        return Path(source)
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
+
+
 def check_data_set(name: str) -> None:
     """Raise `InputError` if the hub, from which the data set `name` is streamed, cannot be reached."""
     reason = unreachable_reason()

@@ -1,7 +1,8 @@
 """Turns the signals that end a process into exceptions. None is lost if it arrives while Python ignores exceptions.
 
-SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal is gone) and SIGQUIT (Ctrl-\\) end a verb the same way. A signal that was
-ignored when the process started stays ignored, as under nohup or in the background of a script; only SIGTERM never is.
+SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal is gone), SIGQUIT (Ctrl-\\) and SIGUSR1 (a batch system's warning) end a
+verb the same way. A signal that was ignored when the process started stays ignored, as under nohup or in the background of
+a script; SIGTERM and SIGUSR1 never are, so that a batch script may let its launcher ignore them.
 `running_time` is a clock that leaves out the time between SIGSTOP (Ctrl-Z) and SIGCONT.
 """
 
@@ -19,8 +20,10 @@ from typing import Any
 
 from kinject.errors import Terminated
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """The signals that end a verb."""
+_FROM_BATCH_SYSTEM = frozenset((signal.SIGTERM, signal.SIGUSR1))
+"""Those that a batch system sends: Slurm's --signal, and what it sends before it kills."""
 FROM_TERMINAL = frozenset((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
 """Those that a terminal sends to all processes of a command."""
 _REPEATED = 1.0
@@ -61,7 +64,7 @@ def _count_pause(signum: int, frame: FrameType | None) -> None:
 @contextlib.contextmanager
 def handled_by(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
     """Let `handler` receive the signals that end a verb in the block; afterwards restore the previous handlers."""
-    received = [number for number in SIGNALS if number == signal.SIGTERM or not _is_ignored(number)]
+    received = [number for number in SIGNALS if number in _FROM_BATCH_SYSTEM or not _is_ignored(number)]
     before = [(number, signal.signal(number, handler)) for number in received]
     try:
         yield
@@ -104,8 +107,9 @@ def terminable() -> Iterator[None]:
 def deferred(announce: Callable[[], None]) -> Iterator[list[int]]:
     """Keep the first signal that ends a verb in the list until the block ends, then raise it; `announce` it at once.
 
-    A further signal a second later, or more, raises immediately (a launcher repeats a signal of the terminal). In a thread
-    other than the main one, nothing is received.
+    A further signal a second later, or more, raises immediately (a launcher repeats a signal of the terminal). After SIGUSR1
+    only a signal of the terminal does: a batch system sends SIGTERM next. In a thread other than the main one, nothing is
+    received.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -115,6 +119,8 @@ def deferred(announce: Callable[[], None]) -> Iterator[list[int]]:
 
     def receive(signum: int, frame: FrameType | None) -> None:
         nonlocal first
+        if signal.SIGUSR1 in received and signum in _FROM_BATCH_SYSTEM:
+            return
         if received and time.monotonic() - first >= _REPEATED:
             raise interruption(signum)
         if not received:

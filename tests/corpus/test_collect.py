@@ -338,8 +338,10 @@ def test_personal_data_is_flagged_or_masked_and_the_licence_passed_on(heap: Path
     assert one["meta"]["personal_data"] == {"mail address": 1, "phone number": 1}
     assert (one["meta"]["licence"], two["meta"]["licence"]) == ("CC-BY-4.0", "CC0-1.0")
     assert flagged.counts["personal_data"] == {"mail address": [1, 1], "phone number": [1, 1]}
-    masked = collect([heap], DocumentsSection(personal_data="mask"))
-    assert rows_of(masked, "documents.jsonl")[0]["text"].endswith("[mail address] and [phone number]")
+    (heap / "b.jsonl").write_text(json.dumps({"text": prose(2), "source": "letter of mara@example.org"}) + "\n")
+    masked = rows_of(collect([heap], DocumentsSection(personal_data="mask")), "documents.jsonl")
+    assert masked[0]["text"].endswith("[mail address] and [phone number]")
+    assert masked[1]["source"] == "letter of [mail address]"
     ignored = collect([heap], DocumentsSection(personal_data="ignore"))
     assert "personal_data" not in rows_of(ignored, "documents.jsonl")[0]["meta"]
 

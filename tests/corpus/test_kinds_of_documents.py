@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import io
 import json
 import random
@@ -18,8 +17,8 @@ import pytest
 from kinject.corpus.documents.readers import KINDS, ReadOptions, kind_of, read_file, reader_of
 from kinject.errors import InputError
 from kinject.types import Document
+from small import load_benchmark
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "documents" / "readers.py"
 Read = list[tuple[str, Document | InputError]]
 
 
@@ -47,16 +46,6 @@ def zipped(members: dict[str, bytes], **how: Any) -> bytes:
     return out.getvalue()
 
 
-def benchmark() -> Any:
-    spec = importlib.util.spec_from_file_location("readers_benchmark", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_every_kind_has_a_reader() -> None:
     for name in KINDS:
         assert callable(reader_of(name))
@@ -64,7 +53,7 @@ def test_every_kind_has_a_reader() -> None:
 
 @pytest.mark.parametrize("name", ["docx", "xlsx", "html"])
 def test_cells_of_tables_stand_under_their_headers(name: str) -> None:
-    make = benchmark()
+    make = load_benchmark("documents/readers.py")
     rng = random.Random(3)
     tables = [make.make_table(rng, number) for number in (1, 2, 3, 6)]
     data = {"docx": make.docx, "xlsx": make.xlsx, "html": make.page}[name](rng, tables)

@@ -199,7 +199,7 @@ class LetterEmbedder:
 
 def test_a_dense_retriever_needs_only_an_embedder(monkeypatch, tmp_path):
     (tmp_path / "embedder").mkdir()
-    monkeypatch.setattr("kinject.eval.retrievers._load_embedder", lambda _: LetterEmbedder())
+    monkeypatch.setattr("kinject.eval.retrievers.load_sentence_model", lambda *_: LetterEmbedder())
     section = RetrievalSection(kind="dense", embedder=str(tmp_path / "embedder"), cache_dir=str(tmp_path / "cache"))
     for _ in range(2):  # embedded, then read from the cache
         retriever = make_retriever(section, alone(PASSAGES))

@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from kinject.corpus.documents.collect import collect
 from kinject.disk import lock_dir
 from kinject.errors import DiskError, InputError, RecipeError
 from kinject.eval import evaluate
@@ -177,6 +178,21 @@ def test_retrieved_passages_are_named_and_their_recall_is_told(run, tmp_path):
     with_context = [a for a in read_answers(tmp_path / "run" / "answers.jsonl") if a.k == 2]
     assert all(len(set(answer.context_ids)) == 2 for answer in with_context)
     assert [(recall.k, recall.n_found, recall.n) for recall in report.recalls] == [(2, 3, 4)]
+
+
+def test_the_manifest_names_a_folder_of_documents_by_what_was_collected(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    heap = tmp_path / "heap"
+    heap.mkdir()
+    for name in ("Bryn", "Kelm"):
+        (heap / f"{name}.txt").write_text(f"{name} was born. The town of {name}.\n")
+    hashes = []
+    for text in ("Doran went to school.", "Doran went to sea."):
+        (heap / "Doran.txt").write_text(text)
+        run(retrieval={"documents": [str(heap)], "k": [1]})
+        hashes.append(manifest(tmp_path)["inputs"][str(heap)])
+    assert hashes[0] != hashes[1]
+    assert hashes[1] == collect([heap]).fingerprint
 
 
 def test_a_rerun_scores_nothing_and_reports_the_same(run, tmp_path):

@@ -367,6 +367,30 @@ def test_near_chance_needs_evidence_not_ignorance():
     assert near(3, 100, 5, 0.40) > 0.5
 
 
+def test_equivalence_to_another_arm_is_rarely_found_where_the_arms_differ_by_the_margin():
+    """At the margin itself at most 5% of studies may find it, and without a difference most should."""
+    found = {0.0: 0, 0.1: 0}
+    for gap in found:
+        for seed in range(60):
+            one, other = simulated(seed, 3, 150, 3, 0.6), simulated(1000 + seed, 3, 150, 3, 0.6 + gap)
+            p = near_p(one, 0.1, other)
+            found[gap] += p is not None and p < 0.05
+    assert found[0.1] <= 6
+    assert found[0.0] >= 50
+
+
+def test_equivalence_is_the_interval_of_90_percent_inside_the_margin():
+    one, other = simulated(1, 3, 100, 2, 0.6), simulated(2, 3, 100, 2, 0.63)
+    means = (one.correct - other.correct).reshape(3, 100, 2).mean(2)
+    seeds = sum(np.var(m.correct.mean(1), ddof=1) / 3 for m in (one, other))
+    documents = np.var(means.mean(0), ddof=1) / 100
+    df = (documents + seeds) ** 2 / (
+        documents**2 / 99 + sum((np.var(m.correct.mean(1), ddof=1) / 3) ** 2 / 2 for m in (one, other))
+    )
+    edge = abs(means.mean()) + t.isf(0.05, df) * math.sqrt(documents + seeds)
+    assert near_p(one, edge + 1e-6, other) < 0.05 < near_p(one, edge - 1e-6, other)
+
+
 def test_against_chance_each_question_has_its_own():
     matrix = replace(simulated(5, 2, 80, 3, 0.5), chances=(0.5,) * 120 + (0.25,) * 120)
     found = chance_p(matrix)

@@ -5,25 +5,11 @@ Sizes are a tenth of those of benchmarks/load.py, whose table docs/reliability.m
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
+from small import load_benchmark
+
 pytestmark = pytest.mark.soak
-ROOT = Path(__file__).parents[2]
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("load_benchmark", ROOT / "benchmarks" / "load.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -39,7 +25,7 @@ def _load() -> ModuleType:
 def test_a_thing_more_costs_no_more_memory_than_the_one_before(
     load: str, sizes: tuple[int, ...], most_bytes: int
 ) -> None:
-    measures = [_load().measure_apart(load, n) for n in sizes]
+    measures = [load_benchmark("load.py").measure_apart(load, n) for n in sizes]
     growth = (measures[2].peak - measures[1].peak) * (1 << 20)
     assert growth / (sizes[2] - sizes[1]) <= most_bytes, measures
     # a quadratic part would make it a hundred times as much from 10x to 100x as from 1x to 10x, a linear one ten times

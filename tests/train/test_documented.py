@@ -316,7 +316,7 @@ def test_bf16_runs_the_arithmetic_in_bf16_and_keeps_weights_in_float32(
 def test_bf16_is_on_by_itself_only_if_the_hardware_multiplies_it(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, fast: bool
 ) -> None:
-    monkeypatch.setattr("kinject.train.config.has_fast_bf16", lambda device: fast)
+    monkeypatch.setattr("kinject.train.config.choose_precision", lambda device: "bf16" if fast else "no")
     assert make_sft_config(make_recipe(trainer={"bf16": None})).bf16 is fast
     assert make_sft_config(make_recipe(trainer={"bf16": not fast})).bf16 is not fast
 

@@ -20,7 +20,7 @@ from kinject.errors import InputError
 from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.merge import merge
+from kinject.train.merge import merge, merge_adapter
 
 MakeRecipe = Callable[..., Recipe]
 WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
@@ -51,6 +51,70 @@ def test_an_adapter_is_folded_in_before_it_is_averaged(
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
         assert torch.allclose(load_model(str(whole)).model(ids).logits, load_model(tuned).model(ids).logits, atol=1e-5)
+
+
+ADAPTERS: Mapping[str, tuple[Mapping[str, Any], bool]] = {
+    "all layers, with DoRA": ({"target_modules": "all-linear", "use_dora": True}, False),
+    "a whole head beside it, untied": ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, True),
+    "embeddings that were the head": ({"target_modules": ["embed_tokens"], "rank_pattern": {"embed_tokens": 2}}, True),
+    "a bias and some tokens": ({"target_modules": ["v_proj"], "trainable_token_indices": [1, 5], "bias": "all"}, False),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")  # on tied embeddings
+@pytest.mark.parametrize("case", ADAPTERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_folded_in_by_shards_gives_the_logits_of_peft(
+    case: str, dtype: torch.dtype, tiny_model: Path, tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    options, tied = ADAPTERS[case]
+    base, adapter, out = tmp_path / "base", tmp_path / "adapter", tmp_path / "out"
+    config = load_model(str(tiny_model)).model.config
+    config.tie_word_embeddings, config.attention_bias = tied, True
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(config).to(dtype).save_pretrained(base, max_shard_size="20KB")
+    assert len(list(base.glob("*.safetensors"))) > 2
+    tiny_tokenizer.save_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    tuned = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, **options)).eval()
+    with torch.no_grad():
+        for value in tuned.parameters():
+            if value.requires_grad:
+                value += 0.2 * torch.randn_like(value)
+    tuned.save_pretrained(adapter)
+    for folder, kept in (out, "auto"), (tmp_path / "whole", "float32"):
+        folder.mkdir()
+        merge_adapter(adapter, folder, kept)
+    whole = load_model(str(tmp_path / "whole")).model
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():  # peft's own merge changes the head with the embedding where they are tied
+        assert torch.allclose(whole(ids).logits, tuned(ids).logits, atol=1e-5)
+    found = AutoModelForCausalLM.from_pretrained(out)
+    assert found.dtype == dtype
+    ours, theirs = found.state_dict(), whole.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], value.to(dtype)) for name, value in theirs.items())  # rounded once
+
+
+def test_a_model_from_a_base_in_bfloat16_is_saved_so_and_from_others_as_it_was_trained(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
+) -> None:
+    plain = load_file(Path(train(make_recipe()).model_dir) / "model.safetensors")
+    assert {value.dtype for value in plain.values()} == {torch.float32}
+    for name, model in ("base", {}), ("plain", {"save_dtype": "float32"}):
+        load_model(str(tiny_model)).model.to(torch.bfloat16).save_pretrained(tiny_model)
+        run = train(make_recipe(run_dir=str(tmp_path / name), model={"path": str(tiny_model), **model}))
+    rounded, whole = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("base", "plain"))
+    assert all(torch.equal(rounded[name], value.to(torch.bfloat16)) for name, value in whole.items())
+    assert {value.dtype for value in whole.values()} == {torch.float32}
+    configs = [
+        json.loads((tmp_path / name / "model" / "config.json").read_text())["dtype"] for name in ("base", "plain")
+    ]
+    assert configs == ["bfloat16", "float32"]
+    assert run.n_steps == 6
 
 
 def test_strangers_are_not_averaged(tiny_model: Path, tmp_path: Path) -> None:

@@ -189,3 +189,24 @@ def test_tensorboard_holds_histograms_of_every_second_update(
     held = events.Histograms("gradients/model.norm.weight")
     assert [event.step for event in held] == [2, 4]
     assert held[0].histogram_value.num == 32
+
+
+def test_a_gpu_without_bfloat16_trains_in_float16_and_refuses_bfloat16(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kinject.train import config
+
+    monkeypatch.setattr(config, "choose_precision", lambda device: "fp16")
+    recipe = make_recipe()
+    assert config._precision(recipe, "cuda") == {"bf16": False, "fp16": True}
+    recipe = make_recipe(regularization={"l2": 0.1})
+    assert config._precision(recipe, "cuda") == {"bf16": False, "fp16": False}  # its gradients must be unscaled
+    monkeypatch.setattr(config, "emulated_bf16", lambda device: "T4 (compute capability 7.5) only emulates bfloat16.")
+    recipe = make_recipe(
+        trainer={"bf16": True}, model={"path": "m", "dtype": "bfloat16", "attention": "flex_attention"}
+    )
+    assert dict(config._device_faults(recipe)) == {
+        "model.attention": "torch's flex_attention does not train on a CPU. Set model.attention: auto.",
+        "trainer.bf16": "T4 (compute capability 7.5) only emulates bfloat16. Remove the line: fp16 is then on.",
+        "model.dtype": "T4 (compute capability 7.5) only emulates bfloat16. Set model.dtype: float32 (fp16 is then on).",
+    }

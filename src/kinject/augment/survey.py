@@ -14,7 +14,7 @@ from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview
 from kinject.augment.style_preview import render_prompts
 from kinject.augment.styles import STYLES
 from kinject.corpus.documents import is_hub_name, read_documents
-from kinject.corpus.documents.collect import DocumentsResult, collect
+from kinject.corpus.documents.collect import DocumentsResult, collect, listing, named_languages
 from kinject.corpus.documents.rows import is_saved_dataset
 from kinject.corpus.documents.write import read_rows
 from kinject.corpus.language import language_name
@@ -152,7 +152,7 @@ def render_survey(survey: Survey) -> str:
         ("read", f"{sum(survey.files.values()):,} documents in {len(survey.files):,} files ({suffixes})"),
         ("passages", f"{found.n_passages:,}, the longest of {found.longest:,} words and marks, {found.n_words:,} in all"),
         ("tokens", f"{survey.n_tokens:,} ({_count_note(survey.tokenizer)})"),
-        ("languages", ", ".join(f"{_language(code)} {n:,}" for code, n in survey.languages.items())),
+        ("languages", listing(named_languages(survey.languages))),
         *(
             ("", f"not checked in {language_name(code)}: {', '.join(checks_off(code))}")
             for code in survey.languages if code and checks_off(code)
@@ -180,10 +180,6 @@ def _count_note(tokenizer: str | None) -> str:
     if tokenizer is not None:
         return f"counted by {tokenizer}"
     return f"an estimate: {TOKENS_PER_WORD} for each word or mark; --tokenizer NAME counts"
-
-
-def _language(code: str) -> str:
-    return language_name(code) or "not clear"
 
 
 def _listed(name: str, texts: Sequence[str], n: int | None = None) -> list[tuple[str, str]]:

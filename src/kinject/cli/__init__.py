@@ -22,8 +22,8 @@ from kinject.signals import exit_code, handled_by, terminable
 from kinject.terminal import Formatter, aligned, lost_output, protect_streams, show
 
 _VERBS = (
-    "demo", "try", "documents", "augment", "questions", "train", "merge", "eval", "compare", "study", "bench", "plan", "doctor",
-    "find-lr", "find-batch", "report", "sandbox", "check", "recipes", "data", "styles", "schema",
+    "demo", "try", "documents", "augment", "questions", "train", "slurm", "merge", "eval", "compare", "study", "bench",
+    "plan", "doctor", "find-lr", "find-batch", "report", "sandbox", "check", "recipes", "data", "styles", "schema",
 )  # fmt: skip
 
 _DESCRIPTION = """\
@@ -34,7 +34,8 @@ Turn documents into knowledge that a language model demonstrably has.
 _EPILOG = """\
 exit codes: 0 done, 1 finished but incomplete (the output names what is missing), 2 unusable input,
 70 a bug in kinject, with a traceback. Stopped, and the last line is the command that resumes:
-130 interrupted (Ctrl-C), 143 terminated (SIGTERM), 129 hung up (SIGHUP), 131 quit (SIGQUIT)
+130 interrupted (Ctrl-C), 143 terminated (SIGTERM), 129 hung up (SIGHUP), 131 quit (SIGQUIT),
+138 asked to stop by a batch system (SIGUSR1)
 
 examples:
   kinject                                    the runs of this folder, and the next step
@@ -57,6 +58,7 @@ _SHORTAGE = (
 
 _STOPPED = {
     signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit",
+    signal.SIGUSR1: "stopped by SIGUSR1",
 }  # fmt: skip
 
 _MOST_RUNS = 20

@@ -11,7 +11,7 @@ from kinject.terminal import show
 _DETAIL = """\
 Fetch public data that the shipped recipes name: list it, or get some of it. Licence, size, revision and
 checksums are said first. What was fetched is checked, written whole or not at all, and left alone the
-next time; a download that was stopped goes on.
+next time; a download that was stopped resumes.
 
 examples:
   kinject data                                           what there is
@@ -29,13 +29,13 @@ def add_parser(verbs: Any) -> None:
     )  # fmt: skip
     parser.set_defaults(run=_list, into=Path("data"))
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    get = actions.add_parser("get", help="fetch data sets, or say what would be fetched")
+    get = actions.add_parser("get", help="fetch data sets, or print what would be fetched")
     get.add_argument("names", nargs="+", metavar="NAME", help="data sets, as `kinject data` lists them")
     get.add_argument("--into", type=Path, default=Path("data"), metavar="FOLDER", help="default: %(default)s")
     get.add_argument(
         "--from", type=Path, dest="copy", metavar="FOLDER", help="a copy of the files as they are at the source"
     )
-    get.add_argument("--dry-run", action="store_true", help="say what would be fetched, then stop")
+    get.add_argument("--dry-run", action="store_true", help="print what would be fetched, then stop")
     get.set_defaults(run=_get)
 
 

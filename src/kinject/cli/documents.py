@@ -10,7 +10,7 @@ from kinject.terminal import show
 
 _DETAIL = """\
 Collect a heap of files into documents.jsonl: each file is read once, in parallel, and whatever cannot be
-read is told with its reason instead of ending the run. A second run reads only what changed.
+read is listed with its reason instead of ending the run. A second run reads only what changed.
 PATH is a folder, a pattern in quotes, a file, or a text file that lists a path a line. In the run folder:
   documents.jsonl    a row for each document; augment, questions and eval read it
   skipped.jsonl      every file, page or row that was not read, with the reason

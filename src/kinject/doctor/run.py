@@ -16,7 +16,15 @@ from urllib.parse import urlsplit
 
 from kinject.disk import path_exists
 from kinject.errors import Fault, InputError, KinjectError, RecipeError
-from kinject.models import choose_attention, choose_device, has_fast_bf16, varlen_unavailable_reason
+from kinject.models import (
+    attention_fault,
+    choose_attention,
+    choose_device,
+    choose_precision,
+    emulated_bf16,
+    fastest_attention,
+    has_fast_bf16,
+)
 from kinject.process import core_count, machine_memory
 from kinject.recipe import GeneratorSection, ModelSection, Recipe, RetrievalSection, read_recipe
 from kinject.recipe.read import Verb
@@ -146,6 +154,14 @@ def _check_system() -> Iterator[MachineCheck]:
     yield MachineCheck("disk", text, (problem,) if free < _MIN_FREE_DISK else ())
 
 
+def _slower(device: str) -> str:
+    """Return why `device` lacks flash attention or torch's variable-length attention, "" if it has both."""
+    if device != "cuda":
+        return " (flash attention and varlen need an NVIDIA GPU)"
+    faults = {name: attention_fault(name, device) for name in ("flash_attention_2", "varlen")}
+    return "".join(f"; {name} {fault}" for name, fault in faults.items() if fault)
+
+
 def _check_devices() -> Iterator[MachineCheck]:
     import torch
 
@@ -156,7 +172,7 @@ def _check_devices() -> Iterator[MachineCheck]:
     name = {"cuda": "NVIDIA GPU", "mps": "Apple GPU", "cpu": "CPU (no GPU found)"}[device]
     bf16 = "yes" if has_fast_bf16(device) else "no"
     yield MachineCheck("device", f"{name}; bfloat16 multiplied in hardware: {bf16}")
-    yield MachineCheck("attention", f"torch's variable-length attention: {varlen_unavailable_reason(device) or 'yes'}")
+    yield MachineCheck("attention", f"auto tries {', '.join((*fastest_attention(device), 'sdpa'))}{_slower(device)}")
     if device == "cpu" and shutil.which("nvidia-smi"):
         what = f"this machine has an NVIDIA driver, but torch {torch.__version__} sees no GPU"
         fix = "Install a torch that is built for CUDA (pip install torch, without the CPU index)."
@@ -317,10 +333,11 @@ def _check_training(recipe: Recipe, model: ModelSection) -> tuple[str, list[Prob
             what, _, fix = str(error).rpartition(" Set ")
         return "cannot train here", [Problem(where, what, f"Set {fix}")]
     if attention is None:
-        attention = "sdpa" if varlen_unavailable_reason(device) else "torch's variable-length attention"
+        attention = next(iter(fastest_attention(device)), "sdpa")
     dtype = "float32" if model.dtype == "auto" else model.dtype
     fast_bf16 = has_fast_bf16(device)
-    mixed = "fp16" if trainer.get("fp16") else "bf16" if trainer.get("bf16", fast_bf16) else ""
+    by_device = choose_precision(device).replace("no", "")
+    mixed = "fp16" if trainer.get("fp16") else by_device if trainer.get("bf16") is None else "bf16" * trainer["bf16"]
     problems = []
     needs_bitsandbytes = "8bit" in str(trainer.get("optim", "")) or model.quantization != "none"
     if needs_bitsandbytes and importlib.util.find_spec("bitsandbytes") is None:
@@ -329,7 +346,7 @@ def _check_training(recipe: Recipe, model: ModelSection) -> tuple[str, list[Prob
         what = "trainer.fp16: half precision with a scaler needs a GPU"
         problems.append(Problem(where, what, "Set trainer.fp16: false."))
     if trainer.get("bf16") and not fast_bf16:
-        what = f"trainer.bf16: this {device} only emulates bfloat16 (slow)"
+        what = f"trainer.bf16: {emulated_bf16(device) or f'this {device} only emulates bfloat16 (slow)'}"
         problems.append(Problem(where, what, "Remove the line: kinject then chooses by the device."))
     quantization = f", {model.quantization}" if model.quantization != "none" else ""
     return f"trains on {device} in {dtype}{f' with {mixed}' if mixed else ''}{quantization}, {attention}", problems

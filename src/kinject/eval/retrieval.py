@@ -21,11 +21,10 @@ from kinject.eval.retrievers import (
     Retriever,
     commit_of,
     count_longer,
-    refuse_code,
+    load_sentence_model,
     search_text,
 )
 from kinject.eval.scoring.answers import hash_model
-from kinject.hub import find_source
 from kinject.recipe import DocumentsSection
 from kinject.recipe.eval_section import RerankerSection, RetrievalSection
 from kinject.results import Recall
@@ -266,22 +265,7 @@ class CrossEncoderScorer:
     def __init__(self, model: str) -> None:
         """Load `model`, a folder or a name on the hub. Raises `InputError` as `make_scorer` says."""
         key = "eval.retrieval.reranker.model"
-        try:
-            from sentence_transformers import CrossEncoder
-        except ImportError as error:
-            raise InputError(
-                f"{key}: a reranker needs {error.name}. Install it: pip install 'kinject[rag]'."
-            ) from error
-        try:
-            source = find_source(model, "reranker")
-        except InputError as error:
-            raise InputError(f"{key}: {error}") from error
-        refuse_code(Path(source), key)
-        try:
-            self._model = CrossEncoder(source, trust_remote_code=False, model_kwargs={"use_safetensors": True})
-        except (OSError, ValueError) as error:
-            first_line = str(error).splitlines()[0] if str(error) else repr(error)
-            raise InputError(f"{key}: {model!r} cannot be loaded: {first_line}") from error
+        self._model = load_sentence_model("reranker", model, key)
         inner = self._model.model
         trained = getattr(inner.config, "architectures", None) or [type(inner).__name__]
         if self._model.num_labels != 1 or not (type(inner).__name__ in trained or "ForCausalLM" in trained[0]):

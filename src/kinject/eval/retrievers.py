@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from kinject.corpus.passages import sentences
-from kinject.disk import content_id, open_to_read, parse_json, read_bytes
+from kinject.disk import atomic_file, content_id, open_to_read, parse_json, read_bytes
 from kinject.errors import DiskError, InputError
 from kinject.eval.scoring.answers import hash_model
 from kinject.hub import find_source
@@ -156,7 +155,8 @@ class DenseRetriever:
         """
         self.passages = tuple(passages)
         self._texts = [section.passage_prefix + search_text(passage, section.heading_path) for passage in passages]
-        self._model = _load_embedder(section.embedder)
+        key = "eval.retrieval.embedder (kinds bm25 and lexical need none)"
+        self._model = load_sentence_model("embedder", section.embedder, key)
         name = Path(section.embedder).name.lower()
         is_bge = "bge" in name and "m3" not in name
         self._prefix = (BGE_PREFIX if is_bge else "") if section.query_prefix is None else section.query_prefix
@@ -193,13 +193,8 @@ class DenseRetriever:
             if len(stored) == len(self.passages):
                 return stored
         vectors = self._embed(self._texts)
-        partial = self.path.with_suffix(f".{os.getpid()}.part.npy")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            np.save(partial, vectors, allow_pickle=False)
-            partial.replace(self.path)
-        except OSError as error:
-            raise DiskError(f"{self.path}: cannot be written: {error.strerror}.") from error
+        with atomic_file(self.path, "wb") as file:
+            np.save(file, vectors, allow_pickle=False)
         return vectors
 
     def _embed(self, texts: list[str]) -> Vectors:
@@ -225,23 +220,26 @@ def rank_by_dot_product(queries: Vectors, passages: Vectors, k: int) -> list[lis
     return ranking
 
 
-def _load_embedder(embedder: str) -> Any:
+def load_sentence_model(kind: Literal["embedder", "reranker"], model: str, key: str) -> Any:
+    """Return `model` (a folder or a name on the hub), loaded by sentence-transformers; weights as safetensors only.
+
+    Raises `InputError` at the recipe's `key` when the extra `rag` is not installed or the model cannot be loaded.
+    """
     try:
-        from sentence_transformers import SentenceTransformer
+        import sentence_transformers
     except ImportError as error:
-        raise InputError(
-            f"eval.retrieval.kind: dense retrieval needs {error.name}. Install it: pip install 'kinject[rag]'."
-        ) from error
+        raise InputError(f"{key}: a {kind} needs {error.name}. Install it: pip install 'kinject[rag]'.") from error
     try:
-        source = find_source(embedder, "embedder")
+        source = find_source(model, kind)
     except InputError as error:
-        raise InputError(f"eval.retrieval.embedder (for kind: dense and both; bm25 needs none): {error}") from error
-    refuse_code(Path(source), "eval.retrieval.embedder")
+        raise InputError(f"{key}: {error}") from error
+    refuse_code(Path(source), key)
     try:
-        return SentenceTransformer(source, trust_remote_code=False, model_kwargs={"use_safetensors": True})
+        load = sentence_transformers.SentenceTransformer if kind == "embedder" else sentence_transformers.CrossEncoder
+        return load(source, trust_remote_code=False, model_kwargs={"use_safetensors": True})
     except (OSError, ValueError) as error:
         first_line = str(error).splitlines()[0] if str(error) else repr(error)
-        raise InputError(f"eval.retrieval.embedder: {embedder!r} cannot be loaded: {first_line}") from error
+        raise InputError(f"{key}: {model!r} cannot be loaded: {first_line}") from error
 
 
 def refuse_code(folder: Path, key: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from kinject.corpus.documents import document_hashes
 from kinject.disk import (
     FORMAT_VERSION,
     check_output,
@@ -137,6 +138,8 @@ def evaluate(recipe: EvalRecipe) -> Report:
     plan = read_plan(recipe)
     section = recipe.eval
     inputs = {str(path): check_output(path, _INPUT_FIX) for path in plan.inputs if path.is_file()}
+    for source in map(Path, section.retrieval.documents if section.retrieval else ()):
+        inputs |= {} if source.is_file() else document_hashes(source, recipe.documents)
     shard = join_processes(recipe.run_dir)
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
         answers.read_others(shard.other_answers())

@@ -280,18 +280,19 @@ def chance_p(matrix: CorrectnessMatrix) -> float | None:
     return None if found is None else _t_p(matrix.above_chance.mean(), found)
 
 
-def near_p(matrix: CorrectnessMatrix, margin: float) -> float | None:
-    """Return the p of two one-sided t tests that the accuracy lies within `margin` of guessing (Schuirmann 1987).
+def near_p(matrix: CorrectnessMatrix, margin: float, other: CorrectnessMatrix | None = None) -> float | None:
+    """Return the p of two one-sided t tests that accuracy is within `margin` of guessing, or of `other`'s (Schuirmann 1987).
 
     Each question has its own chance. None with fewer than `FEWEST` documents: ignorance is no equivalence.
     """
     from scipy.stats import t
 
-    found = _variance([(1.0, matrix.above_chance)], "pooled")
+    weighted = [(1.0, matrix.above_chance)] if other is None else [(1.0, matrix), (-1.0, other)]
+    found, value = _variance(weighted, "pooled"), sum(weight * one.mean() for weight, one in weighted)
     if found is None or not found.total or matrix.members[1] < FEWEST:
         return None
     error = math.sqrt(found.total)
-    above, below = ((matrix.above_chance.mean() + sign * margin) / error for sign in (1, -1))
+    above, below = ((value + sign * margin) / error for sign in (1, -1))
     return float(max(t.sf(above, found.df), t.cdf(below, found.df)))
 
 

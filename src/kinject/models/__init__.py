@@ -7,15 +7,28 @@ from typing import Any
 
 from kinject.models.causal import causal_fault, check_causal, is_runnable, reads_later_tokens
 from kinject.models.folder import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    INDEX,
     base_of_adapter,
     check_files,
     check_model,
     first_line,
     model_files,
     model_hash,
+    read_headers,
+    read_object,
     weight_files,
 )
-from kinject.models.hardware import choose_attention, choose_device, has_fast_bf16, varlen_unavailable_reason
+from kinject.models.hardware import (
+    attention_fault,
+    choose_attention,
+    choose_device,
+    choose_precision,
+    emulated_bf16,
+    fastest_attention,
+    has_fast_bf16,
+)
 from kinject.models.load import (
     LoadedModel,
     check_config,
@@ -31,15 +44,17 @@ from kinject.models.load import (
 )
 
 __all__ = [
-    "LoadedModel", "base_of_adapter", "causal_fault", "check_causal", "check_config", "check_files", "check_finite_in",
-    "check_model", "choose_attention", "choose_device", "first_line", "has_fast_bf16", "is_runnable", "load_config", "load_model",
-    "load_tokenizer", "model_files", "model_hash", "new_model", "not_finite", "not_finite_in", "reads_later_tokens",
-    "saved_tensors", "train_tokenizer", "try_varlen", "varlen_unavailable_reason", "weight_files",
+    "ADAPTER_CONFIG", "CONFIG", "INDEX",
+    "LoadedModel", "attention_fault", "base_of_adapter", "causal_fault", "check_causal", "check_config",
+    "check_files", "check_finite_in", "check_model", "choose_attention", "choose_device", "choose_precision",
+    "emulated_bf16", "fastest_attention", "first_line", "has_fast_bf16", "is_runnable", "load_config",
+    "load_model", "load_tokenizer", "model_files", "model_hash", "new_model", "not_finite", "not_finite_in",
+    "read_headers", "read_object", "reads_later_tokens", "saved_tensors", "train_tokenizer", "try_attention", "weight_files",
 ]  # fmt: skip
 
 
-def try_varlen(model: Any) -> str:
-    """Switch `model` to torch's variable-length attention; see `kinject.models.varlen.try_varlen`. Imports torch."""
-    from kinject.models import varlen
+def try_attention(model: Any, name: str) -> str:
+    """Switch `model` to the attention `name` if it works; see `kinject.models.attention.try_attention`. Imports torch."""
+    from kinject.models import attention
 
-    return varlen.try_varlen(model)
+    return attention.try_attention(model, name)

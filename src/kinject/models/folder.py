@@ -18,7 +18,7 @@ from kinject.errors import InputError
 
 ADAPTER_CONFIG = "adapter_config.json"
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OBJECTS = (
     CONFIG, GENERATION_CONFIG, ADAPTER_CONFIG, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
@@ -78,7 +78,7 @@ def check_files(folder: Path) -> None:
 def model_files(folder: Path) -> list[Path]:
     """Return the files that a model consists of: configuration, tokenizer, and the weights by their index, sorted."""
     names = set(_named_files(folder))
-    if _INDEX in names and _WEIGHTS not in names:
+    if INDEX in names and _WEIGHTS not in names:
         names |= {path.name for path in weight_files(folder)}
     elif not names & {_WEIGHTS, "adapter_model.safetensors"}:
         names |= {path.name for path in folder.glob("*.safetensors")}
@@ -96,7 +96,7 @@ def model_hash(folder: Path) -> str:
 
 def _named_files(folder: Path) -> Iterator[str]:
     with os.scandir(folder) as entries:
-        names = (*_OBJECTS, *_OTHERS, _WEIGHTS, _INDEX)
+        names = (*_OBJECTS, *_OTHERS, _WEIGHTS, INDEX)
         yield from sorted(entry.name for entry in entries if entry.name in names or entry.name.endswith(_SUFFIXES))
 
 
@@ -107,7 +107,7 @@ def weight_files(folder: Path) -> list[Path]:
     """
     if (folder / _WEIGHTS).exists():
         return [folder / _WEIGHTS]
-    index = folder / _INDEX
+    index = folder / INDEX
     if not index.exists():
         raise InputError(f"{folder}: no *.safetensors in this folder ({_WEIGHTS}). {pickle_fix(folder) or _FIX}")
     names = read_object(index).get("weight_map")
@@ -140,10 +140,10 @@ def read_headers(folder: Path) -> Header:
         if twice:
             raise InputError(f"{path}: {min(twice)} is in another file of the weights as well. {_FIX}")
         found |= header
-    if (folder / _INDEX).exists() and not (folder / _WEIGHTS).exists():
-        lacking = read_object(folder / _INDEX)["weight_map"].keys() - found.keys()
+    if (folder / INDEX).exists() and not (folder / _WEIGHTS).exists():
+        lacking = read_object(folder / INDEX)["weight_map"].keys() - found.keys()
         if lacking:
-            raise InputError(f"{folder / _INDEX}: names {min(lacking)}, which its file lacks. {_FIX}")
+            raise InputError(f"{folder / INDEX}: names {min(lacking)}, which its file lacks. {_FIX}")
     if (folder / CONFIG).exists():
         _check_against(folder / CONFIG, read_object(folder / CONFIG), found)
     return found

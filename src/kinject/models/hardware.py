@@ -1,11 +1,14 @@
-"""The choice of device, dtype and attention for this machine."""
+"""The choice of device, dtype, attention and quantization for this machine."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 from kinject.errors import InputError
+from kinject.process import is_fsdp_launch
 
 if TYPE_CHECKING:
     import torch
@@ -48,41 +51,155 @@ def _cpu_has_bf16() -> bool:
 
 
 def choose_dtype(requested: str, device: str) -> torch.dtype:
-    """Return the dtype of the weights for scoring; `auto` is bfloat16 on a GPU that supports it, else float32."""
+    """Return the dtype of the weights for scoring; `auto` is bfloat16 on a GPU that multiplies it, else float32.
+
+    An older NVIDIA GPU (a T4) gets float16. Raises `InputError` for bfloat16 on a GPU that only emulates it.
+    """
     import torch
 
     if requested == "auto":
-        return torch.bfloat16 if device == "cuda" and has_fast_bf16(device) else torch.float32
-    dtype: torch.dtype = getattr(torch, requested)
-    return dtype
+        names = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}
+        return cast(torch.dtype, getattr(torch, names[choose_precision(device)] if device == "cuda" else "float32"))
+    fault = emulated_bf16(device) if requested == "bfloat16" else ""
+    if fault:
+        raise InputError(f"model.dtype: {fault} Set model.dtype: float16 (scoring, adapters) or float32.")
+    return cast(torch.dtype, getattr(torch, requested))
+
+
+def choose_precision(device: str) -> str:
+    """Return the arithmetic for training on `device`: bf16 if it multiplies bfloat16, fp16 on an older GPU, else no."""
+    if has_fast_bf16(device):
+        return "bf16"
+    return "fp16" if device == "cuda" else "no"
+
+
+def emulated_bf16(device: str) -> str:
+    """Return a sentence that names the GPU if `device` is one that only emulates bfloat16; "" for any other device."""
+    if device != "cuda" or has_fast_bf16(device):
+        return ""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    name = torch.cuda.get_device_name()
+    return f"{name} (compute capability {major}.{minor}) only emulates bfloat16, many times slower than float16."
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """Attention on NVIDIA GPUs of compute capability `lowest` to `highest`.x; `package` holds it, or a hub kernel does."""
+
+    lowest: int
+    highest: int
+    package: str = ""
+
+
+_KERNELS = {
+    "flash_attention_2": _Kernel(8, 99, "flash-attn"),
+    "flash_attention_3": _Kernel(8, 9, "flash-attn-3"),
+    "flash_attention_4": _Kernel(9, 99, "flash-attn-4"),
+    "kernels-community/flash-attn2": _Kernel(8, 99),
+    "kernels-community/flash-attn3": _Kernel(8, 9),
+    "kernels-community/vllm-flash-attn3": _Kernel(8, 9),
+    "kernels-community/flash-attn4": _Kernel(9, 99),
+    "flex_attention": _Kernel(8, 99),
+    "varlen": _Kernel(8, 99),
+}
+_GENERATIONS = {8: "Ampere", 9: "Hopper", 10: "Blackwell"}
+_FASTEST = {8: ("flash_attention_2", "varlen"), 9: ("flash_attention_3", "flash_attention_2", "varlen")}
+"""Major compute capability -> attention that `auto` tries, in this order."""
+_FASTEST_LATER = ("flash_attention_4", "flash_attention_2", "varlen")
 
 
 def choose_attention(requested: str, device: str) -> str | None:
-    """Return transformers' `attn_implementation`; None leaves it to the architecture (sdpa where it has sdpa).
+    """Return transformers' `attn_implementation`; None (`auto`) leaves it to the architecture (sdpa where it has sdpa).
 
-    `auto` is flash-attn on a GPU where it is installed, else None; training then also considers varlen
-    (`varlen_unavailable_reason`). Raises `InputError` when the requested attention cannot run on this machine.
+    Training with `auto` then tries `fastest_attention` on the model. Raises `InputError` when the requested attention
+    cannot run on this machine.
     """
-    installed = importlib.util.find_spec("flash_attn") is not None
     if requested == "auto":
-        return "flash_attention_2" if installed and device == "cuda" else None
-    if requested == "flash_attention_2" and not (installed and device == "cuda"):
-        reason = "needs an NVIDIA GPU" if device != "cuda" else "is not installed (pip install 'kinject[flash]')"
-        raise InputError(f"model.attention: flash_attention_2 {reason}. Or set model.attention: auto.")
-    if requested == "varlen":
-        reason = varlen_unavailable_reason(device)
-        if reason:
-            raise InputError(f"model.attention: varlen {reason}. Or set model.attention: auto.")
+        return None
+    fault = attention_fault(requested, device)
+    if fault:
+        raise InputError(f"model.attention: {requested} {fault}. Or set model.attention: auto.")
     return requested
 
 
-def varlen_unavailable_reason(device: str) -> str:
-    """Return why torch's variable-length attention cannot run on `device`, or "" if it can.
+def fastest_attention(device: str) -> tuple[str, ...]:
+    """Return the attention that `auto` tries on `device` for training, fastest first: what this GPU has and is installed.
 
-    It needs CUDA, torch 2.10 and bfloat16 in hardware.
+    Empty on a CPU, on an AMD GPU, and on an NVIDIA GPU before Ampere (a T4): there sdpa is used.
     """
+    import torch
+
+    if device != "cuda" or torch.version.hip is not None:
+        return ()
+    major = torch.cuda.get_device_capability()[0]
+    names = _FASTEST.get(major, _FASTEST_LATER if major > max(_FASTEST) else ())
+    return tuple(name for name in names if not attention_fault(name, device))
+
+
+def attention_fault(name: str, device: str) -> str:
+    """Return why the attention `name` cannot run on `device`, as the end of a sentence; "" if nothing speaks against it.
+
+    Compared are the GPU's compute capability and the installed packages; the kernel itself is not run.
+    """
+    import torch
+
+    kernel = _KERNELS.get(name)
+    if kernel is None or (name == "flex_attention" and device == "cpu"):
+        return ""  # sdpa, eager; flex on a CPU reads, and cannot train (`try_attention`)
     if device != "cuda":
         return f"needs an NVIDIA GPU, and the model is on {device}"
-    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
-        return "needs torch 2.10 or newer (pip install -U torch)"
-    return "" if has_fast_bf16(device) else "needs a GPU that multiplies bfloat16 (Ampere or newer)"
+    major, minor = torch.cuda.get_device_capability()
+    if torch.version.hip is None and not kernel.lowest <= major <= kernel.highest:
+        first, last = (_GENERATIONS.get(generation, "") for generation in (kernel.lowest, kernel.highest))
+        wanted = f"{kernel.lowest}.0 ({first}) or newer" if not last else f"{kernel.lowest}.0 ({first}) to {last}'s"
+        return f"needs a GPU of compute capability {wanted}, and {torch.cuda.get_device_name()} has {major}.{minor}"
+    if name == "varlen":
+        missing = importlib.util.find_spec("torch.nn.attention.varlen") is None
+        return "needs torch 2.10 or newer (pip install -U torch)" if missing else ""
+    if name == "flex_attention" or (kernel.package and _version(kernel.package) is not None):
+        return ""
+    fault = _hub_kernels_fault()
+    package = f"the package {kernel.package} or " if kernel.package else ""
+    return f"needs {package}prebuilt kernels: {fault}" if fault else ""
+
+
+def _hub_kernels_fault() -> str:
+    """Return why transformers cannot load prebuilt kernels from the hub, "" if it can: it takes few versions of kernels."""
+    from packaging.version import Version
+    from transformers.utils import import_utils
+
+    install = "pip install 'transformers[kernels]'"
+    found = _version("kernels")
+    if found is None:
+        return f"the package kernels is not installed ({install})"
+    lowest, below = import_utils.KERNELS_MIN_VERSION, getattr(import_utils, "KERNELS_MAX_VERSION", None)
+    if Version(found) < Version(lowest) or (below is not None and Version(found) >= Version(below)):
+        limit = f" and below {below}" if below else ""
+        return f"kernels {found} is installed, and this transformers takes {lowest} or newer{limit} ({install})"
+    return ""
+
+
+def _version(package: str) -> str | None:
+    """Return the installed version of a distribution, None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def quantization_config(kind: str, dtype: torch.dtype) -> Any:
+    """Return that of 8 bits, or of QLoRA (arXiv 2305.14314): NF4, its scales quantised too.
+
+    FSDP shards floating-point tensors only, so under it the packed weights are stored as `dtype`.
+    """
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    if kind == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True,
+        bnb_4bit_quant_storage=dtype if is_fsdp_launch() else torch.uint8,
+    )  # fmt: skip

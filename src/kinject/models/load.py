@@ -28,7 +28,7 @@ from kinject.models.folder import (
     read_headers,
     read_object,
 )
-from kinject.models.hardware import choose_attention, choose_device, choose_dtype
+from kinject.models.hardware import choose_attention, choose_device, choose_dtype, quantization_config
 from kinject.recipe.check import suggestion
 
 if TYPE_CHECKING:
@@ -130,13 +130,13 @@ def load_model(
     check_model(source)
     options: dict[str, Any] = {"dtype": torch_dtype, "revision": revision}
     if implementation == "varlen":
-        from kinject.models.varlen import register
+        from kinject.models.attention import register
 
         register()
     if implementation is not None:
         options["attn_implementation"] = implementation
     if quantization != "none":
-        options["quantization_config"] = _quantization_config(quantization, torch_dtype)
+        options["quantization_config"] = quantization_config(quantization, torch_dtype)
     is_adapter = (Path(source) / ADAPTER_CONFIG).exists()
     model = _load_adapter(Path(source), options) if is_adapter else _load_full_model(source, options)
     if quantization == "none" and move:
@@ -288,14 +288,6 @@ def _check_finite(folder: Path, model: PreTrainedModel, *, quantized: bool) -> N
     check_buffers(model, str(folder), CONFIG)
 
 
-def _quantization_config(kind: str, dtype: torch.dtype) -> Any:
-    from transformers import BitsAndBytesConfig
-
-    if kind == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
-
-
 def _check_vocabulary(path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Raise `InputError` when a token has no row in the embedding: reading it would end the run.
 
@@ -434,9 +426,13 @@ def check_config(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def new_model(
-    config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int, attention: str | None = None
+    config: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    attention: str | None = None,
+    dtype: str = "float32",
 ) -> PreTrainedModel:
-    """Return a float32 model of `config` with random weights drawn from `seed`, for the vocabulary of `tokenizer`.
+    """Return a model of `config` with random weights drawn from `seed`, for the vocabulary of `tokenizer`.
 
     `vocab_size` in `config` may exceed the tokenizer's (the shape of a larger model, a round number): the extra rows
     belong to no token. Raises `InputError` if it is smaller.
@@ -460,7 +456,7 @@ def new_model(
         pad_token_id=tokenizer.pad_token_id,
     )
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        model_config, dtype=torch.float32, attn_implementation=attention
+        model_config, dtype=getattr(torch, dtype), attn_implementation=attention
     )
     check_buffers(model, "model.new", "this section")
     return model

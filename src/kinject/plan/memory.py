@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from kinject.errors import InputError
 from kinject.plan.model import GPU_ATTENTION, StepConfig, build_model, count_parameters
-from kinject.train.config import embedding_bits
+from kinject.train.optimizers import embedding_bits
 
 _TILE = (4096, 32_768)
 """Tokens and vocabulary entries that TRL's fused head projects at once, at most."""

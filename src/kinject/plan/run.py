@@ -6,7 +6,6 @@ their own.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
 import shutil
@@ -22,7 +21,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from kinject.disk import is_file, is_folder
 from kinject.errors import KinjectError, RecipeError
-from kinject.models import choose_device, has_fast_bf16, load_tokenizer
+from kinject.models import choose_device, choose_precision, fastest_attention, load_tokenizer
 from kinject.plan.devices import Change, Devices, cheapest_changes, find_devices
 from kinject.plan.memory import Memory, simulate
 from kinject.plan.model import StepConfig, new_config, read_config
@@ -247,21 +246,19 @@ def _model_config(recipe: TrainRecipe) -> Any:
 
 def _attention(attention: str, devices: Devices) -> str:
     """Return eager, sdpa, or flash: an attention that separates documents without a mask."""
-    if attention in ("flash_attention_2", "varlen"):
-        return "flash"
     if attention != "auto":
-        return attention
-    installed = importlib.util.find_spec("flash_attn") is not None
-    return "flash" if devices.kind == "cuda" and (installed or not devices.here or has_fast_bf16("cuda")) else "sdpa"
+        return attention if attention in ("eager", "sdpa") else "flash"
+    return "flash" if devices.kind == "cuda" and (not devices.here or fastest_attention("cuda")) else "sdpa"
 
 
 def _mixed(recipe: TrainRecipe, devices: Devices) -> torch.dtype | None:
     if recipe.trainer.get("fp16"):
         return torch.float16
-    bf16 = recipe.trainer.get("bf16")
-    if bf16 is None:
-        bf16 = has_fast_bf16(devices.kind) if devices.here or devices.kind == "cpu" else devices.kind == "cuda"
-    return torch.bfloat16 if bf16 else None
+    if recipe.trainer.get("bf16") is not None:
+        return torch.bfloat16 if recipe.trainer["bf16"] else None
+    here = devices.here or devices.kind == "cpu"
+    precision = choose_precision(devices.kind) if here else "bf16" if devices.kind == "cuda" else "no"
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "no": None}[precision]
 
 
 def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunLength | None:

@@ -28,6 +28,7 @@ REFUSED = {
     "fp16_opt_level": "was NVIDIA Apex's, which transformers no longer uses. Remove the line; fp16: true suffices.",
     "dataset_text_field": "is fixed: corpus rows hold text, messages, or prompt and completion.",
     "formatting_func": "cannot be written in a file. Write corpus rows with text, messages, or prompt and completion.",
+    "save_dtype": "is the model section's. Set model.save_dtype.",
     "model_init_kwargs": "is the model section's. Set model.dtype, model.attention or model.revision.",
     "parallelism_config": "is a Python object. Describe the devices to accelerate: docs/distributed.md.",
     "label_names": "is fixed: the rows of a corpus are labelled by kinject.",
@@ -128,6 +129,10 @@ def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[st
         if checker.is_in_bounds(checked[name], RANGES.get(name, {}), path) and name in _EVERY:
             _check_whole(checked[name], path, checker)
     check_schedule(fields, written, checker, plain_hint)
+    if checked.get("enable_jit_checkpoint"):
+        notes.append(
+            "trainer.enable_jit_checkpoint: kinject does this by itself, and the run then counts as unfinished; not passed on."
+        )
     if checked.get("lr_scheduler_type") == "constant" and checked.get("warmup_steps"):
         # transformers' constant schedule ignores warmup_steps without a warning
         checked["lr_scheduler_type"] = "constant_with_warmup"

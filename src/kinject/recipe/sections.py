@@ -41,9 +41,18 @@ class ModelSection:
         None, help="Tokenizer folder or hub name; or vocab_size of one to train.", path="model"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="Weights in memory.")
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "varlen"] = option(
-        "auto", help="Attention implementation; varlen (training only) is torch's own variable-length attention."
+    save_dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto", help="Weights in model/; auto: bfloat16 where the base is stored so, else as they were trained."
     )
+    attention: Literal[
+        "auto", "sdpa", "eager", "flex_attention", "varlen", "flash_attention_2", "flash_attention_3",
+        "flash_attention_4", "kernels-community/flash-attn2", "kernels-community/flash-attn3",
+        "kernels-community/vllm-flash-attn3", "kernels-community/flash-attn4",
+    ] = option(
+        "auto",
+        help="Attention implementation; varlen (training only) is torch's own variable-length attention. "
+        "flash_attention_N is the installed package, or else the prebuilt kernel of the hub that transformers chooses.",
+    )  # fmt: skip
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", help="Device of the model.")
     quantization: Literal["none", "8bit", "4bit"] = option("none", help="Load through bitsandbytes (with an adapter).")
     freeze: tuple[str, ...] = option(
@@ -384,6 +393,16 @@ class TechniquesSection:
     reinitialize_last_layers: int = option(
         0, help="Last layers whose weights are re-initialised before training.", min=0
     )
+    loss_tile: int | None = option(
+        None, help="Tokens whose logits are in memory at once, for every loss; each tile is computed twice.", min=1
+    )
+    stochastic_rounding: bool = option(
+        False,
+        help="Round bfloat16 weights up or down at random, so that small updates count (with model.dtype: bfloat16).",
+    )
+    optimizer_in_backward: bool = option(
+        False, help="Update a weight as soon as its gradient is there, and free that; no clipping, no accumulation."
+    )
     sam: float = option(
         0.0, help="Sharpness-aware minimisation: its rho; an update takes twice the time.", min=0.0, max=100.0
     )
@@ -400,6 +419,10 @@ class TechniquesSection:
     patience: int | None = option(
         None, help="Stop after so many evaluations without a better trainer.metric_for_best_model (default: loss).",
         min=1,
+    )  # fmt: skip
+    save_minutes: float | None = option(
+        None, help="Minutes between two checkpoints, beside those of trainer.save_strategy; the newest one is kept.",
+        min=0.01,
     )  # fmt: skip
     histogram_steps: int | None = option(
         None, help="Updates between two histograms of weights and gradients (tensorboard, wandb).", min=1

@@ -86,20 +86,26 @@ class TuneSection:
 class ClaimSection:
     """A statement to be tested, fixed before the study runs; all claims are one family for Holm's correction.
 
-    difference: `arm` is higher (or lower) than `baseline` on `question_set`. trend: accuracy on `question_set` rises
+    difference: `arm` is higher (or lower) than `baseline` on `question_set`. equivalence: `arm` is within `margin` of
+    `baseline` (two one-sided tests). trend: accuracy on `question_set` rises
     (falls) along `sweep` (Page's test). above_chance: `arm` is above guessing. near_chance: `arm` is within `margin` of
     guessing (two one-sided tests). An arm's name with ``+rag`` is that arm with its chosen number of passages.
     """
 
     statement: str = option(help="The claim in words, for the report.")
-    test: Literal["difference", "trend", "above_chance", "near_chance"] = option(help="Statistical test.")
+    test: Literal["difference", "equivalence", "trend", "above_chance", "near_chance"] = option(
+        help="Statistical test."
+    )
     question_set: str = option(help="Question set.")
     arm: str | None = option(None, help="Arm of the claim.")
-    baseline: str | None = option(None, help="difference: the arm it is compared with.")
+    baseline: str | None = option(None, help="difference, equivalence: the arm it is compared with.")
     sweep: str | None = option(None, help="trend: the sweep.")
     direction: Literal["higher", "lower"] = option("higher", help="Direction of the difference or trend.")
     margin: float = option(
-        0.1, help="near_chance: largest distance from guessing that counts as near.", min=0.0, max=1.0
+        0.1,
+        help="equivalence, near_chance: largest distance from the baseline (or guessing) that counts as none.",
+        min=0.0,
+        max=1.0,
     )
     source: str = option("", help="Paper that makes the claim.")
 

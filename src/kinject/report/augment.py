@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kinject.augment.summary import refusal_advice
-from kinject.disk import Row, read_jsonl, read_manifest, write_text
-from kinject.errors import InputError
+from kinject.disk import Row, read_jsonl
 from kinject.report.formatting import format_count, format_date, format_name, format_percent, join_words
 from kinject.report.page import (
     Bullets,
@@ -25,15 +25,14 @@ from kinject.report.page import (
     TableBlock,
     Text,
     line,
-    render_html,
     without_empty_columns,
+    write_page,
 )
 
 _MOST_EXAMPLES = 3  # of one reason
 _MOST_DOCUMENTS = 500
 _UNFOLDED = 20  # documents
 _LONGEST = 600  # characters of a text
-_FIX = "Run kinject augment again."
 
 
 @dataclass
@@ -53,18 +52,7 @@ def write_augment_report(run_dir: Path) -> Path:
 
     Raises `InputError` when `run_dir` holds none, or one of its files is damaged; `DiskError` on I/O.
     """
-    manifest = read_manifest(run_dir / "manifest.json")
-    if manifest is None or manifest.get("stage") != "augment":
-        raise InputError(f"{run_dir}: holds no finished run of kinject augment. Give its run_dir.")
-    counts = manifest["counts"]
-    try:
-        files = _read_files(run_dir, frozenset(counts["styles"]))
-        page = _make_page(run_dir, manifest, counts, files)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{run_dir}: a file of another shape ({error!r:.80}). {_FIX}") from error
-    path = run_dir / "report.html"
-    write_text(path, render_html(page, {}))
-    return path
+    return write_page(run_dir, "augment", "report.html", partial(_make_page, run_dir))
 
 
 def _read_files(run_dir: Path, styles: frozenset[str]) -> _Files:
@@ -104,7 +92,9 @@ def _keep(kept: dict[str, list[Row]], reason: str, row: Row) -> None:
         rows.append(row)
 
 
-def _make_page(run_dir: Path, manifest: Mapping[str, Any], counts: Mapping[str, Any], files: _Files) -> Page:
+def _make_page(run_dir: Path, manifest: Mapping[str, Any]) -> Page:
+    counts = manifest["counts"]
+    files = _read_files(run_dir, frozenset(counts["styles"]))
     command = format_name(" ".join(manifest.get("command", ())))
     sections = (
         Section("Yield by style", (_styles_table(counts), *_skipped(counts))),

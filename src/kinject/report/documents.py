@@ -6,15 +6,14 @@ Counts come from the manifest, texts and names from the run's files. All of them
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kinject.corpus.documents.collect import DocumentsResult
+from kinject.corpus.documents.collect import DocumentsResult, listing, named_languages
 from kinject.corpus.documents.write import read_rows
-from kinject.corpus.language import language_name
 from kinject.corpus.passages import split_passages, word_spans
-from kinject.disk import Row, read_jsonl, read_manifest, write_text
-from kinject.errors import InputError
+from kinject.disk import Row, read_jsonl
 from kinject.report.formatting import format_count, format_date, format_name, format_percent, join_words
 from kinject.report.page import (
     Block,
@@ -26,8 +25,8 @@ from kinject.report.page import (
     TableBlock,
     Text,
     line,
-    render_html,
     without_empty_columns,
+    write_page,
 )
 
 PAGE = "documents.html"
@@ -35,7 +34,6 @@ _MOST_ROWS = 500
 _UNFOLDED = 20
 _N_SAMPLES, _MOST_PASSAGES, _PASSAGE_TOKENS = 3, 4, 256
 _LONGEST_NAME, _LONGEST_TEXT = 100, 600
-_FIX = "Run kinject documents again."
 
 
 def write_documents_report(folder: Path) -> Path:
@@ -43,16 +41,7 @@ def write_documents_report(folder: Path) -> Path:
 
     Raises `InputError` when `folder` holds none, or one of its files is damaged; `DiskError` on I/O.
     """
-    manifest = read_manifest(folder / "manifest.json")
-    if manifest is None or manifest.get("stage") != "documents":
-        raise InputError(f"{folder}: holds no finished run of kinject documents. Give its folder.")
-    try:
-        page = _make_page(folder, manifest)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{folder}: a file of another shape ({error!r:.80}). {_FIX}") from error
-    path = folder / PAGE
-    write_text(path, render_html(page, {}))
-    return path
+    return write_page(folder, "documents", PAGE, partial(_make_page, folder))
 
 
 def _make_page(folder: Path, manifest: Mapping[str, Any]) -> Page:
@@ -83,18 +72,13 @@ def _size(n_bytes: int) -> str:
     return f"{n_bytes / 2**20:,.1f} MiB" if n_bytes >= 2**20 else f"{n_bytes / 2**10:,.1f} KiB"
 
 
-def _listing(numbers: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {n:,}" for name, n in numbers.items())
-
-
 def _facts(manifest: Mapping[str, Any], counts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "date", format_date(str(manifest.get("written", "")))
     yield "from", join_words([format_name(name, 60) for name in manifest["inputs"]])
     yield "files", f"{counts['n_files']:,} ({_size(counts['n_bytes'])})"
-    yield "read, by kind", format_name(_listing(counts["kinds"]), 200)
+    yield "read, by kind", format_name(listing(counts["kinds"]), 200)
     yield "words", f"{counts['n_words']:,}"
-    languages = {language_name(code) or "not clear": n for code, n in counts["languages"].items()}
-    yield "documents by language", format_name(_listing(languages), 200)
+    yield "documents by language", format_name(listing(named_languages(counts["languages"])), 200)
 
 
 def _headline(counts: Mapping[str, Any]) -> str:

@@ -11,7 +11,11 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from kinject.disk import read_manifest, write_text
+from kinject.errors import InputError
 from kinject.report.flips import Flips, choice_lines, markdown_flips
 from kinject.report.formatting import escape_markdown
 from kinject.report.plots.style import Plot
@@ -184,6 +188,23 @@ def render_html(page: Page, plots: Mapping[str, Plot]) -> str:
         "style-src-attr 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     )
     return html.replace(_POLICY, policy, 1)
+
+
+def write_page(folder: Path, stage: str, name: str, make: Callable[[Mapping[str, Any]], Page]) -> Path:
+    """Write the page `name` that `make` returns for the manifest of a finished run of ``kinject STAGE``; return its path.
+
+    Raises `InputError` when `folder` holds no such run, or one of its files is damaged; `DiskError` on I/O.
+    """
+    manifest = read_manifest(folder / "manifest.json")
+    if manifest is None or manifest.get("stage") != stage:
+        raise InputError(f"{folder}: holds no finished run of kinject {stage}. Give its run_dir.")
+    try:
+        page = make(manifest)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{folder}: a file of another shape ({error!r:.80}). Run kinject {stage} again.") from error
+    path = folder / name
+    write_text(path, render_html(page, {}))
+    return path
 
 
 def _hash_of(text: str) -> str:

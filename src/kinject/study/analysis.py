@@ -242,15 +242,15 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
     one, other = aligned(one, other)
     if not one.question_ids:
         return _Tested(f"no question of {claim.question_set} has a score from both {arm} and {baseline}")
-    estimate, too_few = difference_estimate(one, other), _enough(one)
+    estimate, too_few, alike = difference_estimate(one, other), _enough(one), claim.test == "equivalence"
     finding = (
         f"{arm} {_percent(one.mean())}, {baseline} {_percent(other.mean())} on {claim.question_set}: "
-        f"{_points(estimate.value)} points{_bounded(estimate.low, estimate.high, _points)}{too_few}"
-        f"{evidence.inherited(arm, baseline)}"
+        f"{_points(estimate.value)} points{_bounded(estimate.low, estimate.high, _points)}"
+        f"{f', margin {_points(claim.margin)}' if alike else ''}{too_few}{evidence.inherited(arm, baseline)}"
     )
-    p = None if too_few else difference_p(one, other)
-    as_claimed = (estimate.value > 0) == (claim.direction == "higher")
-    scope, n_documents = evidence.scope(arm, baseline), one.members[1]
+    p = None if too_few else near_p(one, claim.margin, other) if alike else difference_p(one, other)
+    as_claimed = alike or (estimate.value > 0) == (claim.direction == "higher")
+    scope, n_documents = evidence.scope(arm, baseline), None if alike else one.members[1]
     return _Tested(finding, estimate.value, estimate.low, estimate.high, p, as_claimed, scope, n_documents)
 
 
@@ -294,7 +294,8 @@ def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
 
 
 _TESTS: Mapping[str, Callable[[ClaimSection, Evidence], _Tested]] = {
-    "difference": _difference, "trend": _trend, "above_chance": _against_chance, "near_chance": _against_chance,
+    "difference": _difference, "equivalence": _difference, "trend": _trend, "above_chance": _against_chance,
+    "near_chance": _against_chance,
 }  # fmt: skip
 """Test of a claim -> the function that makes it."""
 

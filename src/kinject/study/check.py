@@ -173,7 +173,8 @@ def _unknown_sweep(recipe: StudyRecipe, key_path: KeyPath, name: str | None) -> 
 
 def _claim_faults(recipe: StudyRecipe) -> Iterator[Fault]:
     required = {
-        "difference": ("arm", "baseline"), "trend": ("sweep",), "above_chance": ("arm",), "near_chance": ("arm",),
+        "difference": ("arm", "baseline"), "equivalence": ("arm", "baseline"), "trend": ("sweep",),
+        "above_chance": ("arm",), "near_chance": ("arm",),
     }  # fmt: skip
     arms = {BASE, *recipe.study.arms}
     for name, claim in (recipe.study.claims or {}).items():

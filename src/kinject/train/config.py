@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.disk import check_regular, path_exists
 from kinject.errors import DiskError, Fault, InputError, RecipeError
-from kinject.models import check_config, choose_attention, choose_device, has_fast_bf16
+from kinject.models import check_config, choose_attention, choose_device, choose_precision, emulated_bf16
 from kinject.process import is_launched
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
+from kinject.train.optimizers import SHARDED, embedding_bits_faults, optimizer_faults
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -28,13 +29,12 @@ Faults = list[tuple[str, str]]
 _NEED_MODEL = {"galore": "galore_torch", "apollo": "apollo_torch", "lomo": "lomo_optim", "adalomo": "lomo_optim"}
 """Optimizers that choose weights by the names of a model's modules -> their package."""
 _UPDATES_IN_BACKWARD = ("lomo", "adalomo")
-_FAMILIES_8BIT = ("adamw", "lion", "ademamix")
 
 
 def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
     """Return SFTConfig with the recipe's values, except the fields of tokenising and packing, which kinject does itself.
 
-    If the recipe names neither bf16 nor fp16, bf16 is on exactly if the hardware is fast at it. Raises `RecipeError`
+    If the recipe names neither bf16 nor fp16, the device chooses (`kinject.models.choose_precision`). Raises `RecipeError`
     with every fault of the trainer, model, adapter, regularization, techniques and probes sections that needs no model.
     """
     from trl import SFTConfig
@@ -47,11 +47,12 @@ def make_sft_config(recipe: TrainRecipe) -> SFTConfig:
         "output_dir": str(recipe.run_dir), "packing": False, "padding_free": False, "use_cpu": device == "cpu",
         "dataset_kwargs": {"skip_prepare_dataset": True}, "assistant_only_loss": False, "completion_only_loss": None,
         "chat_template_path": None, "hub_strategy": "end",
+        "enable_jit_checkpoint": False,
     }  # fmt: skip
     if isinstance(values.get("report_to"), tuple):
         values["report_to"] = list(values["report_to"])
     if not values.get("fp16") and values.get("bf16") is None:
-        values["bf16"] = has_fast_bf16(device)
+        values.update(_precision(recipe, device))
 
     def build(trainer: Mapping[str, Any]) -> SFTConfig:
         left_out = recipe.trainer.keys() - trainer.keys()
@@ -206,17 +207,36 @@ def _missing_faults(config: SFTConfig) -> Faults:
 
 
 def _device_faults(recipe: TrainRecipe) -> Faults:
-    """Return a fault if this machine lacks the model's device, attention or quantization."""
+    """Return a fault if this machine lacks the model's device, attention, arithmetic or quantization."""
     model = recipe.model
     faults: Faults = []
     try:
-        choose_attention(model.attention, choose_device("cpu" if recipe.trainer.get("use_cpu") else model.device))
+        device = choose_device("cpu" if recipe.trainer.get("use_cpu") else model.device)
+        choose_attention(model.attention, device)
+        if model.attention == "flex_attention" and device == "cpu":
+            faults.append(
+                ("model.attention", "torch's flex_attention does not train on a CPU. Set model.attention: auto.")
+            )
+        emulated = emulated_bf16(device)
+        if emulated and recipe.trainer.get("bf16"):
+            faults.append(("trainer.bf16", f"{emulated} Remove the line: fp16 is then on."))
+        if emulated and model.dtype == "bfloat16":
+            dtype = "float16 (of the arithmetic)" if recipe.adapter is not None else "float32 (fp16 is then on)"
+            faults.append(("model.dtype", f"{emulated} Set model.dtype: {dtype}."))
     except InputError as error:
         key, _, fault = str(error).partition(": ")
         faults.append((key, fault))
     if model.quantization != "none" and find_spec("bitsandbytes") is None:
         faults.append(("model.quantization", "needs the package bitsandbytes. Install it: pip install bitsandbytes."))
     return faults
+
+
+def _precision(recipe: TrainRecipe, device: str) -> dict[str, bool]:
+    """Return bf16 or fp16 for a recipe that names neither; none where l2 or ewc would need unscaled gradients."""
+    precision, section = choose_precision(device), recipe.regularization
+    if precision == "fp16" and section is not None and (section.l2 or section.ewc):
+        precision = "no"
+    return {"bf16": precision == "bf16", "fp16": precision == "fp16"}
 
 
 def trainer_field(recipe: TrainRecipe, name: str) -> Any:
@@ -227,15 +247,6 @@ def trainer_field(recipe: TrainRecipe, name: str) -> Any:
         return recipe.trainer[name]
     field = {field.name: field for field in dataclasses.fields(SFTConfig)}[name]
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
-def embedding_bits(optim_args: str | None) -> str | None:
-    """Return the value of embedding_bits in trainer.optim_args, None without one."""
-    for pair in (optim_args or "").replace(" ", "").split(","):
-        key, _, value = pair.partition("=")
-        if key == "embedding_bits":
-            return value
-    return None
 
 
 def _raise_faults(recipe: TrainRecipe, faults: Faults) -> None:
@@ -272,7 +283,7 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
                 check_regular(path)
             except DiskError as error:
                 faults.append((f"trainer.{key}", str(error)))
-    faults += [*_embedding_bits_faults(trainer), *_evaluation_faults(recipe), *_device_faults(recipe)]
+    faults += [*embedding_bits_faults(trainer), *_evaluation_faults(recipe), *_device_faults(recipe)]
     if recipe.corpus is not None:
         if "replay" in (recipe.corpus.mix or {}):
             faults.append(("corpus.mix.replay", "replay is no part of mix. Move it up to corpus.replay, or rename it."))
@@ -280,24 +291,15 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
         if total > 0.95:
             fault = f"the fractions of replay and mix sum to {total:g}, allowed: up to 0.95. The corpus has the rest."
             faults.append(("corpus", fault))
+    if recipe.adapter is not None and not recipe.adapter.get("merge") and model.save_dtype != "auto":
+        faults.append(
+            ("model.save_dtype", "an adapter is saved as it was trained. Remove the line; kinject export rounds.")
+        )
     if recipe.adapter is not None and model.freeze:
         faults.append(("model.freeze", "an adapter freezes the base by itself. Remove the line."))
     if recipe.adapter is not None and recipe.adapter.get("merge") and model.quantization != "none":
         faults.append(("adapter.merge", "folding into quantised weights loses precision. Use kinject merge later."))
     return faults
-
-
-def _embedding_bits_faults(trainer: Mapping[str, Any]) -> Faults:
-    bits = embedding_bits(trainer.get("optim_args"))
-    if bits is None:
-        return []
-    optim, key = str(trainer.get("optim", "adamw_torch")), "trainer.optim_args"
-    if "8bit" not in optim or not any(family in optim for family in _FAMILIES_8BIT):
-        fault = "embedding_bits is for 8-bit AdamW, Lion and AdEMAMix, found optim:"
-        return [(key, f"{fault} {optim}. Remove it, or set adamw_8bit.")]
-    if bits not in ("8", "32"):
-        return [(key, f"found embedding_bits={bits}, allowed are 8 and 32 (transformers' own).")]
-    return []
 
 
 def _evaluation_faults(recipe: TrainRecipe) -> Faults:
@@ -351,7 +353,7 @@ def _config_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     """Return the faults of regularization and techniques, alone and together."""
     return [
         *_regularization_faults(recipe, config), *_loss_faults(recipe, config), *_gradient_faults(recipe, config),
-        *_layer_faults(recipe), *_patience_faults(recipe, config), *_schedule_free_faults(config),
+        *_layer_faults(recipe), *_patience_faults(recipe, config), *optimizer_faults(recipe, config),
         *_histogram_faults(recipe, config),
     ]  # fmt: skip
 
@@ -389,6 +391,12 @@ def _loss_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
             faults.append(
                 (key, "regularization.kl is in units of the loss of a token, all weighted equally. Keep one.")
             )
+    if techniques.loss_tile is not None:
+        if config.loss_type != "nll":
+            fault = f"computes the loss nll, found trainer.loss_type: {config.loss_type}. Keep one."
+            faults.append(("techniques.loss_tile", fault))
+        if config.fsdp or config.deepspeed:
+            faults.append(("techniques.loss_tile", SHARDED))
     if chosen["techniques.hard_example_mining"] and chosen["techniques.row_weights"]:
         fault = "with row_weights it is undefined which loss is the highest, the weighted one or not. Keep one."
         faults.append(("techniques.hard_example_mining", fault))
@@ -405,8 +413,12 @@ def _gradient_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     for name in (name for name, is_on in uses_gradients.items() if is_on):
         if config.fsdp or config.deepspeed:
             faults.append((f"techniques.{name}", "needs whole gradients on each process. Use DDP."))
-        if optim.rpartition(".")[2] in _UPDATES_IN_BACKWARD or "layerwise" in optim:
-            fault = "this optimizer updates while gradients are computed, before they can be used. Set another optim."
+        is_in_backward = optim.rpartition(".")[2] in _UPDATES_IN_BACKWARD or "layerwise" in optim
+        if is_in_backward or techniques.optimizer_in_backward:
+            fault = "the optimizer updates while gradients are computed, before they can be used. Set another optim."
+            fault = (
+                "optimizer_in_backward frees the gradients that it needs. Keep one." if not is_in_backward else fault
+            )
             faults.append((f"techniques.{name}", fault))
     if uses_gradients["sam"] and recipe.model.dtype in ("bfloat16", "float16"):
         fault = f"a step of {techniques.sam:g} uphill rounds away in {recipe.model.dtype} weights. Set model.dtype: float32;"
@@ -453,22 +465,6 @@ def _patience_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
             "without corpus.validation_corpus there is no loss. Set it, or trainer.metric_for_best_model to a probe's."
         )
         faults.append((key, fault))
-    return faults
-
-
-def _schedule_free_faults(config: SFTConfig) -> Faults:
-    """Return the faults of a schedule-free optimizer (arXiv 2405.15682), of the package schedulefree."""
-    optim = str(getattr(config.optim, "value", config.optim))
-    if not optim.startswith("schedule_free"):
-        return []
-    faults: Faults = []
-    if find_spec("schedulefree") is None:
-        fault = f"{optim} needs the package schedulefree. Install it: pip install 'kinject[schedule-free]'."
-        faults.append(("trainer.optim", fault))
-    schedule = str(getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type))
-    if schedule not in ("constant", "constant_with_warmup"):
-        fault = f"found {schedule}, but {optim} averages weights instead of following a schedule. Set constant, with or"
-        faults.append(("trainer.lr_scheduler_type", f"{fault} without trainer.warmup_steps."))
     return faults
 
 

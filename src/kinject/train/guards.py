@@ -244,10 +244,12 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         self.warnings += react(reaction, message)
 
 
-def check_start(reactions: GuardsSection, tokenizer: Any, model: Any, n_rows: int, config: Any) -> list[str]:
+def check_start(
+    reactions: GuardsSection, tokenizer: Any, model: Any, n_rows: int, config: Any, *, rounds_up: bool = False
+) -> list[str]:
     """Return the warnings that can be given before the first step; raises `TrainingError` for those whose reaction is stop.
 
-    `n_rows` are the training rows of one epoch and `config` the SFTConfig.
+    `n_rows` are the training rows of one epoch and `config` the SFTConfig; `rounds_up`: weights are rounded stochastically.
     """
     warnings: list[str] = []
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
@@ -266,11 +268,12 @@ def check_start(reactions: GuardsSection, tokenizer: Any, model: Any, n_rows: in
             f"corpus is never seen. Set max_steps to {-(-n_rows * config.max_steps // n_read):,} for one epoch.",
         )
     lost = _fraction_rounded_away(model, config.learning_rate)
-    if config.learning_rate == 0 or lost > 0.5:
+    if config.learning_rate == 0 or (lost > 0.5 and not rounds_up):
         warnings += react(
             reactions.vanishing_rate,
             f"trainer.learning_rate: {config.learning_rate:.2g} is too small: in {_dtype(model)}, {lost:.0%} of the weights "
-            "round back to their old values. Set model.dtype: float32 (bf16 then speeds up the arithmetic), or a higher rate.",
+            "round back to their old values. Set model.dtype: float32 (bf16 then speeds up the arithmetic), a higher rate, or in "
+            "bfloat16 techniques.stochastic_rounding: true.",
         )
     return warnings
 
@@ -341,6 +344,15 @@ def agree_on_fault(trainer: Any, fault: str) -> None:
     first = next(filter(None, faults), "")
     if first:
         raise TrainingError(first)
+
+
+def check_made_update(norm: float, step: int) -> None:
+    """Raise `TrainingError` if the gradient norm of an update that is made already (0-based step) is not finite."""
+    if not math.isfinite(norm):
+        raise TrainingError(
+            f"step {step + 1}: the gradient norm is {norm}, and techniques.optimizer_in_backward has made the update. Lower "
+            "trainer.learning_rate, or remove that line. The last complete checkpoint is kept."
+        )
 
 
 def check_weights(trainer: Any) -> None:

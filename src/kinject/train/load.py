@@ -72,37 +72,46 @@ def _texts(row: CorpusRow) -> list[str]:
 def load_training_model(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, list[str]]:
     """Return the model, in float32 unless the recipe names a dtype, and notes on the choices made for it."""
     section = recipe.model
+    dtype = "float32" if section.dtype == "auto" else section.dtype
     if section.path is None:
         fields = section.new or {}
-        attention = models.choose_attention(section.attention, models.choose_device(section.device))
-        model = models.new_model(fields, tokenizer, recipe.seed, attention)
+        device = models.choose_device("cpu" if recipe.trainer.get("use_cpu") else section.device)
+        attention = models.choose_attention(section.attention, device)
+        model = models.new_model(fields, tokenizer, recipe.seed, attention, dtype)
+        chosen = [] if is_fsdp_launch() else _use_fastest(model.to(device), section.attention, device)
         n = sum(parameter.numel() for parameter in model.parameters())
         return model, [
             f"new {fields['model_type']} with random weights: {n:,} parameters, "
-            f"{len(tokenizer):,} tokens, {model.config._attn_implementation} attention"
+            f"{len(tokenizer):,} tokens, {model.config._attn_implementation} attention",
+            *chosen,
         ]
     loaded = models.load_model(
-        section.path, dtype="float32" if section.dtype == "auto" else section.dtype, attention=section.attention,
+        section.path, dtype=dtype, attention=section.attention,
         device=section.device, revision=section.revision, quantization=section.quantization, tokenizer=tokenizer,
         move=not is_fsdp_launch(),
     )  # fmt: skip
-    notes = [*loaded.notes, *_use_varlen(loaded.model, section.attention, loaded.device)]
+    notes = [*loaded.notes, *_use_fastest(loaded.model, section.attention, loaded.device)]
     if section.quantization == "4bit":
         _keep_gradients(loaded.model)
     return loaded.model, notes
 
 
-def _use_varlen(model: PreTrainedModel, attention: str, device: str) -> list[str]:
-    """Switch `model` to torch's variable-length attention if ``auto`` found sdpa and this one is available; return a note.
+def _use_fastest(model: PreTrainedModel, attention: str, device: str) -> list[str]:
+    """Switch `model` from sdpa to the fastest attention that works if `attention` is ``auto``; return notes.
 
-    It is tried on a short row of the model first. If it fails, or its logits differ from sdpa's, sdpa stays.
+    Each is tried on a short row of the model first (`kinject.models.try_attention`); if none works, sdpa stays.
     """
-    if attention != "auto" or model.config._attn_implementation != "sdpa" or models.varlen_unavailable_reason(device):
+    if attention != "auto" or model.config._attn_implementation != "sdpa":
         return []
-    reason = "it is not tried on weights that FSDP will shard" if is_fsdp_launch() else models.try_varlen(model)
-    if reason:
-        return [f"attention: sdpa with separated documents; torch's variable-length attention is not used ({reason})"]
-    return ["attention: torch's variable-length attention (flash-attn is not installed)"]
+    notes: list[str] = []
+    for name in models.fastest_attention(device):
+        reason = (
+            "it is not tried on weights that FSDP will shard" if is_fsdp_launch() else models.try_attention(model, name)
+        )
+        if not reason:
+            return [*notes, f"attention: {model.config._attn_implementation}"]
+        notes.append(f"attention: {name} is not used ({reason})")
+    return [*notes, "attention: sdpa with separated documents"] if notes else []
 
 
 def _keep_gradients(model: PreTrainedModel) -> None:

@@ -6,13 +6,16 @@ accumulation and several devices change nothing: `total` is that sum, `count` th
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+import types
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from kinject.corpus.tokenize import IGNORED
 from kinject.recipe.sections import HardExampleMiningSection
@@ -55,22 +58,78 @@ class TrainingLoss:
         """
         labels = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
         plain = self.mining is None and not self.weighted
-        losses = F.cross_entropy(
-            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, label_smoothing=self.smoothing,
-            reduction="sum" if plain else "none",
-        )  # fmt: skip
-        if plain:
-            return losses
+        losses = self.by_token(logits.flatten(0, 1), labels.flatten(), "sum" if plain else "none")
+        return losses if plain else self.total_of(losses.view(labels.shape)[:, :-1], batch)
+
+    def by_token(self, logits: torch.Tensor, labels: torch.Tensor, reduction: str = "none") -> torch.Tensor:
+        """Return the loss of each of `labels` [tokens], 0 where it is ignored; `logits` [tokens, vocabulary] in float32."""
+        smoothing = self.smoothing
+        return F.cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction=reduction)
+
+    def total_of(self, losses: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return the sum for `batch` of `losses` [batch, length - 1], each of the token after it."""
         if self.mining is None:
-            return torch.sum(losses * F.pad(batch["weights"][:, 1:], (0, 1)).flatten())
-        losses = losses.view(labels.shape)[:, :-1]
-        learned = labels[:, :-1] != IGNORED
+            return torch.sum(losses * batch["weights"][:, 1:] if self.weighted else losses)
+        learned = batch["labels"][:, 1:] != IGNORED
         if self.mining.unit == "tokens":
             items = losses[learned]
         else:
             sizes, indices = _texts(batch, learned)
             items = losses.new_zeros(len(sizes)).index_add(0, indices, losses[learned]) / sizes
         return items.topk(_n_hardest(len(items), self.mining.fraction)).values.sum()
+
+
+Project = Callable[[torch.Tensor], torch.Tensor]
+"""Hidden states [tokens, width] -> logits [tokens, vocabulary] in float32."""
+
+
+def add_hidden_states(model: Any) -> None:
+    """Let ``model(..., score=f)`` return ``f(hidden states [batch, length, width], project)`` instead of logits.
+
+    `model` is a causal language model without an adapter. Logits are scaled and capped as its config says, as in TRL.
+    """
+    text = model.config.get_text_config()
+    cap, scale = getattr(text, "final_logit_softcapping", None), _logit_scale(text)
+    whole = model.forward
+
+    @functools.wraps(type(model).forward)
+    def forward(
+        self: Any, *args: Any, score: Callable[[torch.Tensor, Project], Any] | None = None, **options: Any
+    ) -> Any:
+        if score is None:
+            return whole(*args, **options)
+        options.pop("labels", None)
+        hidden = self.base_model(*args, **options).last_hidden_state
+
+        def project(states: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.get_output_embeddings()(states).float() * scale
+            return logits if cap is None else cap * torch.tanh(logits / cap)
+
+        return score(hidden, project)
+
+    model.forward = types.MethodType(forward, model)
+
+
+def _logit_scale(text: Any) -> float:
+    """Return the factor on a model's logits, under the names of Cohere, Falcon-H1 and Granite (which divides)."""
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        if getattr(text, name, None) is not None:
+            return float(getattr(text, name))
+    divisor = getattr(text, "logits_scaling", None)
+    if divisor is None:
+        return 1.0
+    return float(divisor) if text.model_type == "hyperclovax" else 1.0 / float(divisor)
+
+
+def in_tiles(score: Callable[..., torch.Tensor], tile: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Return `score` of each `tile` rows of `tensors`; what it computes is computed again in the backward pass, not kept."""
+    n = len(tensors[0])
+    return [
+        checkpoint(
+            score, *(tensor[start : start + tile] for tensor in tensors), use_reentrant=False, preserve_rng_state=False
+        )
+        for start in range(0, max(n, 1), tile)
+    ]
 
 
 @torch.no_grad()

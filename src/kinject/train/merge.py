@@ -1,18 +1,44 @@
-"""Averaging a tuned model with its base, weight by weight (WiSE-FT, arXiv 2109.01903): less learned, less forgotten."""
+"""Weights of finished models, shard by shard: averaged with their base, with an adapter folded in, or in another dtype.
+
+Averaging is WiSE-FT (arXiv 2109.01903): less learned, less forgotten.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kinject.disk import verified_hashes, write_manifest, write_sha256sums
+from kinject.disk import verified_hashes, write_json, write_manifest, write_sha256sums
 from kinject.errors import InputError
-from kinject.models import check_finite_in, check_model, not_finite_in, weight_files
+from kinject.hub import local_folder
+from kinject.models import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    INDEX,
+    base_of_adapter,
+    check_finite_in,
+    check_model,
+    first_line,
+    load_config,
+    model_files,
+    not_finite_in,
+    read_headers,
+    read_object,
+    weight_files,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+Change = Callable[[str, "torch.Tensor"], Mapping[str, "torch.Tensor"]]
+"""What a tensor of a file becomes: nothing, one or several tensors by name."""
+_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[float, Path]:
@@ -67,11 +93,7 @@ def _full_weights(tuned: Path, scratch: Path) -> Path:
     """Return the folder of full weights: `tuned` itself, or its adapter folded into the base that it names."""
     if not (tuned / "adapter_config.json").exists():
         return tuned
-    from kinject.models import load_model
-
-    loaded = load_model(str(tuned), dtype="float32", device="cpu")
-    loaded.model.merge_and_unload().save_pretrained(str(scratch))
-    loaded.tokenizer.save_pretrained(str(scratch))
+    merge_adapter(tuned, scratch, "float32")
     return scratch
 
 
@@ -103,18 +125,192 @@ def _check_same_tensors(base: Path, tuned: Path) -> None:
 def _write(base: Path, tuned: Path, alpha: float, part: Path) -> None:
     """Write every shard of `tuned` averaged, and the other files of a model folder."""
     import torch
+
+    with _tensors(base) as ours:
+
+        def average(name: str, theirs: torch.Tensor) -> Mapping[str, torch.Tensor]:
+            mixed = torch.lerp(ours[name].get_tensor(name).float(), theirs.float(), alpha)
+            return {name: mixed.to(theirs.dtype)}
+
+        _rewrite(tuned, part, average)
+    _copy_others(tuned, part)
+
+
+def _rewrite(folder: Path, out: Path, change: Change) -> None:
+    """Write the weights of `folder` to `out`, which may be the same, with each tensor changed; one shard is in memory."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    with _tensors(base) as ours:
-        for path in sorted(tuned.iterdir()):
-            if path.suffix == ".safetensors":
-                averaged: dict[str, torch.Tensor] = {}
-                with safe_open(str(path), framework="pt") as file:
-                    for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
-                        theirs = file.get_tensor(name)
-                        mixed = torch.lerp(ours[name].get_tensor(name).float(), theirs.float(), alpha)
-                        averaged[name] = mixed.to(theirs.dtype).contiguous()
-                save_file(averaged, part / path.name, metadata={"format": "pt"})
-            elif path.suffix in (".json", ".jinja", ".model", ".txt") and path.name != "complete.json":
-                shutil.copy(path, part / path.name)
+    shards, n_bytes = weight_files(folder), 0
+    files: dict[str, str] = {}
+    for path in shards:
+        tensors: dict[str, torch.Tensor] = {}
+        with safe_open(str(path), framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
+                tensors |= {key: tensor.contiguous() for key, tensor in change(name, file.get_tensor(name)).items()}
+        part = out / f".{path.name}.part"
+        save_file(tensors, part, metadata={"format": "pt"})
+        os.replace(part, out / path.name)
+        files |= dict.fromkeys(tensors, path.name)
+        n_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if shards[0].name != "model.safetensors":
+        write_json(out / INDEX, {"metadata": {"total_size": n_bytes}, "weight_map": dict(sorted(files.items()))})
+
+
+def _copy_others(folder: Path, out: Path) -> None:
+    """Copy the configuration and the tokenizer of a model or an adapter."""
+    for path in model_files(folder):
+        if path.suffix != ".safetensors" and path.name not in (INDEX, ADAPTER_CONFIG):
+            shutil.copy(path, out / path.name)
+
+
+def save_as(folder: Path, dtype: str, base: str | None, revision: str | None = None) -> str:
+    """Change the weights in `folder` to `dtype`; return its name, "" if they stay as they are.
+
+    ``auto`` is bfloat16 for each tensor that the base, a folder or a name on the hub, stores so; others stay.
+    """
+    import torch
+
+    if dtype == "auto" and (base is None or load_config(base, revision).dtype != torch.bfloat16):
+        return ""
+    wanted = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
+    source = Path(base or "")
+    stored = read_headers(source) if dtype == "auto" and source.is_dir() and (source / CONFIG).exists() else {}
+
+    def cast(name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        is_kept = not tensor.is_floating_point() or stored.get(name, ("BF16",))[0] != "BF16"
+        return {name: tensor if is_kept else tensor.to(wanted)}
+
+    name = str(wanted).removeprefix("torch.")
+    if {header[0] for header in read_headers(folder).values()} != {_DTYPES[name]}:
+        _rewrite(folder, folder, cast)
+        _set_config(folder, dtype=name)
+    return name
+
+
+def _set_config(folder: Path, **values: object) -> None:
+    write_json(folder / CONFIG, {**read_object(folder / CONFIG), **values})
+
+
+def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
+    """Write the base of a peft adapter with the adapter folded in, shard by shard, to the model folder `out`.
+
+    In memory are the adapter and one shard of the base. peft makes the sum, in float32; each tensor is rounded once, to the
+    dtype in which the base stores it, or to `dtype`. The tokenizer is the adapter's. Raises `InputError` if one of the two
+    cannot be used, or peft cannot fold the adapter in.
+    """
+    settings = read_object(adapter / ADAPTER_CONFIG)
+    check_model(adapter)
+    base = local_folder(base_of_adapter(adapter / ADAPTER_CONFIG), settings.get("revision"))
+    verified_hashes(adapter)
+    if read_object(base / CONFIG).get("quantization_config") is not None:
+        raise InputError(
+            f"{base}: its weights are quantised, so no adapter can be folded in. Give the plain base model."
+        )
+    if settings.get("lora_bias"):
+        raise InputError(f"{adapter}: lora_bias: true is not folded in shard by shard. Train with adapter.merge: true.")
+    fold = _AdapterFold(base, adapter, dtype)
+    _rewrite(base, out, fold)
+    left = fold.unmerged()
+    if left:
+        raise InputError(
+            f"{adapter}: adapts {left}, which the files of {base} store under another name. Train with adapter.merge: true."
+        )
+    for folder in (base, adapter):
+        _copy_others(folder, out)
+    if fold.head:
+        _set_config(out, tie_word_embeddings=False)
+    if dtype != "auto":
+        _set_config(out, dtype=dtype)
+
+
+class _AdapterFold:
+    """Replaces each tensor of a base by what it is with an adapter. Weights of its model take no memory (see `_blank`)."""
+
+    def __init__(self, base: Path, adapter: Path, dtype: str) -> None:
+        import torch
+        from peft import PeftConfig, get_peft_model
+        from peft.tuners.tuners_utils import BaseTunerLayer
+        from peft.utils import ModulesToSaveWrapper, load_peft_weights, set_peft_model_state_dict
+        from transformers import AutoModelForCausalLM
+
+        self.dtype = None if dtype == "auto" else getattr(torch, dtype)
+        with torch.device("meta"):
+            config = load_config(str(base))
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        blank = _blank(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of tied weights: see `head`
+            try:
+                tuned = get_peft_model(model, PeftConfig.from_pretrained(str(adapter)), low_cpu_mem_usage=True)
+                weights = load_peft_weights(str(adapter), device="cpu")
+                extra = set_peft_model_state_dict(tuned, weights, low_cpu_mem_usage=True).unexpected_keys
+            except Exception as error:  # peft raises anything for files that do not fit
+                raise InputError(f"{adapter}: peft cannot load it on {base} ({first_line(error)}).") from error
+        if extra:
+            raise InputError(f"{adapter}: holds {extra[0]}, which {base} lacks. Give the base it was trained on.")
+        modules = dict(model.named_modules())
+        layers = {name: module for name, module in modules.items() if isinstance(module, BaseTunerLayer)}
+        self.layers = {name.removesuffix(".token_adapter"): module for name, module in layers.items()}
+        self.wrappers = {name: module for name, module in modules.items() if isinstance(module, ModulesToSaveWrapper)}
+        self.brought = {name: value.data for name, value in model.named_parameters() if value.data_ptr() != blank}
+        """Parameters that the adapter's file holds."""
+        self.done: set[str] = set()
+        names = {id(module): name for name, module in modules.items()}
+        self.embedding = names[id(model.get_input_embeddings())]
+        head = names.get(id(model.get_output_embeddings()), "")
+        is_tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+        self.head = head if is_tied and {self.embedding, head} & {*self.layers, *self.wrappers} else ""
+        """Name of an output layer that was the embedding in the base, and is not with the adapter."""
+
+    def __call__(self, name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Return the tensor with the adapter, under its name; for a head that is no longer the embedding, two."""
+        module, _, leaf = name.rpartition(".")
+        if self.head and module == self.head:
+            return {}  # the embedding's copy of it counts
+        tensors = {name: self._folded(module, leaf, tensor)}
+        if self.head and module == self.embedding:
+            tensors[f"{self.head}.{leaf}"] = self._folded(self.head, leaf, tensor)
+        return tensors
+
+    def _folded(self, module: str, leaf: str, tensor: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if not tensor.is_floating_point():
+            return tensor
+        self.done.add(module)
+        whole = tensor.to(torch.float32, copy=True)
+        if module in self.wrappers:
+            wrapper = self.wrappers[module]
+            whole = wrapper.modules_to_save[wrapper.active_adapters[0]].get_parameter(leaf).data
+        elif module in self.layers and leaf == "weight":
+            layer = self.layers[module]
+            held = layer.get_base_layer()
+            held.weight, nothing = torch.nn.Parameter(whole, requires_grad=False), held.weight
+            layer.merge()
+            whole, held.weight = held.weight.data, nothing
+        else:
+            for key in (f"{module}.{leaf}", f"{module}.base_layer.{leaf}"):
+                whole = self.brought.get(key, whole)
+        return whole.to(self.dtype or tensor.dtype)
+
+    def unmerged(self) -> str:
+        """Return the first module that the adapter changes and no file holds; "" if there is none."""
+        return min({*self.layers, *self.wrappers} - self.done, default="")
+
+
+def _blank(model: Any) -> int:
+    """Give each parameter of `model` its shape on the CPU without memory: one zero, repeated. Return its address.
+
+    On the meta device peft would move the adapter there as well.
+    """
+    import torch
+
+    zero = torch.zeros((), dtype=torch.float32)
+    made: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, value in module._parameters.items():
+            if value is not None:
+                blank = torch.nn.Parameter(zero.expand(value.shape), requires_grad=False)
+                module._parameters[name] = made.setdefault(id(value), blank)
+    return zero.data_ptr()

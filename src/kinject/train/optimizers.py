@@ -1,17 +1,117 @@
-"""Optimizers beside transformers' own: 8-bit embeddings, schedule-free, layer-wise rates, sharpness-aware minimisation."""
+"""What transformers' optimizers lack: bfloat16 weights that learn, updates in the backward pass, SAM, layer-wise rates."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+import types
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from kinject.train.config import embedding_bits
-from kinject.train.trainable import layer_number
+if TYPE_CHECKING:
+    from trl import SFTConfig
 
+    from kinject.recipe import TrainRecipe
+
+LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+_FAMILIES_8BIT = ("adamw", "lion", "ademamix")
+_ONE_BY_ONE = re.compile(
+    r"(paged_)?(adamw|lion|ademamix)(_bnb)?(_8bit|_32bit)|ademamix|adamw_torch(_fused)?|sgd|adagrad|rmsprop(_bnb)?(_8bit|_32bit)?|adafactor"
+)
+"""Names of trainer.optim that read nothing but a parameter, its gradient and its own state."""
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|wpe|embed_in)\.")
+
+
+Faults = list[tuple[str, str]]
+"""(key of the recipe, fault)."""
+
+
+def optimizer_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
+    """Return the faults of the optimizer and of what changes its update."""
+    return [*_schedule_free_faults(config), *_one_by_one_faults(recipe, config)]
+
+
+def embedding_bits(optim_args: str | None) -> str | None:
+    """Return the value of embedding_bits in trainer.optim_args, None without one."""
+    for pair in (optim_args or "").replace(" ", "").split(","):
+        key, _, value = pair.partition("=")
+        if key == "embedding_bits":
+            return value
+    return None
+
+
+def embedding_bits_faults(trainer: Mapping[str, Any]) -> Faults:
+    """Return the fault of embedding_bits in trainer.optim_args, if there is one."""
+    bits = embedding_bits(trainer.get("optim_args"))
+    if bits is None:
+        return []
+    optim, key = str(trainer.get("optim", "adamw_torch")), "trainer.optim_args"
+    if "8bit" not in optim or not any(family in optim for family in _FAMILIES_8BIT):
+        fault = "embedding_bits is for 8-bit AdamW, Lion and AdEMAMix, found optim:"
+        return [(key, f"{fault} {optim}. Remove it, or set adamw_8bit.")]
+    if bits not in ("8", "32"):
+        return [(key, f"found embedding_bits={bits}, allowed are 8 and 32 (transformers' own).")]
+    return []
+
+
+def _schedule_free_faults(config: SFTConfig) -> Faults:
+    """Return the faults of a schedule-free optimizer (arXiv 2405.15682), of the package schedulefree."""
+    optim = str(getattr(config.optim, "value", config.optim))
+    if not optim.startswith("schedule_free"):
+        return []
+    faults: Faults = []
+    if find_spec("schedulefree") is None:
+        fault = f"{optim} needs the package schedulefree. Install it: pip install 'kinject[schedule-free]'."
+        faults.append(("trainer.optim", fault))
+    schedule = str(getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type))
+    if schedule not in ("constant", "constant_with_warmup"):
+        fault = f"found {schedule}, but {optim} averages weights instead of following a schedule. Set constant, with or"
+        faults.append(("trainer.lr_scheduler_type", f"{fault} without trainer.warmup_steps."))
+    return faults
+
+
+def _one_by_one_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
+    """Return the faults of stochastic_rounding and optimizer_in_backward, which update one parameter at a time."""
+    techniques, optim = recipe.techniques, str(getattr(config.optim, "value", config.optim))
+    faults: Faults = []
+    for key in ("stochastic_rounding", "optimizer_in_backward"):
+        if not getattr(techniques, key):
+            continue
+        if _ONE_BY_ONE.fullmatch(optim) is None:
+            fault = f"{optim} does not treat weights one by one. Take adamw_8bit, adamw_torch or adafactor, or remove the line."
+            faults.append((f"techniques.{key}", fault))
+        if config.fsdp or config.deepspeed:
+            faults.append((f"techniques.{key}", SHARDED))
+        if config.fp16:
+            faults.append((f"techniques.{key}", "needs unscaled gradients. Set trainer.bf16: true instead of fp16."))
+    if techniques.stochastic_rounding and recipe.model.dtype != "bfloat16":
+        fault = f"rounds bfloat16 weights, found model.dtype: {recipe.model.dtype}. Set model.dtype: bfloat16."
+        faults.append(("techniques.stochastic_rounding", fault))
+    return faults + (_in_backward_faults(recipe, config) if techniques.optimizer_in_backward else [])
+
+
+def _in_backward_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
+    faults: Faults = []
+    section, parts = recipe.regularization, config.gradient_accumulation_steps
+    if config.max_grad_norm:
+        fault = f"found {config.max_grad_norm:g}. With techniques.optimizer_in_backward gradients are freed one by one, before"
+        faults.append(("trainer.max_grad_norm", f"{fault} their norm is known: set 0, for no clipping."))
+    if parts > 1:
+        fault = f"found {parts}. techniques.optimizer_in_backward updates at each backward pass: set 1, and a larger"
+        faults.append(("trainer.gradient_accumulation_steps", f"{fault} per_device_train_batch_size."))
+    if config.world_size > 1:
+        fault = "updates before processes exchange their gradients. Use one process, or remove the line."
+        faults.append(("techniques.optimizer_in_backward", fault))
+    if section is not None and (section.l2 or section.ewc):
+        faults.append(("regularization", "l2 and ewc change gradients that optimizer_in_backward frees. Keep one."))
+    return faults
+
+
+SHARDED = "needs whole weights on each process. Use DDP, or remove the line."
+"""The fault of a technique under FSDP and DeepSpeed."""
 
 
 def set_embedding_bits(optimizer: Any, model: nn.Module, optim_args: str | None) -> None:
@@ -36,6 +136,12 @@ def leave_warmup_to_schedule(optimizer: Any) -> None:
     if {"train_mode", "warmup_steps"} <= getattr(optimizer, "defaults", {}).keys():  # DeepSpeed's placeholder has none
         for group in optimizer.param_groups:
             group["warmup_steps"] = 0
+
+
+def layer_number(name: str) -> int | None:
+    """Return the number of the layer that holds the parameter `name`; None outside the layers."""
+    match = LAYER.search(f".{name}")
+    return None if match is None else int(match[1])
 
 
 def rate_factor(name: str, n_layers: int, decay: float) -> float:
@@ -106,3 +212,102 @@ class SharpnessAware:
         for parameter, before in self._weights:
             parameter.copy_(before)
         self._weights = []
+
+
+_SLICE = 2**24
+"""Numbers that are rounded at a time."""
+
+
+def round_stochastically(values: torch.Tensor, rounded: torch.Tensor, generator: torch.Generator) -> None:
+    """Write `values` (float32) into `rounded` (bfloat16 of the same shape), up or down at random; `values` are changed too.
+
+    A value goes to the neighbour away from zero with the probability of its distance to the other one, so that its mean is
+    the value. bfloat16 is the upper half of float32: adding random bits to the lower half carries with that probability.
+    """
+    bits, out = values.view(torch.int32).view(-1), rounded.view(-1)
+    for start in range(0, len(bits), _SLICE):
+        part = bits[start : start + _SLICE]
+        part += torch.randint(2**16, part.shape, dtype=torch.int32, device=part.device, generator=generator)
+        part &= -(2**16)
+        out[start : start + _SLICE] = part.view(torch.float32)
+
+
+class OneByOne:
+    """Makes a new optimizer update one parameter at a time: with stochastic rounding, in the backward pass, or both.
+
+    With a `seed`, bfloat16 weights are updated in float32 and rounded stochastically (arXiv 2010.06192), so that updates
+    below half of the distance to the next number count on average. Their state is that of float32 weights. The random bits
+    follow from the seed, the number of the update (`step`) and the parameter: the same in every process, and after resuming.
+
+    With `in_backward`, a parameter is updated once its gradient is whole, and the gradient is freed; `norm` returns the
+    norm of all of them. The optimizer's own step then finds no gradient.
+
+    Beside the model, the float32 copies of one parameter and its gradient are in memory.
+    """
+
+    def __init__(self, optimizer: Any, step: Callable[[], int], *, seed: int | None, in_backward: bool) -> None:
+        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.seed, self.step = seed, step
+        self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
+        self._update_all = optimizer.step
+        self._norms: list[torch.Tensor] = []
+        # a method, since torch's schedulers wrap it as one
+        optimizer.step = types.MethodType(lambda _, closure=None: self._step(), optimizer)
+        if seed is not None:
+            optimizer.register_load_state_dict_pre_hook(self._begin_load)
+            optimizer.register_load_state_dict_post_hook(self._end_load)
+        if in_backward:
+            for parameter in self.parameters:
+                parameter.register_post_accumulate_grad_hook(self._update_in_backward)
+
+    def norm(self) -> torch.Tensor:
+        """Return the norm of the gradients since the last call (a scalar in float32; 0 without any)."""
+        norms, self._norms = self._norms, []
+        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        """Update every parameter that has a gradient; the gradients stay."""
+        gradients = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            if gradient is not None:
+                self._update(parameter, gradient)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    @torch.no_grad()
+    def _update_in_backward(self, parameter: torch.Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
+        self._norms.append(torch.linalg.vector_norm(gradient, dtype=torch.float32))
+        self._update(parameter, gradient)
+
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Update one parameter, while no other has a gradient."""
+        if self.seed is None or parameter.dtype != torch.bfloat16:
+            parameter.grad = gradient
+            self._update_all()
+        else:
+            weights = parameter.data
+            parameter.data = weights.float()
+            parameter.grad = gradient.float()
+            self._update_all()
+            generator = torch.Generator(weights.device)
+            generator.manual_seed(hash((self.seed, self.step(), self._numbers[id(parameter)])) % 2**63)
+            parameter.grad = None
+            round_stochastically(parameter.data, weights, generator)
+            parameter.data = weights
+        parameter.grad = None
+
+    def _begin_load(self, *_: Any) -> None:
+        """Let the state be that of float32 weights: torch casts what it loads to the dtype of the parameter."""
+        self._weights = [parameter.data for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.data = torch.empty(0, device=parameter.device)
+
+    def _end_load(self, *_: Any) -> None:
+        for parameter, weights in zip(self.parameters, self._weights, strict=True):
+            parameter.data = weights
+        del self._weights

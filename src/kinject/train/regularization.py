@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from kinject.corpus.packing import TrainingRow
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.recipe import RegularizationSection
+from kinject.train.loss import Project, add_hidden_states, in_tiles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -92,15 +93,49 @@ class Regularizer:
         marked = inputs["replayed"][:, 1:]
         if not bool(marked.any()):
             return logits.sum() * 0.0
-        inner = getattr(model, "module", model)
-        without_adapter = inner.disable_adapter() if self._frozen is None else contextlib.nullcontext()
-        base = inner if self._frozen is None else self._frozen.to(logits.device)
-        was_training = base.training
-        base.eval()
-        with torch.no_grad(), without_adapter:
+        with self.base_of(model, logits.device) as base, torch.no_grad():
             logits_of_base = base(
                 input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False
             ).logits
+        return _divergence(logits[marked], logits_of_base[:, :-1][marked].float())
+
+    def divergence_in_tiles(
+        self, model: Any, inputs: dict[str, Any], hidden: torch.Tensor, project: Project, tile: int
+    ) -> torch.Tensor:
+        """Return the same from `hidden` [batch, length, width], with the logits of `tile` tokens in memory at once."""
+        marked = inputs["replayed"][:, 1:]
+        if not bool(marked.any()):
+            return hidden.sum() * 0.0
+        with self.base_of(model, hidden.device) as base, torch.no_grad():
+            of_base, project_base = base(
+                input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False,
+                score=lambda states, project: (states, project),
+            )  # fmt: skip
+
+        def score(states: torch.Tensor, states_of_base: torch.Tensor) -> torch.Tensor:
+            with self.base_of(model, hidden.device), torch.no_grad():
+                target = project_base(states_of_base)
+            return _divergence(project(states), target)
+
+        return torch.stack(in_tiles(score, tile, hidden[:, :-1][marked], of_base[:, :-1][marked])).sum()
+
+    @contextlib.contextmanager
+    def base_of(self, model: Any, device: torch.device) -> Iterator[Any]:
+        """Yield the base of `model` in evaluation mode: the frozen copy, or the model itself without its adapter."""
+        inner = getattr(model, "module", model)
+        base = inner if self._frozen is None else self._frozen.to(device)
+        was_training = base.training
+        base.eval()
+        with inner.disable_adapter() if self._frozen is None else contextlib.nullcontext():
+            yield base
         base.train(was_training)
-        target = logits_of_base[:, :-1][marked].float().log_softmax(-1)
-        return F.kl_div(logits[marked].log_softmax(-1), target, reduction="sum", log_target=True)
+
+    def read_hidden_states(self) -> None:
+        """Let the frozen copy, if there is one, return its hidden states."""
+        if self._frozen is not None:
+            add_hidden_states(self._frozen)
+
+
+def _divergence(logits: torch.Tensor, logits_of_base: torch.Tensor) -> torch.Tensor:
+    target = logits_of_base.log_softmax(-1)
+    return F.kl_div(logits.log_softmax(-1), target, reduction="sum", log_target=True)

@@ -52,7 +52,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
     Raises `RecipeError` before any model loads, `InputError` for a bad corpus or model, `TrainingError` if text would be
     lost, if the folder holds another run, or if the loss is no longer finite; `DiskError` for the disk's faults.
     """
-    from kinject.train.callbacks import checkpoint_on_signal
+    from kinject.train.callbacks import extra_checkpoints
     from kinject.train.setup import check_training, make_trainer
 
     check_training(recipe)  # its faults, before the folder changes
@@ -62,7 +62,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
         if finished is not None:
             return finished
         trainer = make_trainer(recipe, inputs)
-        with checkpoint_on_signal(trainer):
+        with extra_checkpoints(trainer, recipe.techniques.save_minutes):
             return _train(trainer, recipe, inputs, resume=resume)
 
 
@@ -247,8 +247,9 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
 
     Raises `TrainingError` in all processes, and leaves no folder, if a weight that was written is not finite.
     """
-    from kinject.models import not_finite_in
+    from kinject.models import ADAPTER_CONFIG, not_finite_in
     from kinject.train.guards import UNSTABLE, agree_on_fault
+    from kinject.train.merge import save_as
 
     part, final = recipe.run_dir / ".model.part", recipe.run_dir / "model"
     if is_first_process():
@@ -261,6 +262,8 @@ def _save_model(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> Path:
     else:
         trainer.save_model(str(part), _internal_call=True)  # without an upload
     trainer.accelerator.wait_for_everyone()
+    if is_first_process() and not (part / ADAPTER_CONFIG).exists():
+        save_as(part, recipe.model.save_dtype, recipe.model.path, recipe.model.revision)
     found = not_finite_in(part) if is_first_process() else ""
     if found:
         shutil.rmtree(part)

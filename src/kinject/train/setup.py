@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from kinject import models
 from kinject.corpus.packing import TrainingRow
 from kinject.corpus.tokenize import IGNORED
@@ -27,8 +29,8 @@ from kinject.train.data import (
 )
 from kinject.train.guards import Guard, check_start, sample_output
 from kinject.train.load import check_special_tokens, load_training_model, load_training_tokenizer, precision_warnings
-from kinject.train.loss import MeanLoss, TrainingLoss
-from kinject.train.optimizers import SharpnessAware
+from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
+from kinject.train.optimizers import SHARDED, SharpnessAware
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import RestoreState
@@ -47,6 +49,9 @@ from kinject.train.trainer import KnowledgeTrainer, check_isolation
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from trl import SFTConfig
+
+_CHECKED = 64
+"""Tokens on which tiles are compared with the model's own logits."""
 
 
 def check_training(recipe: TrainRecipe) -> None:
@@ -84,7 +89,10 @@ def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
             "numbers of its configuration (rms_norm_eps, rope_theta, initializer_range, scaling factors)."
         )
     trainer.guard.warnings += precision_warnings(recipe, config)
-    trainer.guard.warnings += check_start(recipe.guards, tokenizer, trainer.model, len(tokenized.train.rows), config)
+    rounds_up = recipe.techniques.stochastic_rounding
+    trainer.guard.warnings += check_start(
+        recipe.guards, tokenizer, trainer.model, len(tokenized.train.rows), config, rounds_up=rounds_up
+    )
     notes += [
         *tokenized.notes,
         _describe_run(trainer, config, tokenized),
@@ -119,7 +127,7 @@ def _assemble(
 
     section, data, validation = recipe.regularization, tokenized.train, tokenized.validation
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    flatten = model.config._attn_implementation == "flash_attention_2" and bool(recipe.trainer.get("packing"))
+    flatten = "flash" in str(model.config._attn_implementation) and bool(recipe.trainer.get("packing"))
     dataset = RowDataset(data.rows, with_replay=section is not None and section.kl > 0, weights=tokenized.weights)
     freeze(model, recipe)
     check_trained_tokens(recipe, model)
@@ -157,6 +165,8 @@ def _assemble(
         replayed = (_replay_only(row) for row in data.rows if any(row.replayed))
         n_rows = regularizer.strengths.ewc_rows if regularizer.strengths.ewc else 0
         regularizer.measure_fisher(trainer.model, list(islice(replayed, n_rows)))
+        if recipe.techniques.loss_tile is not None:
+            regularizer.read_hidden_states()
     trainer.regularizer = regularizer
     return trainer
 
@@ -172,9 +182,9 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
     )
     trainer.label_smoother = None  # TrainingLoss smooths; validation losses stay plain
     has_kl = recipe.regularization is not None and recipe.regularization.kl > 0
-    if trainer.aux_loss_enabled and (has_kl or not trainer.training_loss.plain):
+    if trainer.aux_loss_enabled and (has_kl or not trainer.training_loss.plain or techniques.loss_tile):
         fault = (
-            "this model adds its routers' loss, which smoothed labels, hard_example_mining, row_weights and "
+            "this model adds its routers' loss, which smoothed labels, hard_example_mining, row_weights, loss_tile and "
             "regularization.kl leave out. Remove them, or set trainer.router_aux_loss_coef: 0."
         )
         key = "techniques" if "techniques" in recipe.raw else "trainer.label_smoothing_factor"
@@ -183,10 +193,34 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
     trainer.reinitialized = reinitialized
     trainer.freeze_warmup = freeze_base_steps(trainer.model, recipe, reinitialized)
     trainer.sam = SharpnessAware(techniques.sam) if techniques.sam else None
+    for name in ("loss_tile", "stochastic_rounding", "optimizer_in_backward"):
+        if getattr(techniques, name) and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+            raise recipe.error(f"techniques.{name}", SHARDED)  # a launcher's file, which SFTConfig does not show
+        setattr(trainer, name, getattr(techniques, name))
+    if techniques.loss_tile is not None:
+        whole = trainer.model.get_base_model() if recipe.adapter is not None else trainer.model
+        add_hidden_states(whole)
+        check_tiles(whole, trainer.train_dataset[0], recipe)
     if techniques.patience is not None:
         trainer.add_callback(PatienceStopping(techniques.patience, trainer.guard.warnings))
     if techniques.histogram_steps is not None:
         trainer.add_callback(Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks))
+
+
+@torch.no_grad()
+def check_tiles(model: Any, row: Mapping[str, Any], recipe: TrainRecipe) -> None:
+    """Raise `RecipeError` if the logits of `model` from its hidden states are not its own, on the first tokens of `row`."""
+    was_training = model.training
+    model.eval()
+    ids, positions = (torch.tensor([row[key][:_CHECKED]], device=model.device) for key in ("input_ids", "position_ids"))
+    read: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    own = model(**read).logits.float()
+    tiled = model(**read, score=lambda hidden, project: project(hidden))
+    model.train(was_training)
+    if not torch.allclose(tiled, own, atol=1e-2, rtol=1e-2):
+        difference = float((tiled - own).abs().max())
+        fault = f"this model's head does more than kinject knows (logits differ by {difference:.2g}). Remove the line."
+        raise recipe.error("techniques.loss_tile", fault)
 
 
 def _describe_run(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCorpora) -> str:
@@ -224,6 +258,10 @@ def _describe_techniques(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> list
         )
     if trainer.sam is not None:
         notes.append(f"techniques.sam: gradients are taken {trainer.sam.rho:g} uphill, in two passes an update")
+    if trainer.stochastic_rounding:
+        notes.append("techniques.stochastic_rounding: bfloat16 weights, each update rounded up or down at random")
+    if trainer.optimizer_in_backward:
+        notes.append("techniques.optimizer_in_backward: weights are updated in the backward pass, without clipping")
     mining = recipe.techniques.hard_example_mining
     if mining is not None:
         notes.append(

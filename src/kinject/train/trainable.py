@@ -18,8 +18,7 @@ from kinject.process import machine_memory
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.train.config import Faults, lora_config, refusals
-
-_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+from kinject.train.optimizers import LAYER, layer_number
 
 
 def freeze(model: Any, recipe: TrainRecipe) -> None:
@@ -337,7 +336,7 @@ def summarize_names(names: Sequence[str]) -> list[str]:
     """Return names with layer numbers joined: ``model.layers.{0-3}.mlp.up_proj.weight``."""
     layers: dict[str, list[int]] = {}
     for name in names:
-        match = _LAYER.search(name)
+        match = LAYER.search(name)
         key = name if match is None else name[: match.start(1)] + "*" + name[match.end(1) :]
         layers.setdefault(key, []).extend([] if match is None else [int(match[1])])
     return [key.replace("*", _span(sorted(numbers))) if numbers else key for key, numbers in layers.items()]
@@ -346,9 +345,3 @@ def summarize_names(names: Sequence[str]) -> list[str]:
 def _span(numbers: Sequence[int]) -> str:
     contiguous = len(numbers) == numbers[-1] - numbers[0] + 1
     return f"{{{numbers[0]}-{numbers[-1]}}}" if contiguous else "{" + ",".join(map(str, numbers)) + "}"
-
-
-def layer_number(name: str) -> int | None:
-    """Return the number of the layer that holds the parameter `name`; None outside the layers."""
-    match = _LAYER.search(f".{name}")
-    return None if match is None else int(match[1])

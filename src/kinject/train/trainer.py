@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import rotate_checkpoints
@@ -19,9 +21,15 @@ from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete
 from kinject.train.data import TrainingData
-from kinject.train.guards import Guard, check_weights
-from kinject.train.loss import MeanLoss, TrainingLoss, token_metrics
-from kinject.train.optimizers import SharpnessAware, leave_warmup_to_schedule, set_embedding_bits, split_by_layer
+from kinject.train.guards import Guard, check_made_update, check_weights
+from kinject.train.loss import MeanLoss, Project, TrainingLoss, in_tiles, token_metrics
+from kinject.train.optimizers import (
+    OneByOne,
+    SharpnessAware,
+    leave_warmup_to_schedule,
+    set_embedding_bits,
+    split_by_layer,
+)
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import save_state
@@ -51,6 +59,11 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     training_loss: TrainingLoss = TrainingLoss()
     freeze_warmup: FreezeWarmup | None = None
     sam: SharpnessAware | None = None
+    loss_tile: int | None = None
+    """Tokens whose logits are in memory at once; None: all."""
+    stochastic_rounding = False
+    optimizer_in_backward = False
+    one_by_one: OneByOne | None = None
     reinitialized: Sequence[str] = ()
     """Names of the parameters that got new weights."""
     notes: Sequence[str] = ()
@@ -147,6 +160,10 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         if is_new:
             set_embedding_bits(optimizer, self.model, self.args.optim_args)
             leave_warmup_to_schedule(optimizer)
+        if is_new and (self.stochastic_rounding or self.optimizer_in_backward):
+            seed = self.args.seed if self.stochastic_rounding else None
+            in_backward = self.optimizer_in_backward
+            self.one_by_one = OneByOne(optimizer, lambda: self.state.global_step, seed=seed, in_backward=in_backward)
         return optimizer
 
     def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
@@ -229,8 +246,12 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         """
         if grad_norm is None:
             self._change_gradient(model)
-        norm = super()._get_grad_norm(model, grad_norm)
         step = self.state.global_step
+        if self.one_by_one is not None and self.optimizer_in_backward:
+            norm = self.one_by_one.norm()
+            check_made_update(float(norm), step)
+        else:
+            norm = super()._get_grad_norm(model, grad_norm)
         if norm is None or self.is_deepspeed_enabled:
             made = self.guard.count(1.0 if norm is None else float(norm))
         elif self.accelerator.scaler is not None:
@@ -291,7 +312,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
         """Return whether the loss is computed here; TRL computes it otherwise."""
         has_kl = self.regularizer is not None and self.regularizer.strengths.kl > 0
         nll_only = self.args.loss_type == "nll" and not self.aux_loss_enabled
-        return has_kl or not self.training_loss.plain or (nll_only and self.accelerator.device.type == "cpu")
+        special = has_kl or not self.training_loss.plain or self.loss_tile is not None
+        return special or (nll_only and self.accelerator.device.type == "cpu")
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -309,32 +331,64 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             finally:
                 self.router_aux_loss_coef = coefficient
         training_loss = self.training_loss if self.model.training else TrainingLoss()
-        outputs = model(input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False)
-        logits = outputs.logits.float()
-        total = training_loss.total(logits, inputs)
         count = training_loss.count(inputs) if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+        read = {key: inputs[key] for key in ("input_ids", "position_ids")}
+        if self.loss_tile is not None:
+            sum_loss = functools.partial(self._total_in_tiles, training_loss, model, inputs)
+            total = model(**read, use_cache=False, score=sum_loss)
+        else:
+            logits = model(**read, use_cache=False).logits.float()
+            total = training_loss.total(logits, inputs)
+            if (pull := self._divergence_term()) is not None:
+                total = total + pull.strengths.kl * pull.divergence(model, inputs, logits[:, :-1])
+            self._note_token_metrics(logits, inputs["labels"])
         if self.model.training:
             self._total_train_tokens += inputs["input_ids"].numel()
-            if self.regularizer is not None and self.regularizer.strengths.kl:
-                divergence = self.regularizer.divergence(model, inputs, logits[:, :-1])
-                total = total + self.regularizer.strengths.kl * divergence
-        self._note_token_metrics(logits, inputs["labels"])
         loss = total / torch.where(count > 0, count, 1)  # zero if the batch has no token to learn
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes
         return loss
 
-    def _note_token_metrics(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+    def _divergence_term(self) -> Regularizer | None:
+        """Return the regularizer if the loss holds its KL divergence."""
+        regularizer = self.regularizer
+        return regularizer if self.model.training and regularizer is not None and regularizer.strengths.kl else None
+
+    def _total_in_tiles(
+        self, training_loss: TrainingLoss, model: Any, inputs: dict[str, Any], hidden: torch.Tensor, project: Project
+    ) -> torch.Tensor:
+        """Return the sum of the loss with the logits of `loss_tile` tokens in memory at once."""
+        tile, labels = self.loss_tile or 1, inputs["labels"][:, 1:]
+        learned = labels != IGNORED
+        states, targets = hidden[:, :-1][learned], labels[learned]
+        losses = in_tiles(lambda part, wanted: training_loss.by_token(project(part), wanted), tile, states, targets)
+        by_token = states.new_zeros(labels.shape, dtype=torch.float32).masked_scatter(learned, torch.cat(losses))
+        total = training_loss.total_of(by_token, inputs)
+        if (pull := self._divergence_term()) is not None:
+            total = total + pull.strengths.kl * pull.divergence_in_tiles(model, inputs, hidden, project, tile)
+        self._note_token_metrics(states.detach(), targets, project)
+        return total
+
+    @torch.no_grad()
+    def _note_token_metrics(self, logits: torch.Tensor, labels: torch.Tensor, project: Project | None = None) -> None:
         """Note for the log, as TRL does, the entropy and the accuracy of the next token.
 
         They cost a pass over the logits each, so training measures a sample: the first tokens of the first batch after
-        each log.
+        each log. With `project`, `logits` are the hidden states of the tokens `labels`.
         """
         mode = "train" if self.model.training else "eval"
         metrics = self._metrics[mode]
         if mode == "train" and "entropy" in metrics:
             return
-        sums = token_metrics(logits, labels, _SAMPLED_TOKENS if mode == "train" else None)
+        most = _SAMPLED_TOKENS if mode == "train" else None
+        if project is None:
+            sums = token_metrics(logits, labels, most)
+        else:
+            tile, sums = self.loss_tile or 1, torch.zeros(3, device=labels.device)
+            for start in range(0, min(len(labels), most or len(labels)), tile):
+                stop = min(start + tile, most or len(labels))
+                shifted = F.pad(labels[start:stop], (1, 0), value=IGNORED)
+                sums += token_metrics(project(logits[start:stop])[None], shifted[None])
         entropy, n_correct, n_tokens = self.accelerator.gather(sums).view(-1, 3).sum(0).tolist()
         metrics["entropy"].append(entropy / max(n_tokens, 1))
         metrics["mean_token_accuracy"].append(n_correct / max(n_tokens, 1))

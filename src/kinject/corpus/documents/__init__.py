@@ -8,7 +8,7 @@ from glob import has_magic
 from itertools import islice
 from pathlib import Path
 
-from kinject.corpus.documents.collect import collect
+from kinject.corpus.documents.collect import collect, collected_fingerprint
 from kinject.corpus.documents.files import is_heap
 from kinject.corpus.documents.readers import SUFFIXES, Found, fault_of, read_file
 from kinject.corpus.documents.rows import HUB_NAME, hub_revision, is_saved_dataset, read_hub, read_saved_dataset
@@ -100,12 +100,12 @@ def _raise_repeated(path: Path, identity: str, where: str) -> None:
 
 
 def document_hashes(path: Path, section: DocumentsSection | None = None) -> dict[str, str]:
-    """Return name -> hash (on the hub: its commit) of all that `read_documents` reads for `path`, for a manifest.
+    """Return name -> hash (on the hub: its commit) of all that `read_documents` has read for `path`, for a manifest.
 
     Raises as `read_documents`, and `InputError` when the hub cannot be reached.
     """
     if _is_collected(path):
-        return {str(path): collect([path], section).fingerprint}
+        return {str(path): collected_fingerprint([path], section)}
     if is_hub_name(path):
         return {str(path): hub_revision(str(path))}
     if is_saved_dataset(path):

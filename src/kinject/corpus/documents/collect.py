@@ -155,8 +155,7 @@ def collect(
     check_region(section.phone_region)
     cache = Path(section.cache_dir)
     if folder is None:
-        identity = content_id([os.path.abspath(source) for source in sources], _output_options(section))
-        folder = cache / "heaps" / f"{file_name(heap_name(sources))}-{identity[:8]}"
+        folder = _folder_of(sources, section)
     with _lock_when_free(folder):
         mark_folder(cache)
         files = find_files(sources)
@@ -166,6 +165,21 @@ def collect(
         collecting.find_unchanged()
         collecting.parse_changed()
         return collecting.write([str(source) for source in sources])
+
+
+def collected_fingerprint(sources: Sequence[Path], section: DocumentsSection | None = None) -> str:
+    """Return the fingerprint of what `collect` last read at `sources`, without looking at the files again.
+
+    They are collected if they never were. Raises as `collect`.
+    """
+    manifest = read_manifest(_folder_of(sources, section or DocumentsSection()) / "manifest.json")
+    return str(manifest["counts"]["fingerprint"]) if manifest else collect(sources, section).fingerprint
+
+
+def _folder_of(sources: Sequence[Path], section: DocumentsSection) -> Path:
+    """Return the folder in the section's cache for what is collected at `sources`."""
+    identity = content_id([os.path.abspath(source) for source in sources], _output_options(section))
+    return Path(section.cache_dir) / "heaps" / f"{file_name(heap_name(sources))}-{identity[:8]}"
 
 
 @contextmanager
@@ -372,7 +386,8 @@ class _Collecting:
         counts = HeapWriter(kept, self.section, self.cache, self.folder).write()
         counts["fingerprint"] = fingerprint
         if not counts["n_documents"]:
-            reasons = "\n".join(f"  {row['where']}: {row['detail']}" for row in self._first_skipped())
+            first = islice(read_jsonl(self.folder / "skipped.jsonl"), _MOST_SHOWN)
+            reasons = "\n".join(f"  {row['where']}: {row['detail']}" for _, row in first)
             raise InputError(f"{', '.join(sources)}: no document there can be read.\n{reasons}".rstrip())
         recipe = {"documents": asdict(self.section)}
         write_manifest(
@@ -380,9 +395,6 @@ class _Collecting:
             outputs=OUTPUTS,
         )  # fmt: skip
         return DocumentsResult(self.folder, fingerprint, counts, self.n_parsed)
-
-    def _first_skipped(self) -> list[dict[str, Any]]:
-        return [row for _, (_, row) in zip(range(_MOST_SHOWN), read_jsonl(self.folder / "skipped.jsonl"), strict=False)]
 
 
 def _as_text(path: str) -> str:
@@ -404,9 +416,9 @@ def render_documents(result: DocumentsResult) -> str:
     counts = result.counts
     rows = [
         ("read", f"{counts['n_documents']:,} documents from {counts['n_read']:,} of {counts['n_files']:,} files "
-                 f"({_listing(counts['kinds'])}); {result.n_parsed:,} files opened in this run"),
+                 f"({listing(counts['kinds'])}); {result.n_parsed:,} files opened in this run"),
         ("words", f"{counts['n_words']:,}"),
-        ("languages", _listing({language_name(code) or "not clear": n for code, n in counts["languages"].items()})),
+        ("languages", listing(named_languages(counts["languages"]))),
         *_left_out(counts),
         ("personal", _personal(counts)),
         ("skipped", _skipped(result)),
@@ -416,8 +428,14 @@ def render_documents(result: DocumentsResult) -> str:
     return "\n".join([*lines, "", f"written: {result.documents_path}, {result.folder}/documents.html"])
 
 
-def _listing(numbers: Mapping[str, int]) -> str:
+def listing(numbers: Mapping[str, int]) -> str:
+    """Return names with their numbers: ``.pdf 12, .txt 3``."""
     return ", ".join(f"{name} {n:,}" for name, n in numbers.items())
+
+
+def named_languages(numbers: Mapping[str, int]) -> dict[str, int]:
+    """Return numbers of documents by the names of their languages instead of their codes."""
+    return {language_name(code) or "not clear": n for code, n in numbers.items()}
 
 
 def _left_out(counts: Mapping[str, Any]) -> list[tuple[str, str]]:

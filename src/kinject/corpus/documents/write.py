@@ -217,7 +217,7 @@ class HeapWriter:
         extra = {"language": facts["language"], "personal_data": facts["personal"], "licence": licence}
         row = {
             "id": self._id(name, parsed), "title": self._masked(Path(name).stem if facts["named"] else found.title), "text": text,
-            "source": where if found.source in ("", parsed.where) else found.source,
+            "source": where if found.source in ("", parsed.where) else self._masked(found.source),
             "meta": {**meta, **{key: value for key, value in extra.items() if value}},
         }  # fmt: skip
         number = len(self._kept)

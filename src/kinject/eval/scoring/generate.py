@@ -300,7 +300,8 @@ class _Columns(CacheLayerMixin):  # type: ignore[misc]
 
     def keep(self, columns: _Indices) -> None:
         """Keep only `columns`, in order."""
-        assert self.keys is not None and self.values is not None
+        assert self.keys is not None
+        assert self.values is not None
         index = torch.from_numpy(columns).to(self.keys.device)
         with torch.inference_mode():
             self.keys, self.values = self.keys[:, :, index], self.values[:, :, index]

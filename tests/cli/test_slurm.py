@@ -1,0 +1,151 @@
+"""kinject slurm: the script is run here, with an srun and an scontrol for one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from kinject.cli import main
+
+COMMANDS = Path(__file__).parent / "slurm_commands.py"
+REAL = sys.executable
+PYTHON = """\
+#!{python} -S
+import json, os, signal, sys, time
+ignored = [signal.getsignal(number) is signal.SIG_IGN for number in (signal.SIGUSR1, signal.SIGTERM)]
+signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(1))
+names = ("SLURM_NODEID", "PET_SIGNALS_TO_HANDLE", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+found = dict(words=sys.argv[1:], ignored=ignored, **{{name: os.environ.get(name) for name in names}})
+path = os.path.join({folder!r}, "started-" + os.environ.get("SLURM_NODEID", "0"))
+with open(path + ".part", "w") as file:
+    json.dump(found, file)
+os.replace(path + ".part", path)
+if not os.path.exists(os.path.join({folder!r}, "ends")):
+    time.sleep(60)
+"""
+"""Stands for the Python that trains: notes how it was started, and waits for SIGUSR1."""
+
+
+class Slurm:
+    """Runs a job's script with the commands of slurm_commands.py."""
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self.folder, self.requeued = folder, folder / "requeued"
+        for name in ("srun", "scontrol"):
+            shutil.copy(COMMANDS, folder / name)
+            text = (folder / name).read_text()
+            (folder / name).write_text(f"#!{REAL} -S\n{text}")
+            (folder / name).chmod(0o755)
+        self.environment = {
+            **os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "KINJECT_REQUEUED": str(self.requeued),
+            "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "here", "SLURM_NNODES": str(nodes),
+        }  # fmt: skip
+
+    def run(self, script: Path, begun: Callable[[], bool], sent: int | None, **environment: str) -> int:
+        """Run `script`, send it the signal `sent` once it has `begun`, and return its exit code."""
+        environment = {**self.environment, **environment}
+        with subprocess.Popen(["bash", str(script)], env=environment, cwd=self.folder) as job:
+            while sent is not None and not begun():
+                assert job.poll() is None
+                time.sleep(0.02)
+            if sent is not None:
+                os.kill(job.pid, sent)
+            return job.wait(600)
+
+    def started(self) -> list[Mapping[str, object]]:
+        """Return what PYTHON noted, by node, and forget it."""
+        paths = sorted(self.folder.glob("started-?"))
+        notes = [json.loads(path.read_text()) for path in paths]
+        for path in paths:
+            path.unlink()
+        return notes
+
+
+def test_the_script_warns_requeues_and_resumes_on_one_node_and_on_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"text": "a"}\n')
+    recipe = tmp_path / "my run.yaml"
+    recipe.write_text(
+        "run_dir: run\nmodel: {new: {model_type: llama}, tokenizer: {vocab_size: 300}}\ncorpus: {path: corpus.jsonl}\n"
+        "trainer: {max_steps: 2}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    python = tmp_path / "python"
+    python.write_text(PYTHON.format(python=REAL, folder=str(tmp_path)))
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    for nodes, more in (1, ["--gpus", "1"]), (2, ["--gpus", "4", "--launch=--debug", "--warning", "90"]):
+        words = ["slurm", recipe.name, "model.dtype=float32", "--nodes", str(nodes), *more, "--out", f"{nodes}.sbatch"]
+        assert main([*words, "--account", "lab", "--sbatch", "qos=long", "--setup", "export A=1"]) == 0
+        script = tmp_path / f"{nodes}.sbatch"
+        assert f"sbatch {script.name}" in capsys.readouterr().out
+        lines = script.read_text().splitlines()
+        warning = "90" if nodes == 2 else "300"
+        expected = (
+            "requeue",
+            f"nodes={nodes}",
+            f"signal=B:USR1@{warning}",
+            "account=lab",
+            "qos=long",
+            "open-mode=append",
+        )
+        assert {f"#SBATCH --{option}" for option in expected} <= set(lines)
+        slurm = Slurm(tmp_path, nodes)
+
+        def begun(nodes: int = nodes) -> bool:
+            return len(list(tmp_path.glob("started-?"))) == nodes
+
+        assert slurm.run(script, begun, signal.SIGUSR1) == 0
+        assert slurm.requeued.read_text() == "requeue 4711\n"
+        slurm.requeued.unlink()
+        trains = ["-m", "kinject.cli", "train", recipe.name, "model.dtype=float32", "--resume"]
+        for number, note in enumerate(slurm.started()):
+            assert note["SLURM_NODEID"] == str(number)
+            if nodes == 1:
+                assert note["words"] == trains
+                continue
+            rank = ["--num_machines", "2", "--machine_rank", str(number), "--num_processes", "8"]
+            place = ["--main_process_ip", "127.0.0.1", "--main_process_port", "24711"]
+            assert note["words"][:2] == ["-m", "accelerate.commands.launch"]
+            assert note["words"][-len(trains) :] == trains
+            assert " ".join([*rank, *place]) in " ".join(note["words"])
+            assert note["ignored"] == [True, True]
+            assert (note["PET_SIGNALS_TO_HANDLE"], note["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == ("SIGINT", "90")
+
+        assert slurm.run(script, begun, signal.SIGUSR1, SLURM_RESTART_COUNT="100") != 0  # as often as it may
+        slurm.started()
+        assert slurm.run(script, begun, signal.SIGTERM) != 0  # Slurm decides whether it comes back
+        slurm.started()
+        (tmp_path / "ends").touch()
+        assert slurm.run(script, begun, None, SLURM_RESTART_COUNT="1") == 0
+        assert not slurm.requeued.exists()
+        assert len(slurm.started()) == nodes
+        (tmp_path / "ends").unlink()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes", "0"], "--nodes: found 0, allowed: 1 or more."),
+        (["--time", "tomorrow"], "--time: found 'tomorrow', allowed: minutes, H:M:S or D-H:M:S, as 24:00:00."),
+        (["--partition", "a b"], "--partition: found 'a b', allowed: letters"),
+        (["--sbatch", "signal=TERM@9"], "--sbatch signal=TERM@9: the script sets signal itself. Leave it out."),
+        (["--config", "no.yaml"], "--config: no.yaml: no such file. kinject recipes copy distributed writes some."),
+        (["--gpus", "0", "--processes", "2"], "--config: missing. Several processes without GPUs need recipes"),
+    ],
+)
+def test_an_option_that_no_job_can_have_is_refused_in_a_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["slurm", "recipe.yaml", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"kinject slurm: {message}")

@@ -1,0 +1,156 @@
+"""Weights in bfloat16 with stochastic rounding, and the optimizer in the backward pass."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kinject.errors import RecipeError
+from kinject.recipe import Recipe
+from kinject.train import train
+from kinject.train.optimizers import OneByOne, round_stochastically
+
+MakeRecipe = Callable[..., Recipe]
+LOW = {"techniques": {"stochastic_rounding": True}}
+
+
+def _bf16(path: Path) -> dict[str, Any]:
+    return {"model": {"path": str(path), "dtype": "bfloat16"}}
+
+
+def _rounded(values: torch.Tensor, seed: int) -> torch.Tensor:
+    out = torch.empty_like(values, dtype=torch.bfloat16)
+    round_stochastically(values.clone(), out, torch.Generator().manual_seed(seed))
+    return out.double()
+
+
+def test_the_mean_of_many_roundings_is_the_value_and_each_is_a_neighbour() -> None:
+    """Within 5 standard errors, which plain rounding misses: its error does not shrink with the number of roundings."""
+    torch.manual_seed(0)
+    values = torch.cat([torch.randn(300), torch.randn(300) * 1e-30, torch.tensor([1.0, -2.0, 0.0, 3e38, 1 + 2**-10])])
+    n = 4000
+    down = values.view(torch.int32).bitwise_and(-(2**16)).view(torch.float32).double()
+    up = (values.view(torch.int32).bitwise_and(-(2**16)) + 2**16).view(torch.float32).double()
+    many = torch.stack([_rounded(values, seed) for seed in range(n)])
+    assert ((many == down) | (many == up)).all()
+    chance = (values.double() - down) / (up - down)
+    error = (up - down).abs() * (chance * (1 - chance) / n).sqrt()
+    bias = (many.mean(0) - values.double()).abs()
+    assert (bias <= 5 * error).all()
+    assert (many[:, -5:-2] == values.double()[-5:-2]).all()  # exact values stay
+    plain = (values.bfloat16().double() - values.double()).abs()
+    assert (plain > 5 * error).float().mean() > 0.8
+
+
+def _adam(values: torch.Tensor, gradients: list[torch.Tensor], rate: float) -> torch.Tensor:
+    """AdamW without decay, in float64."""
+    w, m, v = values.double(), torch.zeros_like(values).double(), torch.zeros_like(values).double()
+    for step, g in enumerate(gradients, start=1):
+        m, v = 0.9 * m + 0.1 * g.double(), 0.999 * v + 0.001 * g.double() ** 2
+        w = w - rate * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
+    return w
+
+
+def test_many_small_updates_move_bfloat16_weights_as_float32_ones_on_average() -> None:
+    """A rate of a fortieth of the distance between numbers: with plain rounding nothing would move."""
+    torch.manual_seed(1)
+    start = torch.randn(512).sign() * (1 + torch.rand(512) / 2)
+    start = start.bfloat16()
+    gradients = [(torch.randn(512) * 0.1 + 1).bfloat16() for _ in range(20)]
+    rate, runs = 2.0**-13, 30
+    wanted = _adam(start, gradients, rate)
+    total = torch.zeros(512).double()
+    for seed in range(runs):
+        weight = torch.nn.Parameter(start.clone())
+        optimizer = torch.optim.AdamW([weight], lr=rate, weight_decay=0.0)
+        updates = [0]
+        OneByOne(optimizer, lambda updates=updates: updates[0], seed=seed, in_backward=False)
+        for updates[0], gradient in enumerate(gradients):
+            weight.grad = gradient.clone()
+            optimizer.step()
+        assert weight.dtype == torch.bfloat16
+        assert optimizer.state[weight]["exp_avg_sq"].dtype == torch.float32
+        total += weight.detach().double()
+    moved = (wanted - start.double()).mean()
+    assert (total / runs - wanted).mean().abs() < 0.02 * moved.abs()
+    plain = torch.nn.Parameter(start.clone())
+    optimizer = torch.optim.AdamW([plain], lr=rate, weight_decay=0.0)
+    for gradient in gradients:
+        plain.grad = gradient.clone()
+        optimizer.step()
+    assert torch.equal(plain.detach(), start)
+
+
+def _train(make_recipe: MakeRecipe, run: Path, trainer: dict[str, Any], **sections: Any) -> dict[str, torch.Tensor]:
+    result = train(make_recipe(trainer=trainer, run_dir=str(run), **sections))
+    return load_file(Path(result.model_dir) / "model.safetensors")
+
+
+@pytest.mark.parametrize("optim", ["adamw_8bit", "adamw_torch"])
+def test_a_resumed_run_has_the_weights_of_an_unbroken_one(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, optim: str
+) -> None:
+    """States stay as precise as they were (torch would cast them to bfloat16), and the random bits are those of the step."""
+    options = {"optim": optim, "optim_args": "embedding_bits=8" if "8bit" in optim else None, "save_strategy": "steps",
+               "save_steps": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}  # fmt: skip
+    options = {key: value for key, value in options.items() if value is not None}
+    run = tmp_path / "run"
+    sections = {**_bf16(tiny_model), **LOW}
+    straight = _train(make_recipe, run, options, **sections)
+    assert {weight.dtype for weight in straight.values()} == {torch.bfloat16}
+    shutil.rmtree(run / "model")
+    for step in (4, 6):
+        shutil.rmtree(run / f"checkpoint-{step}")
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["counts"] = {"finished": False}
+    del manifest["crc32"]
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    result = train(make_recipe(trainer=options, run_dir=str(run), **sections), resume=True)
+    resumed = load_file(Path(result.model_dir) / "model.safetensors")
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_8bit", "adafactor"])
+def test_in_the_backward_pass_the_weights_and_the_log_are_those_of_the_ordinary_step(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, optim: str
+) -> None:
+    options = {"optim": optim, "max_grad_norm": 0.0}
+    both = {"optimizer_in_backward": True}
+    plain = _train(make_recipe, tmp_path / "plain", options)
+    inside = _train(make_recipe, tmp_path / "inside", options, techniques=both)
+    assert all(torch.equal(plain[name], inside[name]) for name in plain)
+    logs = [
+        [json.loads(line) for line in (tmp_path / run / "log.jsonl").read_text().splitlines()]
+        for run in ("plain", "inside")
+    ]
+    norms = [[row["grad_norm"] for row in log if "grad_norm" in row] for log in logs]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+    assert all(math.isfinite(norm) and norm > 0 for norm in norms[1])
+
+
+@pytest.mark.parametrize(
+    ("trainer", "sections", "key", "words"),
+    [
+        ({}, {"techniques": {"optimizer_in_backward": True}}, "trainer.max_grad_norm", "found 1"),
+        ({"max_grad_norm": 0, "gradient_accumulation_steps": 2}, {"techniques": {"optimizer_in_backward": True}},
+         "trainer.gradient_accumulation_steps", "found 2"),
+        ({}, LOW, "techniques.stochastic_rounding", "found model.dtype: auto"),
+        ({"optim": "schedule_free_adamw", "lr_scheduler_type": "constant"}, LOW, "techniques.stochastic_rounding",
+         "schedule_free_adamw does not treat weights one by one"),
+        ({"max_grad_norm": 0}, {"techniques": {"optimizer_in_backward": True, "sam": 0.1}}, "techniques.sam", "frees"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(
+    make_recipe: MakeRecipe, trainer: dict[str, Any], sections: dict[str, Any], key: str, words: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        train(make_recipe(trainer=trainer, **sections))
+    assert any(fault.key == key and words in fault.what for fault in caught.value.faults)
