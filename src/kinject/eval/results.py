@@ -15,7 +15,15 @@ from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
 from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
 from kinject.eval.retrieval import measure_recall
-from kinject.eval.scores import Score, best_choice, letter_mass, letter_priors, rescored
+from kinject.eval.scores import (
+    Score,
+    best_choice,
+    letter_mass,
+    letter_priors,
+    rescored,
+    summarize_written,
+    written_choices,
+)
 from kinject.eval.scoring.answers import finite_or_none
 from kinject.eval.statistics import (
     bootstrap_interval,
@@ -25,7 +33,7 @@ from kinject.eval.statistics import (
     design_effect,
     make_contrast,
 )
-from kinject.eval.texts import TEXT_SCORES, abstains, contains, exact_match, f1
+from kinject.eval.texts import TEXT_SCORES
 from kinject.recipe.eval_section import EvalSection
 from kinject.results import (
     ArmInfo,
@@ -37,7 +45,6 @@ from kinject.results import (
     Scope,
     Subject,
     UnscoredResult,
-    Written,
 )
 from kinject.types import Answer, Passage, Question
 
@@ -95,21 +102,7 @@ def summarize_arm(
         macro=_macro(merged, subjects), score=score, design_effect=design_effect(matrix), n_documents=matrix.members[1],
         n_correct=n_correct, n_unscored=len(every) - len(merged),
         n_cut=len({answer.question_id for answer in answers if answer.truncated}), mass=letter_mass(answers),
-        written=_written(merged),
-    )  # fmt: skip
-
-
-def _written(answers: Sequence[Answer]) -> Written | None:
-    """Return what the texts are that the model wrote; None if it chose among options."""
-    if answers[0].text is None:
-        return None
-    n = len(answers)
-    texts = [(answer.text or "", answer.accepted) for answer in answers]
-    return Written(
-        exact=sum(exact_match(*pair) for pair in texts) / n, f1=math.fsum(f1(*pair) for pair in texts) / n,
-        contains=sum(contains(*pair) for pair in texts) / n,
-        abstained=sum(abstains(answer.text or "") and not is_correct(answer) for answer in answers) / n,
-        n_tokens=sum(answer.n_tokens[0] for answer in answers) / n,
+        written=summarize_written(merged),
     )  # fmt: skip
 
 
@@ -428,16 +421,6 @@ def _flip_row(
         "passages": [{"id": item.id, "document_id": item.document_id, "text": item.text} for item in passages],
     }  # fmt: skip
     return row | written_choices(was, now)
-
-
-def written_choices(was: Answer, now: Answer) -> dict[str, Any]:
-    """Return the columns of a flip between two written answers: both texts beside the accepted ones; {} for choices."""
-    if now.text is None or was.text is None:
-        return {}
-    accepted = now.accepted or ("(no answer)",)
-    choices = [*accepted, was.text or "(empty)", now.text or "(empty)"]
-    places = {"gold": 0, "base_chosen": len(accepted), "chosen": len(accepted) + 1}
-    return {"choices": choices, **places, **dict.fromkeys(("log_probs", "base_log_probs"), [None] * len(choices))}
 
 
 def _chosen(answer: Answer) -> int | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from kinject.errors import InputError
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
-from kinject.eval.texts import TEXT_SCORES, TextScore
+from kinject.eval.texts import TEXT_SCORES, TextScore, abstains, contains, exact_match, f1
+from kinject.results import Written
 from kinject.types import Answer
 
 ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]
@@ -84,6 +85,33 @@ def _graded(answer: Answer, score: str) -> Answer:
         return answer
     is_correct = TEXT_SCORES.get(score, next(iter(TEXT_SCORES.values())))
     return replace(answer, correct=is_correct(answer.text, answer.accepted))
+
+
+def summarize_written(answers: Sequence[Answer]) -> Written | None:
+    """Return what the texts are that the model wrote; None if it chose among options.
+
+    They are graded already (`rescored`).
+    """
+    if answers[0].text is None:
+        return None
+    n = len(answers)
+    texts = [(answer.text or "", answer.accepted) for answer in answers]
+    return Written(
+        exact=sum(exact_match(*pair) for pair in texts) / n, f1=math.fsum(f1(*pair) for pair in texts) / n,
+        contains=sum(contains(*pair) for pair in texts) / n,
+        abstained=sum(abstains(answer.text or "") and not answer.correct for answer in answers) / n,
+        n_tokens=sum(answer.n_tokens[0] for answer in answers) / n,
+    )  # fmt: skip
+
+
+def written_choices(was: Answer, now: Answer) -> dict[str, Any]:
+    """Return the columns of a flip between two written answers: both texts beside the accepted ones; {} for choices."""
+    if now.text is None or was.text is None:
+        return {}
+    accepted = now.accepted or ("(no answer)",)
+    choices = [*accepted, was.text or "(empty)", now.text or "(empty)"]
+    places = {"gold": 0, "base_chosen": len(accepted), "chosen": len(accepted) + 1}
+    return {"choices": choices, **places, **dict.fromkeys(("log_probs", "base_log_probs"), [None] * len(choices))}
 
 
 def merge_rotations(answers: Sequence[Answer]) -> list[Answer]:

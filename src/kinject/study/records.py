@@ -12,8 +12,8 @@ from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.prompts import FROM_TASK, LETTERED, PMI_BASELINE, WITHOUT_QUESTION
-from kinject.eval.results import is_correct, is_scored, written_choices
-from kinject.eval.scores import Score, rescored
+from kinject.eval.results import is_correct, is_scored
+from kinject.eval.scores import Score, rescored, written_choices
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import moderated
 from kinject.recipe import EvalRecipe
