@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator
 
-from kinject.types import Tabular
+from kinject.types import Tabular, Written
 
 Kind = Literal["evaluation", "study"]
 Role = Literal["learning", "retention", "baseline"]
@@ -153,22 +153,6 @@ class Subject:
     n_correct: Count | None = None
     low: Fraction | None = None
     high: Fraction | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Answers that a model wrote, as fractions of the questions with a score.
-
-    `exact`, `f1` and `contains` are SQuAD's exact match, its F1, and whether an accepted text is in the answer. `abstained`:
-    the text declines to answer a question that has one; what is neither correct nor abstained is wrong. `n_tokens` is the
-    mean length.
-    """
-
-    exact: Fraction
-    f1: Fraction
-    contains: Fraction
-    abstained: Fraction
-    n_tokens: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,6 +212,22 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """Answers that a model wrote, as fractions of the questions with a score.
+
+    `exact`, `f1` and `contains` are SQuAD's exact match, its F1, and whether an accepted text is in the answer. `abstained`:
+    the text declines to answer a question that has one; what is neither correct nor abstained is wrong. `n_tokens` is the
+    mean length.
+    """
+
+    exact: float
+    f1: float
+    contains: float
+    abstained: float
+    n_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
 class TrainResult(Tabular):
     """The result of `kinject train`: `account` counts the tokens of an epoch (`kinject.corpus.TokenAccount`).
 

@@ -10,8 +10,7 @@ from typing import Any, Literal
 from kinject.errors import InputError
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
 from kinject.eval.texts import TEXT_SCORES, TextScore, abstains, contains, exact_match, f1
-from kinject.results import Written
-from kinject.types import Answer
+from kinject.types import Answer, Written
 
 ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]
 Score = ChoiceScore | TextScore
