@@ -98,7 +98,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     """Raise `InputError` for options that do not fit together, before anything is made."""
     from huggingface_hub import constants, get_token
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils._validators import validate_repo_id
 
     if arguments.push_data is not None and arguments.data is None:
         raise InputError(
