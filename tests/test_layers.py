@@ -35,7 +35,7 @@ SIDEWAYS = {
 
 MOST_LINES = 500
 MOST_LINES_OF_A_FUNCTION = 60
-MOST_FILES = 228  # a file for each family of documents; the demo; public data; the verbs slurm and export
+MOST_FILES = 238  # a file for each family of documents; the demo; public data; the verbs slurm and export; big models
 MOST_SERVING_ONE = 15
 
 
