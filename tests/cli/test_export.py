@@ -14,7 +14,7 @@ import yaml
 from study_samples import make_report
 
 from kinject.cli import main
-from kinject.disk import write_checked_json, write_jsonl
+from kinject.disk import write_checked_json, write_jsonl, write_manifest
 from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
 from kinject.results import to_json
@@ -81,11 +81,15 @@ def test_a_run_becomes_parts_that_load_and_are_made_and_uploaded_once(
 ) -> None:
     from datasets import load_dataset
 
-    write_checked_json(tmp_path / "report.json", to_json(make_report()))
+    (tmp_path / "eval").mkdir()
+    write_checked_json(tmp_path / "eval" / "report.json", to_json(make_report()))
+    models = {"base": str(tiny_model), "par": str(run / "model")}
+    recipe = {"eval": {"models": models}}
+    write_manifest(tmp_path / "eval" / "manifest.json", stage="eval", inputs={}, recipe=recipe, counts={})
     question = {"question": "Where was she born?", "choices": ["Farrow", "Lowmere"], "answer": 1}
     write_jsonl(tmp_path / "test.jsonl", [question])
     (tmp_path / "convert_hf_to_gguf.py").write_text(CONVERTER)
-    words = ["export", str(run), "--report", str(tmp_path), "--gguf", "f16", "--llama-cpp", str(tmp_path),
+    words = ["export", str(run), "--report", str(tmp_path / "eval"), "--gguf", "f16", "--llama-cpp", str(tmp_path),
              "--data", str(tmp_path / "test.jsonl"), "--push", "me/town", "--push-data", "me/towns"]  # fmt: skip
     assert main(words) == 0
     out = capsys.readouterr().out
@@ -103,6 +107,7 @@ def test_a_run_becomes_parts_that_load_and_are_made_and_uploaded_once(
     assert str(tmp_path) not in card
     assert "| arm | accuracy | n | to base, points |" in card
     assert "| steps | 2 |" in card
+    assert "This model is the arm **par**." in card
     assert (run / "export" / "gguf" / "town-f16.gguf").read_bytes()[:7] == b"GGUFf16"
     rows = load_dataset(str(data), "test", split="train", cache_dir=str(tmp_path / "cache"))
     assert rows[0]["answer"] == 1
@@ -130,9 +135,13 @@ def test_a_run_becomes_parts_that_load_and_are_made_and_uploaded_once(
     assert again.count("is there already") == 3
     assert [path.stat().st_mtime_ns for path in files] == before
     (model / "model.safetensors").write_bytes(b"damaged")
-    assert main(words) == 0
+    assert main([*words[:2], *words[4:]]) == 0  # without --report, which is remembered
     assert capsys.readouterr().out.count("is there already") == 2
     assert len(uploads) == 4  # the same bytes
+    assert (model / "README.md").read_text() == card
+    assert main([*words, "--license", "mit"]) == 0  # the cards are others
+    assert capsys.readouterr().out.count("is there already") == 2
+    assert [front_matter(model / "README.md")["license"], len(uploads)] == ["mit", 8]
 
 
 def test_what_cannot_be_exported_is_a_line_and_leaves_what_was_made(

@@ -48,7 +48,7 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the parts (default: export in RUN)")
     parser.add_argument("--report", type=Path, metavar="RUN", help="evaluation or study whose results the card shows")
     parser.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
+        "--dtype", choices=("auto", "float32", "bfloat16", "float16"),
         help="dtype of the weights (auto: as they are stored; of an adapter's base, as it is stored)",
     )  # fmt: skip
     parser.add_argument(
@@ -71,26 +71,26 @@ def _run(arguments: argparse.Namespace) -> int:
     from kinject.disk import lock_dir
 
     _check(arguments)
+    named = {"model": arguments.push, "data": arguments.push_data}
+    uploads = {part: repository for part, repository in named.items() if repository is not None}
     source = _read_source(arguments.folder)
     converter = _find_converter(arguments.llama_cpp) if arguments.gguf is not None else None
     out = arguments.out or arguments.folder / "export"
-    name = (arguments.push or arguments.folder.resolve().name).rpartition("/")[2]
     with lock_dir(out):
         parts = _Parts(out)
-        card = _model_card(name, source, arguments)
-        parts.make(
-            "model",
-            [source.hash, arguments.dtype, card],
-            lambda part: _write_model(source, part, arguments.dtype, card),
-        )
+        parts.recall(arguments)
+        title = arguments.push or arguments.folder.resolve().name
+        name, dtype = title.rpartition("/")[2], arguments.dtype or "auto"
+        card = _model_card(title, source, arguments)
+        parts.make("model", [source.hash, dtype], lambda part: _write_model(source, part, dtype))
+        parts.write_card(card)
         if converter is not None:
             file, key = f"{name}-{arguments.gguf}.gguf", [parts.keys["model"], arguments.gguf]
             parts.make("gguf", key, lambda part: _convert(converter, out / "model", part / file, arguments.gguf))
         if arguments.data is not None:
             _make_data(parts, name, source, arguments)
-        for part, repository in ("model", arguments.push), ("data", arguments.push_data):
-            if repository is not None:
-                parts.upload(part, repository, public=arguments.public)
+        for part, repository in uploads.items():
+            parts.upload(part, repository, public=arguments.public)
     show("\nServe it:\n  " + "\n  ".join(_serve_lines(out / "model", name, source)))
     return 0
 
@@ -164,6 +164,25 @@ class _Parts:
         self.out, self.path = out, out / "export.json"
         self.keys: dict[str, str] = read_checked_json(self.path, _AGAIN) if self.path.exists() else {}
 
+    def recall(self, arguments: argparse.Namespace) -> None:
+        """Give the options that this call leaves out the values of the call before, so that a card keeps its results."""
+        for option in ("report", "license", "dtype", "push"):
+            given = getattr(arguments, option)
+            if given is None and f"--{option}" in self.keys:
+                setattr(arguments, option, self.keys[f"--{option}"])
+            elif given is not None:
+                self.keys[f"--{option}"] = str(given.resolve() if isinstance(given, Path) else given)
+
+    def write_card(self, card: str) -> None:
+        """Write the model's card, if it is another than the one that is there."""
+        from kinject.disk import content_id, write_checked_json, write_sha256sums, write_text
+
+        path, self.keys["card"] = self.out / "model" / "README.md", content_id(card)
+        if not path.is_file() or path.read_text("utf-8") != card:
+            write_text(path, card)
+            write_sha256sums(path.parent)
+            write_checked_json(self.path, self.keys)
+
     def make(self, name: str, made_of: object, write: Callable[[Path], None]) -> None:
         """Let `write` fill the folder `name`, unless it was made of the same and has not changed since."""
         from kinject.disk import check_sha256sums, content_id, write_checked_json, write_sha256sums
@@ -190,7 +209,8 @@ class _Parts:
         from kinject.disk import write_checked_json
 
         folder, done = self.out / name, f"{name} uploaded to {repository}"
-        if self.keys.get(done) == self.keys[name]:
+        content = self.keys[name] + (self.keys["card"] if name == "model" else "")
+        if self.keys.get(done) == content:
             show(f"{repository}: has {folder} already")
             return
         kind, api = ("dataset" if name == "data" else "model"), HfApi()
@@ -205,14 +225,13 @@ class _Parts:
                 f"{folder} is written, but was not uploaded to {repository}: {why}. Run the same command again, or: "
                 f"hf upload {repository} {shlex.quote(str(folder))} --repo-type {kind}"
             ) from error
-        self.keys[done] = self.keys[name]
+        self.keys[done] = content
         write_checked_json(self.path, self.keys)
         show(f"uploaded to {commit.repo_url}")
 
 
-def _write_model(source: _Source, part: Path, dtype: str, card: str) -> None:
-    """Write the model, an adapter folded in, and its card. Raises `InputError` if a weight is not finite in `dtype`."""
-    from kinject.disk import write_text
+def _write_model(source: _Source, part: Path, dtype: str) -> None:
+    """Write the model, an adapter folded in. Raises `InputError` if a weight is not finite in `dtype`."""
     from kinject.models import model_files, not_finite_in
     from kinject.train.merge import merge_adapter, save_as
 
@@ -227,7 +246,6 @@ def _write_model(source: _Source, part: Path, dtype: str, card: str) -> None:
     if fault:
         shutil.rmtree(part)
         raise InputError(f"--dtype: {fault} of {source.model} is out of the range of {dtype}. Leave --dtype out.")
-    write_text(part / "README.md", card)
 
 
 def _front_matter(values: Mapping[str, Any]) -> str:
@@ -246,7 +264,7 @@ def _license(source: _Source, given: str | None) -> str:
     return str(ModelCard.load(card).data.to_dict().get("license") or "")
 
 
-def _model_card(name: str, source: _Source, arguments: argparse.Namespace) -> str:
+def _model_card(title: str, source: _Source, arguments: argparse.Namespace) -> str:
     """Return the model's README.md: the hub's front matter, results, training, use. No path of this machine is in it."""
     from kinject import __version__
     from kinject.report import read_report, render_card_tables
@@ -259,11 +277,22 @@ def _model_card(name: str, source: _Source, arguments: argparse.Namespace) -> st
     })  # fmt: skip
     start = base or ("a model in a local folder" if source.base else "random weights")
     how = "a LoRA adapter, folded in" if source.is_adapter else "all weights"
-    lines = [front, f"# {name}", "", f"Trained from {start} with kinject {__version__} ({how}).", "", "## Results", ""]
+    lines = [
+        front,
+        f"# {title.rpartition('/')[2]}",
+        "",
+        f"Trained from {start} with kinject {__version__} ({how}).",
+        "",
+        "## Results",
+        "",
+    ]
     if arguments.report is None:
         lines += ["This model has not been evaluated, or its evaluation was not given (`kinject export --report`).", ""]
     else:
-        path = arguments.report if arguments.report.is_file() else arguments.report / "report.json"
+        path = Path(arguments.report)
+        path = path if path.is_file() else path / "report.json"
+        arm = _own_arm(path, source.model)
+        lines += [f"This model is the arm **{arm}**.", ""] if arm else []
         lines += [render_card_tables(read_report(path)), ""]
     facts = _training_facts(source.manifest)
     if facts:
@@ -277,12 +306,24 @@ def _model_card(name: str, source: _Source, arguments: argparse.Namespace) -> st
         ]
     lines += [
         "## Use", "", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
-        f'model = AutoModelForCausalLM.from_pretrained("{arguments.push or name}")',
-        f'tokenizer = AutoTokenizer.from_pretrained("{arguments.push or name}")', "```", "",
+        f'model = AutoModelForCausalLM.from_pretrained("{title}")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{title}")', "```", "",
         "What it learned is what its corpus says; it may state wrong facts fluently. Accuracies hold for the question sets "
         "above, asked as written there.", "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _own_arm(report: Path, model: Path) -> str:
+    """Return the name that the evaluation of `report` gave to `model`; "" if its manifest does not name it."""
+    from kinject.disk import manifest_beside
+
+    section = (manifest_beside(report).get("recipe") or {}).get("eval") or {}
+    for name, value in (section.get("models") or {}).items():
+        path = value.get("path") if isinstance(value, dict) else value
+        if isinstance(path, str) and Path(path).resolve() == model.resolve():
+            return str(name)
+    return ""
 
 
 def _training_facts(manifest: Mapping[str, Any]) -> dict[str, str]:
