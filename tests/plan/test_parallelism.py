@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,10 @@ def test_the_memory_of_fsdp_is_that_of_the_recipe_as_its_command_changes_it() ->
     assert (found.name, found.peak) == ("FSDP (ZeRO-3)", expected)
     assert found.sent == int(15 / 16 * 2 * (2 * (whole.weights // 2) + whole.trained_bytes))  # gathered in bfloat16
     words = shlex.split(found.command)
+    assert words[words.index("RECIPE") + 1 :] == ["trainer.optim=adamw_torch_fused"]
+    lora = {"r": 4, "target_modules": "all-linear"}
+    offloaded = choose_parallelism(replace(step, adapter=lora, quantization="4bit"), _memory(), _gpus(20, 1))
+    words = shlex.split(offloaded.command)
     assert words[words.index("RECIPE") + 1 :] == [
         "trainer.optim=adamw_torch_fused", "trainer.gradient_checkpointing=false",
         "trainer.accelerator_config={gradient_accumulation_kwargs: {sync_each_batch: true}}",
@@ -104,7 +109,9 @@ def test_zero2_holds_the_weights_in_bfloat16_and_a_part_of_the_rest() -> None:
     numbers, buffers = half.n_trained, half.weights - half.trained_bytes
     held = 2 * numbers + buffers + (2 + 4 + 8) * numbers // n
     expected = held + max(half.activations + half.logits + 10**9, 4 * numbers // n)
-    found = choose_parallelism(step, _memory(optimizer=8 * numbers), Devices("cuda", "GPU", n, int(1.06 * expected), False, 0))
+    found = choose_parallelism(
+        step, _memory(optimizer=8 * numbers), Devices("cuda", "GPU", n, int(1.06 * expected), False, 0)
+    )
     assert found.name == "ZeRO-2"
     assert found.peak == pytest.approx(expected, abs=64)
 
@@ -183,7 +190,7 @@ def test_the_page_of_a_plan_has_machines_batch_and_a_command_that_train_accepts(
     command = next(line for line in out.splitlines() if "accelerate launch" in line)
     assert "on each machine, with its own --machine_rank" in out
     overrides = shlex.split(command)[shlex.split(command).index("recipe.yaml") + 1 :]
-    assert overrides[:2] == ["trainer.optim=adamw_torch_fused", "trainer.gradient_checkpointing=false"]
+    assert overrides[:1] == ["trainer.optim=adamw_torch_fused"]
     Path("none.jsonl").write_text('{"text": "x"}\n')
     check_training(read_recipe(Path("recipe.yaml"), overrides))
     for option in ("--nodes", "--link"):

@@ -105,8 +105,12 @@ def test_gradients_are_in_memory_during_a_second_micro_batch_only() -> None:
     assert more.peak == pytest.approx(one.peak + more.trained_bytes - one.gradients, rel=0.02)
 
 
-@pytest.mark.parametrize("more", [{"accumulation": 2, "mixed": torch.bfloat16}, {"device": "cuda", "fused": True, "dtype": torch.bfloat16,
-    "adapter": {"r": 4, "target_modules": "all-linear"}, "quantization": "4bit"}])  # fmt: skip
+_QLORA = {"adapter": {"r": 4, "target_modules": "all-linear"}, "quantization": "4bit", "dtype": torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    "more", [{"accumulation": 2, "mixed": torch.bfloat16}, {"device": "cuda", "fused": True, **_QLORA}]
+)
 def test_a_tall_stack_is_planned_from_two_short_ones(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every further layer adds to each moment of a step what the third one added to a stack of two."""
     step = _step(model=transformers.LlamaConfig(**{**LLAMA, "num_hidden_layers": 9}), checkpointing=True, **more)
@@ -216,7 +220,9 @@ def test_a_device_that_only_4_bits_fit_gets_an_adapter_with_them() -> None:
                  checkpointing=True, offloading=True, rounding=True, in_backward=True, dtype=torch.bfloat16)  # fmt: skip
     lora = {"r": 64, "lora_alpha": 128, "target_modules": "all-linear"}
     least = simulate(replace(step, adapter=lora, quantization="4bit", rounding=False, in_backward=False)).peak
-    changes, changed = cheapest_changes(step, Devices("cuda", "GPU", 1, int(1.06 * least), False, 0), lambda step: simulate(step).peak)
+    changes, changed = cheapest_changes(
+        step, Devices("cuda", "GPU", 1, int(1.06 * least), False, 0), lambda step: simulate(step).peak
+    )
     assert changed is not None
     assert (changed.adapter, changed.quantization) == (lora, "4bit")
     assert changes[-1].overrides[0].startswith("adapter=")

@@ -1,6 +1,6 @@
 """What the shipped recipes' comments and docs/plan.md say of memory is what the planner says of their models' public shapes.
 
-    python tests/plan/test_recipes.py    # writes the numbers anew
+python tests/plan/test_recipes.py    # writes the numbers anew
 """
 
 from __future__ import annotations

@@ -257,7 +257,9 @@ def _dtype(recipe: TrainRecipe, devices: Devices) -> torch.dtype:
         return dtype
     if recipe.model.quantization == "none" or devices.kind != "cuda":
         return torch.float32
-    return torch.bfloat16 if (choose_precision("cuda") == "bf16" if devices.here else devices.has_bf16) else torch.float16
+    return (
+        torch.bfloat16 if (choose_precision("cuda") == "bf16" if devices.here else devices.has_bf16) else torch.float16
+    )
 
 
 def _is_plain_loss(recipe: TrainRecipe) -> bool:
