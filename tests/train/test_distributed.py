@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +23,16 @@ from kinject.disk import read_jsonl, read_manifest
 from kinject.models import reads_later_tokens
 from kinject.recipe import Recipe
 from kinject.train import train
+from kinject.train.checkpoints import is_complete
 from kinject.train.guards import sample_output
 from kinject.train.load import load_training_model
 
 MakeRecipe = Callable[..., Recipe]
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "recipes" / "distributed").glob("*.yaml"))
+NEEDS_DEEPSPEED = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install 'kinject[deepspeed]'"
+)
 KINDS = {"ddp": "MULTI_GPU", "fsd": "FSDP", "hsd": "FSDP", "zer": "DEEPSPEED"}
 
 
@@ -100,6 +108,80 @@ def test_the_command_of_page_and_planner_starts_two_processes_that_learn_as_one(
     assert "started one process only" not in done.stderr
 
 
+def _environment(name: str) -> dict[str, str]:
+    """Return what accelerate's launcher sets for a shipped configuration, for processes on the CPU in float32."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+    words = ["--config_file", str(ROOT / "recipes" / "distributed" / f"{name}.yaml"), "-m", "kinject.cli"]
+    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    args.deepspeed_fields_from_accelerate_config = ""  # as accelerate's launch_command does
+    made = prepare_deepspeed_cmd_env(args)[1] if args.use_deepspeed else prepare_multi_gpu_env(args)
+    device = {"DS_ACCELERATOR": "cpu"} if args.use_deepspeed else {"ACCELERATE_USE_CPU": "true"}
+    kept = {key: value for key, value in made.items() if key.startswith(("FSDP_", "ACCELERATE_", "PARALLELISM_"))}
+    return {**kept, **device, "ACCELERATE_MIXED_PRECISION": "no"}
+
+
+def _run_in_two(runs: list[dict[str, Any]], folder: Path) -> None:
+    """Train `runs` in two processes that are started once."""
+    path, port = folder / "runs.json", _free_port()
+    path.write_text(json.dumps(runs))
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("two_processes.py")), str(path)], cwd=ROOT, text=True,
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    errors = [process.communicate(timeout=400)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(error[-3000:] for error in errors)
+
+
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("sharded", [["fsdp2"], pytest.param(["zero2", "zero3"], marks=NEEDS_DEEPSPEED)], ids="-".join)
+def test_sharded_runs_learn_save_resume_and_export_as_whole_ones(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, sharded: list[str]
+) -> None:
+    """With the shipped configurations, against DDP; each resumes from its second step."""
+    sizes = {"max_steps": 4, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
+    kinds = ["ddp", *sharded]
+    recipe = make_recipe(trainer=sizes, model={"path": str(tiny_model), "device": "cpu"})
+    _run_in_two(
+        [
+            {
+                "name": kind, "recipe": str(recipe.path), "overrides": [f"run_dir={tmp_path / kind}"],
+                "environment": _environment(kind), "interrupted": kind != "ddp",
+            }
+            for kind in kinds
+        ],
+        tmp_path,
+    )  # fmt: skip
+    losses = {
+        kind: [row["loss"] for _, row in read_jsonl(tmp_path / kind / "log.jsonl") if "loss" in row] for kind in kinds
+    }
+    models = {kind: load_file(tmp_path / kind / "model" / "model.safetensors") for kind in kinds}
+    files = {kind: sorted(path.name for path in (tmp_path / kind / "model").iterdir()) for kind in kinds}
+    for kind in kinds[1:]:
+        assert len(losses[kind]) == 4
+        assert losses[kind] == pytest.approx(losses["ddp"], abs=1e-3), kind
+        assert models[kind].keys() == models["ddp"].keys(), kind
+        assert all((models[kind][name] - weight).abs().max() < 1e-5 for name, weight in models["ddp"].items()), kind
+        assert files[kind] == files["ddp"]
+        manifest = read_manifest(tmp_path / kind / "manifest.json")
+        assert manifest is not None
+        assert manifest["counts"]["resumed_from"] == "checkpoint-2"
+        last = tmp_path / kind / "checkpoint-4"
+        parts = [*last.glob("optimizer/*.distcp"), *last.glob("global_step4/*_optim_states.pt")]
+        assert len(parts) == 2, kind  # each process has its part of the optimizer
+
+
 def test_a_run_that_was_to_have_more_processes_is_warned_of(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,3 +225,53 @@ def test_weights_stay_off_the_gpu_until_fsdp_has_sharded_them(
     model.config._attn_implementation = "flash_attention_2"  # runs on GPUs only
     assert sample_output(model, row).numel() == 0
     assert not reads_later_tokens(model)
+
+
+SIGNALLED = """
+import os, signal, sys
+from kinject.cli import main
+from kinject.train import callbacks
+
+def kill(self, args, state, control, **rest):
+    if os.environ["RANK"] == "1" and state.global_step == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+callbacks.Screen.on_step_begin = kill
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_signal_to_one_of_two_processes_stops_both_after_its_step_and_they_resume_there(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
+) -> None:
+    sizes = {"max_steps": 5, "per_device_train_batch_size": 2}
+    train(make_recipe(run_dir=str(tmp_path / "one"), trainer={**sizes, "gradient_accumulation_steps": 2}))
+    model = {"path": str(tiny_model), "device": "cpu"}
+    recipe = make_recipe(run_dir=str(tmp_path / "two"), model=model, trainer={**sizes, "use_cpu": True})
+    (tmp_path / "signalled.py").write_text(SIGNALLED)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+    launch += [str(ROOT / "recipes" / "distributed" / "ddp-cpu.yaml"), str(tmp_path / "signalled.py")]
+
+    def run(step: int, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [*launch, str(step), "train", str(recipe.path), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, cwd=tmp_path)
+
+    stopped = run(2)
+    assert stopped.returncode != 0
+    assert (
+        "stopped by SIGUSR1. Finished work is kept. Resume with (under the same launcher): kinject train"
+        in stopped.stderr
+    )
+    assert [path.name for path in (tmp_path / "two").glob("checkpoint-*")] == ["checkpoint-3"]
+    assert is_complete(tmp_path / "two" / "checkpoint-3")
+    steps = [row["step"] for _, row in read_jsonl(tmp_path / "two" / "log.jsonl")]
+    assert max(steps) == 3  # no step is lost
+    resumed = run(9, "--resume")
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    losses = [
+        [row["loss"] for _, row in read_jsonl(tmp_path / name / "log.jsonl") if "loss" in row]
+        for name in ("one", "two")
+    ]
+    assert len(losses[1]) == 5
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
