@@ -191,7 +191,8 @@ def render_script(arguments: argparse.Namespace) -> str:
     values = {
         "python": shlex.quote(sys.executable), "words": shlex.join([recipe, *overrides]), "config": config,
         "nodes": arguments.nodes, "processes": n_processes, "more": more, "warning": arguments.warning,
-        "requeues": arguments.requeues, "cpus": options["cpus-per-task"], "setup": "".join(f"{line}\n" for line in arguments.setup),
+        "requeues": arguments.requeues, "cpus": options["cpus-per-task"],
+        "setup": "".join(f"{line}\n" for line in arguments.setup),
     }  # fmt: skip
     launch = _filled(_LAUNCHED if n_processes > 1 or arguments.config is not None else _ALONE, values)
     head = ["#!/bin/bash", *lines, "#SBATCH --requeue", ""]
