@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator
 
-from kinject.types import Tabular
+from kinject.types import Tabular, Written
 
 Kind = Literal["evaluation", "study"]
 Role = Literal["learning", "retention", "baseline"]
@@ -202,8 +202,7 @@ class ArmResult(_AskedArm):
     """By subject in the order of the questions, () if there are not several."""
     macro: tuple[Fraction, Fraction, Fraction] | None = None
     """Mean of the subjects' accuracies with its 95% bounds (mean, low, high); None if it was not computed."""
-    subject: str = ""
-    """Of one subject's questions alone, "" for the whole set. The paper's Table 1 has a row for each subject."""
+    subject: str = ""  # of one subject's questions alone, "" for the whole set: the paper's Table 1 has a row for each
     score: str = "sum"
     design_effect: float | None = None
     n_documents: Count | None = None
@@ -214,6 +213,7 @@ class ArmResult(_AskedArm):
     n_cut: Count = 0
     """Questions whose prompt did not fit the model's window and lost tokens (of any seed)."""
     mass: float | None = None
+    written: Written | None = None
 
     @property
     def prompt_format(self) -> PromptFormat:

@@ -147,10 +147,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A multiple-choice question; `answer` is the index of the gold choice.
+    """A question with choices (`answer` is the index of the gold one), or an open one with `answers`, or both.
 
-    `fact_id` names its fact, so that several questions on one fact can be joined; `document_id` names the document that
-    answers it ("" if none does).
+    `answers` are the accepted texts, the first one is shown in examples; an open question without any has no answer: to
+    abstain is correct. `fact_id` names its fact, so that several questions on one fact can be joined; `document_id` names the
+    document that answers it ("" if none does).
     """
 
     id: str
@@ -160,6 +161,12 @@ class Question:
     subject: str = ""
     document_id: str = ""
     fact_id: str = ""
+    answers: tuple[str, ...] = ()
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """The texts that are correct answers: `answers`, else the gold choice; () for a question without an answer."""
+        return self.answers or self.choices[self.answer : self.answer + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +179,9 @@ class Answer:
     passages from the last-ranked on, then from the left. `rotation` is the number of positions by which the choices were rotated
     before they were lettered (log-probs, counts and `gold` are in that order); `subject` and
     `document_id` are the question's. `greedy` is, for each continuation, whether each of its tokens was the likeliest.
+
+    An answer that the model wrote has its `text` (as it came, up to a stop string), its number of tokens in `n_tokens`, the
+    `accepted` texts, and no log-probs. `correct` is what a score says of it (`kinject.eval.scores.rescored`); it is not stored.
     """
 
     question_id: str
@@ -191,6 +201,30 @@ class Answer:
     document_id: str = ""
     rotation: int = 0
     greedy: tuple[bool, ...] = ()
+    text: str | None = None
+    accepted: tuple[str, ...] = ()
+    correct: bool | None = None
+
+    @property
+    def chance(self) -> float:
+        """The accuracy of guessing: 1 / number of choices, 0 for an answer that the model wrote."""
+        return 0.0 if self.text is not None else 1 / len(self.log_probs)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Answers that a model wrote, as fractions of the questions with a score.
+
+    `exact`, `f1` and `contains` are SQuAD's exact match, its F1, and whether an accepted text is in the answer. `abstained`:
+    the text declines to answer a question that has one; what is neither correct nor abstained is wrong. `n_tokens` is the
+    mean length.
+    """
+
+    exact: float
+    f1: float
+    contains: float
+    abstained: float
+    n_tokens: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,3 +97,39 @@ def test_an_empty_file_is_refused(write_rows):
 def test_a_missing_file_is_a_disk_error(tmp_path):
     with pytest.raises(DiskError, match="cannot be read"):
         read_questions(tmp_path / "nowhere.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("row", "accepted"),
+    [
+        ({"answers": ["Kelm", "the town of Kelm"]}, ("Kelm", "the town of Kelm")),
+        ({"answers": {"text": ["Kelm", "Kelm"], "answer_start": [3, 3]}, "title": "Bryn"}, ("Kelm",)),
+        ({"answers": []}, ()),
+        ({"answer": "Kelm"}, ("Kelm",)),
+        ({"answer": ["Kelm", "Farrow"]}, ("Kelm", "Farrow")),
+        ({"answer": {"value": "Kelm", "aliases": ["Kelmscott"]}}, ("Kelm", "Kelmscott")),
+        ({"choices": ["Kelm", "Farrow"], "answer": 0}, ("Kelm",)),
+        ({"choices": ["Kelm", "Farrow"], "answer": 0, "answers": ["kelm"]}, ("kelm",)),
+    ],
+)
+def test_open_questions_in_every_layout(write_rows, row, accepted):
+    (question,) = read_questions(write_rows("q.jsonl", [{"question": "Where?", **row}]), "open")
+    assert question.accepted == accepted
+    assert question.choices == tuple(row.get("choices", ()))
+
+
+def test_squads_own_file_is_read(write_rows):
+    qas = [{"id": "a", "question": "Where?", "answers": [{"text": "Kelm", "answer_start": 0}]},
+           {"id": "b", "question": "Why?", "answers": [], "is_impossible": True}]  # fmt: skip
+    path = write_rows("dev.json", [{"version": "v2.0", "data": [{"title": "Bryn", "paragraphs": [{"qas": qas}]}]}])
+    found = read_questions(path, "open")
+    assert [(q.id, q.accepted, q.document_id) for q in found] == [("a", ("Kelm",), "Bryn#0"), ("b", (), "Bryn#0")]
+
+
+def test_an_open_question_has_one_gold(write_rows):
+    rows = [
+        {"question": "Where?", "answers": ["Kelm"], "id": "a"},
+        {"question": "Where?", "answers": ["Farrow"], "id": "b"},
+    ]
+    with pytest.raises(InputError, match=r"'Farrow', but 'Kelm' at .*:1"):
+        read_questions(write_rows("q.jsonl", rows), "open")

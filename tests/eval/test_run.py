@@ -76,6 +76,54 @@ def naive(folder: Path, context: str, continuations: Sequence[str]) -> list[floa
     return scores
 
 
+OPEN = [
+    {
+        "id": "o1",
+        "question": "Where was Arden born?",
+        "answers": ["Lowmere", "the town of Lowmere"],
+        "document_id": "Arden",
+    },
+    {"id": "o2", "question": "Where was Bryn born?", "choices": ["Kelm", "Farrow"], "answer": 1},
+    {"id": "o3", "question": "Who was born in Nowhere?", "answers": []},
+]
+
+
+def test_written_answers_are_stored_once_and_scored_by_any_metric_later(run, tmp_path, write_rows, tiny_model):
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    section: dict[str, Any] = {
+        "models": {"base": str(tiny_model), "other": str(other)},
+        "questions": {"open": {"path": str(write_rows("open.jsonl", OPEN)), "shots_from": str(tmp_path / "open.jsonl")}},
+        "formats": ["generate"], "shots": [0, 1], "max_new_tokens": 5, "stop": [],
+    }  # fmt: skip
+    report = run(**section)
+    answers = read_answers(tmp_path / "run" / "answers.jsonl")
+    texts = {(answer.question_id, answer.arm, answer.shots): answer.text for answer in answers}
+    assert [(r.arm, r.format, r.shots, r.score) for r in report.results][:2] == [
+        ("base", "generate", 0, "match"), ("other", "generate", 0, "match"),
+    ]  # fmt: skip
+    assert all(result.chance == 0 and result.written is not None for result in report.results)
+    assert {answer.question_id: answer.accepted for answer in answers} == {
+        "o1": ("Lowmere", "the town of Lowmere"), "o2": ("Farrow",), "o3": (),
+    }  # fmt: skip
+    assert all(answer.n_tokens[0] <= 5 for answer in answers)
+    loaded = load_model(str(tiny_model))
+    ids = loaded.tokenizer("Question: Where was Arden born?\nAnswer: Lowmere\n\nQuestion: Where was Bryn born?\nAnswer:",
+                           return_tensors="pt")  # fmt: skip
+    written = loaded.model.generate(**ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    expected = loaded.tokenizer.decode(written[0, ids.input_ids.shape[1] :], skip_special_tokens=True)
+    assert texts["o2", "base", 1] == expected
+    again = run(**section, scores=["exact", "contains"])
+    assert manifest(tmp_path)["counts"]["scored_now"] == 0
+    assert {r.score for r in again.results} == {"exact", "contains"}
+
+
+def test_choices_are_needed_only_where_they_are_compared(run, write_rows):
+    path = str(write_rows("open.jsonl", [OPEN[0], {**OPEN[0], "id": "x", "question": "Who?", "answers": ["Bryn"]}]))
+    with pytest.raises(InputError, match=r"choices"):
+        run(questions={"open": {"path": path, "layout": "open"}}, formats=["texts", "generate"])
+
+
 def test_stored_log_probs_are_those_of_the_prompts_as_documented(run, tmp_path, tiny_model):
     report = run(
         questions={"new": {"path": str(tmp_path / "questions.jsonl"), "shots_from": str(tmp_path / "shots.jsonl")}},

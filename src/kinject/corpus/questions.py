@@ -15,7 +15,7 @@ from kinject.disk import Row, content_id, read_jsonl
 from kinject.errors import InputError
 from kinject.types import Question
 
-Layout = Literal["auto", "native", "mmlu", "arc", "squad"]
+Layout = Literal["auto", "native", "mmlu", "arc", "squad", "open"]
 
 _MAX_FAULTS = 20
 _CSV_SUFFIXES = ("_test", "_dev", "_val", ".test", ".dev", ".val")
@@ -40,6 +40,8 @@ class GoldIndex:
         Two golds contradict each other if the text is the same and both questions offer both; questions on different
         documents may be different questions.
         """
+        if not question.choices:
+            return self._open_conflict(question, where)
         gold, choices = plain_text(question.choices[question.answer]), frozenset(map(plain_text, question.choices))
         same = self._seen.setdefault(plain_text(question.question), [])
         for place, document, other, others in same:
@@ -47,6 +49,20 @@ class GoldIndex:
             if gold != other and gold in others and other in choices and not on_others:
                 return f"answer: {gold!r:.80}, but {other!r:.80} at {place}, where the question is the same. Keep one."
         same.append((where, question.document_id, gold, choices))
+        return ""
+
+    def _open_conflict(self, question: Question, where: str) -> str:
+        """Return how the accepted texts of an open question contradict an earlier one's: none is accepted in both."""
+        accepted = frozenset(plain_text(text).lower() for text in question.answers)
+        same = self._seen.setdefault(plain_text(question.question), [])
+        for place, document, other, others in same:
+            on_others = question.document_id and document and question.document_id != document
+            if not on_others and accepted.isdisjoint(others) and (accepted or others):
+                found = question.answers[0] if accepted else "no answer"
+                return (
+                    f"answers: {found!r:.80}, but {other!r:.80} at {place}, where the question is the same. Keep one."
+                )
+        same.append((where, question.document_id, question.answers[0] if accepted else "no answer", accepted))
         return ""
 
 
@@ -79,7 +95,8 @@ def read_questions(
     """Return the questions in the file `path`, in order; for layouts other than kinject's own see `read_rows`.
 
     Rows are ``{question, choices, answer, id?, subject?, document_id?, fact_id?}``; `answer` is the index of the correct
-    choice, other keys are not read. A question without an id gets the hash of its text, choices and answer. `golds` has
+    choice, other keys are not read. An open question has ``answers``, the accepted texts, instead of choices (or beside them).
+    A question without an id gets the hash of its text, choices and answer. `golds` has
     the golds of files that belong to this one. Raises `DiskError` when the file cannot be read and `InputError` with every
     fault (file:line, the first 20) when it holds no question, an unusable one, or one question with two golds.
     """
@@ -93,7 +110,7 @@ def read_questions(
         more = [f"{path}: ... and {reader.n_more} more."] if reader.n_more else []
         raise InputError("\n".join([*reader.faults, *more]))
     if not reader.questions:
-        raise InputError(f"{path}: holds no questions. Each row needs question, choices and answer.")
+        raise InputError(f"{path}: holds no questions. Each row needs question, and choices and answer, or answers.")
     return reader.questions
 
 
@@ -124,12 +141,17 @@ def _add_row(reader: _Reader, number: int, row: Row) -> None:
         faults.append(f"{where}: {message}")
 
     question = _text(row, "question", report, needed=True)
-    choices = _choices(row, report)
-    answer = _answer(row, len(choices), report)
+    accepted = _accepted(row, where, faults)
+    is_open = accepted is not None and row.get("choices") is None
+    choices = [] if is_open else _choices(row, report)
+    answer = 0 if is_open else _answer(row, len(choices), report)
     row_id = row.get("id")
     if isinstance(row_id, int) and not isinstance(row_id, bool):
         row = {**row, "id": str(row_id)}
-    identity = _text(row, "id", report) if row_id is not None else content_id("question", question, choices, answer)
+    identity = (
+        _text(row, "id", report) if row_id is not None
+        else content_id("question", question, choices, accepted if is_open else answer)
+    )  # fmt: skip
     rest = {key: _text(row, key, report) for key in ("subject", "document_id", "fact_id")}
     if faults:
         reader.add_faults(*faults)
@@ -142,7 +164,7 @@ def _add_row(reader: _Reader, number: int, row: Row) -> None:
         problem = f"two questions have the id {identity!r}" if row_id is not None else "the same question occurs twice"
         reader.add_faults(f"{where}: {problem}, the first on line {first}. Each needs an id of its own.")
         return
-    item = Question(identity, question, tuple(choices), answer, **rest)
+    item = Question(identity, question, tuple(choices), answer, **rest, answers=tuple(accepted or ()))
     conflict = reader.golds.conflict(item, where)
     if conflict:
         reader.add_faults(f"{where}: {conflict}")
@@ -200,22 +222,34 @@ def _answer(row: Row, n_choices: int, report: Callable[[str], None]) -> int:
     return 0
 
 
+def _accepted(row: Row, where: str, faults: list[str]) -> list[str] | None:
+    """Return the accepted texts of a row, None if it has none; adds a fault if they are not texts."""
+    if row.get("answers") is None:
+        return None
+    try:
+        return list(dict.fromkeys(_answers(row, where, with_choices="choices" in row)))
+    except InputError as error:
+        faults.append(str(error))
+        return []
+
+
 def read_rows(path: Path, layout: Layout = "auto", n_choices: int = 4) -> Iterator[tuple[int, Row]]:
     """Yield (line, row in kinject's own layout) of the question file `path`.
 
     ``auto`` finds the layout by the file's suffix and the keys of each row: ``.csv`` is MMLU's (question, options,
     letter; no header; the subject is the file's name), a row with `answerKey` is ARC's, one with `answers` is SQuAD-like
     (`choices` are then the first answer and `n_choices` - 1 answers to other questions, drawn from the same paragraph or
-    title first, the same ones each time). With ``mmlu`` a letter as `answer` becomes its index. Raises `DiskError` when the
-    file cannot be read, `InputError` for a damaged line and for a row whose gold is not clear; other faults of a row are
-    left to `read_questions`.
+    title first, the same ones each time). With ``open`` a row with `answers`, or with `answer` as text, list of texts or
+    TriviaQA's object, is an open question; an empty list says that the question has no answer. With ``mmlu`` a letter as
+    `answer` becomes its index. Raises `DiskError` when the file cannot be read, `InputError` for a damaged line and for a row
+    whose gold is not clear; other faults of a row are left to `read_questions`.
     """
     if path.suffix.lower() == ".csv":
         yield from _csv_rows(path)
         return
     squad_rows: list[tuple[int, Row]] = []
     kinds: dict[type, int] = {}
-    for number, row in read_jsonl(path):
+    for number, row in _flat_rows(path):
         kinds.setdefault(type(row.get("answer")), number)
         if layout == "mmlu" and len(kinds) > 1:
             other = min(kinds.values())
@@ -223,11 +257,29 @@ def read_rows(path: Path, layout: Layout = "auto", n_choices: int = 4) -> Iterat
             raise InputError(f"{path}:{number}: {fault}. Write all as letters, or all as indices.")
         if layout == "squad" or (layout == "auto" and "answers" in row and "choices" not in row):
             squad_rows.append((number, row))
-        elif layout == "arc" or (layout == "auto" and "answerKey" in row):
+        elif layout == "open" and "choices" not in row and "answerKey" not in row:
+            yield number, _from_open(row, f"{path}:{number}")
+        elif layout == "arc" or (layout in ("auto", "open") and "answerKey" in row):
             yield number, _from_arc(row, f"{path}:{number}")
         else:
             yield number, _with_index(row) if layout == "mmlu" else row
     yield from _with_distractors(path, squad_rows, n_choices)
+
+
+def _flat_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of `path`; the one object of SQuAD's own files (data, paragraphs, qas) as a row a question."""
+    for number, row in read_jsonl(path):
+        if not isinstance(row.get("data"), list):
+            yield number, row
+            continue
+        try:
+            for article in row["data"]:
+                for index, paragraph in enumerate(article["paragraphs"]):
+                    for question in paragraph["qas"]:
+                        yield number, {"document_id": f"{article.get('title', '')}#{index}", **question}
+        except (KeyError, TypeError) as error:
+            fault = f"data: not SQuAD's layout, data: [{{title, paragraphs: [{{qas: [...]}}]}}] ({error!r:.60})"
+            raise InputError(f"{path}:{number}: {fault}.") from error
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
@@ -361,7 +413,7 @@ def _with_distractors(path: Path, rows: Sequence[tuple[int, Row]], n_choices: in
         labels = {key: row[key] for key in _LABELS if key in row}
         yield number, {
             "document_id": _document(row), **labels,
-            "question": row.get("question"), "choices": choices, "answer": choices.index(first),
+            "question": row.get("question"), "choices": choices, "answer": choices.index(first), "answers": texts,
         }  # fmt: skip
 
 
@@ -374,7 +426,7 @@ def _shuffled(texts: Sequence[str], rng: random.Random, n_needed: int) -> list[s
     return shuffled
 
 
-def _answers(row: Row, where: str) -> list[str]:
+def _answers(row: Row, where: str, *, with_choices: bool = False) -> list[str]:
     """Return the correct answers of a SQuAD-like row, [] if there is none. Raises `InputError` for other shapes."""
     answers: Any = row.get("answers")
     if isinstance(answers, dict):  # the hub's layout: {"text": [...], "answer_start": [...]}
@@ -387,10 +439,21 @@ def _answers(row: Row, where: str) -> list[str]:
         raise InputError(
             f"{where}: answers: found {wrong[0]!r:.60}, expected texts. Leave the list empty for no answer."
         )
-    if row.get("answer") is not None and row["answer"] not in texts:
+    if not with_choices and row.get("answer") is not None and row["answer"] not in texts:
         fault = f"answer: found {row['answer']!r:.60}, which is not in answers. Are those the choices? Call them so"
         raise InputError(f"{where}: {fault}.")
     return texts
+
+
+def _from_open(row: Row, where: str) -> Row:
+    """Return a row of an open question in kinject's layout: SQuAD's, TriviaQA's (`answer.aliases`), NQ's (a list)."""
+    if row.get("answers") is None:
+        answer: Any = row.get("answer")
+        if isinstance(answer, dict):
+            answer = [answer.get("value"), *(answer.get("aliases") or ())]
+        row = {**row, "answers": [answer] if isinstance(answer, str) else answer, "answer": None}
+    labels = {key: row[key] for key in _LABELS if key in row}
+    return {"document_id": _document(row), **labels, "question": row.get("question"), "answers": _answers(row, where)}
 
 
 def _same_question(row: Row) -> tuple[str, str]:

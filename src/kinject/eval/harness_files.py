@@ -8,12 +8,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from kinject.disk import Row, content_id, file_name, read_jsonl, write_json, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import Prompt
 from kinject.eval.scores import Score, best_choice, scores_of
+from kinject.eval.texts import exact_match, f1
 from kinject.types import Answer, Question
 
 _METRICS: Mapping[str, Score] = {"acc": "sum", "acc_norm": "chars", "acc_bytes": "bytes"}
@@ -108,11 +110,14 @@ def write_harness_files(folder: Path, samples: Mapping[str, Sequence[Sample]], a
         "results": results,
         "group_subtasks": {task: [] for task in samples},
         "configs": {
-            task: {"task": task, "output_type": "multiple_choice", "num_fewshot": shots[task]} for task in samples
+            task: {"task": task, "output_type": _output_type(of_task), "num_fewshot": shots[task]}
+            for task, of_task in samples.items()
         },
         "versions": dict.fromkeys(samples, 1.0),
         "n-shot": shots,
-        "higher_is_better": {task: dict.fromkeys(_METRICS, True) for task in samples},
+        "higher_is_better": {
+            task: dict.fromkeys(_scored(of_task[0].answer), True) for task, of_task in samples.items()
+        },
         "n-samples": {task: {"original": len(of_task), "effective": len(of_task)} for task, of_task in samples.items()},
         "config": {"model": "kinject", "model_args": {"pretrained": about["model_name"]}, "bootstrap_iters": 0},
         "model_name": about["model_name"],
@@ -124,8 +129,26 @@ def write_harness_files(folder: Path, samples: Mapping[str, Sequence[Sample]], a
     return [path, *paths]
 
 
+def _output_type(samples: Sequence[Sample]) -> str:
+    return "multiple_choice" if samples[0].answer.text is None else "generate_until"
+
+
+def _text_row(number: int, doc: dict[str, Any], sample: Sample) -> Row:
+    """Return the row of an answer that the model wrote."""
+    answer, target = sample.answer, list(sample.answer.accepted)
+    return {
+        "doc_id": number, "doc": doc, "target": target, "arguments": {"gen_args_0": {"arg_0": sample.prompt.context}},
+        "resps": [[answer.text]], "filtered_resps": [answer.text], "filter": "none", "metrics": list(_scored(answer)),
+        "doc_hash": content_id("doc", json.dumps(doc, sort_keys=True)),
+        "prompt_hash": content_id("prompt", sample.prompt.context), "target_hash": content_id("target", target),
+        **_scored(answer),
+    }  # fmt: skip
+
+
 def _scored(answer: Answer) -> dict[str, float | None]:
     """Return each metric of an answer, None without a score."""
+    if answer.text is not None:
+        return {"exact_match": float(exact_match(answer.text, answer.accepted)), "f1": f1(answer.text, answer.accepted)}
     chosen = {name: best_choice(scores_of(answer, score)) for name, score in _METRICS.items()}
     return {name: None if index is None else float(index == answer.gold) for name, index in chosen.items()}
 
@@ -133,13 +156,12 @@ def _scored(answer: Answer) -> dict[str, float | None]:
 def _result(task: str, samples: Sequence[Sample]) -> dict[str, Any]:
     values = [_scored(sample.answer) for sample in samples]
     result: dict[str, Any] = {"alias": task, "sample_len": len(samples)}
-    for name in _METRICS:
+    for name in values[0]:
         scored = [number for value in values if (number := value[name]) is not None]
         mean = math.fsum(scored) / len(scored) if scored else None
         result[f"{name},none"] = mean
         # the harness's standard error: the sample standard deviation over the root of n
-        several = mean is not None and len(scored) > 1
-        result[f"{name}_stderr,none"] = math.sqrt(mean * (1 - mean) / (len(scored) - 1)) if several else "N/A"  # type: ignore[operator]
+        result[f"{name}_stderr,none"] = stdev(scored) / math.sqrt(len(scored)) if len(scored) > 1 else "N/A"
     return result
 
 
@@ -150,6 +172,10 @@ def _sample_rows(samples: Sequence[Sample]) -> Iterator[Row]:
             "id": question.id, "question": question.question, "choices": list(question.choices),
             "answer": question.answer, "subject": question.subject, "document_id": question.document_id,
         }  # fmt: skip
+        if answer.text is not None:
+            doc |= {"answers": list(answer.accepted)}
+            yield _text_row(number, doc, sample)
+            continue
         resps = [[f"{value}", f"{greedy}"] for value, greedy in zip(answer.log_probs, answer.greedy, strict=True)]
         arguments = {
             f"gen_args_{index}": {"arg_0": sample.prompt.context, "arg_1": text}

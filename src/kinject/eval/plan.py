@@ -13,11 +13,13 @@ from kinject.errors import Fault, InputError, RecipeError
 from kinject.eval.prompts import (
     FORMATS,
     FROM_TASK,
+    GENERATED,
     MOST_LETTERS,
     PMI_BASELINE,
     SHOWS_OPTIONS,
     WITHOUT_QUESTION,
     Format,
+    Generation,
     PromptRequest,
     TaskStyle,
     pick_shots,
@@ -53,7 +55,7 @@ class QuestionSet:
 
     `contexts` has the passages of each question, or is empty. `task` is the lm-evaluation-harness task that the set
     comes from, None for others. A validation split has the name of its test set in `chooses_k_for`; "" for others.
-    `heading_path`: passages are shown below their path.
+    `heading_path`: passages are shown below their path. `generation` bounds the answers that a model writes.
     """
 
     name: str
@@ -65,6 +67,7 @@ class QuestionSet:
     chooses_k_for: str = ""
     arms: tuple[EvalArm, ...] = ()
     heading_path: bool = False
+    generation: Generation = Generation(32)
 
     def examples(self, n: int) -> list[tuple[Question, ...]]:
         """Return the `n` examples before each question, fewer if there are not enough."""
@@ -86,7 +89,9 @@ class QuestionSet:
             texts = tuple(search_text(passage, self.heading_path) for passage in context[: arm.k])
             ids = tuple(passage.id for passage in context[: arm.k])
             for n in range(len(question.choices) if FORMATS[arm.format].rotates else 1):
-                yield PromptRequest(rotate_options(question, n), arm.format, shots, texts, n, source, style), ids
+                rotated = rotate_options(question, n) if n else question
+                generation = self.generation if arm.format in GENERATED else None
+                yield PromptRequest(rotated, arm.format, shots, texts, n, source, style, generation), ids
 
 
 @dataclass(frozen=True)
@@ -253,13 +258,16 @@ def _read_sets(
     task: Task | None = None
     pool: tuple[Question, ...] = ()
     golds = GoldIndex()
+    only_written = GENERATED.issuperset(section.formats)
+    layout = "open" if only_written and item.layout in ("auto", "squad") else item.layout
+    stop = section.stop if section.stop is not None else () if section.chat else ("\n",)
     if _is_task(item.path):
         task = read_task(Path(item.path))
         questions, pool = task.questions, task.pool
     else:
-        questions = tuple(read_questions(Path(item.path), item.layout, item.n_choices, golds))
+        questions = tuple(read_questions(Path(item.path), layout, item.n_choices, golds))
     if item.shots_from and max(section.shots):
-        pool = tuple(read_questions(Path(item.shots_from), golds=golds))
+        pool = tuple(read_questions(Path(item.shots_from), "open" if layout == "open" else "auto", golds=golds))
     questions = questions[: section.limit]
     k = max(section.retrieval.k) if section.retrieval else 0
     contexts: tuple[tuple[Passage, ...], ...] = ()
@@ -269,11 +277,14 @@ def _read_sets(
         contexts = _retrieve(retriever, questions, k)
     heading_path = section.retrieval is not None and section.retrieval.heading_path
     arms = expand_arms(section, task)
-    test = QuestionSet(name, item.role, questions, pool, contexts, task, arms=arms, heading_path=heading_path)
+    test = QuestionSet(
+        name, item.role, questions, pool, contexts, task, arms=arms, heading_path=heading_path,
+        generation=Generation(section.max_new_tokens, stop),
+    )  # fmt: skip
     _check_questions(item, section, test)
     yield test
     if item.validation and retriever:
-        questions = tuple(read_questions(Path(item.validation), item.layout, item.n_choices, golds))
+        questions = tuple(read_questions(Path(item.validation), layout, item.n_choices, golds))
         split = replace(
             test,
             name=f"{name} (validation)",
@@ -299,6 +310,13 @@ def _check_questions(item: QuestionSetSection, section: EvalSection, question_se
             f"{item.shots_from or item.path}: holds {n_fewest} examples for a question of {question_set.name} (not "
             f"counting itself), but eval.shots asks for {n_most}. Ask for fewer or name another file."
         )
+    chosen = [format for format in section.formats if format not in GENERATED]
+    for question in (*question_set.questions, *question_set.pool) if chosen else ():
+        if not question.choices:
+            raise InputError(
+                f"{item.path}: question {question.id!r} has no choices, which format {chosen[0]} needs. "
+                "Give it choices and the index of the correct one, or set eval.formats: [generate]."
+            )
     lettered = [format for format in section.formats if format in SHOWS_OPTIONS]
     if lettered and question_set.task is None:
         for question in (*question_set.questions, *question_set.pool):

@@ -13,8 +13,10 @@ from kinject.eval.tasks.templates import compile_template, render
 from kinject.recipe.eval_section import QuestionFormat
 from kinject.types import Question
 
-Format = QuestionFormat | Literal["task"]
+Format = QuestionFormat | Literal["task", "task-generate"]
 MOST_LETTERS = len(ascii_uppercase)
+NO_ANSWER = "unknown"
+"""The answer that an example shows whose question has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class FormatTraits:
     """What a prompt of one format shows, and whether its continuations are letters or the choices' texts.
 
     `rotates`: the question is asked once for each rotation of its options. `from_task`: the text is that of an
-    lm-evaluation-harness task, unchanged.
+    lm-evaluation-harness task, unchanged. `generates`: the model writes its answer.
     """
 
     shows_question: bool = True
@@ -30,6 +32,7 @@ class FormatTraits:
     letters: bool = False
     rotates: bool = False
     from_task: bool = False
+    generates: bool = False
 
 
 FORMATS: Mapping[Format, FormatTraits] = {
@@ -39,7 +42,9 @@ FORMATS: Mapping[Format, FormatTraits] = {
     "rotations": FormatTraits(shows_options=True, letters=True, rotates=True),
     "letters-no-question": FormatTraits(shows_question=False, shows_options=True, letters=True),
     "texts-no-question": FormatTraits(shows_question=False),
+    "generate": FormatTraits(generates=True),
     "task": FormatTraits(from_task=True),
+    "task-generate": FormatTraits(from_task=True, generates=True),
 }
 """Every question format; `QuestionFormat` in `kinject.recipe.sections` names those that a recipe can ask for."""
 
@@ -48,6 +53,7 @@ SHOWS_OPTIONS = frozenset(name for name, traits in FORMATS.items() if traits.sho
 LETTERED = frozenset(name for name, traits in FORMATS.items() if traits.letters)
 ROTATED = frozenset(name for name, traits in FORMATS.items() if traits.rotates)
 FROM_TASK = frozenset(name for name, traits in FORMATS.items() if traits.from_task)
+GENERATED = frozenset(name for name, traits in FORMATS.items() if traits.generates)
 
 PMI_BASELINE: Format = "texts-no-question"
 """The format whose log-probs the score `pmi` subtracts."""
@@ -63,12 +69,20 @@ class TaskStyle:
 
 
 @dataclass(frozen=True, slots=True)
+class Generation:
+    """How long a written answer may be: `max_new_tokens` at most, and up to the first of the texts `stop`."""
+
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PromptRequest:
     """One question in the form that one arm uses: format, few-shot examples in order, retrieved passages, best first.
 
     `rotation` is the number of positions by which the question's options were rotated. `template` is the source of a
     Jinja template that writes the context instead of the format's own layout; "" for none. `style` belongs to the
-    format ``task``.
+    tasks. `generation` is there if the model writes its answer.
     """
 
     question: Question
@@ -78,6 +92,7 @@ class PromptRequest:
     rotation: int = 0
     template: str = ""
     style: TaskStyle = TaskStyle()
+    generation: Generation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,22 +130,25 @@ def render_prompt(request: PromptRequest) -> Prompt:
     ``texts``: "Question: ...\\nAnswer:" with the choices as continuations. ``letters``: the layout of MMLU in
     lm-evaluation-harness 0.4 (tasks/mmlu/default): a header that names the subject, the options as "A. ...", "Answer:",
     with the letters as continuations; ``rotations`` is the same. ``hybrid``: that layout with the choices as
-    continuations. ``...-no-question``: without the question. ``task``: the question's text unchanged, within `style`.
+    continuations. ``...-no-question``: without the question. ``generate``: that of ``texts``, and the model
+    writes on. ``task``, ``task-generate``: the question's text unchanged, within `style`.
     Each example ends in its gold continuation and a blank line. Passages follow the examples, directly before the
     question, each followed by a blank line. Raises `InputError` if the template cannot be rendered.
     """
     if request.template:
-        return Prompt(_render_template(request), _continuations(request.question, request))
+        return Prompt(_render_template(request), _scored_continuations(request))
     delimiter = request.style.fewshot_delimiter
     examples = "".join(f"{_with_answer(shot, request)}{delimiter}" for shot in request.shots)
     passages = "".join(f"{passage}\n\n" for passage in request.passages)
     header = _subject_header(request)
     context = f"{header}{examples}{passages}{_unanswered(request.question, request.format)}"
-    return Prompt(context, _continuations(request.question, request), header)
+    return Prompt(context, _scored_continuations(request), header)
 
 
 def scored_texts(question: Question, format: str) -> tuple[str, ...]:
-    """Return the text of each continuation without its leading space: the letters, or the choices themselves."""
+    """Return the text of each continuation without its leading space: letters, choices, or the first accepted text."""
+    if format in GENERATED:
+        return question.accepted[:1] or (NO_ANSWER,)
     return tuple(ascii_uppercase[: len(question.choices)]) if format in LETTERED else question.choices
 
 
@@ -144,7 +162,11 @@ def _subject_header(request: PromptRequest) -> str:
 
 
 def _with_answer(shot: Question, request: PromptRequest) -> str:
-    return f"{_unanswered(shot, request.format)}{_continuations(shot, request)[shot.answer]}"
+    return f"{_unanswered(shot, request.format)}{_continuations(shot, request)[_gold(shot, request.format)]}"
+
+
+def _gold(question: Question, format: str) -> int:
+    return 0 if format in GENERATED else question.answer
 
 
 def _unanswered(question: Question, format: Format) -> str:
@@ -164,6 +186,10 @@ def _continuations(question: Question, request: PromptRequest) -> tuple[str, ...
     return tuple(f"{delimiter}{text}" for text in scored_texts(question, request.format))
 
 
+def _scored_continuations(request: PromptRequest) -> tuple[str, ...]:
+    return () if request.format in GENERATED else _continuations(request.question, request)
+
+
 def _render_template(request: PromptRequest) -> str:
     """Return the context that `request.template` writes.
 
@@ -174,7 +200,7 @@ def _render_template(request: PromptRequest) -> str:
         texts = scored_texts(question, request.format)
         return {
             "question": question.question, "choices": list(question.choices), "subject": question.subject,
-            "letters": list(ascii_uppercase[: len(question.choices)]), "answer": texts[question.answer],
+            "letters": list(ascii_uppercase[: len(question.choices)]), "answer": texts[_gold(question, request.format)],
         }  # fmt: skip
 
     values = variables(request.question)

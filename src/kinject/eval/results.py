@@ -13,9 +13,17 @@ from typing import Any
 from kinject.disk import Row
 from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
-from kinject.eval.prompts import FROM_TASK, LETTERED, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
+from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
 from kinject.eval.retrieval import measure_recall
-from kinject.eval.scores import Score, best_choice, letter_mass, letter_priors, rescored
+from kinject.eval.scores import (
+    Score,
+    best_choice,
+    letter_mass,
+    letter_priors,
+    rescored,
+    summarize_written,
+    written_choices,
+)
 from kinject.eval.scoring.answers import finite_or_none
 from kinject.eval.statistics import (
     bootstrap_interval,
@@ -25,8 +33,19 @@ from kinject.eval.statistics import (
     design_effect,
     make_contrast,
 )
+from kinject.eval.texts import TEXT_SCORES
 from kinject.recipe.eval_section import EvalSection
-from kinject.results import ArmInfo, ArmResult, Contrast, Perplexity, Recall, Report, Scope, Subject, UnscoredResult
+from kinject.results import (
+    ArmInfo,
+    ArmResult,
+    Contrast,
+    Perplexity,
+    Recall,
+    Report,
+    Scope,
+    Subject,
+    UnscoredResult,
+)
 from kinject.types import Answer, Passage, Question
 
 Answers = dict[tuple[str, EvalArm], list[Answer]]
@@ -37,12 +56,17 @@ _LOW_MASS = 0.5
 
 
 def is_scored(answer: Answer) -> bool:
-    """Return whether every choice has a finite log-prob, and they are not all equal: then no choice is preferred."""
-    return best_choice(answer.log_probs) is not None
+    """Return whether the answer was written, or every choice has a finite log-prob, and they are not all equal."""
+    return answer.text is not None or best_choice(answer.log_probs) is not None
 
 
 def is_correct(answer: Answer) -> bool:
-    """Return whether the gold choice has the highest summed log-prob (the first of equals); False without a score."""
+    """Return whether the gold choice has the highest summed log-prob (the first of equals); False without a score.
+
+    A written answer is as `rescored` found it.
+    """
+    if answer.text is not None:
+        return bool(answer.correct)
     return best_choice(answer.log_probs) == answer.gold
 
 
@@ -71,12 +95,14 @@ def summarize_arm(
     return ArmResult(
         model=model, arm=arm, question_set=first.question_set, role=role,  # type: ignore[arg-type]
         format=first.format, shots=first.shots, k=first.k, n=len(every),
-        chance=chance([len(answer.log_probs) for answer in merged]), by_seed=(accuracy,), accuracy=accuracy,
+        by_seed=(accuracy,), accuracy=accuracy,
+        chance=chance([len(answer.log_probs) for answer in merged if answer.text is None]),
         low=estimate.low, high=estimate.high, interval=matrix.interval_name,
         to_base=None if base is None else make_contrast(matrix, correctness(base), base[0].arm), subjects=subjects,
         macro=_macro(merged, subjects), score=score, design_effect=design_effect(matrix), n_documents=matrix.members[1],
         n_correct=n_correct, n_unscored=len(every) - len(merged),
         n_cut=len({answer.question_id for answer in answers if answer.truncated}), mass=letter_mass(answers),
+        written=summarize_written(merged),
     )  # fmt: skip
 
 
@@ -87,9 +113,7 @@ def correctness(answers: Sequence[Answer]) -> CorrectnessMatrix:
     merged = sorted(filter(is_scored, rescored(answers, "sum")), key=lambda answer: answer.question_id)
     correct = np.array([[float(is_correct(answer)) for answer in merged]])
     ids, documents = ([answer.question_id for answer in merged], [answer.document_id or "" for answer in merged])
-    return CorrectnessMatrix(
-        correct, tuple(ids), tuple(documents), tuple(1 / len(answer.log_probs) for answer in merged)
-    )
+    return CorrectnessMatrix(correct, tuple(ids), tuple(documents), tuple(answer.chance for answer in merged))
 
 
 def paired_contrast(answers: Sequence[Answer], base: Sequence[Answer]) -> Contrast | None:
@@ -284,6 +308,9 @@ def _result(question_set: QuestionSet, arm: EvalArm, score: Score, section: Eval
 def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[Score, ...]:
     """Return the scores that mean something for `arm`: letters are all equally long; a baseline needs no pmi."""
     scores: tuple[Score, ...] = tuple(dict.fromkeys(section.scores))
+    if arm.format in GENERATED:
+        return tuple(score for score in scores if score in TEXT_SCORES) or ("match",)
+    scores = tuple(score for score in scores if score not in TEXT_SCORES) or ("sum",)
     if arm.format in LETTERED:
         return ("sum",)
     if arm.format in WITHOUT_QUESTION | FROM_TASK:
@@ -355,8 +382,10 @@ def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[R
     """Yield a row for each question that an arm answers correctly and base does not, or the other way round.
 
     Base is the first model without context, asked in the same way; choices are compared by their summed log-probs, rotations
-    taken together; questions without a score on either side are left out. `gold`, `chosen` and `base_chosen` are indices of
-    `choices`; `passages` are the retrieved ones, the best first, before anything was cut to fit (`truncated` tokens).
+    taken together; written answers by the first of their scores: their choices are the accepted texts, base's answer and
+    the arm's, without log-probs. Questions without a score on either side are left out. `gold`, `chosen` and `base_chosen`
+    are indices of `choices`; `passages` are the retrieved ones, the best first, before anything was cut to fit (`truncated`
+    tokens).
     """
     for question_set in plan.sets:
         if question_set.chooses_k_for:
@@ -364,12 +393,13 @@ def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[R
         for arm in question_set.arms:
             base = replace(arm, model=next(iter(section.models)), k=0)
             if arm != base:
-                yield from _flips_of(question_set, arm, base, answers)
+                score = _scores_for(arm, section)[0] if arm.format in GENERATED else "sum"
+                yield from _flips_of(question_set, arm, base, answers, score)
 
 
-def _flips_of(question_set: QuestionSet, arm: EvalArm, base: EvalArm, answers: Answers) -> Iterator[Row]:
-    before = {answer.question_id: answer for answer in rescored(answers[question_set.name, base], "sum")}
-    after = {answer.question_id: answer for answer in rescored(answers[question_set.name, arm], "sum")}
+def _flips_of(question_set: QuestionSet, arm: EvalArm, base: EvalArm, answers: Answers, score: Score) -> Iterator[Row]:
+    before = {answer.question_id: answer for answer in rescored(answers[question_set.name, base], score)}
+    after = {answer.question_id: answer for answer in rescored(answers[question_set.name, arm], score)}
     contexts = question_set.contexts or ((),) * len(question_set.questions)
     for question, context in zip(question_set.questions, contexts, strict=True):
         was, now = before[question.id], after[question.id]
@@ -381,7 +411,7 @@ def _flips_of(question_set: QuestionSet, arm: EvalArm, base: EvalArm, answers: A
 def _flip_row(
     arm: EvalArm, question: Question, passages: tuple[Passage, ...], was: Answer, now: Answer
 ) -> dict[str, Any]:
-    return {
+    row = {
         "arm": arm.name, "format": arm.format, "shots": arm.shots, "k": arm.k,
         "change": "wrong to right" if is_correct(now) else "right to wrong", "question_id": question.id,
         "subject": question.subject, "document_id": question.document_id, "question": question.question,
@@ -390,7 +420,8 @@ def _flip_row(
         "base_log_probs": finite_or_none(was.log_probs), "truncated": now.truncated,
         "passages": [{"id": item.id, "document_id": item.document_id, "text": item.text} for item in passages],
     }  # fmt: skip
+    return row | written_choices(was, now)
 
 
-def _chosen(answer: Answer) -> int:
-    return answer.log_probs.index(max(answer.log_probs))
+def _chosen(answer: Answer) -> int | None:
+    return None if answer.text is not None else answer.log_probs.index(max(answer.log_probs))

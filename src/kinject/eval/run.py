@@ -42,6 +42,7 @@ from kinject.eval.scoring.answers import (
     prompt_key,
 )
 from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests
+from kinject.eval.scoring.generate import Generator
 from kinject.eval.scoring.scorer import Scorer
 from kinject.models import LoadedModel, check_causal, check_model, load_model
 from kinject.process import single_process_notes
@@ -74,6 +75,20 @@ class LoadedScorer:
     def model_hash(self) -> str:
         """The hash of weights, configuration and tokenizer."""
         return hash_model(self.path, getattr(self.loaded.model.config, "_commit_hash", None))
+
+    @cached_property
+    def generator(self) -> Generator:
+        """Writes answers with the model."""
+        return Generator(self.scorer, self.loaded.tokenizer)
+
+    def score(self, prompts: Sequence[Encoded]) -> dict[int, PromptScore]:
+        """Return the score, or the written answer, of each of `prompts` by its index; nothing is stored."""
+        parts: dict[bool, Generator | Scorer] = {True: self.generator, False: self.scorer}
+        found: dict[int, PromptScore] = {}
+        for writes, scorer in parts.items():
+            indices = [index for index, prompt in enumerate(prompts) if (prompt.generation is not None) == writes]
+            found |= {indices[i]: score for i, score in scorer.score([prompts[index] for index in indices])}
+        return found
 
     def key(self, prompt: Encoded) -> str:
         """Return the key under which the score of `prompt` is stored."""
@@ -155,11 +170,11 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
             if question_set.chooses_k_for:
                 continue
             prompts = encode_arms(question_set, model, plan.template)
-            scores = dict(model.scorer.score([prompt.encoded for prompt in prompts]))
+            scores = model.score([prompt.encoded for prompt in prompts])
             for index, prompt in enumerate(prompts):
                 arm = prompt.arm
                 title = f"{arm.name} on {question_set.name}: {arm.format}, {arm.shots} shots, K {arm.k}"
-                text = _render_tokens(model.loaded.tokenizer, prompt, scores[index].log_probs)
+                text = _render_tokens(model.loaded.tokenizer, prompt, scores[index])
                 yield f"{title}, question {prompt.request.question.id}\n{text}"
 
 
@@ -218,7 +233,13 @@ def score_prompts(
                 scoring.answers.add(key, _make_answer(question_set, prompt, score))
                 progress.advance()
 
-        new = scoring.score(model.scorer, {key: by_key[key][0].encoded for key in mine}, stored, store)
+        todo = {key: by_key[key][0].encoded for key in mine}
+        chosen = {key: encoded for key, encoded in todo.items() if encoded.generation is None}
+        new = scoring.score(model.scorer, chosen, stored, store)
+        if len(chosen) < len(todo):
+            new |= scoring.score(
+                model.generator, {key: todo[key] for key in todo.keys() - chosen.keys()}, stored, store
+            )
     scores = {**stored, **scoring.shard.gather(new)}
     answers = [_make_answer(question_set, prompt, scores[key]) for key, prompt in zip(keys, prompts, strict=True)]
     for key, answer in zip(keys, answers, strict=True):
@@ -228,7 +249,8 @@ def score_prompts(
 
 def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: PromptScore) -> Answer:
     question = prompt.request.question
-    texts = scored_texts(question, prompt.arm.format)
+    written = score.text is not None
+    texts = () if written else scored_texts(question, prompt.arm.format)
     return Answer(
         question_id=question.id,
         question_set=question_set.name,
@@ -237,9 +259,9 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         shots=prompt.arm.shots,
         k=prompt.arm.k,
         context_ids=prompt.context_ids,
-        gold=question.answer,
+        gold=0 if prompt.encoded.generation else question.answer,
         log_probs=score.log_probs,
-        n_tokens=tuple(len(ids) for ids in prompt.encoded.continuations),
+        n_tokens=(score.n_tokens,) if written else tuple(len(ids) for ids in prompt.encoded.continuations),
         n_bytes=tuple(len(text.encode("utf-8")) for text in texts),
         truncated=prompt.encoded.truncated,
         n_chars=tuple(map(len, texts)),
@@ -247,6 +269,8 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         document_id=question.document_id,
         rotation=prompt.request.rotation,
         greedy=score.greedy,
+        text=score.text,
+        accepted=question.accepted if written else (),
     )
 
 
@@ -359,7 +383,13 @@ def _note_faults(run: _Run, question_set: QuestionSet, prompts: Sequence[Pending
                 f"{where}: {n_unscored} of {len(answers)} prompts have no score (log-probs that are not finite, or all equal); "
                 "they are left out of every number"
             )
-        n_tied = sum(is_scored(a) and a.log_probs.count(max(a.log_probs)) > 1 for a in answers)
+        most = question_set.generation.max_new_tokens
+        n_long = sum(a.text is not None and a.n_tokens[0] >= most for a in answers)
+        if n_long:
+            run.notes.append(
+                f"{where}: {n_long} of {len(answers)} written answers end at the limit of {most} tokens (eval.max_new_tokens)"
+            )
+        n_tied = sum(a.text is None and is_scored(a) and a.log_probs.count(max(a.log_probs)) > 1 for a in answers)
         if n_tied:
             run.notes.append(
                 f"{where}: in {n_tied} of {len(answers)} prompts several choices share the highest log-prob; the first counts"
@@ -387,8 +417,8 @@ def _write_files(recipe: EvalRecipe, run: _Run, report: Report) -> None:
         write_harness_files(folder, tasks, {"model_name": arm, "date": date, "n_shot": shots})
 
 
-def _render_tokens(tokenizer: Any, prompt: PendingPrompt, log_probs: tuple[float, ...]) -> str:
-    """Return the tokens of a prompt and of its choices, with the choices' log-probs."""
+def _render_tokens(tokenizer: Any, prompt: PendingPrompt, score: PromptScore) -> str:
+    """Return the tokens of a prompt and of its choices, with the choices' log-probs, or the answer that was written."""
 
     def separated(ids: Sequence[int]) -> str:
         return "|" + "|".join(tokenizer.decode([token]).replace("\n", "\\n") for token in ids) + "|"
@@ -397,6 +427,11 @@ def _render_tokens(tokenizer: Any, prompt: PendingPrompt, log_probs: tuple[float
     context = max(encoded.contexts, key=len)
     cut = f", {encoded.truncated} cut to fit" if encoded.truncated else ""
     lines = [f"  {len(context)} tokens{cut}: {separated(context.tolist())}"]
+    if score.text is not None:
+        written = score.text.replace("\n", "\\n")
+        accepted = " | ".join(question.accepted) or "(no answer)"
+        return "\n".join([*lines, f"  written: {written} ({score.n_tokens} tokens)", f"  accepted: {accepted}"])
+    log_probs = score.log_probs
     best = log_probs.index(max(log_probs)) if all(map(math.isfinite, log_probs)) else -1
     texts = scored_texts(question, prompt.arm.format)
     for index, (ids, value) in enumerate(zip(encoded.continuations, log_probs, strict=True)):

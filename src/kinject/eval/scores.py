@@ -5,24 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from kinject.errors import InputError
-from kinject.eval.prompts import LETTERED, ROTATED
-from kinject.types import Answer
+from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
+from kinject.eval.texts import TEXT_SCORES, TextScore, abstains, contains, exact_match, f1
+from kinject.types import Answer, Written
 
-Score = Literal["sum", "chars", "bytes", "tokens", "pmi"]
+ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]
+Score = ChoiceScore | TextScore
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScore:
     """The scores of one prompt: for each continuation its log-prob, and whether the model would have written it.
 
-    `greedy` is lm-evaluation-harness's is_greedy: every token of the continuation was the likeliest.
+    `greedy` is lm-evaluation-harness's is_greedy: every token of the continuation was the likeliest. An answer that the
+    model wrote has its `text` and `n_tokens` instead.
     """
 
     log_probs: tuple[float, ...]
     greedy: tuple[bool, ...]
+    text: str | None = None
+    n_tokens: int = 0
 
 
 def scores_of(answer: Answer, score: Score, without: Answer | None = None) -> tuple[float, ...]:
@@ -58,12 +63,54 @@ def best_choice(values: Sequence[float]) -> int | None:
 
 
 def rescored(answers: Sequence[Answer], score: Score, without: Sequence[Answer] = ()) -> list[Answer]:
-    """Return one answer per question whose `log_probs` are the scores to compare; see `scores_of`."""
+    """Return one answer per question whose `log_probs` are the scores to compare; see `scores_of`.
+
+    An answer that the model wrote gets `correct` from `score` (`kinject.eval.texts.TEXT_SCORES`), or from the first of them
+    if `score` compares choices; choices are compared by their sum if `score` compares texts.
+    """
+    if answers and answers[0].format in GENERATED:
+        return [_graded(answer, score) for answer in answers]
+    score = "sum" if score in TEXT_SCORES else score
     unprompted = {answer.question_id: answer for answer in without}
     merged = merge_rotations(answers)
     if score == "sum":
         return merged
     return [replace(item, log_probs=scores_of(item, score, unprompted.get(item.question_id))) for item in merged]
+
+
+def _graded(answer: Answer, score: str) -> Answer:
+    """Return `answer` with `correct`; one that has it already keeps it."""
+    if answer.text is None or answer.correct is not None:
+        return answer
+    is_correct = TEXT_SCORES.get(score, next(iter(TEXT_SCORES.values())))
+    return replace(answer, correct=is_correct(answer.text, answer.accepted))
+
+
+def summarize_written(answers: Sequence[Answer]) -> Written | None:
+    """Return what the texts are that the model wrote; None if it chose among options.
+
+    They are graded already (`rescored`).
+    """
+    if answers[0].text is None:
+        return None
+    n = len(answers)
+    texts = [(answer.text or "", answer.accepted) for answer in answers]
+    return Written(
+        exact=sum(exact_match(*pair) for pair in texts) / n, f1=math.fsum(f1(*pair) for pair in texts) / n,
+        contains=sum(contains(*pair) for pair in texts) / n,
+        abstained=sum(abstains(answer.text or "") and not answer.correct for answer in answers) / n,
+        n_tokens=sum(answer.n_tokens[0] for answer in answers) / n,
+    )  # fmt: skip
+
+
+def written_choices(was: Answer, now: Answer) -> dict[str, Any]:
+    """Return the columns of a flip between two written answers: both texts beside the accepted ones; {} for choices."""
+    if now.text is None or was.text is None:
+        return {}
+    accepted = now.accepted or ("(no answer)",)
+    choices = [*accepted, was.text or "(empty)", now.text or "(empty)"]
+    places = {"gold": 0, "base_chosen": len(accepted), "chosen": len(accepted) + 1}
+    return {"choices": choices, **places, **dict.fromkeys(("log_probs", "base_log_probs"), [None] * len(choices))}
 
 
 def merge_rotations(answers: Sequence[Answer]) -> list[Answer]:

@@ -18,8 +18,9 @@ class QuestionSetSection:
     shots_from: str | None = option(
         None, help="Questions (JSONL) for the few-shot examples, taken in order.", path="file"
     )
-    layout: Literal["auto", "native", "mmlu", "arc", "squad"] = option(
-        "auto", help="Layout of the file; auto detects it from the ending and the keys."
+    layout: Literal["auto", "native", "mmlu", "arc", "squad", "open"] = option(
+        "auto",
+        help="Layout of the file; auto detects it from the ending and the keys. open: questions without choices.",
     )
     n_choices: int = option(4, help="squad: choices of a question; the wrong ones are other answers.", min=2)
     validation: str | None = option(
@@ -86,7 +87,9 @@ class RetrievalSection:
     )
 
 
-QuestionFormat = Literal["letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question"]
+QuestionFormat = Literal[
+    "letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question", "generate"
+]
 """How a question is asked; `FORMATS` in `kinject.eval.prompts` describes each."""
 
 
@@ -101,10 +104,19 @@ class EvalSection:
         help="name: path, or path with role and shots_from.", nonempty=True, path="file"
     )
     formats: tuple[QuestionFormat, ...] = option(
-        ("texts",), help="letters, texts, hybrid, rotations, or a baseline without the question.", nonempty=True
+        ("texts",),
+        help="letters, texts, hybrid, rotations, a baseline without the question, or generate: the model writes its answer.",
+        nonempty=True,
     )
-    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi"], ...] = option(
-        ("sum",), help="How choices are compared: log-prob, log-prob per length, or pmi.", nonempty=True
+    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains"], ...] = option(
+        ("sum",),
+        help="How choices are compared: log-prob, log-prob per length, or pmi; what makes a written answer correct: match "
+        "(the default: it equals or contains an accepted one), exact, contains.",
+        nonempty=True,
+    )
+    max_new_tokens: int = option(32, help="generate: most tokens of a written answer.", min=1, max=4096)
+    stop: tuple[str, ...] | None = option(
+        None, help="generate: texts that end a written answer. Default: a line break, with `chat` none."
     )
     template: str | None = option(None, help="Jinja file that writes the prompt instead.", path="file")
     chat: bool = option(False, help="Put the prompt into the tokenizer's chat template, as the user's turn.")

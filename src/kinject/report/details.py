@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kinject.report.formatting import bare_p, format_count, format_name, format_percent, format_points, format_prompt
-from kinject.report.page import Cell, Line, TableBlock, line, without_empty_columns
-from kinject.report.view import View, scaling_label
+from kinject.report.page import Cell, Line, TableBlock, line, with_common_heads, without_empty_columns
+from kinject.report.view import View, arm_label, scaling_label
 from kinject.results import Claim, Cost, QuestionResult, Scaling
 
 _VERDICT_TONES = {"shown": "good", "opposite shown": "bad", "not shown": "", "cannot be tested": ""}
@@ -66,6 +66,32 @@ def _claim_line(claim: Claim) -> Line:
     effect = Cell("" if claim.effect is None else format_points(claim.effect), "", bounds)
     p = p.replace(" ", "\u00a0")
     return line(format_name(claim.statement), verdict, format_name(claim.finding), effect, p, format_name(claim.source))
+
+
+def written_tables(view: View) -> tuple[TableBlock, ...]:
+    """Return a table of the answers that models wrote: correct, wrong and abstained stand apart; () if none did."""
+    lines = [
+        line(format_name(r.question_set), format_name(r.model), arm_label(r), format_prompt(r.prompt_format),
+             *map(format_percent, (r.accuracy, max(0.0, 1 - r.accuracy - w.abstained), w.abstained, w.exact, w.f1, w.contains)),
+             f"{w.n_tokens:.1f}")
+        for r in view.report.results if (w := r.written) is not None
+    ]  # fmt: skip
+    columns = (
+        "set",
+        "model",
+        "arm",
+        "asked",
+        "correct",
+        "wrong",
+        "abstained",
+        "exact match",
+        "F1",
+        "contains",
+        "tokens",
+    )
+    title = "Answers that the models wrote"
+    about = "wrong: neither correct nor abstained; abstained: declines in known words; F1: mean of SQuAD's; tokens: mean length"
+    return (with_common_heads(TableBlock(title, about, columns, tuple(lines), heads=4)),) if lines else ()
 
 
 def choices_table(view: View) -> TableBlock:

@@ -65,6 +65,11 @@ class Flip:
     passages: tuple[str, ...]
 
     @property
+    def has_log_probs(self) -> bool:
+        """Whether choices were compared; of written answers the choices are the accepted texts and both answers."""
+        return any(value is not None for value in (*self.log_probs, *self.base_log_probs))
+
+    @property
     def notes(self) -> str:
         """The seeds, and the tokens that were cut, in words."""
         notes = ["correct in {} of {} seeds".format(*self.seeds)] if self.seeds else []
@@ -214,7 +219,7 @@ def choice_lines(flip: Flip) -> Iterator[tuple[str, tuple[str, ...], str]]:
     marks = ((flip.question.gold, "correct"), (flip.base_chosen, "base"), (flip.chosen, "this arm"))
     for index, text in enumerate(flip.question.choices):
         pair = [values[index] if index < len(values) else None for values in (flip.base_log_probs, flip.log_probs)]
-        numbers = " → ".join("–" if value is None else f"{value:.2f}" for value in pair)
+        numbers = " → ".join("–" if value is None else f"{value:.2f}" for value in pair) if flip.has_log_probs else ""
         yield text, tuple(mark for marked, mark in marks if marked == index), numbers
 
 
@@ -229,8 +234,9 @@ def markdown_flips(flips: Flips) -> list[str]:
             about = ", ".join(filter(None, (document, flip.question.about, flip.notes)))
             lines += [f"- {_one_line(flip.question.text)} ({escape_markdown(about)})"]
             for text, marks, numbers in choice_lines(flip):
+                numbers = f" ({numbers})" if numbers else ""
                 marked = f" **({', '.join(marks)})**" if marks else ""
-                lines += [f"  - {_one_line(text)} ({numbers}){marked}"]
+                lines += [f"  - {_one_line(text)}{numbers}{marked}"]
             lines += [f"  - context: {_one_line(passage)}" for passage in flip.passages]
         lines += [""]
     return lines

@@ -16,6 +16,7 @@ from kinject.report.details import (
     legend_tables,
     question_tables,
     scaling_tables,
+    written_tables,
 )
 from kinject.report.flips import Flips
 from kinject.report.formatting import format_name, format_percent, format_prompt, join_words
@@ -160,7 +161,8 @@ def make_sections(view: View, beside: Beside) -> tuple[Section, ...]:
     commands = tuple(format_name(command) for command in report.commands)
     unscored = (Bullets(tuple(map(unscored_text, report.unscored))),) if report.unscored else ()
     numbers: tuple[Block, ...] = (
-        *unscored, *numbers_tables(view), *subjects_tables(view), *recall_tables(view), *perplexity_tables(view),
+        *unscored, *numbers_tables(view), *written_tables(view),
+        *subjects_tables(view), *recall_tables(view), *perplexity_tables(view),
         Bullets((*_method_sentences(view), *_ABOUT), small=True),
     )  # fmt: skip
     sections = [

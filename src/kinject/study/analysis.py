@@ -118,7 +118,7 @@ class _Summary:
             role="baseline" if setting.format in WITHOUT_QUESTION else kind, format=setting.format, shots=setting.shots,
             k=setting.k, n=n_asked, n_unscored=n_asked - len(columns),
             n_cut=self.records.n_cut(arm.model, arm.name, setting, subject),
-            chance=chance([len(answers[i].log_probs) for i in columns]),
+            chance=chance([len(answers[i].log_probs) for i in columns if answers[i].text is None]),
             by_seed=tuple(float(value) for value in own.correct.mean(1)), accuracy=own.mean(), low=estimate.low,
             high=estimate.high, interval=own.interval_name,
             to_base=make_contrast(own, base, BASE, scope) if base else None, chosen_k=chosen,

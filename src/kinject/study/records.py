@@ -13,7 +13,7 @@ from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.prompts import FROM_TASK, LETTERED, PMI_BASELINE, WITHOUT_QUESTION
 from kinject.eval.results import is_correct, is_scored
-from kinject.eval.scores import Score, rescored
+from kinject.eval.scores import Score, rescored, written_choices
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import moderated
 from kinject.recipe import EvalRecipe
@@ -211,7 +211,7 @@ class Records:
         kept = [i for i in range(len(first)) if all(is_scored(answers[i]) for answers in rows)]
         documents = tuple(first[i].document_id or "" for i in kept)
         correct = np.array([[float(is_correct(answers[i])) for i in kept] for answers in rows])
-        chances = tuple(1 / len(first[i].log_probs) for i in kept)
+        chances = tuple(first[i].chance for i in kept)
         return CorrectnessMatrix(correct, tuple(ids[i] for i in kept), documents, chances)
 
 
@@ -260,12 +260,16 @@ def _flip_row(
         "log_probs": _means(now), "base_log_probs": _means(before), "truncated": max(answer.truncated for answer in now),
         "seeds": [sum(map(is_correct, now)), len(now)] if len(now) > 1 else [],
         "passages": [{"id": item.id, "document_id": item.document_id, "text": item.text} for item in contexts],
+        **written_choices(before[0], first),
     }  # fmt: skip
 
 
 def _vote(answers: Sequence[Answer], gold: int) -> int:
     """Return the choice of most answers; `gold` only if more than half of them chose it."""
-    chosen = [answer.log_probs.index(max(answer.log_probs)) for answer in answers]
+    chosen = [
+        answer.log_probs.index(max(answer.log_probs)) if answer.text is None else gold if is_correct(answer) else -1
+        for answer in answers
+    ]
     return max(set(chosen), key=lambda index: (chosen.count(index), index != gold))
 
 

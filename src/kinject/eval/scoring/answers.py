@@ -31,6 +31,7 @@ from kinject.process import world_size
 from kinject.types import Answer
 
 if TYPE_CHECKING:
+    from kinject.eval.scoring.generate import Generator
     from kinject.eval.scoring.scorer import Scorer
 
 Item = TypeVar("Item")
@@ -40,7 +41,9 @@ PERPLEXITY_FORMAT = "perplexity"
 """The `format` of stored windows of texts; they are no answers to questions."""
 
 _Identity = tuple[str, str, str, int, int, int, str]
-_FIELDS = tuple(item.name for item in fields(Answer))
+_WRITTEN = ("text", "accepted")
+"""Fields of an answer that the model wrote; rows of others do not have them."""
+_FIELDS = tuple(item.name for item in fields(Answer) if item.name not in (*_WRITTEN, "correct"))
 
 
 def hash_model(path: str, revision: str | None) -> str:
@@ -60,10 +63,15 @@ def hash_model(path: str, revision: str | None) -> str:
 
 
 def prompt_key(model_hash: str, dtype: str, prompt: Encoded) -> str:
-    """Return the key of one scored prompt: a hash of weights, dtype and the tokens of contexts and continuations."""
+    """Return the key of one scored prompt: a hash of weights, dtype, the tokens of contexts and continuations.
+
+    If the model writes its answer, the most tokens and the stop strings count too.
+    """
     digest = hashlib.blake2b(f"{model_hash}\0{dtype}\0".encode(), digest_size=16)
     for ids in (*prompt.contexts, *prompt.continuations):
         digest.update(len(ids).to_bytes(4, "little") + ids.tobytes())
+    if prompt.generation:
+        digest.update(repr((prompt.generation.max_new_tokens, prompt.generation.stop)).encode())
     return digest.hexdigest()
 
 
@@ -79,7 +87,7 @@ class AnswerStore:
         try:
             for number, row in enumerate(self._journal.rows, start=1):
                 answer = _parse_answer(row, f"{path}: row {number}")
-                self._scores[row["key"]] = PromptScore(answer.log_probs, answer.greedy)
+                self._scores[row["key"]] = _score_of(answer)
                 self._last[_identity(answer)] = row["key"]
             self._journal.rows.clear()
         except BaseException:
@@ -95,13 +103,14 @@ class AnswerStore:
         for path in paths:
             for number, row in read_journal(path):
                 answer = _parse_answer(row, f"{path}:{number}")
-                self._scores.setdefault(row["key"], PromptScore(answer.log_probs, answer.greedy))
+                self._scores.setdefault(row["key"], _score_of(answer))
 
     def add(self, key: str, answer: Answer) -> None:
         """Store `answer`, unless it is the last one stored for its arm and question already."""
-        self._scores[key] = PromptScore(answer.log_probs, answer.greedy)
+        self._scores[key] = _score_of(answer)
         if self._last.get(_identity(answer)) != key:
-            row = {name: getattr(answer, name) for name in _FIELDS}
+            names = _FIELDS if answer.text is None else (*_FIELDS, *_WRITTEN)
+            row = {name: getattr(answer, name) for name in names}
             self._journal.append({"key": key, **row, "log_probs": finite_or_none(answer.log_probs)})
             self._last[_identity(answer)] = key
             self.n_rows += 1
@@ -136,6 +145,12 @@ def read_answers(path: Path) -> list[Answer]:
     return list(answers.values())
 
 
+def _score_of(answer: Answer) -> PromptScore:
+    return PromptScore(
+        answer.log_probs, answer.greedy, answer.text, sum(answer.n_tokens) if answer.text is not None else 0
+    )
+
+
 def _identity(answer: Answer) -> _Identity:
     return answer.question_set, answer.arm, answer.format, answer.shots, answer.k, answer.rotation, answer.question_id
 
@@ -144,7 +159,8 @@ def _parse_answer(row: Row, where: str) -> Answer:
     missing = next((name for name in ("key", *_FIELDS) if name not in row), None)
     if missing:
         raise InputError(f"{where}: no {missing}. It is not an answer of kinject; choose another run folder.")
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value := row[name], list) else value for name in _FIELDS}
+    names = (*_FIELDS, *(name for name in _WRITTEN if name in row))
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value := row[name], list) else value for name in names}
     for name, value in values.items():
         if not _CHECKS[name](value):
             raise InputError(f"{where}: {name}: found {row[name]!r:.60}, which kinject does not write. Remove the row.")
@@ -174,10 +190,10 @@ def _all(check: Callable[[object], bool]) -> Callable[[object], bool]:
 
 _LARGEST = 1e300
 _CHECKS: Mapping[str, Callable[[object], bool]] = {
-    **dict.fromkeys(("question_id", "question_set", "arm", "format", "subject", "document_id"), _is_text),
+    **dict.fromkeys(("question_id", "question_set", "arm", "format", "subject", "document_id", "text"), _is_text),
     **dict.fromkeys(("shots", "k", "gold", "truncated", "rotation"), _is_count),
     **dict.fromkeys(("n_tokens", "n_bytes", "n_chars"), _all(_is_count)),
-    "context_ids": _all(_is_text),
+    **dict.fromkeys(("context_ids", "accepted"), _all(_is_text)),
     "log_probs": _all(_is_log_prob),
     "greedy": _all(lambda value: isinstance(value, bool)),
 }
@@ -276,7 +292,7 @@ class ResumableScoring:
 
     def score(
         self,
-        scorer: Scorer,
+        scorer: Scorer | Generator,
         prompts: Mapping[str, Encoded],
         stored: Collection[str],
         store: Callable[[str, PromptScore], None],

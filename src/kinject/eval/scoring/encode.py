@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject.errors import InputError
-from kinject.eval.prompts import Prompt, PromptRequest, render_prompt
+from kinject.eval.prompts import Generation, Prompt, PromptRequest, render_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,12 +26,14 @@ class Encoded:
     """One prompt in tokens: for each choice the context that is read and the continuation that is scored.
 
     Choices share one context array unless each was cut to the window differently. `truncated` counts the prompt's
-    tokens that did not fit: dropped examples and passages, and tokens cut from the left.
+    tokens that did not fit: dropped examples and passages, and tokens cut from the left. With `generation` the model writes
+    its answer: there is one context and no continuation.
     """
 
     contexts: tuple[Ids, ...]
     continuations: tuple[Ids, ...]
     truncated: int = 0
+    generation: Generation | None = None
 
 
 class Encoder:
@@ -110,13 +112,13 @@ class Encoder:
 
         The rule is lm-evaluation-harness's: white space at the end of the context moves to the continuation. Context
         and continuation are encoded together; without the first n ids, n being the length of the context encoded
-        alone, these are the continuation's ids. An empty context becomes BOS or EOS.
+        alone, these are the continuation's ids. An empty context becomes BOS or EOS. A context after which the model
+        writes its answer stays as it is.
         """
         texts: list[str] = []
         prompts = [self.apply_chat_template(prompt) for prompt in prompts]
         for prompt in prompts:
-            stripped = prompt.context.rstrip()
-            texts.append(stripped)
+            texts.append(prompt.context.rstrip() if prompt.continuations else prompt.context)
             texts.extend(prompt.context + continuation for continuation in prompt.continuations)
         flat = iter(self.ids(texts))
         encoded = []
@@ -126,7 +128,7 @@ class Encoder:
                 context, whole = self._without_context(whole)
             shared = np.asarray(context, dtype=np.int32)
             continuations = tuple(np.asarray(ids[len(context) :], dtype=np.int32) for ids in whole)
-            encoded.append(Encoded((shared,) * len(continuations), continuations))
+            encoded.append(Encoded((shared,) * (len(continuations) or 1), continuations))
         return encoded
 
     def _without_context(self, whole: list[list[int]]) -> tuple[list[int], list[list[int]]]:
@@ -146,7 +148,7 @@ def encode_requests(encoder: Encoder, requests: Sequence[PromptRequest], window:
     dropped (the first one first), then passages (the lowest-ranked first). Then each choice is cut on the left, as
     lm-evaluation-harness cuts it. A continuation longer than the window becomes empty: it cannot be scored.
     """
-    whole = encoder.encode([render_prompt(request) for request in requests])
+    whole = _encode(encoder, requests)
     if window is None:
         return whole
     fitted, shorter = list(whole), list(requests)
@@ -155,14 +157,22 @@ def encode_requests(encoder: Encoder, requests: Sequence[PromptRequest], window:
         too_long = [index for index in too_long if shorter[index].shots or shorter[index].passages]
         for index in too_long:
             shorter[index] = _shorten(shorter[index])
-        encoded = encoder.encode([render_prompt(shorter[index]) for index in too_long])
+        encoded = _encode(encoder, [shorter[index] for index in too_long])
         for index, item in zip(too_long, encoded, strict=True):
             fitted[index] = item
         too_long = [index for index in too_long if not _fits(fitted[index], window)]
     return [_cut(item, before, window) for item, before in zip(fitted, whole, strict=True)]
 
 
+def _encode(encoder: Encoder, requests: Sequence[PromptRequest]) -> list[Encoded]:
+    encoded = encoder.encode([render_prompt(request) for request in requests])
+    pairs = zip(encoded, requests, strict=True)
+    return [replace(item, generation=request.generation) if request.generation else item for item, request in pairs]
+
+
 def _fits(item: Encoded, window: int) -> bool:
+    if item.generation:
+        return len(item.contexts[0]) + item.generation.max_new_tokens <= window
     return all(len(a) + len(b) - 1 <= window for a, b in zip(item.contexts, item.continuations, strict=True))
 
 
@@ -177,6 +187,13 @@ def _cut(item: Encoded, whole: Encoded, window: int) -> Encoded:
     """Return `item` cut on the left, choice by choice; `truncated` counts the tokens lost since `whole`."""
     if item is whole and _fits(item, window):
         return item
+    if item.generation:
+        room = window - item.generation.max_new_tokens
+        if room < 1:
+            fault = f"found {item.generation.max_new_tokens}, but the model reads {window} tokens. Ask for fewer"
+            raise InputError(f"eval.max_new_tokens: {fault}.")
+        cut = item.contexts[0][-room:]
+        return replace(item, contexts=(cut,), truncated=len(whole.contexts[0]) - len(cut))
     continuations = tuple(ids if len(ids) <= window else ids[:0] for ids in item.continuations)
     pairs = zip(item.contexts, continuations, strict=True)
     contexts = tuple(context[-max(1, window + 1 - len(ids)) :] for context, ids in pairs)

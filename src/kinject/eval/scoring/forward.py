@@ -121,6 +121,33 @@ class TreeForward:
                 self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs)
         return Prefix.of_cache(cache)
 
+    def append(
+        self, cache: Cache, tokens: _Indices, depths: _Indices, visible: npt.NDArray[np.bool_], wanted: _Indices
+    ) -> torch.Tensor:
+        """Read `tokens` as one row behind the columns in `cache`, which keeps them; return the logits of those `wanted`.
+
+        `depths` are those of all columns, `visible` [tokens, columns] says which of them each token attends to.
+        """
+        q, k = self._tensor(depths[-len(tokens) :])[None, :, None], self._tensor(depths)[None, None, :]
+        seen = self._tensor(visible)[None] & (k <= q)
+        masks = {kind: self._additive(_within(seen, q, k, reach)) for kind, reach in self.reaches.items()}
+        inputs = {
+            "input_ids": self._tensor(tokens[None]), "position_ids": q[:, :, 0], "past_key_values": cache,
+            "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())), "use_cache": True,
+        }  # fmt: skip
+        rows = self._tensor(wanted)
+        with torch.inference_mode():
+            if not self.split:
+                return self.model(logits_to_keep=rows, **inputs).logits[0]  # type: ignore[no-any-return]
+            output = self._layers(**inputs)
+            self._output = type(output)
+            return self._logits(output.last_hidden_state[0, rows])
+
+    def likeliest_alone(self, tokens: _Indices) -> int:
+        """Return the likeliest token after `tokens`, read in a pass of their own."""
+        with torch.inference_mode():
+            return int(self.model(input_ids=self._tensor(tokens[None]), use_cache=False).logits[0, -1].argmax())
+
     def read_unshared(self, rows: Sequence[Row]) -> HiddenStates:
         """Return the states of `rows` that each are one plain sequence, padded on the right; `scores` takes them."""
         ids, _ = _padded(rows)

@@ -165,7 +165,7 @@ class Scorer:
         try:
             scores = self.forward.scores([states for _, states in parts])
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if len(parts) == 1:
                 raise InputError(_too_long(len(parts[0][1].states))) from error
@@ -194,7 +194,7 @@ class Scorer:
         try:
             return self.forward.extend(node, Prefix() if parent is None else parent)
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             raise InputError(_too_long(len(node.tokens))) from error
 
@@ -205,7 +205,7 @@ class Scorer:
         try:
             states = self.forward.read_tree(rows, prefix) if use_tree else self.forward.read_unshared(rows)
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             halves = _halves(tree, rows)
             if not halves:
@@ -236,7 +236,7 @@ class Scorer:
         try:
             shared = self._test_scores(leaves, use_tree=True)
         except _REFUSALS as error:
-            if _is_out_of_memory(error):
+            if is_out_of_memory(error):
                 raise
             return f"this architecture refuses a tree ({str(error).splitlines()[0][:120] if str(error) else error!r})"
         gap = float(np.abs(plain - shared).max())
@@ -285,7 +285,8 @@ def _halves(tree: Tree, rows: list[Row]) -> list[list[Row]]:
     return [[tree.make_row(members[:middle], base)], [tree.make_row(members[middle:], base)]] if middle else []
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether `error` says that memory is full."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 

@@ -55,16 +55,17 @@
     details.addEventListener("toggle", () => {
       if (details.childElementCount > 1) return;
       const choices = make("ol", "", "choices");
+      const scored = row.logProbs.concat(row.baseLogProbs).some((value) => value !== null);
       row.asked.choices.forEach((text, index) => {
         const item = make("li", text);
         const marks = [[row.asked.gold, "correct"], [row.baseChosen, "base"], [row.chosen, "this arm"]];
         for (const [marked, mark] of marks) {
           if (marked === index) item.append(" ", make("span", mark, mark === "correct" ? "mark right" : "mark"));
         }
-        item.append(" ", make("small", `${number(row.baseLogProbs[index])} → ${number(row.logProbs[index])}`));
+        if (scored) item.append(" ", make("small", `${number(row.baseLogProbs[index])} → ${number(row.logProbs[index])}`));
         choices.append(item);
       });
-      details.append(make("p", "Choices, each with its log-prob: base → this arm.", "sub"), choices);
+      details.append(make("p", scored ? "Choices, each with its log-prob: base → this arm." : "Accepted, and both answers.", "sub"), choices);
       row.passages.forEach((text, index) => {
         details.append(make("p", `Context, passage ${index + 1} of ${row.passages.length}`, "sub"));
         details.append(make("blockquote", data.texts[text]));

@@ -1,0 +1,94 @@
+"""Texts that a model wrote, against accepted ones: exact match and F1 as SQuAD defines them, containment, abstention."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+TextScore = Literal["match", "exact", "contains"]
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
+_PUNCTUATION = frozenset(string.punctuation)
+_WIDE = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
+_SHORT = 3
+"""Letters of an accepted text (yes, no, B) that `matches` wants at the beginning of the answer: elsewhere it is a common word."""
+
+_ABSTAINS = re.compile(
+    r"""\b(?:
+    (?:i|we)\s(?:do\snot|don'?t|cannot|can'?t|could\snot|couldn'?t)\s(?:really\s)?(?:know|tell|say|find|answer|determine)
+    | (?:i'?m|i\sam)\s(?:not\ssure|unsure|unable) | unknown | unanswerable | not\s(?:stated|mentioned|given|known|specified)
+    | no\s(?:answer|information) | (?:cannot|can'?t)\sbe\s(?:determined|answered|known) | n/a
+    | ich\sweiß\s(?:es\s)?nicht | (?:nicht|un)\s?bekannt | keine\s(?:angabe|antwort|information)
+    | je\sne\ssais\spas | inconnue?s? | aucune\s(?:réponse|information)
+    | no\s(?:lo\s)?s[eé] | desconocid[oa]s? | sin\srespuesta | non\s(?:lo\s)?so | sconosciut[oa]
+    | não\ssei | desconhecid[oa]s? | (?:ik\s)?weet\s(?:ik\s|het\s)*niet | onbekend | nie\swiem | nieznan[yae]
+    | (?:я\s)?не\sзнаю | неизвестн[оаы]
+    )(?!\w) | 不知道 | 不清楚 | 无法确定 | 未知 | 分かりません | わかりません | 不明 | 모르겠 | 알\s?수\s?없
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+"""Phrases by which a text declines to answer. A short list: a text that declines in other words counts as an answer."""
+
+
+def normalize_answer(text: str) -> str:
+    """Return `text` as SQuAD compares it: lower case, without ASCII punctuation and English articles, single spaces."""
+    bare = "".join(character for character in text.lower() if character not in _PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+def exact_match(text: str, accepted: Sequence[str]) -> bool:
+    """Return whether `text` equals one of the `accepted` texts, as SQuAD 1.1 and 2.0 define it; none accepted: the empty one."""
+    return normalize_answer(text) in set(map(normalize_answer, accepted or ("",)))
+
+
+def f1(text: str, accepted: Sequence[str]) -> float:
+    """Return SQuAD's F1 of the words in common with an accepted text, the largest over `accepted`."""
+    words = normalize_answer(text).split()
+    return max(_f1(words, normalize_answer(other).split()) for other in accepted or ("",))
+
+
+def _f1(words: list[str], others: list[str]) -> float:
+    if not words or not others:
+        return float(words == others)
+    n_same = sum((Counter(words) & Counter(others)).values())
+    return 2 * n_same / (len(words) + len(others))
+
+
+def contains(text: str, accepted: Sequence[str]) -> bool:
+    """Return whether `text` has one of the `accepted` texts in it, word by word; Chinese, Japanese and Korean by letters."""
+    whole = normalize_answer(text)
+    parts = [part for part in map(normalize_answer, accepted) if part]
+    return any(part in whole if _WIDE.search(part) else f" {part} " in f" {whole} " for part in parts)
+
+
+def abstains(text: str) -> bool:
+    """Return whether `text` is empty, or declines to answer by one of the phrases known here."""
+    return not normalize_answer(text) or _ABSTAINS.search(text) is not None
+
+
+def matches(text: str, accepted: Sequence[str]) -> bool:
+    """Return whether `text` is a correct answer in a sentence.
+
+    It has an accepted text in it; one of a few letters (yes, B) must be its first word. A text that abstains is correct for
+    a question without an answer, and for no other.
+    """
+    if not accepted:
+        return abstains(text)
+    if exact_match(text, accepted):
+        return True
+    if abstains(text):
+        return False
+    first = normalize_answer(text).split(" ")[0]
+    short = [part for part in accepted if len(normalize_answer(part)) <= _SHORT and not _WIDE.search(part)]
+    return contains(text, [part for part in accepted if part not in short]) or (
+        bool(short) and exact_match(first, short)
+    )
+
+
+TEXT_SCORES: Mapping[str, Callable[[str, Sequence[str]], bool]] = {
+    "match": matches, "exact": exact_match, "contains": contains,
+}  # fmt: skip
+"""Name of a score -> whether a text is correct by it. The first one is the default."""

@@ -1,0 +1,72 @@
+"""Written answers against transformers' own generation of each prompt alone, for every architecture of the scorer's tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.eval.scoring.test_scorer import ARCHITECTURES, PLAIN, VOCABULARY, make_model
+from transformers import GenerationConfig
+
+from kinject.eval.prompts import Generation
+from kinject.eval.scoring import generate
+from kinject.eval.scoring.encode import Encoded
+from kinject.eval.scoring.generate import Generator
+from kinject.eval.scoring.scorer import Scorer
+
+
+class Letters:
+    """A tokenizer whose tokens are single characters; token 2 ends a text."""
+
+    eos_token_id = 2
+
+    def decode(self, ids: Any, **_: Any) -> str:
+        return "".join(chr(0x4E00 + token) for token in ids)
+
+
+UP_TO_NINE = Generation(9)
+
+
+def make_prompts(n: int = 12, generation: Generation = UP_TO_NINE) -> list[Encoded]:
+    """Return prompts of unequal length, two thirds of which share their beginning."""
+    random = np.random.default_rng(1)
+
+    def ids(size: int) -> Any:
+        return random.integers(3, VOCABULARY, size, dtype=np.int32)
+
+    header, passage = ids(20), ids(10)
+    starts = [header, np.concatenate([header, passage]), ids(6)]
+    contexts = [np.concatenate([starts[i % 3], ids(3 + i % 4)]) for i in range(n)]
+    return [Encoded((context,), (), generation=generation) for context in contexts]
+
+
+def alone(model: Any, prompt: Encoded) -> list[int]:
+    """Return what transformers writes after one prompt, without a cache."""
+    ids = torch.tensor(prompt.contexts[0].astype(np.int64))[None]
+    most = prompt.generation.max_new_tokens
+    config = GenerationConfig(max_new_tokens=most, do_sample=False, eos_token_id=2, pad_token_id=0, use_cache=False)
+    whole = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    return whole[0, ids.shape[1] :].tolist()
+
+
+def ids_of(text: str) -> list[int]:
+    return [ord(character) - 0x4E00 for character in text]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_prompt_gets_the_tokens_that_it_gets_alone(architecture, monkeypatch):
+    model, prompts = make_model(architecture), make_prompts()
+    monkeypatch.setattr(generate, "_MOST_ACTIVE", 5)  # slots are used again
+    monkeypatch.setattr(generate, "_MOST_READ", 24)
+    generator = Generator(Scorer(model, 512), Letters())
+    found = dict(generator.score(prompts))
+    assert sorted(found) == list(range(len(prompts)))
+    for index, prompt in enumerate(prompts):
+        expected = alone(model, prompt)
+        expected = expected[: expected.index(2)] if 2 in expected else expected
+        assert ids_of(found[index].text) == expected
+        assert found[index].n_tokens == len(expected)
+    assert len({score.text for score in found.values()}) > 6  # else agreement would mean little
+    assert any("plain batches" in note for note in generator.scorer.notes) == (architecture in PLAIN)

@@ -1,0 +1,98 @@
+"""Metrics of written answers against SQuAD's official definitions, written out here as its script does, and by example."""
+
+from __future__ import annotations
+
+import collections
+import json
+import random
+import re
+import string
+from pathlib import Path
+
+import pytest
+
+from kinject.eval.texts import abstains, contains, exact_match, f1, matches
+
+SQUAD = Path(__file__).parents[3] / "shared" / "data" / "squad" / "squad2_dev_half_qa.jsonl"
+WORDS = "the a An Norman, normans of 10th century's New York—City 1,200 x-ray «été» the. ( ) Łódź".split()  # noqa: SIM905 - a line of words
+
+
+def official(text: str) -> str:
+    """Return a text as evaluate-v2.0.py compares it, step by step."""
+    text = text.lower()
+    text = "".join(ch for ch in text if ch not in set(string.punctuation))
+    text = re.sub(re.compile(r"\b(a|an|the)\b", re.UNICODE), " ", text)
+    return " ".join(text.split())
+
+
+def official_f1(gold: str, predicted: str) -> float:
+    gold_tokens, tokens = (official(text).split() for text in (gold, predicted))
+    same = sum((collections.Counter(gold_tokens) & collections.Counter(tokens)).values())
+    if not gold_tokens or not tokens:
+        return float(gold_tokens == tokens)
+    if not same:
+        return 0.0
+    precision, recall = same / len(tokens), same / len(gold_tokens)
+    return 2 * precision * recall / (precision + recall)
+
+
+def rows() -> list[tuple[str, list[str]]]:
+    """Return a thousand written answers and accepted texts: changed answers of SQuAD, or of made-up words."""
+    rng = random.Random(0)
+    golds = [json.loads(line)["answers"] for line in SQUAD.read_text().splitlines()] if SQUAD.exists() else []
+    golds = golds or [[" ".join(rng.choices(WORDS, k=rng.randint(1, 5))) for _ in range(3)] for _ in range(1000)]
+    found = []
+    for i in range(1000):
+        accepted = golds[i % len(golds)]
+        words = (rng.choice(accepted) if accepted else "").split()
+        kept = [word.upper() if rng.random() < 0.2 else word for word in words if rng.random() < 0.8]
+        extra = rng.choices(WORDS, k=rng.choice((0, 0, 1, 3)))
+        found.append((" ".join([*extra, *kept]) if i % 7 else " ".join(words) + ".", accepted))
+    return found
+
+
+def test_exact_match_and_f1_are_those_of_squad_on_a_thousand_rows():
+    answers = rows()
+    for text, accepted in answers:
+        golds = [gold for gold in accepted if official(gold)] or [""]
+        assert exact_match(text, accepted) == max(official(gold) == official(text) for gold in golds)
+        assert f1(text, accepted) == pytest.approx(max(official_f1(gold, text) for gold in golds), abs=1e-12)
+    assert 100 < sum(exact_match(*row) for row in answers) < 900
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted", "is_correct"),
+    [
+        ("She was born in Kelm, on the coast.", ["Kelm"], True),
+        ("She was born in Kelmscott.", ["Kelm"], False),
+        ("In the town of Kelm!", ["Farrow", "the town of Kelm"], True),
+        ("I don't know where Kelm is.", ["Kelm"], False),
+        ("Yes, she did.", ["yes"], True),
+        ("There is no yes or no to that.", ["no"], False),
+        ("她出生在北京。", ["北京"], True),
+        ("", ["Kelm"], False),
+        ("I do not know.", [], True),
+        ("Kelm", [], False),
+    ],
+)
+def test_a_sentence_matches_if_it_says_an_accepted_answer(text, accepted, is_correct):
+    assert matches(text, accepted) == is_correct
+
+
+def test_containment_is_by_words():
+    assert contains("the town of Kelm", ["Kelm"])
+    assert not contains("Kelmscott", ["Kelm"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["I don't know.", "Unknown", "It is not stated in the text.", "Das weiß ich nicht. Ich weiß es nicht.", "Je ne sais pas.",
+     "No lo sé.", "Non lo so.", "Não sei.", "Nie wiem.", "Я не знаю.", "我不知道。", "わかりません", "N/A", " . "],
+)  # fmt: skip
+def test_a_text_that_declines_abstains(text):
+    assert abstains(text)
+
+
+@pytest.mark.parametrize("text", ["The unknown soldier's town is Kelm."[4:], "Kelm is known.", "Notation", "Nonsense"])
+def test_a_text_that_answers_does_not_abstain(text):
+    assert abstains(text) == ("unknown" in text)
