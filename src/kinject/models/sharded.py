@@ -58,8 +58,9 @@ class Sharding:
 def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Sharding | None:
     """Return the sharding that `accelerate launch`, or the trainer's `fsdp_config`, asks for; None for none.
 
-    None as well for what accelerate shards itself: one process, weights in the machine's memory (offload), and context
-    parallelism. Raises `InputError` for sizes that do not make up the processes.
+    None as well for what accelerate shards itself: one process, weights in the machine's memory (offload), context
+    parallelism, FSDP1, and weights that stay whole after a forward pass. Raises `InputError` for sizes that do not make
+    up the processes.
     """
     sizes = {
         name: int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1"))
@@ -68,8 +69,10 @@ def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Shard
     tensor, replicas = sizes.get("TP", 1), sizes.get("DP_REPLICATE", 1)
     wants_fsdp = is_yes("ACCELERATE_USE_FSDP") or fsdp_config is not None
     offloads = is_yes("FSDP_OFFLOAD_PARAMS") or bool((fsdp_config or {}).get("cpu_offload"))
+    keeps = os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "false"
+    is_first_version = os.environ.get("FSDP_VERSION", "2") == "1"
     n, splits = world_size(), sizes.get("CP", 1) * sizes.get("SP", 1)
-    if n == 1 or offloads or splits > 1 or not (wants_fsdp or tensor > 1):
+    if n == 1 or offloads or keeps or is_first_version or splits > 1 or not (wants_fsdp or tensor > 1):
         return None
     shards = n // (replicas * tensor) if wants_fsdp else 1
     if shards * replicas * tensor != n or sizes.get("DP_SHARD", shards) not in (1, shards):
@@ -91,6 +94,26 @@ def sharded_by_transformers(sharding: Sharding | None) -> Iterator[None]:
         os.environ.update(kept)
 
 
+@contextlib.contextmanager
+def reading_parts() -> Iterator[None]:
+    """Let transformers read the parts of weights from their files instead of mapping the files into memory.
+
+    Mapped pages count as memory of the process, up to the size of the whole model.
+    """
+    from transformers import modeling_utils
+
+    mapped = modeling_utils.safe_open
+
+    def safe_open(*args: Any, **options: Any) -> Any:
+        return mapped(*args, **{**options, "backend": "pread"})
+
+    modeling_utils.safe_open = safe_open
+    try:
+        yield
+    finally:
+        modeling_utils.safe_open = mapped
+
+
 def shard(model: PreTrainedModel, sharding: Sharding) -> PreTrainedModel:
     """Split a model that each process holds whole, with equal weights in all."""
     config, _, mesh = model.prepare_distribute_model(sharding.of(model.config))
@@ -100,10 +123,17 @@ def shard(model: PreTrainedModel, sharding: Sharding) -> PreTrainedModel:
 def release_whole(model: PreTrainedModel) -> PreTrainedModel:
     """Let every unit of a model that FSDP2 shards drop its gathered weights after each forward pass; return the model.
 
-    By default the last unit and the root keep them: then parameters are whole where nothing is trained.
+    By default the last unit and the root keep them: then parameters are whole where nothing is trained. Tied weights are
+    saved once; transformers would gather them twice.
     """
     if hasattr(model, "set_reshard_after_forward"):
         model.set_reshard_after_forward(True)
+    gather, tied = model.gather_sharded_state_dict_for_save, model.all_tied_weights_keys
+
+    def gather_once(*args: Any, **options: Any) -> dict[str, torch.Tensor]:
+        return {name: weight for name, weight in gather(*args, **options).items() if name not in tied}
+
+    model.gather_sharded_state_dict_for_save = gather_once
     return model
 
 
