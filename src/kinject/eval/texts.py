@@ -6,9 +6,12 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from functools import partial, reduce
+from typing import Any, Literal
 
 TextScore = Literal["match", "exact", "contains"]
+TextGrader = Callable[[str, Sequence[str]], bool]
+"""(written text, accepted texts) -> whether it is correct."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 _PUNCTUATION = frozenset(string.punctuation)
@@ -88,7 +91,56 @@ def matches(text: str, accepted: Sequence[str]) -> bool:
     )
 
 
-TEXT_SCORES: Mapping[str, Callable[[str, Sequence[str]], bool]] = {
+TEXT_SCORES: Mapping[str, TextGrader] = {
     "match": matches, "exact": exact_match, "contains": contains,
 }  # fmt: skip
 """Name of a score -> whether a text is correct by it. The first one is the default."""
+
+
+def _first_match(text: str, *, regex_pattern: str = r"#### (\-?[0-9\.\,]+)", group_select: int = 0,
+                 fallback: str = "[invalid]") -> str:  # fmt: skip
+    """Return match number `group_select` of a pattern, of several groups the first that is not empty; else `fallback`."""
+    found = re.findall(regex_pattern, text)
+    if not found:
+        return fallback
+    match = found[group_select]
+    groups = [group for group in match if group] if isinstance(match, tuple) else [match]
+    return (groups[0] if groups else fallback).strip()
+
+
+FILTERS: Mapping[str, Callable[..., str]] = {
+    "regex": _first_match, "remove_whitespace": str.strip, "lowercase": str.lower, "uppercase": str.upper,
+    "take_first": str,
+}  # fmt: skip
+"""Filters of lm-evaluation-harness's tasks; a question has one answer here, which is the first."""
+
+
+def task_grader(
+    filters: Sequence[Mapping[str, Any]],
+    regexes_to_ignore: Sequence[str] = (),
+    *,
+    ignore_case: bool = False,
+    ignore_punctuation: bool = False,
+    ignore_numbers: bool = False,
+) -> TextGrader:
+    """Return lm-evaluation-harness's exact_match of a text after `filters` (``{function, ...}``), with its options.
+
+    Raises `re.error` or `TypeError` if a filter cannot be used.
+    """
+    steps = []
+    for step in filters:
+        options = {key: value for key, value in step.items() if key != "function"}
+        steps.append(partial(FILTERS[step["function"]], **options))
+        steps[-1]("")
+    patterns = [re.compile(pattern) for pattern in regexes_to_ignore or ()]
+    ignored = (string.punctuation if ignore_punctuation else "") + (string.digits if ignore_numbers else "")
+
+    def plain(text: str) -> str:
+        text = reduce(lambda whole, pattern: pattern.sub("", whole), patterns, text)
+        return (text.lower() if ignore_case else text).translate(str.maketrans("", "", ignored))
+
+    def grade(text: str, accepted: Sequence[str]) -> bool:
+        written = plain(reduce(lambda whole, step: step(whole), steps, text))
+        return any(plain(other) == written for other in accepted)
+
+    return grade
