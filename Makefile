@@ -1,11 +1,13 @@
 # make demo: from nothing to a report that shows knowledge going into a model (CPU, no key, no network but pip's index)
 # make test: every check. make docs: the documentation as a site.
 # make soak: the long proofs (hours). make mutants: changes of the code that no test notices (half an hour). All make .venv when it is missing.
+# make gpu: measures one NVIDIA GPU and writes docs/gpu.md, with GPU_PYTHON (python3), a Python that has torch with CUDA. No network.
 # make compat: the quick tests with the oldest and the newest dependencies that pyproject.toml allows (in .venv-floor, .venv-ceiling).
 PYTHON ?= python3
+GPU_PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test soak compat mutants check static types recipes docs format clean
+.PHONY: demo test soak gpu compat mutants check static types recipes docs format clean
 
 # No process compiles what another has compiled. pip compiles nothing: of 20,000 files one in five is ever imported, and the
 # demo compiles those while it prepares its data.
@@ -60,6 +62,10 @@ test: .venv/dev static
 
 soak: .venv/dev
 	$(BIN)/python -m pytest -m soak tests
+
+# No .venv: a machine without network has what it has, and wheels carried along in runs/gpu-packages if there are any.
+gpu:
+	$(GPU_PYTHON) benchmarks/gpu/run.py $(if $(wildcard runs/gpu-packages),--packages runs/gpu-packages) --page docs/gpu.md
 
 mutants: .venv/dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mutmut==3.8.1

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 for room in (
     ".",
+    "cli",
     "disk",
     "hostile",
     "report",

@@ -25,6 +25,8 @@ OTHER_ENVIRONMENTS = {"augment/curator_side.py": "requests.py", "eval/harness_si
 """Programs that another benchmark starts with the Python of another tool -> the benchmark that starts them."""
 IN_A_CHAIN = {"demo.py", "train/forgetting.py", "sandbox/ship_base.py"}
 """Programs that need the demo's runs: tests/test_first_run.py runs them."""
+OF_A_GPU = {"gpu/run.py", "gpu/measures.py", "gpu/training.py", "gpu/page.py", "gpu/packages.py"}
+"""tests/test_gpu_program.py runs them."""
 
 
 @pytest.fixture

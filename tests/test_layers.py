@@ -35,7 +35,9 @@ SIDEWAYS = {
 
 MOST_LINES = 500
 MOST_LINES_OF_A_FUNCTION = 60
-MOST_FILES = 230  # a file for each family of documents; the demo; public data; slurm and export; written answers
+MOST_FILES = (
+    240  # a file for each family of documents; the demo; public data; slurm, export; big models; written answers
+)
 MOST_SERVING_ONE = 15
 
 

@@ -20,6 +20,8 @@ _NUMBERS = (
     (re.compile(r"SOURCE_DATE_EPOCH|HF_DATASETS_IN_MEMORY_MAX_SIZE"), 0, 2**36),
 )
 """Environment variables that kinject or its libraries read as whole numbers: name, smallest, largest."""
+_AUTO = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+"""For DeepSpeed accelerate's launcher sets it to auto: the trainer's."""
 _YES_OR_NO = ("1", "0", "true", "false", "yes", "no", "on", "off", "y", "n", "t", "f")
 _WORDS = (
     (
@@ -97,6 +99,8 @@ def _expected(name: str, value: str) -> str:
             return "" if value.lower() in words else f"one of {', '.join(words)}"
     for pattern, least, most in _NUMBERS:
         if pattern.fullmatch(name):
+            if value == "auto" and name == _AUTO:
+                return ""
             parts = value.split(",") if name == "OMP_NUM_THREADS" else [value]  # one number for each level of nesting
             fine = all(re.fullmatch("[0-9]{1,12}", part.strip()) and least <= int(part) <= most for part in parts)
             return "" if fine else f"a whole number from {least:,} to {most:,}"
@@ -113,9 +117,14 @@ def is_launched() -> bool:
     return "RANK" in os.environ
 
 
+def is_yes(name: str) -> bool:
+    """Return whether the environment variable `name` is a yes."""
+    return os.environ.get(name, "").strip().lower() in ("1", "true", "yes", "on", "y", "t")
+
+
 def is_fsdp_launch() -> bool:
-    """Return whether `accelerate launch` shards weights by FSDP when training starts. Until then they stay off the GPU."""
-    return os.environ.get("ACCELERATE_USE_FSDP", "").strip().lower() in ("1", "true", "yes", "on", "y", "t")
+    """Return whether accelerate shards weights by FSDP when training starts. Until then they stay off the GPU."""
+    return is_yes("ACCELERATE_USE_FSDP")
 
 
 def single_process_notes() -> list[str]:

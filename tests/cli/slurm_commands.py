@@ -1,16 +1,23 @@
-"""Slurm's srun and scontrol for one machine: run as `srun ...` or `scontrol ...` by their names.
+"""Slurm's srun and scontrol for one machine: run as `srun ...` or `scontrol ...` by their names. `Slurm` runs a job with them.
 
 srun starts its command once for each of SLURM_NNODES and sends what it receives to all processes below it, as Slurm does
-for a step. scontrol knows this machine's address, and appends the jobs that are requeued to KINJECT_REQUEUED.
+for a step, KINJECT_SRUN_PAUSE seconds apart. scontrol knows this machine's address, and appends the jobs that are requeued
+to KINJECT_REQUEUED.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+PYTHON = sys.executable
 
 
 def _below(pid: int) -> list[int]:
@@ -26,7 +33,9 @@ def _srun(words: list[str]) -> int:
 
     def forward(number: int, _: object) -> None:
         for pid in _below(os.getpid()):
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+            time.sleep(float(os.environ.get("KINJECT_SRUN_PAUSE", "0")))
 
     signal.signal(signal.SIGUSR1, forward)
     signal.signal(signal.SIGTERM, forward)
@@ -42,6 +51,33 @@ def _scontrol(words: list[str]) -> int:
     with open(os.environ["KINJECT_REQUEUED"], "a") as file:
         file.write(f"{' '.join(words)}\n")
     return 0
+
+
+class Slurm:
+    """Runs a job's script with the commands of this file."""
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self.folder, self.requeued = folder, folder / "requeued"
+        for name in ("srun", "scontrol"):
+            shutil.copy(__file__, folder / name)
+            text = (folder / name).read_text()
+            (folder / name).write_text(f"#!{PYTHON} -S\n{text}")
+            (folder / name).chmod(0o755)
+        self.environment = {
+            **os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "KINJECT_REQUEUED": str(self.requeued),
+            "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "here", "SLURM_NNODES": str(nodes),
+        }  # fmt: skip
+
+    def run(self, script: Path, begun: Callable[[], bool], sent: int | None, **environment: str) -> int:
+        """Run `script`, send it the signal `sent` once it has `begun`, and return its exit code."""
+        environment = {**self.environment, **environment}
+        with subprocess.Popen(["bash", str(script)], env=environment, cwd=self.folder) as job:
+            while sent is not None and not begun():
+                assert job.poll() is None
+                time.sleep(0.02)
+            if sent is not None:
+                os.kill(job.pid, sent)
+            return job.wait(600)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from slurm_commands import Slurm
 
 from kinject.cli import main
 
-COMMANDS = Path(__file__).parent / "slurm_commands.py"
 REAL = sys.executable
 PYTHON = """\
 #!{python} -S
@@ -35,39 +31,13 @@ if not os.path.exists(os.path.join({folder!r}, "ends")):
 """Stands for the Python that trains: notes how it was started, and waits for SIGUSR1."""
 
 
-class Slurm:
-    """Runs a job's script with the commands of slurm_commands.py."""
-
-    def __init__(self, folder: Path, nodes: int) -> None:
-        self.folder, self.requeued = folder, folder / "requeued"
-        for name in ("srun", "scontrol"):
-            shutil.copy(COMMANDS, folder / name)
-            text = (folder / name).read_text()
-            (folder / name).write_text(f"#!{REAL} -S\n{text}")
-            (folder / name).chmod(0o755)
-        self.environment = {
-            **os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "KINJECT_REQUEUED": str(self.requeued),
-            "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "here", "SLURM_NNODES": str(nodes),
-        }  # fmt: skip
-
-    def run(self, script: Path, begun: Callable[[], bool], sent: int | None, **environment: str) -> int:
-        """Run `script`, send it the signal `sent` once it has `begun`, and return its exit code."""
-        environment = {**self.environment, **environment}
-        with subprocess.Popen(["bash", str(script)], env=environment, cwd=self.folder) as job:
-            while sent is not None and not begun():
-                assert job.poll() is None
-                time.sleep(0.02)
-            if sent is not None:
-                os.kill(job.pid, sent)
-            return job.wait(600)
-
-    def started(self) -> list[Mapping[str, object]]:
-        """Return what PYTHON noted, by node, and forget it."""
-        paths = sorted(self.folder.glob("started-?"))
-        notes = [json.loads(path.read_text()) for path in paths]
-        for path in paths:
-            path.unlink()
-        return notes
+def started(folder: Path) -> list[Mapping[str, object]]:
+    """Return what PYTHON noted, by node, and forget it."""
+    paths = sorted(folder.glob("started-?"))
+    notes = [json.loads(path.read_text()) for path in paths]
+    for path in paths:
+        path.unlink()
+    return notes
 
 
 def test_the_script_warns_requeues_and_resumes_on_one_node_and_on_two(
@@ -109,7 +79,7 @@ def test_the_script_warns_requeues_and_resumes_on_one_node_and_on_two(
         assert slurm.requeued.read_text() == "requeue 4711\n"
         slurm.requeued.unlink()
         trains = ["-m", "kinject.cli", "train", recipe.name, "model.dtype=float32", "--resume"]
-        for number, note in enumerate(slurm.started()):
+        for number, note in enumerate(started(tmp_path)):
             assert note["SLURM_NODEID"] == str(number)
             if nodes == 1:
                 assert note["words"] == trains
@@ -123,13 +93,13 @@ def test_the_script_warns_requeues_and_resumes_on_one_node_and_on_two(
             assert (note["PET_SIGNALS_TO_HANDLE"], note["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == ("SIGINT", "90")
 
         assert slurm.run(script, begun, signal.SIGUSR1, SLURM_RESTART_COUNT="100") != 0  # as often as it may
-        slurm.started()
+        started(tmp_path)
         assert slurm.run(script, begun, signal.SIGTERM) != 0  # Slurm decides whether it comes back
-        slurm.started()
+        started(tmp_path)
         (tmp_path / "ends").touch()
         assert slurm.run(script, begun, None, SLURM_RESTART_COUNT="1") == 0
         assert not slurm.requeued.exists()
-        assert len(slurm.started()) == nodes
+        assert len(started(tmp_path)) == nodes
         (tmp_path / "ends").unlink()
 
 

@@ -56,7 +56,7 @@ def _gpus(gib: int, per_node: int, nodes: int = 1, link: float | None = None) ->
         (80, 1, 1, "one device", ""), (20, 1, 1, "offload", "fsdp2-offload"), (4, 1, 1, "none", ""),
         (100, 8, 1, "DDP", "ddp"), (40, 8, 1, "ZeRO-2", "zero2"), (18, 8, 1, "FSDP (ZeRO-3)", "fsdp2"),
         (11, 8, 1, "offload", "fsdp2-offload"), (6, 8, 1, "none", ""), (100, 8, 2, "DDP", "ddp"),
-        (18, 8, 2, "HSDP", "hsdp"), (12, 8, 2, "FSDP (ZeRO-3)", "fsdp2"), (18, 1, 8, "FSDP (ZeRO-3)", "fsdp2"),
+        (18, 8, 2, "HSDP", "hsdp"), (14, 8, 2, "FSDP (ZeRO-3)", "fsdp2"), (18, 1, 8, "FSDP (ZeRO-3)", "fsdp2"),
     ],
 )  # fmt: skip
 def test_of_the_parallelisms_that_fit_the_one_that_sends_least_is_taken(
@@ -77,7 +77,7 @@ def test_a_layer_that_does_not_fit_is_named_with_its_size() -> None:
     assert (found.name, found.command) == ("none", "")
     assert "the largest layer (12.0 GiB) does not fit" in found.reason
     assert "tensor parallelism" in found.reason
-    fitting = choose_parallelism(_step(), _memory(largest_block=6 * GIB), _gpus(20, 8))
+    fitting = choose_parallelism(_step(), _memory(largest_block=3 * GIB), _gpus(20, 8))
     assert fitting.name == "offload"
 
 
@@ -86,7 +86,7 @@ def test_the_memory_of_fsdp_is_that_of_the_recipe_as_its_command_changes_it() ->
     whole, half = simulate(step), simulate(_step(accumulation=2, dtype=torch.bfloat16))
     assert whole.activations - half.activations > 0.2 * whole.weights  # autocast's copies, which FSDP2 does not need
     expected = (whole.weights + 3 * whole.trained_bytes) // 16 + half.activations + half.logits
-    expected += 2 * half.largest_block
+    expected += 4 * half.largest_block  # two gathered, the gradients of one, and these once more to be sent
     found = choose_parallelism(step, whole, Devices("cuda", "GPU", 16, int(1.06 * expected), False, 0))
     assert (found.name, found.peak) == ("FSDP (ZeRO-3)", expected)
     assert found.sent == int(15 / 16 * 2 * (2 * (whole.weights // 2) + whole.trained_bytes))  # gathered in bfloat16
@@ -146,7 +146,7 @@ def test_the_page_of_a_plan_has_machines_batch_and_a_command_that_train_accepts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kinject.plan.run.cheapest_changes", lambda *_: ([], False))  # tests/plan/test_plan.py
+    monkeypatch.setattr("kinject.plan.run.cheapest_changes", lambda *_: ([], None))  # tests/plan/test_plan.py
     sizes = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 8}  # 24 MiB of weights
     transformers.LlamaConfig(**{**CONFIG.to_dict(), **sizes}).save_pretrained(tmp_path / "config-only")
     values = {

@@ -19,6 +19,7 @@ from kinject.disk import read_jsonl, read_manifest
 from kinject.models import reads_later_tokens
 from kinject.recipe import Recipe
 from kinject.train import train
+from kinject.train.checkpoints import is_complete
 from kinject.train.guards import sample_output
 from kinject.train.load import load_training_model
 
@@ -143,3 +144,53 @@ def test_weights_stay_off_the_gpu_until_fsdp_has_sharded_them(
     model.config._attn_implementation = "flash_attention_2"  # runs on GPUs only
     assert sample_output(model, row).numel() == 0
     assert not reads_later_tokens(model)
+
+
+SIGNALLED = """
+import os, signal, sys
+from kinject.cli import main
+from kinject.train import callbacks
+
+def kill(self, args, state, control, **rest):
+    if os.environ["RANK"] == "1" and state.global_step == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+callbacks.Screen.on_step_begin = kill
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_signal_to_one_of_two_processes_stops_both_after_its_step_and_they_resume_there(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
+) -> None:
+    sizes = {"max_steps": 5, "per_device_train_batch_size": 2}
+    train(make_recipe(run_dir=str(tmp_path / "one"), trainer={**sizes, "gradient_accumulation_steps": 2}))
+    model = {"path": str(tiny_model), "device": "cpu"}
+    recipe = make_recipe(run_dir=str(tmp_path / "two"), model=model, trainer={**sizes, "use_cpu": True})
+    (tmp_path / "signalled.py").write_text(SIGNALLED)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+    launch += [str(ROOT / "recipes" / "distributed" / "ddp-cpu.yaml"), str(tmp_path / "signalled.py")]
+
+    def run(step: int, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [*launch, str(step), "train", str(recipe.path), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, cwd=tmp_path)
+
+    stopped = run(2)
+    assert stopped.returncode != 0
+    assert (
+        "stopped by SIGUSR1. Finished work is kept. Resume with (under the same launcher): kinject train"
+        in stopped.stderr
+    )
+    assert [path.name for path in (tmp_path / "two").glob("checkpoint-*")] == ["checkpoint-3"]
+    assert is_complete(tmp_path / "two" / "checkpoint-3")
+    steps = [row["step"] for _, row in read_jsonl(tmp_path / "two" / "log.jsonl")]
+    assert max(steps) == 3  # no step is lost
+    resumed = run(9, "--resume")
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    losses = [
+        [row["loss"] for _, row in read_jsonl(tmp_path / name / "log.jsonl") if "loss" in row]
+        for name in ("one", "two")
+    ]
+    assert len(losses[1]) == 5
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)

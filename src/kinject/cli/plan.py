@@ -19,7 +19,8 @@ Exit code 0: it fits, or a way to run it fits; 1: none does.
 examples:
   kinject plan recipes/cpt.yaml
   kinject plan recipes/cpt.yaml --no-calibration --json plan.json --figure learning-rate.png
-  kinject plan recipes/llama-3.1-8b/cpt.yaml --memory 80GiB --devices 8
+  kinject plan recipes/llama-3.1-8b/cpt.yaml --gpu H100
+  kinject plan recipes/llama-3.1-8b/cpt.yaml --gpu H100 --devices 8
   kinject plan recipes/llama-3.1-8b/cpt.yaml --memory 24GiB --devices 4 --nodes 2 --link 3
   kinject plan recipes/llama-3.1-8b/lora.yaml --memory 24GiB model.path=folder-with-config.json"""
 
@@ -27,6 +28,9 @@ examples:
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
     parser = add_verb(verbs, "plan", "estimate memory, time and disk of a training run", _DETAIL, None)
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="plan for this card: H200, H100, A100, A100-40GB, L40S, L4, 4090, T4"
+    )
     parser.add_argument("--memory", metavar="SIZE", help="memory of a device, as 24GiB (default: this machine's)")
     parser.add_argument("--devices", metavar="N", type=int, help="number of devices of a machine (default: this one's)")
     parser.add_argument("--nodes", metavar="N", type=int, help="number of machines (default: 1)")
@@ -61,7 +65,13 @@ def _run(arguments: argparse.Namespace) -> int:
     memory = parse_memory(arguments.memory) if arguments.memory is not None else None
     link = None if arguments.link is None else arguments.link * 1e9
     options = PlanOptions(
-        memory, arguments.devices, not arguments.no_calibration, arguments.seconds, arguments.nodes, link
+        memory,
+        arguments.devices,
+        not arguments.no_calibration,
+        arguments.seconds,
+        arguments.nodes,
+        link,
+        arguments.gpu,
     )
     result = plan(recipe, options)
     show(render_plan(result))

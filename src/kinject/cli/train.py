@@ -40,7 +40,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from kinject.api import train
     from kinject.train import render_summary
 
-    show(render_summary(train(recipe, resume=arguments.resume, overwrite=arguments.overwrite)))
+    result = train(recipe, resume=arguments.resume, overwrite=arguments.overwrite)
     if is_first_process():
+        show(render_summary(result))
         show(f"report: {recipe.run_dir / 'report.html'}")
     return 0

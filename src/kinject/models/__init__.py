@@ -42,14 +42,27 @@ from kinject.models.load import (
     saved_tensors,
     train_tokenizer,
 )
+from kinject.models.sharded import (
+    Sharding,
+    copy_weights,
+    own_part,
+    read_sharding,
+    shape_of,
+    shard,
+    sharded_by_transformers,
+    size_of,
+    whole,
+    whole_weights,
+)
 
 __all__ = [
-    "ADAPTER_CONFIG", "CONFIG", "INDEX",
-    "LoadedModel", "attention_fault", "base_of_adapter", "causal_fault", "check_causal", "check_config",
-    "check_files", "check_finite_in", "check_model", "choose_attention", "choose_device", "choose_precision",
-    "emulated_bf16", "fastest_attention", "first_line", "has_fast_bf16", "is_runnable", "load_config",
-    "load_model", "load_tokenizer", "model_files", "model_hash", "new_model", "not_finite", "not_finite_in",
-    "read_headers", "read_object", "reads_later_tokens", "saved_tensors", "train_tokenizer", "try_attention", "weight_files",
+    "ADAPTER_CONFIG", "CONFIG", "INDEX", "LoadedModel", "Sharding", "attention_fault", "base_of_adapter",
+    "causal_fault", "check_causal", "check_config", "check_files", "check_finite_in", "check_model",
+    "choose_attention", "choose_device", "choose_precision", "copy_weights", "emulated_bf16", "fastest_attention",
+    "first_line", "has_fast_bf16", "is_runnable", "load_config", "load_model", "load_tokenizer", "model_files",
+    "model_hash", "new_model", "not_finite", "not_finite_in", "own_part", "read_headers", "read_object",
+    "read_sharding", "reads_later_tokens", "saved_tensors", "shape_of", "shard", "sharded_by_transformers", "size_of",
+    "train_tokenizer", "try_attention", "weight_files", "whole", "whole_weights",
 ]  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from kinject.models.folder import (
     read_object,
 )
 from kinject.models.hardware import choose_attention, choose_device, choose_dtype, quantization_config
+from kinject.models.sharded import Sharding, own_part, release_whole, shape_of, size_of
 from kinject.recipe.check import suggestion
 
 if TYPE_CHECKING:
@@ -116,12 +117,14 @@ def load_model(
     quantization: str = "none",
     tokenizer: PreTrainedTokenizerBase | None = None,
     move: bool = True,
+    sharding: Sharding | None = None,
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer from a folder or the hub.
 
     A folder with a peft adapter is loaded on top of the base model that the adapter names. Weights are read from
-    safetensors only and no remote code is run. `tokenizer` is the folder's own if it is loaded already. Without `move`
-    the weights stay in memory, for FSDP to shard. Raises `InputError` when the folder cannot be used.
+    safetensors only and no remote code is run. `tokenizer` is the folder's own if it is loaded already. With `sharding`
+    each process reads its part of the weights. Without `move` they stay in memory, for accelerate to shard. Raises
+    `InputError` when the folder cannot be used.
     """
     device = choose_device(device)
     torch_dtype = choose_dtype(dtype, device)
@@ -137,16 +140,20 @@ def load_model(
         options["attn_implementation"] = implementation
     if quantization != "none":
         options["quantization_config"] = quantization_config(quantization, torch_dtype)
+    if sharding is not None:
+        options["distributed_config"] = sharding.of(load_config(path, revision))
     is_adapter = (Path(source) / ADAPTER_CONFIG).exists()
     model = _load_adapter(Path(source), options) if is_adapter else _load_full_model(source, options)
-    if quantization == "none" and move:
+    if sharding is not None:
+        release_whole(model.base_model.model if is_adapter else model)
+    elif quantization == "none" and move:
         model = model.to(device)
     model.eval()
     _check_finite(Path(source), model, quantized=quantization != "none")
     implementation = str(model.config._attn_implementation)
     dtype_name = str(torch_dtype).removeprefix("torch.")
     note = f"{path}: {_parameter_count(model)} parameters, {dtype_name}, {implementation} attention, on {device}"
-    note += "" if move else " once it is sharded"
+    note += f", {sharding.describe()}" if sharding is not None else "" if move else " once it is sharded"
     if tokenizer is None:
         tokenizer = load_tokenizer(path, revision=revision)
     notes = (note, *_check_vocabulary(path, model, tokenizer))
@@ -223,8 +230,7 @@ def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     import torch
 
     for name, tensor in tensors:
-        values = tensor.detach()
-        values = values.to_local() if hasattr(values, "to_local") else values
+        values = own_part(tensor)
         if not values.is_floating_point() or values.is_meta or not values.numel():
             continue
         values = values.to(torch.float16) if values.element_size() == 1 else values  # float8 cannot be summed
@@ -295,7 +301,7 @@ def _check_vocabulary(path: str, model: PreTrainedModel, tokenizer: PreTrainedTo
     returned, and the embedding refuses a text that holds one.
     """
     embedding = model.get_input_embeddings()
-    n_rows = int(embedding.weight.shape[0])
+    n_rows = shape_of(embedding.weight)[0]
     missing = {number: token for token, number in tokenizer.get_vocab().items() if number >= n_rows}
     roles = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
     refused = {n: token for n, token in missing.items() if n in roles or n not in tokenizer.added_tokens_decoder}
@@ -324,7 +330,7 @@ def _check_vocabulary(path: str, model: PreTrainedModel, tokenizer: PreTrainedTo
 
 
 def _parameter_count(model: PreTrainedModel) -> str:
-    n = sum(parameter.numel() for parameter in model.parameters())
+    n = sum(size_of(parameter) for parameter in model.parameters())
     for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if n >= size:
             return f"{n / size:.1f}{unit}"

@@ -2,7 +2,8 @@
 
 Torch's FakeTensorMode runs every operation on shapes alone, without the memory. A tensor is counted for as long as something
 refers to it, so the peak, gradient checkpointing, autocast's copies and the tensors of the loss come from the code that will
-run. The optimizer's state follows by arithmetic on shapes.
+run. The optimizer's state follows by arithmetic on shapes. If all layers are alike, a stack of two and one of three are run:
+what one layer adds to each moment of the step, every further one adds too.
 """
 
 from __future__ import annotations
@@ -11,23 +12,27 @@ import contextlib
 import re
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import Embedding, ModuleList
+from torch.nn import Embedding
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kinject.errors import InputError
-from kinject.plan.model import GPU_ATTENTION, StepConfig, build_model, count_parameters
+from kinject.plan.model import GPU_ATTENTION, StepConfig, build_model, count_alike_layers, count_parameters, layer_stack
+from kinject.train.loss import in_tiles
 from kinject.train.optimizers import embedding_bits
 
 _TILE = (4096, 32_768)
 """Tokens and vocabulary entries that TRL's fused head projects at once, at most."""
+_UPDATE = "the optimizer's step"
+_SHORT = (2, 3)
+"""Layers of the two short stacks that are run in place of a longer one."""
 _MIN_OFFLOADED = 1024
 """Bytes; TRL does not move smaller tensors."""
 _CPU_FRAGMENTATION = 1 / 3
@@ -51,7 +56,8 @@ class Memory:
     `activations` are the tensors that the backward pass needs or that are being computed, `logits` all tensors over the
     vocabulary, `fragmentation` the estimated holes in a CPU's heap (0 on a GPU). `n_parameters` and `n_trained` are counts.
     `flops` are the operations of an optimizer step on one device, `largest_block` the bytes of weights of the largest layer
-    (gathered at a time when weights are sharded).
+    (gathered at a time when weights are sharded). `paged` are bytes of the optimizer's state in the machine's memory, which
+    come and go (trainer.optim: paged_...).
     """
 
     weights: int
@@ -66,6 +72,7 @@ class Memory:
     trained_bytes: int
     largest_block: int
     flops: float
+    paged: int = 0
 
     @property
     def peak(self) -> int:
@@ -76,15 +83,16 @@ class Memory:
 class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of every storage that an operation creates, until nothing refers to it any more.
 
-    `parts` are the bytes now, `fullest` the same at the fullest moment so far. Tensors whose last axis is `vocabulary`
-    long count as logits.
+    `parts` are the bytes now, `fullest` the same when they were most in each moment (`moment` names the one now). Tensors
+    whose last axis is `vocabulary` long count as logits.
     """
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.vocabulary = vocabulary
         self.parts = {"weights": 0, "gradients": 0, "activations": 0, "logits": 0}
-        self.fullest = dict(self.parts)
+        self.moment = "before the layers"
+        self.fullest: dict[str, dict[str, int]] = {}
         self._part_of: dict[int, str] = {}
 
     def track(self, tensor: torch.Tensor, part: str) -> None:
@@ -98,8 +106,33 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.parts[before] -= n_bytes
         self._part_of[key] = part
         self.parts[part] += n_bytes
-        if sum(self.parts.values()) > sum(self.fullest.values()):
-            self.fullest = dict(self.parts)
+        if sum(self.parts.values()) > sum(self.fullest.get(self.moment, {}).values()):
+            self.fullest[self.moment] = dict(self.parts)
+
+    def name_moments(self, layers: torch.nn.ModuleList) -> None:
+        """Let `moment` follow the step: layers and head forwards, head and layers backwards (recomputed or not).
+
+        The names count from the first layer and from the last, so that stacks of any height share them.
+        """
+
+        def enter(moment: str, *, backward: bool = False) -> None:
+            if backward or not self.moment.startswith(
+                "backward"
+            ):  # a layer that is recomputed belongs to its backward pass
+                self.moment = moment
+
+        for index, layer in enumerate(layers):
+            place = "first" if index == 0 else "last" if index == len(layers) - 1 else "between"
+            after = "head" if index == len(layers) - 1 else f"forward, {place}"
+
+            def leave(_: Any, __: Any, output: Any, place: str = place, after: str = after) -> None:
+                enter(after)
+                for tensor in tree_leaves(output):
+                    if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                        tensor.register_hook(lambda _: enter(f"backward, {place}", backward=True))  # type: ignore[no-untyped-call]
+
+            layer.register_forward_pre_hook(lambda *_, place=place: enter(f"forward, {place}"))
+            layer.register_forward_hook(leave)
 
     def _forget(self, key: int, n_bytes: int) -> None:
         self.parts[self._part_of.pop(key)] -= n_bytes
@@ -172,7 +205,7 @@ def _tile(hidden: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> tor
 def simulate(config: StepConfig) -> Memory:
     """Return the memory of an optimizer step once the optimizer has its state. Raises `InputError` as `build_model` does.
 
-    If gradients are accumulated, a second micro-batch is run: its forward pass starts with gradients in memory.
+    If gradients are accumulated, the micro-batch that is run is not the first: it starts with gradients in memory.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -181,21 +214,49 @@ def simulate(config: StepConfig) -> Memory:
     AttentionMaskInterface.register(GPU_ATTENTION, sdpa_mask)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = build_model(config)
-        counts = count_parameters(model)
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            _allocate_fake_storages(model)
-            tracker = MemoryTracker(int(config.model.get_text_config().vocab_size))
-            for tensor in (*model.parameters(), *model.buffers()):
-                tracker.track(tensor, "weights")
-            for parameter in model.parameters():
-                if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(
-                        lambda trained: tracker.track(trained.grad, "gradients")
-                    )
-            for _ in range(min(config.accumulation, 2)):  # a third one adds nothing new
-                _run_micro_batch(model, config, tracker)
-            return _fullest_moment(model, config, tracker, counts)
+        n_layers = count_alike_layers(config)
+        if n_layers <= _SHORT[1]:
+            return _fullest_moment(_run_step(config, None), config)
+        low, high = (_run_step(config, n) for n in _SHORT)
+    further = n_layers - _SHORT[0]
+    return _fullest_moment({key: low[key] + (high[key] - low[key]) * further for key in low if key in high}, config)
+
+
+def _run_step(config: StepConfig, n_layers: int | None) -> dict[tuple[str, str], int]:
+    """Return the bytes of a step of the first `n_layers` (None: all) by (moment, part), and its counts by (``counts``, name)."""
+    model = build_model(config, n_layers)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    n_all, n_trained, n_multiplied = count_parameters(model)
+    state, working = optimizer_memory(model, config)
+    counts = {
+        "parameters": n_all, "trained": n_trained, "multiplied": n_multiplied, "state": state, "working": working,
+        "trained bytes": _bytes(trained), "largest block": _largest_block(model),
+    }  # fmt: skip
+
+    def keep(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        tracker.track(parameter.grad, "gradients")
+
+    def update(parameter: torch.Tensor) -> None:
+        keep(parameter)
+        torch.empty(_copies_of_update(config) * parameter.numel(), dtype=torch.float32)  # counted, and gone at once
+        parameter.grad = None
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        _allocate_fake_storages(model)
+        tracker = MemoryTracker(int(config.model.get_text_config().vocab_size))
+        for tensor in (*model.parameters(), *model.buffers()):
+            tracker.track(tensor, "weights")
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                if config.accumulation > 1:
+                    parameter.grad = torch.empty_like(parameter)
+                    tracker.track(parameter.grad, "gradients")
+                parameter.register_post_accumulate_grad_hook(update if config.in_backward else keep)
+        tracker.name_moments(layer_stack(model))
+        _run_micro_batch(model, config, tracker)
+        moments = {**tracker.fullest, _UPDATE: tracker.parts, "counts": counts}
+    return {(moment, part): n_bytes for moment, parts in moments.items() for part, n_bytes in parts.items()}
 
 
 def _allocate_fake_storages(model: Any) -> None:
@@ -224,12 +285,15 @@ def _run_micro_batch(model: Any, config: StepConfig, tracker: MemoryTracker) -> 
             inputs["position_ids"] = ids
         with _offload(model) if config.offloading and config.device != "cpu" else contextlib.nullcontext():
             loss = _loss(model, config, inputs)
+        tracker.moment = "backward, head"
         loss.backward()  # type: ignore[no-untyped-call]
 
 
 def _loss(model: Any, config: StepConfig, inputs: dict[str, Any]) -> torch.Tensor:
     """Return the loss as the trainer computes it on the device of `config`."""
     autocast = torch.autocast("cpu", config.mixed) if config.mixed is not None else contextlib.nullcontext()
+    if config.loss_tile is not None:
+        return _tiled_loss(model, config, inputs, autocast)
     if not config.fused:
         with autocast:
             logits = model(**inputs).logits
@@ -243,6 +307,19 @@ def _loss(model: Any, config: StepConfig, inputs: dict[str, Any]) -> torch.Tenso
         losses = _FusedHead.apply(hidden, weight, config.mixed or hidden.dtype)  # type: ignore[no-untyped-call]
     assert isinstance(losses, torch.Tensor)
     return losses.sum()
+
+
+def _tiled_loss(model: Any, config: StepConfig, inputs: dict[str, Any], autocast: Any) -> torch.Tensor:
+    """Return the loss with the logits of `loss_tile` tokens at a time, as techniques.loss_tile computes it."""
+    whole = model.get_base_model() if config.adapter is not None else model
+    with autocast:
+        hidden = whole.base_model(**inputs).last_hidden_state[:, :-1].flatten(0, 1)
+        head = whole.get_output_embeddings()
+        losses = in_tiles(
+            lambda part, wanted: F.cross_entropy(head(part).float(), wanted, reduction="none"),
+            config.loss_tile or 1, hidden, inputs["input_ids"][:, 1:].flatten(),
+        )  # fmt: skip
+    return torch.cat(losses).sum()
 
 
 @contextlib.contextmanager
@@ -263,41 +340,45 @@ def _offload(model: Any) -> Iterator[None]:
         yield
 
 
-def _fullest_moment(model: Any, config: StepConfig, tracker: MemoryTracker, counts: tuple[int, int]) -> Memory:
-    """Return the fuller of two moments: within forward and backward pass, or during the optimizer's step."""
-    state, working = optimizer_memory(model, config)
-    parts, when = dict(tracker.fullest), "forward and backward pass"
-    now = dict(tracker.parts)
-    if sum(now.values()) + working > sum(parts.values()):
-        parts, when = {**now, "activations": now["activations"] + working}, "the optimizer's step"
+def _fullest_moment(figures: Mapping[tuple[str, str], int], config: StepConfig) -> Memory:
+    """Return the memory at the moment of the most bytes; the optimizer's step needs its working memory besides."""
+    counts = {name: count for (moment, name), count in figures.items() if moment == "counts"}
+    moments: dict[str, dict[str, int]] = {}
+    for (moment, part), n_bytes in figures.items():
+        if moment != "counts":
+            moments.setdefault(moment, {})[part] = n_bytes
+    moments[_UPDATE]["activations"] += counts["working"]
+    when = max(moments, key=lambda moment: sum(moments[moment].values()))
+    parts = moments[when]
+    is_paged = config.optim.startswith("paged") and config.device == "cuda"
     fragmented = config.device == "cpu" and config.checkpointing
     fragmentation = int(_CPU_FRAGMENTATION * (parts["activations"] + parts["logits"])) if fragmented else 0
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Memory(
-        weights=parts["weights"], gradients=parts["gradients"], optimizer=state, activations=parts["activations"],
-        logits=parts["logits"], fragmentation=fragmentation, when=when, n_parameters=counts[0], n_trained=counts[1],
-        trained_bytes=_bytes(trained), largest_block=_largest_block(model), flops=_count_flops(counts, config),
+        weights=parts["weights"], gradients=parts["gradients"], optimizer=0 if is_paged else counts["state"],
+        activations=parts["activations"], logits=parts["logits"], fragmentation=fragmentation,
+        when=_UPDATE if when == _UPDATE else "forward and backward pass", n_parameters=counts["parameters"],
+        n_trained=counts["trained"], trained_bytes=counts["trained bytes"], largest_block=counts["largest block"],
+        flops=_count_flops(counts["multiplied"], counts["trained"], config),
+        paged=counts["state"] if is_paged else 0,
     )  # fmt: skip
 
 
-def _count_flops(counts: tuple[int, int], config: StepConfig) -> float:
+def _count_flops(n_multiplied: int, n_trained: int, config: StepConfig) -> float:
     """Return the operations of an optimizer step.
 
-    Forward: 2 for each weight and token; as many again for each gradient and for recomputation. The embedding look-up is
-    counted as a product, which it is not. Attention adds its causal half of the square.
+    Forward: 2 for each token and weight that is multiplied (an embedding is looked up); as many again for each gradient and
+    for recomputation. Attention adds its causal half of the square.
     """
-    n_all, n_trained = counts
     passes = 2 + config.checkpointing
     text = config.model.get_text_config()
     attention = 2 * (passes + 1) * text.num_hidden_layers * config.block * text.hidden_size
     tokens = config.batch * config.block * config.accumulation
-    return float(tokens * (2 * (passes * n_all + n_trained) + attention))
+    return float(tokens * (2 * (passes * n_multiplied + min(n_trained, n_multiplied)) + attention))
 
 
 def _largest_block(model: Any) -> int:
     """Return the bytes of the largest layer of the stack, or of the embeddings if they are larger."""
-    stacks = [module for module in model.modules() if isinstance(module, ModuleList)]
-    sizes = [_bytes(layer.parameters()) for stack in stacks for layer in stack]
+    sizes = [_bytes(layer.parameters()) for layer in layer_stack(model)]
     return max([*sizes, _bytes(model.get_input_embeddings().parameters())])
 
 
@@ -319,18 +400,32 @@ def optimizer_memory(model: Any, config: StepConfig) -> tuple[int, int]:
     if not trained:
         raise InputError("no parameter trains. Look at model.freeze and at the adapter section.")
     optim = config.optim
+    largest = max(parameter.numel() for parameter in trained)
+    one_by_one = 4 * _copies_of_update(config) * largest if config.rounding or config.in_backward else None
     if optim == "adafactor":
-        return sum(map(_adafactor_state, trained)), 2 * max(4 * parameter.numel() for parameter in trained)
+        return sum(map(_adafactor_state, trained)), one_by_one or 2 * 4 * largest
     family = _family(optim)
     n_states = _STATES[family] + (family in ("sgd", "rmsprop") and _has_option(config.optim_args, "momentum"))
     if _is_bitsandbytes(optim):
         in_8_bits = _parameters_in_8_bits(model, config) if "8bit" in optim else set()
-        return sum(n_states * (_state_in_8_bits(p) if id(p) in in_8_bits else 4 * p.numel()) for p in trained), 0
+        state = sum(n_states * (_state_in_8_bits(p) if id(p) in in_8_bits else 4 * p.numel()) for p in trained)
+        return state, one_by_one or 0
+    if one_by_one:
+        numbers = [4 if config.rounding else parameter.element_size() for parameter in trained]
+        return n_states * sum(n * parameter.numel() for n, parameter in zip(numbers, trained, strict=True)), one_by_one
     sizes = [parameter.numel() * parameter.element_size() for parameter in trained]
     state = n_states * sum(sizes)
     if optim in ("adamw_torch_fused", "sgd") or family == "lion":
         return state, 0
     return state, sum(sizes) if config.device == "cuda" else 2 * max(sizes)  # all at once on a GPU, else one by one
+
+
+def _copies_of_update(config: StepConfig) -> int:
+    """Return the float32 numbers for each number of a parameter that is updated by itself, beside its gradient.
+
+    Stochastic rounding copies the parameter and its gradient; torch's own optimizers keep two steps of the update besides.
+    """
+    return 2 * config.rounding + 2 * (not _is_bitsandbytes(config.optim))
 
 
 def _family(optim: str) -> str:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 _BLOCK_4BIT = 64
-"""Weights of bitsandbytes' NF4 that share a scale of float32."""
+"""Weights of bitsandbytes' NF4 that share a scale of 8 bits."""
+_BLOCK_SCALES = 256
+"""Scales that share one of float32 (double quantization)."""
 GPU_ATTENTION = "kinject_plan"
 """Name in transformers of an attention with the memory of a GPU's kernels (`kinject.plan.memory` registers it)."""
 
@@ -30,7 +32,8 @@ class StepConfig:
     """Everything that decides the memory of a training step.
 
     `mixed` is the dtype of autocast (None: off). `masked`: attention gets a mask, because documents share a row. `fused`: the
-    loss never holds all logits (TRL's head on a GPU); kinject's loss on a CPU does.
+    loss never holds all logits (TRL's head on a GPU); kinject's own loss does, unless `loss_tile` limits them. `rounding` and
+    `in_backward` are techniques.stochastic_rounding and optimizer_in_backward.
     """
 
     model: PretrainedConfig
@@ -50,6 +53,14 @@ class StepConfig:
     quantization: str = "none"
     adapter: Mapping[str, Any] | None = None
     freeze: tuple[str, ...] = ()
+    rounding: bool = False
+    in_backward: bool = False
+    loss_tile: int | None = None
+
+    @property
+    def optim_in_8_bits(self) -> bool:
+        """Whether the optimizer's state is in 8 bits."""
+        return "8bit" in self.optim
 
 
 def read_config(path: str, revision: str | None) -> PretrainedConfig:
@@ -78,19 +89,16 @@ def new_config(values: Mapping[str, Any], vocab_size: int) -> PretrainedConfig:
     return CONFIG_MAPPING[values["model_type"]](**{"vocab_size": vocab_size, **options})
 
 
-def build_model(config: StepConfig) -> PreTrainedModel:
+def build_model(config: StepConfig, n_layers: int | None = None) -> PreTrainedModel:
     """Return the model on the meta device: frozen, quantised and with an adapter as in the recipe.
 
-    Raises `InputError` if transformers or peft refuse the config.
+    `n_layers` keeps only so many of its layers. Raises `InputError` if transformers or peft refuse the config.
     """
-    from transformers import AutoModelForCausalLM
-
-    attention = "eager" if config.attention == "eager" else "sdpa" if config.device == "cpu" else GPU_ATTENTION
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
-                config.model, dtype=config.dtype, attn_implementation=attention, trust_remote_code=False
-            )
+            model = _bare_model(config)
+            if n_layers is not None:
+                del layer_stack(model)[n_layers:]
             if config.quantization != "none":
                 _quantise(model, config)
             if config.adapter is not None:
@@ -108,6 +116,46 @@ def build_model(config: StepConfig) -> PreTrainedModel:
         if config.adapter is not None:
             model.enable_input_require_grads()
     return model
+
+
+def _bare_model(config: StepConfig) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    attention = "eager" if config.attention == "eager" else "sdpa" if config.device == "cpu" else GPU_ATTENTION
+    return AutoModelForCausalLM.from_config(
+        config.model, dtype=config.dtype, attn_implementation=attention, trust_remote_code=False
+    )
+
+
+def layer_stack(model: Any) -> nn.ModuleList:
+    """Return the list of layers of a model: of its lists of modules the one with the most weights."""
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(
+        stacks, key=lambda stack: sum(parameter.numel() for parameter in stack.parameters()), default=nn.ModuleList()
+    )
+
+
+def count_alike_layers(config: StepConfig) -> int:
+    """Return the number of layers of the model if all have weights of the same names and shapes, else 0.
+
+    A pattern of `config.freeze` or of the adapter may choose among layers: 0 if one is given that could.
+    """
+    layers = config.adapter or {}
+    if any("layer" in key and value is not None for key, value in layers.items()) or any(
+        map(_has_digit, config.freeze)
+    ):
+        return 0
+    try:
+        with torch.device("meta"):
+            stack = layer_stack(_bare_model(config))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"no model can be built from this config: {first_line(error)}.") from error
+    shapes = [[(name, parameter.shape) for name, parameter in layer.named_parameters()] for layer in stack]
+    return len(shapes) if all(each == shapes[0] for each in shapes) else 0
+
+
+def _has_digit(text: str) -> bool:
+    return any(map(str.isdigit, text))
 
 
 def _with_adapter(model: Any, adapter: Mapping[str, Any], quantization: str) -> Any:
@@ -147,7 +195,10 @@ class Quantised(nn.Linear):
         self.product_dtype = dtype
         n = size[0] * size[1]
         small = torch.empty(n // 2, 1, dtype=torch.uint8) if kind == "4bit" else torch.empty(n, 1, dtype=torch.int8)
-        scales = torch.empty(-(-n // _BLOCK_4BIT) if kind == "4bit" else size[1])
+        n_scales = -(-n // _BLOCK_4BIT)
+        scales = torch.empty(
+            n_scales + 4 * -(-n_scales // _BLOCK_SCALES) if kind == "4bit" else 4 * size[1], dtype=torch.uint8
+        )
         self.weight = nn.Parameter(small, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
         self.bias = bias
@@ -173,10 +224,13 @@ class _QuantisedProduct(torch.autograd.Function):
         return grad @ grad.new_empty(grad.shape[-1], ctx.n_in), None
 
 
-def count_parameters(model: Any) -> tuple[int, int]:
-    """Return (parameters, trained parameters). Each weight in 4 bits counts as one."""
+def count_parameters(model: Any) -> tuple[int, int, int]:
+    """Return (parameters, trained parameters, parameters multiplied by each token). Each weight in 4 bits counts as one."""
     quantised = [module for module in model.modules() if isinstance(module, Quantised)]
     packed = sum(module.weight.numel() for module in quantised if module.weight.dtype == torch.uint8)
     scales = sum(module.scales.numel() for module in quantised)
     n_all = sum(parameter.numel() for parameter in model.parameters()) + packed - scales
-    return n_all, sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    n_trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    is_tied = head is not None and head.weight is table
+    return n_all, n_trained, n_all - (0 if is_tied else table.numel())

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kinject.plan.devices import render_size
-from kinject.plan.parallelism import ARITHMETIC, describe_traffic
+from kinject.plan.parallelism import describe_traffic, quoted
 from kinject.plan.run import Plan
 from kinject.report.plots.style import INK, LEARNING, style
 from kinject.terminal import duration
@@ -58,6 +58,10 @@ def _memory(plan: Plan) -> list[str]:
     for part in _PARTS:
         n_bytes = getattr(memory, part)
         lines.append(f"  {part:<12} {render_size(n_bytes):>10}  {n_bytes / memory.peak:>4.0%}")
+    if memory.paged:
+        lines.append(
+            f"  {'paged':<12} {render_size(memory.paged):>10}  of the optimizer's state, in the machine's memory"
+        )
     if memory.fragmentation:
         fraction = f"{memory.fragmentation / memory.peak:>4.0%}"
         lines.append(f"  {'heap holes':<12} {render_size(memory.fragmentation):>10}  {fraction}  estimated")
@@ -79,34 +83,28 @@ def _memory(plan: Plan) -> list[str]:
 
 
 def _changes(plan: Plan) -> list[str]:
-    parallelism = plan.parallelism
+    way = plan.parallelism
     lines = []
-    if not plan.fits:
+    if plan.changes:
+        where = "on one device" if plan.devices.count == 1 else "sharded over the devices"
         enough = "" if plan.changes_suffice else " (all together are not enough)"
-        lines.append(f"to fit on one device, in the order of least cost{enough}")
+        lines.append(f"to fit {where}, in the order of least cost{enough}")
         for number, change in enumerate(plan.changes, 1):
-            lines.append(f"  {number}. {' '.join(_quoted(text) for text in change.overrides)}")
+            lines.append(f"  {number}. {' '.join(map(quoted, change.overrides))}")
             lines.append(f"     down to {render_size(plan.devices.need(change.peak))}; {change.cost}")
-        if not plan.changes_suffice:
-            lines.append("  Take a smaller model, or more memory.")
         lines.append("")
-    lines.append(f"parallelism  {parallelism.name}: {parallelism.reason}")
-    if plan.devices.count > 1 and parallelism.name != "none":
-        lines.append(f"             about {render_size(plan.devices.need(parallelism.peak))} on each device")
-    if parallelism.command:
-        lines.append(f"             {parallelism.command.replace('RECIPE', plan.recipe)}")
-    if plan.devices.nodes > 1 and parallelism.command:
+    lines.append(f"parallelism  {way.name}: {way.reason}")
+    if way.name != "none" and (plan.devices.count > 1 or plan.changes):
+        lines.append(f"             about {render_size(plan.devices.need(way.peak))} on each device")
+    if way.command:
+        lines.append(f"             {way.command.replace('RECIPE', plan.recipe)}")
+    else:
+        lines.append("             Take a smaller model, or more memory.")
+    if plan.devices.nodes > 1 and way.command:
         lines.append("             on each machine, with its own --machine_rank and the ADDRESS of the first")
-    lines += [
-        f"             {line}"
-        for line in (*parallelism.notes, *describe_traffic(parallelism, plan.memory, plan.devices))
-    ]
+    lines += [f"             {line}" for line in (*way.notes, *describe_traffic(way, plan.memory, plan.devices))]
     lines += [f"{'' if number else 'batch':<12} {line}" for number, line in enumerate(plan.batch_advice)]
     return lines
-
-
-def _quoted(text: str) -> str:
-    return f"'{text}'" if "{" in text else text
 
 
 def _run(plan: Plan) -> list[str]:
@@ -131,9 +129,13 @@ def _run(plan: Plan) -> list[str]:
             f"time         {duration(plan.seconds)} ({plan.timing.step_seconds:.2f} s a step, measured here; evaluation, probes "
             "and saving are not counted)"
         )
-    elif length is not None and plan.devices.kind == "cuda":
-        total = plan.memory.flops * length.steps
-        lines.append(f"time         {duration(total / ARITHMETIC)} at 100 TFLOP/s on each device")
+    elif plan.devices.kind == "cuda":
+        seconds = plan.memory.flops / plan.devices.arithmetic
+        whole = f"{duration(seconds * length.steps)}, " if length is not None else ""
+        lines.append(
+            f"time         {whole}{seconds:.3g} s a step, planned at {plan.devices.arithmetic / 1e12:.3g} TFLOP/s on each "
+            "device (assumed, not measured)"
+        )
     disk = plan.disk
     text = f"{render_size(disk.total)}: "
     if disk.n_checkpoints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,26 +13,51 @@ from kinject.plan.memory import Memory, simulate
 from kinject.plan.model import StepConfig
 from kinject.process import machine_memory
 
-ARITHMETIC = 1e14
-"""Operations a second of a GPU, assumed where none can be timed."""
 _LAUNCH = "accelerate launch --config_file recipes/distributed/{}.yaml --num_processes {}{} -m kinject.cli train RECIPE"
-_SYNC = "'trainer.accelerator_config={gradient_accumulation_kwargs: {sync_each_batch: true}}'"
+_SYNC = "trainer.accelerator_config={gradient_accumulation_kwargs: {sync_each_batch: true}}"
 _PARTS = "weights, gradients and the optimizer's state"
+_BUCKET = 2 * 500_000_000
+"""Bytes of the gradients that DeepSpeed collects in bfloat16 before it sends them (its own default)."""
 
 
 @dataclass(frozen=True)
 class Parallelism:
-    """How to spread the run over the devices, why, the peak of one device, and the command ("" if kinject has none).
+    """How to spread the run over the devices, why, the peak of one device, and the command to launch ("" if there is none).
 
-    `sent` are the bytes that go through the slowest link (`Devices.link`) in an optimizer step. `notes` are further lines.
+    `overrides` are those of the recipe that the command needs. `sent` are the bytes that go through the slowest link
+    (`Devices.link`) in an optimizer step. `notes` are further lines.
     """
 
     name: str
     reason: str
     peak: int
-    command: str
+    launch: str
     sent: int = 0
+    overrides: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """The complete command line, with RECIPE for the recipe."""
+        return " ".join((self.launch, *map(quoted, self.overrides))) if self.launch else ""
+
+    @property
+    def is_last_resort(self) -> bool:
+        """Whether the run is several times slower this way, or impossible: changes of the recipe come first."""
+        return self.name in ("offload", "none")
+
+
+def quoted(override: str) -> str:
+    """Return an override as a shell needs it."""
+    return f"'{override}'" if set(override) & set("{}[]*? ") else override
+
+
+def with_changes(parallelism: Parallelism, changes: Iterable[str]) -> Parallelism:
+    """Return `parallelism` with the overrides `changes` in its command; its own come last, and a later one counts."""
+    if not parallelism.launch:
+        return parallelism
+    merged = {text.partition("=")[0]: text for text in (*changes, *parallelism.overrides)}
+    return replace(parallelism, overrides=tuple(merged.values()))
 
 
 def choose_parallelism(step: StepConfig, memory: Memory, devices: Devices) -> Parallelism:
@@ -40,14 +66,27 @@ def choose_parallelism(step: StepConfig, memory: Memory, devices: Devices) -> Pa
     if devices.count == 1 and fits:
         why = "a whole step fits, and there is one device"
         return Parallelism("one device", why, memory.peak, "kinject train RECIPE")
-    if devices.count > 1 and (ddp := _ddp(memory, devices)) is not None:
+    if devices.count > 1 and not step.in_backward and (ddp := _ddp(memory, devices)) is not None:
         return ddp
     if devices.kind != "cuda":
-        why = "a step does not fit on the one device. Make the changes above"
+        why = "a step does not fit on the one device"
         if devices.count > 1:
             why = "processes on a CPU can only run DDP, each with a whole step, which does not fit"
         return Parallelism("none", why, memory.peak, "")
+    if step.rounding or step.in_backward:
+        names = " and ".join(name for name, used in (
+            ("techniques.stochastic_rounding", step.rounding), ("optimizer_in_backward", step.in_backward)) if used)  # fmt: skip
+        why = f"a step does not fit on one device, and {names} need whole weights: without them it could be sharded"
+        return Parallelism("none", why, memory.peak, "")
     return _sharded(step, memory, devices)
+
+
+def least_peak(step: StepConfig, devices: Devices) -> int:
+    """Return the fewest bytes that a device needs for `step`: whole on one device or a CPU, else sharded over all."""
+    if devices.count == 1 or devices.kind != "cuda":
+        memory = simulate(step)
+        return memory.peak + (memory.trained_bytes if devices.count > 1 else 0)
+    return _fsdp_peak(step, _fsdp_step(step, None)[1], devices.count)
 
 
 def _ddp(memory: Memory, devices: Devices) -> Parallelism | None:
@@ -56,20 +95,18 @@ def _ddp(memory: Memory, devices: Devices) -> Parallelism | None:
         return None
     why = f"a whole step fits on each of the {devices.count}; only gradients are sent"
     on_gpu = devices.kind == "cuda"
-    command = _command("ddp", devices) if on_gpu else f"{_command('ddp-cpu', devices)} trainer.use_cpu=true"
-    return Parallelism("DDP", why, peak, command, int(2 * _others(devices.count) * memory.trained_bytes))
+    launch, overrides = (_launch("ddp", devices), ()) if on_gpu else (
+        _launch("ddp-cpu", devices), ("trainer.use_cpu=true",))  # fmt: skip
+    return Parallelism("DDP", why, peak, launch, int(2 * _others(devices.count) * memory.trained_bytes), overrides)
 
 
 def _sharded(step: StepConfig, memory: Memory, devices: Devices) -> Parallelism:
     """Return the first of ZeRO-2, HSDP, FSDP and offload that fits; "none" without any."""
     n = devices.count
-    states = memory.gradients + memory.optimizer
-    rest = memory.activations + memory.logits
-    zero2 = memory.weights + states // n + rest + memory.trained_bytes // n
-    if n > 1 and devices.fits(zero2):
-        why = "a step fits once gradients and the optimizer's state are sharded; the weights stay whole"
-        sent = int(_others(n) * (step.accumulation + 1) * memory.trained_bytes)
-        return Parallelism("ZeRO-2", why, zero2, _command("zero2", devices), sent)
+    if n > 1 and step.adapter is None and devices.fits(zero2 := _zero2_peak(step, memory, n)):
+        why = "a step fits once gradients and the optimizer's state are sharded; the weights stay whole, in bfloat16"
+        sent = int(_others(n) * (step.accumulation + 1) * _half(step, memory.trained_bytes))
+        return Parallelism("ZeRO-2", why, zero2, _launch("zero2", devices), sent)
     overrides, sharded = _fsdp_step(step, memory)
     for group in dict.fromkeys((devices.per_node, n)):  # within a machine, then over all
         peak = _fsdp_peak(step, sharded, group)
@@ -78,47 +115,73 @@ def _sharded(step: StepConfig, memory: Memory, devices: Devices) -> Parallelism:
     return _offload(step, sharded, devices, overrides)
 
 
-def _fsdp_step(step: StepConfig, memory: Memory) -> tuple[tuple[str, ...], Memory]:
+def _zero2_peak(step: StepConfig, memory: Memory, n: int) -> int:
+    """Return the peak of a device under ZeRO-2 over `n`, before or during the update.
+
+    With autocast DeepSpeed casts the weights to its dtype and keeps them whole, so that autocast copies none. Each device
+    has its part of the gradients, of float32 weights, of the optimizer's state, and in the update of float32 gradients.
+    """
+    states, copies = memory.optimizer + memory.paged, 0
+    if step.mixed is not None:
+        memory = simulate(replace(step, dtype=step.mixed, mixed=None, accumulation=1))
+        copies = 4 * memory.n_trained // n
+    held = memory.weights + (states + memory.trained_bytes) // n + copies
+    return held + max(memory.activations + memory.logits + _BUCKET, copies)
+
+
+def _half(step: StepConfig, n_bytes: int) -> int:
+    """Return the bytes of tensors of the weights' type in the type that is sent: bfloat16 under autocast."""
+    return n_bytes // 2 if step.dtype == torch.float32 and step.mixed is not None else n_bytes
+
+
+def _fsdp_step(step: StepConfig, memory: Memory | None) -> tuple[tuple[str, ...], Memory]:
     """Return the overrides that a recipe needs under FSDP2, and the memory of a step with them.
 
     accelerate checkpoints activations itself, and FSDP2 cannot shard the state of bitsandbytes' optimizers. Without
     sync_each_batch each device keeps whole gradients while they are accumulated. FSDP2 gathers weights in autocast's
-    dtype, so that autocast keeps no copies.
+    dtype, so that autocast keeps no copies. `memory` is that of the unchanged step, if it is known.
     """
     overrides: tuple[str, ...] = ()
-    changed = replace(step, checkpointing=True, dtype=step.mixed or step.dtype, mixed=None)
-    state = memory.optimizer
+    half = step.mixed if step.adapter is None and step.mixed is not None else step.dtype
+    changed = replace(step, checkpointing=True, dtype=half, mixed=step.mixed if step.adapter is not None else None)
     if any(part in step.optim for part in ("8bit", "bnb", "paged")) and "torch" not in step.optim:
         overrides += ("trainer.optim=adamw_torch_fused",)
-        changed, state = replace(changed, optim="adamw_torch_fused", optim_args=None), 2 * memory.trained_bytes
+        changed = replace(changed, optim="adamw_torch_fused", optim_args=None)
     if step.checkpointing:
         overrides += ("trainer.gradient_checkpointing=false",)
     if step.accumulation > 1:
         overrides += (_SYNC,)
-    if changed == step:
+    if memory is not None and changed == step:
         return overrides, memory
-    trained = memory.trained_bytes
+    found = simulate(changed)
+    wider = found.n_trained * step.dtype.itemsize - found.trained_bytes if step.adapter is None else 0
+    ratio = 1 + wider / found.trained_bytes  # the shards keep the dtype of the weights
     return overrides, replace(
-        simulate(changed), weights=memory.weights, gradients=trained, optimizer=state, trained_bytes=trained
-    )
+        found, weights=found.weights + wider, gradients=found.trained_bytes + wider, optimizer=int(ratio * found.optimizer),
+        trained_bytes=found.trained_bytes + wider,
+    )  # fmt: skip
 
 
 def _fsdp_peak(step: StepConfig, memory: Memory, group: int) -> int:
     """Return the peak of a device if weights, gradients and state are sharded over `group` devices.
 
-    Two layers are whole at a time: one computes, the next arrives. Quantised weights stay whole (their bytes are no
-    numbers that FSDP2 shards).
+    Two layers are whole at a time: one computes, the next arrives. If they train, so are the gradients of one, and a copy
+    of these to be sent.
     """
-    weights = memory.weights // group if step.quantization == "none" else memory.weights
-    states = (memory.gradients + memory.optimizer) // group
-    return weights + states + memory.activations + memory.logits + 2 * memory.largest_block
+    sharded = (memory.weights + memory.gradients + memory.optimizer) // group
+    return sharded + memory.activations + memory.logits + _whole_layers(step, memory)
+
+
+def _whole_layers(step: StepConfig, memory: Memory) -> int:
+    return (2 if step.adapter is not None else 4) * memory.largest_block
 
 
 def _fsdp(step: StepConfig, memory: Memory, devices: Devices, group: int, overrides: tuple[str, ...]) -> Parallelism:
     """Return FSDP over `group` devices: all, or those of each machine with replicas between machines (HSDP)."""
     peak = _fsdp_peak(step, memory, group)
-    gathered = memory.weights // (2 if step.dtype == torch.float32 and step.mixed is not None else 1)
-    each_batch = 2 * gathered + memory.trained_bytes  # gathered forwards and backwards, gradients scattered
+    each_batch = (
+        2 * _half(step, memory.weights) + memory.trained_bytes
+    )  # gathered forwards and backwards, then scattered
     if group < devices.count:
         why = (
             f"{_PARTS} have to be sharded, and fit within a machine; only gradients are sent between the {devices.nodes} "
@@ -126,22 +189,20 @@ def _fsdp(step: StepConfig, memory: Memory, devices: Devices, group: int, overri
         )
         sent = int(2 * _others(devices.nodes) * step.accumulation * memory.trained_bytes)
         sizes = f" --parallelism_config_dp_replicate_size {devices.nodes} --parallelism_config_dp_shard_size {group}"
-        command = " ".join((_command("hsdp", devices, sizes), *overrides))
-        return Parallelism("HSDP", why, peak, command, sent)
+        return Parallelism("HSDP", why, peak, _launch("hsdp", devices, sizes), sent, overrides)
     why = f"{_PARTS} have to be sharded; each layer is gathered when it is needed"
     sent = int(_others(group) * step.accumulation * each_batch)
-    command = " ".join((_command("fsdp2", devices), *overrides))
-    return Parallelism("FSDP (ZeRO-3)", why, peak, command, sent)
+    return Parallelism("FSDP (ZeRO-3)", why, peak, _launch("fsdp2", devices), sent, overrides)
 
 
 def _offload(step: StepConfig, memory: Memory, devices: Devices, overrides: tuple[str, ...]) -> Parallelism:
     """Return FSDP with weights, gradients and state in the machine's memory, or why nothing fits."""
-    rest, layer = memory.activations + memory.logits, 2 * memory.largest_block
+    rest, layer = memory.activations + memory.logits, _whole_layers(step, memory)
     if devices.fits(rest + layer):
         host = (memory.weights + memory.gradients + memory.optimizer) // devices.nodes
         why = (
             f"{_PARTS} ({render_size(host)}) are in the machine's memory and one layer at a time on the GPU: several times "
-            "slower. The changes above come first"
+            "slower"
         )
         notes: tuple[str, ...] = ()
         if devices.here and host > machine_memory():
@@ -149,9 +210,9 @@ def _offload(step: StepConfig, memory: Memory, devices: Devices, overrides: tupl
                 f"This machine has {render_size(machine_memory())} of memory. recipes/distributed/zero3-offload.yaml can "
                 "use a disk instead (offload_param_device: nvme).",
             )
-        command = " ".join((_command("fsdp2-offload", devices), *overrides))
         sent = (2 * memory.weights + memory.trained_bytes) * step.accumulation // devices.count
-        return Parallelism("offload", why, rest + layer, command, sent, notes)
+        launch = _launch("fsdp2-offload", devices)
+        return Parallelism("offload", why, rest + layer, launch, sent, overrides, notes)
     if not devices.fits(layer):
         why = (
             f"the largest layer ({render_size(memory.largest_block)}) does not fit, since FSDP and ZeRO gather it whole with "
@@ -160,14 +221,14 @@ def _offload(step: StepConfig, memory: Memory, devices: Devices, overrides: tupl
         )
         return Parallelism("none", why, rest + layer, "")
     why = (
-        "the activations of a device's own rows do not fit even with all else in the machine's memory. Smaller or shorter "
-        "rows, or gradient checkpointing (see the changes), make FSDP enough"
+        "the activations of a device's own rows do not fit even with all else in the machine's memory: take smaller or "
+        "shorter rows"
     )
     return Parallelism("none", why, rest + layer, "")
 
 
-def _command(config: str, devices: Devices, more: str = "") -> str:
-    """Return the command; on several machines that of the first, with ADDRESS for its address."""
+def _launch(config: str, devices: Devices, more: str = "") -> str:
+    """Return the command without overrides; on several machines that of the first, with ADDRESS for its address."""
     machines = ""
     if devices.nodes > 1:
         machines = (
@@ -190,9 +251,10 @@ def describe_traffic(parallelism: Parallelism, memory: Memory, devices: Devices)
     line = f"{render_size(parallelism.sent)} are sent by each {'machine' if devices.nodes > 1 else 'device'} in a step"
     if devices.link is None:
         return [f"{line} (--link GBPS for the time that takes)"]
-    seconds, busy = parallelism.sent / devices.link, memory.flops / ARITHMETIC
+    seconds, busy = parallelism.sent / devices.link, memory.flops / devices.arithmetic
     lines = [
-        f"{line}: {seconds:.3g} s at {devices.link / 1e9:g} GB/s, beside {busy:.3g} s of arithmetic at 100 TFLOP/s"
+        f"{line}: {seconds:.3g} s at {devices.link / 1e9:g} GB/s, beside {busy:.3g} s of arithmetic at "
+        f"{devices.arithmetic / 1e12:.3g} TFLOP/s"
     ]
     if devices.kind == "cuda" and seconds > busy:
         less = "More accumulation sends" if parallelism.name == "DDP" else "A larger batch in fewer micro-batches sends"

@@ -22,10 +22,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from kinject.disk import is_file, is_folder
 from kinject.errors import KinjectError, RecipeError
 from kinject.models import choose_device, choose_precision, fastest_attention, load_tokenizer
-from kinject.plan.devices import Change, Devices, cheapest_changes, find_devices
+from kinject.plan.devices import Change, Devices, cheapest_changes, find_devices, find_gpu
 from kinject.plan.memory import Memory, simulate
 from kinject.plan.model import StepConfig, new_config, read_config
-from kinject.plan.parallelism import Parallelism, choose_parallelism, describe_batch
+from kinject.plan.parallelism import Parallelism, choose_parallelism, describe_batch, least_peak, with_changes
 from kinject.recipe import TokenizerSection, TrainRecipe
 from kinject.terminal import show
 from kinject.train.config import trainer_field
@@ -45,7 +45,8 @@ _MAX_ACCUMULATION = 4
 class PlanOptions:
     """Options of the command line: bytes of a device and devices of a machine (None: this machine's), time for real steps.
 
-    `nodes` is the number of machines (None: one), `link` the bytes a second of the slowest link between devices.
+    `nodes` is the number of machines (None: one), `link` the bytes a second of the slowest link between devices, `gpu` the
+    name of a card (`kinject.plan.devices.GPUS`).
     """
 
     memory: int | None = None
@@ -54,11 +55,12 @@ class PlanOptions:
     seconds: float = 120.0
     nodes: int | None = None
     link: float | None = None
+    gpu: str | None = None
 
     @property
     def described(self) -> bool:
         """Whether the options describe devices, which may be elsewhere."""
-        return self.memory is not None or self.devices is not None or self.nodes is not None
+        return any(value is not None for value in (self.memory, self.devices, self.nodes, self.gpu))
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     if not options.described:
         check_training(recipe)
     kind = _choose_device_kind(recipe, options)
-    devices = find_devices(kind, options.memory, options.devices, options.nodes, options.link)
+    gpu = find_gpu(options.gpu) if options.gpu is not None else None
+    devices = find_devices(kind, options.memory, options.devices, options.nodes, options.link, gpu)
     if options.described:
         (check_training if devices.here else check_model)(recipe)
     notes = [*recipe.notes, *_uncounted(recipe)]
@@ -166,7 +169,7 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
         raise recipe.error("adapter" if recipe.adapter else "model", fault) from error
     length = _count_length(recipe, devices.count, notes)
     fits = devices.fits(memory.peak)
-    changes, suffice = ([], True) if fits else cheapest_changes(step, devices)
+    way, changes, suffice = _choose_way(step, memory, devices)
     timing = _calibrate(recipe, options, devices, fits, length, notes)
     n_steps = length.steps if length is not None else max(trainer_field(recipe, "max_steps"), 0)
     rate_and_steps = float(trainer_field(recipe, "learning_rate")), int(trainer_field(recipe, "max_steps"))
@@ -176,11 +179,23 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     return Plan(
         recipe=recipe.command_line, model=recipe.model.path or f"new {step.model.model_type}", step=step, memory=memory,
         devices=devices, need=devices.need(memory.peak), fits=fits, changes=tuple(changes), changes_suffice=suffice,
-        parallelism=choose_parallelism(step, memory, devices), length=length, disk=estimate_disk(recipe, memory, length),
+        parallelism=way, length=length, disk=estimate_disk(recipe, memory, length),
         timing=timing, seconds=timing.step_seconds * n_steps if timing is not None and n_steps else None,
         rates=tuple(planned_curve(recipe, n_steps, per_epoch)) if is_drawn else None,
         batch_advice=tuple(describe_batch(step, devices, *rate_and_steps)), notes=tuple(notes),
     )  # fmt: skip
+
+
+def _choose_way(step: StepConfig, memory: Memory, devices: Devices) -> tuple[Parallelism, list[Change], bool]:
+    """Return how to run `step`, the changes of the recipe that this needs, and whether they are enough."""
+    way = choose_parallelism(step, memory, devices)
+    if not way.is_last_resort:
+        return way, [], True
+    changes, changed = cheapest_changes(step, devices, lambda step: least_peak(step, devices))
+    if changed is None:
+        return way, changes, False
+    way = choose_parallelism(changed, simulate(changed), devices)
+    return with_changes(way, (text for change in changes for text in change.overrides)), changes, True
 
 
 def _uncounted(recipe: TrainRecipe) -> list[str]:
@@ -198,7 +213,9 @@ def _uncounted(recipe: TrainRecipe) -> list[str]:
 def _choose_device_kind(recipe: TrainRecipe, options: PlanOptions) -> str:
     """Return cuda, mps or cpu: the recipe's device here, or cuda if the options describe a GPU that is not here."""
     device = "cpu" if recipe.trainer.get("use_cpu") else recipe.model.device
-    if options.described and (device == "cuda" or (device == "auto" and not torch.cuda.is_available())):
+    if options.gpu is not None or (
+        options.described and (device == "cuda" or (device == "auto" and not torch.cuda.is_available()))
+    ):
         return "cuda"
     return choose_device(device)
 
@@ -224,9 +241,18 @@ def step_config(recipe: TrainRecipe, devices: Devices) -> StepConfig:
         accumulation=int(trainer_field(recipe, "gradient_accumulation_steps")), checkpointing=checkpointing,
         offloading=bool(trainer_field(recipe, "activation_offloading")), attention=attention,
         masked=(attention == "sdpa" and strategy in ("bfd", "bfd_split")) or attention == "eager",
-        fused=devices.kind != "cpu", optim=str(trainer_field(recipe, "optim")), optim_args=trainer.get("optim_args"),
-        quantization=model.quantization, adapter=recipe.adapter, freeze=model.freeze,
+        fused=devices.kind != "cpu" and _is_plain_loss(recipe), optim=str(trainer_field(recipe, "optim")),
+        optim_args=trainer.get("optim_args"), quantization=model.quantization, adapter=recipe.adapter, freeze=model.freeze,
+        loss_tile=recipe.techniques.loss_tile, rounding=recipe.techniques.stochastic_rounding,
+        in_backward=recipe.techniques.optimizer_in_backward,
     )  # fmt: skip
+
+
+def _is_plain_loss(recipe: TrainRecipe) -> bool:
+    """Return whether the loss is the mean over tokens, which TRL computes on a GPU without all logits."""
+    techniques, section = recipe.techniques, recipe.regularization
+    special = techniques.hard_example_mining is not None or techniques.row_weights is not None
+    return not (special or trainer_field(recipe, "label_smoothing_factor") or (section is not None and section.kl))
 
 
 def _model_config(recipe: TrainRecipe) -> Any:
@@ -248,7 +274,9 @@ def _attention(attention: str, devices: Devices) -> str:
     """Return eager, sdpa, or flash: an attention that separates documents without a mask."""
     if attention != "auto":
         return attention if attention in ("eager", "sdpa") else "flash"
-    return "flash" if devices.kind == "cuda" and (not devices.here or fastest_attention("cuda")) else "sdpa"
+    if devices.kind != "cuda":
+        return "sdpa"
+    return "flash" if (fastest_attention("cuda") if devices.here else devices.has_bf16) else "sdpa"
 
 
 def _mixed(recipe: TrainRecipe, devices: Devices) -> torch.dtype | None:
@@ -256,8 +284,8 @@ def _mixed(recipe: TrainRecipe, devices: Devices) -> torch.dtype | None:
         return torch.float16
     if recipe.trainer.get("bf16") is not None:
         return torch.bfloat16 if recipe.trainer["bf16"] else None
-    here = devices.here or devices.kind == "cpu"
-    precision = choose_precision(devices.kind) if here else "bf16" if devices.kind == "cuda" else "no"
+    here = devices.here or devices.kind != "cuda"
+    precision = choose_precision(devices.kind) if here else "bf16" if devices.has_bf16 else "fp16"
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "no": None}[precision]
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from kinject.report.augment import write_augment_report
 from kinject.report.documents import write_documents_report
 from kinject.report.files import read_report, redraw_report, write_report
-from kinject.report.summary import render_summary
+from kinject.report.summary import render_card_tables, render_summary
 from kinject.report.training import write_training_report
 
 __all__ = [
     "read_report",
     "redraw_report",
+    "render_card_tables",
     "render_summary",
     "write_augment_report",
     "write_documents_report",

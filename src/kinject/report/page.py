@@ -229,11 +229,12 @@ def render_markdown(page: Page) -> str:
     for section in page.sections:
         lines += [f"## {escape_markdown(section.title)}", ""]
         for block in section.blocks:
-            lines += [*_markdown_block(block), ""]
+            lines += [*render_markdown_block(block), ""]
     return "\n".join([*lines, escape_markdown(page.footer)]) + "\n"
 
 
-def _markdown_block(block: Block) -> list[str]:
+def render_markdown_block(block: Block) -> list[str]:
+    """Return the lines of one block of a page as Markdown."""
     render: Mapping[type, Callable[..., list[str]]] = {
         TableBlock: _markdown_table,
         FigureBlock: lambda b: [f"![{b.label}](figures/{b.name}.png)", "", escape_markdown(b.caption)],

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kinject.eval.statistics import format_p
-from kinject.report.formatting import format_finite, perplexity_change
+from kinject.report.formatting import escape_markdown, format_finite, perplexity_change
 from kinject.report.headline import render_headline
+from kinject.report.page import render_markdown_block
+from kinject.report.tables import numbers_tables
 from kinject.report.verdict import render_verdict
 from kinject.report.view import View, unscored_text
 from kinject.results import ArmResult, Recall, Report
@@ -37,6 +39,14 @@ def render_summary(report: Report) -> str:
             _failures(report),
         ]  # fmt: skip
     blocks.append(" ".join(render_headline(view, render_verdict(view))).strip())
+    return "\n\n".join(block for block in blocks if block)
+
+
+def render_card_tables(report: Report) -> str:
+    """Return the headline and the tables of all accuracies as Markdown, for a model card."""
+    view = View(report)
+    headline = " ".join(render_headline(view, render_verdict(view))).strip()
+    blocks = [escape_markdown(headline), *("\n".join(render_markdown_block(table)) for table in numbers_tables(view))]
     return "\n\n".join(block for block in blocks if block)
 
 

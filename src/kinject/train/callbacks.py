@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, WandbCallback
 
 from kinject.disk import write_jsonl
+from kinject.models import whole
 from kinject.process import is_first_process, peak_memory
 from kinject.recipe.sections import ProbesSection
 from kinject.signals import deferred, interruption, running_time
@@ -216,15 +217,17 @@ class Histograms(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Send the histograms of this update, if it is a multiple of `every`."""
         step = state.global_step + 1
-        if step % self.every or not state.is_world_process_zero:
+        if step % self.every:
             return
-        tensors: dict[str, torch.Tensor] = {}
+        finite: dict[str, torch.Tensor] = {}
         for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                tensors[f"weights/{name}"] = parameter.detach()
-            if parameter.grad is not None:
-                tensors[f"gradients/{name}"] = parameter.grad
-        finite = {name: values[values.isfinite()].float().cpu() for name, values in tensors.items()}
+            for kind, tensor in (("weights", parameter), ("gradients", parameter.grad)):
+                if tensor is not None and (kind == "gradients" or parameter.requires_grad):
+                    values = whole(tensor)  # of a sharded model all processes take part
+                    if state.is_world_process_zero:
+                        finite[f"{kind}/{name}"] = values[values.isfinite()].float().cpu()
+        if not state.is_world_process_zero:
+            return
         for tracker in self.trackers():
             if isinstance(tracker, TensorBoardCallback) and tracker.tb_writer is not None:
                 for name, values in finite.items():

@@ -16,6 +16,7 @@ from kinject.process import is_launched
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
+from kinject.train.load import sharding_faults, what_splits
 from kinject.train.optimizers import SHARDED, embedding_bits_faults, optimizer_faults
 
 if TYPE_CHECKING:
@@ -354,7 +355,7 @@ def _config_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     return [
         *_regularization_faults(recipe, config), *_loss_faults(recipe, config), *_gradient_faults(recipe, config),
         *_layer_faults(recipe), *_patience_faults(recipe, config), *optimizer_faults(recipe, config),
-        *_histogram_faults(recipe, config),
+        *_histogram_faults(recipe, config), *sharding_faults(recipe, config),
     ]  # fmt: skip
 
 
@@ -371,8 +372,9 @@ def _regularization_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
         faults.append((key, "an adapter does not change the base weights. Remove l2 and ewc."))
     if (section.l2 or section.ewc) and recipe.trainer.get("fp16"):
         faults.append((key, "l2 and ewc need unscaled gradients. Set trainer.bf16: true instead of fp16."))
-    if (section.l2 or section.ewc or section.kl) and (config.fsdp or config.deepspeed):
-        faults.append((key, "l2, ewc and kl need whole weights on each process. Use DDP."))
+    splits = what_splits(recipe, config)
+    if (section.l2 or section.ewc or section.kl) and splits:
+        faults.append((key, f"l2, ewc and kl need the base's weights and the gradients, and {splits}"))
     return faults
 
 
@@ -409,10 +411,10 @@ def _gradient_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
         "sam": techniques.sam > 0, "freeze_base_steps": techniques.freeze_base_steps is not None,
         "histogram_steps": techniques.histogram_steps is not None,
     }  # fmt: skip
-    optim = str(config.optim).lower()
+    optim, splits = str(config.optim).lower(), what_splits(recipe, config)
     for name in (name for name, is_on in uses_gradients.items() if is_on):
-        if config.fsdp or config.deepspeed:
-            faults.append((f"techniques.{name}", "needs whole gradients on each process. Use DDP."))
+        if splits:
+            faults.append((f"techniques.{name}", f"needs the gradients, and {splits}"))
         is_in_backward = optim.rpartition(".")[2] in _UPDATES_IN_BACKWARD or "layerwise" in optim
         if is_in_backward or techniques.optimizer_in_backward:
             fault = "the optimizer updates while gradients are computed, before they can be used. Set another optim."

@@ -82,7 +82,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Keep the sums and number of the weights; restore the highest rate of the steps before this run's checkpoint."""
         self.weights = weight_sums(model)
-        self._n_weights = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        self._n_weights = sum(models.size_of(weight) for weight in model.parameters() if weight.requires_grad)
         self._settings = (
             f"trainer.learning_rate (now {args.learning_rate:g}), raise trainer.warmup_steps (now {args.warmup_steps:g}), or "
             f"clip more: trainer.max_grad_norm (now {args.max_grad_norm:g})"
@@ -291,7 +291,7 @@ def _fraction_rounded_away(model: Any, learning_rate: float) -> float:
     n_unmoved = n = 0
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.is_floating_point():
-            sample = parameter.detach().flatten()[:4096]
+            sample = models.own_part(parameter).flatten()[:4096]
             moved = (sample.double() + learning_rate).to(parameter.dtype)
             n_unmoved += int((moved == sample).sum())
             n += int(torch.numel(sample))
@@ -320,14 +320,13 @@ def sample_output(model: Any, row: Mapping[str, Any]) -> torch.Tensor:
 def weight_sums(model: Any) -> dict[str, int]:
     """Return name -> sum of the bytes of each weight that trains, eight at a time, modulo 2^64: this process's part."""
     return {
-        name.removeprefix("module.").replace("_orig_mod.", ""): _sum_of_bytes(getattr(weight, "ds_tensor", weight))
+        name.removeprefix("module.").replace("_orig_mod.", ""): _sum_of_bytes(weight)
         for name, weight in model.named_parameters() if weight.requires_grad
     }  # fmt: skip
 
 
 def _sum_of_bytes(weight: torch.Tensor) -> int:
-    values = weight.detach()
-    values = (values.to_local() if hasattr(values, "to_local") else values).flatten()
+    values = models.own_part(weight).flatten()
     values = values.clone() if values.storage_offset() * values.element_size() % 8 else values
     data = values.view(torch.uint8)
     n = len(data) // 8 * 8
@@ -367,7 +366,8 @@ def check_trained(trainer: Any) -> None:
 
     The weights are checked as they are saved.
     """
-    agree_on_fault(trainer, update_fault(trainer) or _result_fault(trainer))
+    unchanged = _unchanged_weights(trainer)
+    agree_on_fault(trainer, update_fault(trainer) or _result_fault(trainer, *unchanged))
     output, before = sample_output(trainer.model_wrapped, trainer.train_dataset[0]), trainer.guard.output
     fault = ""
     if not bool(output.isfinite().all()):
@@ -413,13 +413,22 @@ def update_fault(trainer: Any) -> str:
     return ""
 
 
-def _result_fault(trainer: Any) -> str:
+def _unchanged_weights(trainer: Any) -> tuple[list[str], list[str]]:
+    """Return the names of the trained tensors that no process changed its part of, and those of all counted."""
+    sums = weight_sums(trainer.model)
+    counted = [name for name in sums if not any(part in name for part in _FREE)] or list(sums)
+    changed = [name for name in counted if sums[name] != trainer.guard.weights.get(name)]
+    if trainer.accelerator.num_processes > 1:
+        from accelerate.utils import gather_object
+
+        changed = gather_object(changed)
+    return sorted(set(counted) - set(changed), key=counted.index), counted
+
+
+def _result_fault(trainer: Any, unchanged: list[str], counted: list[str]) -> str:
     guard, args = trainer.guard, trainer.args
     if not trainer.losses.is_finite(trainer._tr_loss):
         return f"the loss is not finite at the end of the run. {UNSTABLE}"
-    sums = weight_sums(trainer.model)
-    counted = [name for name in sums if not any(part in name for part in _FREE)] or list(sums)
-    unchanged = [name for name in counted if sums[name] == guard.weights.get(name)]
     if unchanged == counted:
         return f"no weight differs from its start after {guard.updates} updates. {_small(trainer)}"
     if unchanged:

@@ -69,31 +69,91 @@ def _texts(row: CorpusRow) -> list[str]:
     return [row.text] if row.shape == "text" else [row.prompt + row.completion]
 
 
-def load_training_model(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, list[str]]:
-    """Return the model, in float32 unless the recipe names a dtype, and notes on the choices made for it."""
+def load_training_model(
+    recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, sharding: models.Sharding | None = None, path: str = ""
+) -> tuple[PreTrainedModel, list[str]]:
+    """Return the model, in float32 unless the recipe names a dtype, and notes on the choices made for it.
+
+    With `path` it is the recipe's model with the weights of that folder, a checkpoint of the run.
+    """
     section = recipe.model
     dtype = "float32" if section.dtype == "auto" else section.dtype
-    if section.path is None:
+    if section.path is None and not path:
         fields = section.new or {}
         device = models.choose_device("cpu" if recipe.trainer.get("use_cpu") else section.device)
         attention = models.choose_attention(section.attention, device)
         model = models.new_model(fields, tokenizer, recipe.seed, attention, dtype)
-        chosen = [] if is_fsdp_launch() else _use_fastest(model.to(device), section.attention, device)
-        n = sum(parameter.numel() for parameter in model.parameters())
+        n = sum(models.size_of(parameter) for parameter in model.parameters())
+        if sharding is not None:
+            model = models.shard(model, sharding)
+        elif not is_fsdp_launch():
+            model = model.to(device)
+        chosen = _use_fastest(model, section.attention, device)
         return model, [
             f"new {fields['model_type']} with random weights: {n:,} parameters, "
             f"{len(tokenizer):,} tokens, {model.config._attn_implementation} attention",
             *chosen,
         ]
     loaded = models.load_model(
-        section.path, dtype=dtype, attention=section.attention,
-        device=section.device, revision=section.revision, quantization=section.quantization, tokenizer=tokenizer,
-        move=not is_fsdp_launch(),
+        path or str(section.path), dtype=dtype, attention=section.attention, device=section.device,
+        revision=None if path else section.revision, quantization=section.quantization, tokenizer=tokenizer,
+        move=not is_fsdp_launch(), sharding=sharding,
     )  # fmt: skip
     notes = [*loaded.notes, *_use_fastest(loaded.model, section.attention, loaded.device)]
     if section.quantization == "4bit":
         _keep_gradients(loaded.model)
     return loaded.model, notes
+
+
+def take_over_sharding(config: SFTConfig, recipe: TrainRecipe) -> models.Sharding | None:
+    """Return how transformers shards the model of a run while it loads it; `config` then asks accelerate for nothing.
+
+    None for a run on one process or by DDP or DeepSpeed, and for what accelerate shards itself: 4-bit and 8-bit weights,
+    and what `models.read_sharding` leaves to it. Raises `RecipeError` for that on CPUs, where accelerate does not shard.
+    """
+    sharding = models.read_sharding(config.fsdp_config if config.fsdp else None, bf16=config.bf16)
+    if sharding is not None and recipe.model.quantization == "none":
+        config.fsdp, config.fsdp_plugin_args = None, None
+        return sharding
+    if (config.fsdp or is_fsdp_launch()) and config.use_cpu:
+        raise recipe.error(
+            "trainer", "accelerate shards on GPUs only: no quantized weights, offload or context parallelism on CPUs."
+        )
+    return None
+
+
+def what_splits(recipe: TrainRecipe, config: SFTConfig) -> str:
+    """Return what keeps weights and gradients from kinject in this launch, "" if nothing does.
+
+    DeepSpeed's engine keeps them, and so does what accelerate shards. `accelerate launch` shows in the environment and in
+    the plugin, not in the fields of the config.
+    """
+    if config.deepspeed_plugin is not None:
+        return "DeepSpeed keeps them to itself. Use DDP, or FSDP2: recipes/distributed/fsdp2.yaml."
+    is_fsdp = bool(config.fsdp) or is_fsdp_launch()
+    if is_fsdp and (
+        recipe.model.quantization != "none" or models.read_sharding(config.fsdp_config, bf16=False) is None
+    ):
+        return "accelerate shards them after the base is read (quantized, offloaded or in context parallel). Use DDP."
+    return ""
+
+
+def sharding_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, str]]:
+    """Return (key, fault) of what transformers' and DeepSpeed's sharding cannot do."""
+    faults: list[tuple[str, str]] = []
+    sharding = models.read_sharding(config.fsdp_config if config.fsdp else None, bf16=False)
+    stage = getattr(config.deepspeed_plugin, "zero_stage", 0)
+    if sharding is None and stage < 3:
+        return []
+    adapter, optim = recipe.adapter or {}, str(getattr(config.optim, "value", config.optim))
+    if adapter.get("merge"):
+        faults.append(("adapter.merge", "the weights are in parts. Remove the line, and use kinject merge later."))
+    if adapter.get("modules_to_save"):
+        faults.append(("adapter.modules_to_save", "a sharded module cannot be copied. Remove the line, or use DDP."))
+    if sharding is not None and any(word in optim for word in ("8bit", "bnb", "paged")) and "torchao" not in optim:
+        fault = f"bitsandbytes cannot shard the states of {optim}. Set adamw_torch_fused, or an optimizer of torchao."
+        faults.append(("trainer.optim", fault))
+    return faults
 
 
 def _use_fastest(model: PreTrainedModel, attention: str, device: str) -> list[str]:
@@ -105,9 +165,10 @@ def _use_fastest(model: PreTrainedModel, attention: str, device: str) -> list[st
         return []
     notes: list[str] = []
     for name in models.fastest_attention(device):
-        reason = (
-            "it is not tried on weights that FSDP will shard" if is_fsdp_launch() else models.try_attention(model, name)
-        )
+        if is_fsdp_launch() or not models.is_runnable(model):
+            reason = "it is not tried on weights that are in parts, or will be"
+        else:
+            reason = models.try_attention(model, name)
         if not reason:
             return [*notes, f"attention: {model.config._attn_implementation}"]
         notes.append(f"attention: {name} is not used ({reason})")

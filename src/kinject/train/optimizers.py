@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from kinject.models import own_part, whole
+
 if TYPE_CHECKING:
     from trl import SFTConfig
 
@@ -198,12 +200,13 @@ class SharpnessAware:
         moving = [parameter for parameter in model.parameters() if parameter.grad is not None]
         if not moving:
             return False
-        norm = torch.nn.utils.get_total_norm([parameter.grad.float() for parameter in moving])
+        norm = whole(torch.nn.utils.get_total_norm([parameter.grad.float() for parameter in moving]))
         if not bool(norm.isfinite()) or float(norm) == 0.0:
             return False
         self._weights = [(parameter, parameter.detach().clone()) for parameter in moving]
         for parameter in moving:
-            parameter.add_((parameter.grad.float() * (self.rho / norm)).to(parameter.dtype))
+            step = own_part(parameter.grad).float() * (self.rho / norm)
+            own_part(parameter).add_(step.to(parameter.dtype))
         return True
 
     @torch.no_grad()
@@ -249,13 +252,15 @@ class OneByOne:
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.seed, self.step = seed, step
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
-        self._update_all = optimizer.step
+        self._positions = [(g["params"], index) for g in optimizer.param_groups for index in range(len(g["params"]))]
+        self.optimizer, self._update_all = optimizer, optimizer.step
         self._norms: list[torch.Tensor] = []
+        self._update_all()  # without gradients: bitsandbytes finds its settings by parameter in its first step
         # a method, since torch's schedulers wrap it as one
         optimizer.step = types.MethodType(lambda _, closure=None: self._step(), optimizer)
         if seed is not None:
-            optimizer.register_load_state_dict_pre_hook(self._begin_load)
-            optimizer.register_load_state_dict_post_hook(self._end_load)
+            optimizer.register_load_state_dict_pre_hook(self._keep)
+            optimizer.register_load_state_dict_post_hook(self._restore_precision)
         if in_backward:
             for parameter in self.parameters:
                 parameter.register_post_accumulate_grad_hook(self._update_in_backward)
@@ -285,29 +290,38 @@ class OneByOne:
         self._update(parameter, gradient)
 
     def _update(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Update one parameter, while no other has a gradient."""
+        """Update one parameter, while no other has a gradient.
+
+        Its float32 copy takes its position and its state: to change the parameter's own dtype would detach DDP from it.
+        """
         if self.seed is None or parameter.dtype != torch.bfloat16:
             parameter.grad = gradient
             self._update_all()
-        else:
-            weights = parameter.data
-            parameter.data = weights.float()
-            parameter.grad = gradient.float()
-            self._update_all()
-            generator = torch.Generator(weights.device)
-            generator.manual_seed(hash((self.seed, self.step(), self._numbers[id(parameter)])) % 2**63)
             parameter.grad = None
-            round_stochastically(parameter.data, weights, generator)
-            parameter.data = weights
-        parameter.grad = None
+            return
+        number, state = self._numbers[id(parameter)], self.optimizer.state
+        positions, index = self._positions[number]
+        copy = torch.nn.Parameter(parameter.detach().float())
+        copy.grad = gradient.float()
+        if parameter in state:
+            state[copy] = state.pop(parameter)
+        positions[index] = copy
+        self._update_all()
+        positions[index] = parameter
+        state[parameter] = state.pop(copy)
+        generator = torch.Generator(parameter.device)
+        generator.manual_seed(hash((self.seed, self.step(), number)) % 2**63)
+        round_stochastically(copy.detach(), parameter.detach(), generator)
 
-    def _begin_load(self, *_: Any) -> None:
-        """Let the state be that of float32 weights: torch casts what it loads to the dtype of the parameter."""
-        self._weights = [parameter.data for parameter in self.parameters]
-        for parameter in self.parameters:
-            parameter.data = torch.empty(0, device=parameter.device)
+    def _keep(self, optimizer: Any, state_dict: dict[str, Any]) -> None:
+        """Keep a state that is about to be loaded."""
+        self._loaded = state_dict
 
-    def _end_load(self, *_: Any) -> None:
-        for parameter, weights in zip(self.parameters, self._weights, strict=True):
-            parameter.data = weights
-        del self._weights
+    def _restore_precision(self, optimizer: Any) -> None:
+        """Put the loaded states back in their own dtypes: torch has cast them to that of the parameters."""
+        numbers = [number for group in self._loaded["param_groups"] for number in group["params"]]
+        for number, parameter in zip(numbers, self.parameters, strict=True):
+            for key, value in self._loaded["state"].get(number, {}).items():
+                if isinstance(value, torch.Tensor) and key != "step":
+                    optimizer.state[parameter][key] = value.to(parameter.device, copy=True)
+        del self._loaded

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,10 +28,14 @@ class Regularizer:
     """Keeps the base model's weights, their Fisher information and its predictions, each if its strength is not 0.
 
     Create it from the model before its first update (a resumed run loads the base first, so it uses the same), and before
-    a trainer wraps it. With an `adapter`, the base's predictions are the model's own without it.
+    a trainer wraps it. With an `adapter`, the base's predictions are the model's own without it; otherwise those of a copy,
+    which `load_base` makes of a sharded model.
     """
 
-    def __init__(self, strengths: RegularizationSection, model: PreTrainedModel, *, adapter: bool) -> None:
+    def __init__(
+        self, strengths: RegularizationSection, model: PreTrainedModel, *, adapter: bool,
+        load_base: Callable[[], PreTrainedModel] | None = None,
+    ) -> None:  # fmt: skip
         self.strengths = strengths
         self.base: dict[str, torch.Tensor] = {}
         self.fisher: dict[str, torch.Tensor] = {}
@@ -39,7 +43,8 @@ class Regularizer:
         if strengths.l2 or strengths.ewc:
             self.base = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
         if strengths.kl and not adapter:
-            self._frozen = copy.deepcopy(model).eval().requires_grad_(False)
+            base = copy.deepcopy(model) if load_base is None else load_base()
+            self._frozen = base.eval().requires_grad_(False)
 
     def measure_fisher(self, model: Any, rows: Sequence[TrainingRow]) -> None:
         """Set the diagonal of the empirical Fisher information, the mean of a token, from `rows` of replay.
@@ -123,7 +128,9 @@ class Regularizer:
     def base_of(self, model: Any, device: torch.device) -> Iterator[Any]:
         """Yield the base of `model` in evaluation mode: the frozen copy, or the model itself without its adapter."""
         inner = getattr(model, "module", model)
-        base = inner if self._frozen is None else self._frozen.to(device)
+        base = inner if self._frozen is None else self._frozen
+        if base.device != device:
+            base.to(device)
         was_training = base.training
         base.eval()
         with inner.disable_adapter() if self._frozen is None else contextlib.nullcontext():

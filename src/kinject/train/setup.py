@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kinject import models
-from kinject.corpus.packing import TrainingRow
+from kinject.corpus.packing import PackedRows, TrainingRow
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import InputError
 from kinject.recipe import TrainRecipe
@@ -28,7 +29,13 @@ from kinject.train.data import (
     tokenize_and_pack,
 )
 from kinject.train.guards import Guard, check_start, sample_output
-from kinject.train.load import check_special_tokens, load_training_model, load_training_tokenizer, precision_warnings
+from kinject.train.load import (
+    check_special_tokens,
+    load_training_model,
+    load_training_tokenizer,
+    precision_warnings,
+    take_over_sharding,
+)
 from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
 from kinject.train.optimizers import SHARDED, SharpnessAware
 from kinject.train.probes import Probes
@@ -70,14 +77,31 @@ def make_trainer(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     `InputError` for a corpus or model, `TrainingError` if text would be lost or packed documents would see each other.
     """
     config, adapter = make_sft_config(recipe), make_lora_config(recipe)
+    sharding = take_over_sharding(config, recipe)
+    with models.sharded_by_transformers(sharding):
+        return _make_trainer(recipe, config, adapter, sharding, hashes)
+
+
+def _make_trainer(
+    recipe: TrainRecipe, config: SFTConfig, adapter: Any, sharding: models.Sharding | None,
+    hashes: Mapping[str, str] | None,
+) -> KnowledgeTrainer:  # fmt: skip
+    """Return the trainer as `make_trainer` does, of a checked config."""
     corpora = open_corpora(recipe, hashes)
     tokenizer = load_training_tokenizer(recipe, corpora.rows)
     tokenized = tokenize_and_pack(recipe, tokenizer, corpora)
-    model, notes = load_training_model(recipe, tokenizer)
+    model, notes = load_training_model(recipe, tokenizer, sharding)
     models.check_causal(model, recipe.model.path or recipe.where("model.new"))
     window = check_positions(recipe, model.config, tokenized.train)
     probes = Probes(recipe.probes, corpora.questions, tokenizer, window) if recipe.probes is not None else None
-    trainer = _assemble(recipe, config, adapter, model, tokenizer, tokenized)
+
+    def load_weights(path: str) -> PreTrainedModel:
+        with models.sharded_by_transformers(sharding):
+            return load_training_model(recipe, tokenizer, sharding, path)[0]
+
+    load_base = functools.partial(load_weights, "") if sharding is not None else None
+    trainer = _assemble(recipe, config, adapter, model, tokenizer, tokenized, load_base)
+    trainer.load_weights = load_weights
     trainer.probes = probes
     trainer.training_data = tokenized.train
     names = check_trainable(trainer.model, recipe)
@@ -117,6 +141,7 @@ def _assemble(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     tokenized: TokenizedCorpora,
+    load_base: Callable[[], PreTrainedModel] | None,
 ) -> KnowledgeTrainer:
     """Return the trainer with its data, callbacks, regularization and techniques."""
     from datasets import Dataset
@@ -124,7 +149,6 @@ def _assemble(
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-
     section, data, validation = recipe.regularization, tokenized.train, tokenized.validation
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
     flatten = "flash" in str(model.config._attn_implementation) and bool(recipe.trainer.get("packing"))
@@ -134,7 +158,10 @@ def _assemble(
     reinitialized = reinitialize_last_layers(model, recipe)
     guard = Guard(recipe.guards)
     eval_strategy, config.eval_strategy = config.eval_strategy, "no" if validation is None else config.eval_strategy
-    regularizer = Regularizer(section, model, adapter=adapter is not None) if section is not None else None
+    save_strategy = config.save_strategy
+    if model.is_distributed_loading_by_transformers:
+        config.save_strategy = "no"  # Trainer refuses to save what KnowledgeTrainer saves
+    regularizer = None if section is None else Regularizer(section, model, adapter=bool(adapter), load_base=load_base)
     if recipe.trainer.get("packing") and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
         _check_packing(model, dataset)
     screen = Screen(effective_batch(config, data)["tokens"])
@@ -158,17 +185,23 @@ def _assemble(
     trainer.add_callback(RestoreState(trainer))
     trainer.guard, trainer.losses = guard, MeanLoss()
     configure_trainer(trainer, recipe, reinitialized)
-    trainer.args.eval_strategy = eval_strategy  # Trainer refuses to evaluate without a dataset; probes need none
+    config.save_strategy = save_strategy
+    config.eval_strategy = eval_strategy  # Trainer refuses to evaluate without a dataset; probes need none
     if recipe.corpus is not None and recipe.corpus.separate_paraphrases and data.rows.rounds[-1] > 0:
         trainer.rounds = data.rows.rounds
     if regularizer is not None:
-        replayed = (_replay_only(row) for row in data.rows if any(row.replayed))
-        n_rows = regularizer.strengths.ewc_rows if regularizer.strengths.ewc else 0
-        regularizer.measure_fisher(trainer.model, list(islice(replayed, n_rows)))
-        if recipe.techniques.loss_tile is not None:
-            regularizer.read_hidden_states()
+        _prepare_regularizer(regularizer, trainer, recipe.techniques.loss_tile is not None)
     trainer.regularizer = regularizer
     return trainer
+
+
+def _prepare_regularizer(regularizer: Regularizer, trainer: KnowledgeTrainer, is_tiled: bool) -> None:
+    if regularizer.strengths.ewc:
+        rows: PackedRows = trainer.train_dataset.rows
+        replayed = (_replay_only(row) for row in rows if any(row.replayed))
+        regularizer.measure_fisher(trainer.model, list(islice(replayed, regularizer.strengths.ewc_rows)))
+    if is_tiled:
+        regularizer.read_hidden_states()
 
 
 def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitialized: Sequence[str]) -> None:
@@ -194,8 +227,9 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
     trainer.freeze_warmup = freeze_base_steps(trainer.model, recipe, reinitialized)
     trainer.sam = SharpnessAware(techniques.sam) if techniques.sam else None
     for name in ("loss_tile", "stochastic_rounding", "optimizer_in_backward"):
-        if getattr(techniques, name) and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
-            raise recipe.error(f"techniques.{name}", SHARDED)  # a launcher's file, which SFTConfig does not show
+        splits = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+        if getattr(techniques, name) and (splits or trainer.is_distributed_loading_by_transformers):
+            raise recipe.error(f"techniques.{name}", SHARDED)
         setattr(trainer, name, getattr(techniques, name))
     if techniques.loss_tile is not None:
         whole = trainer.model.get_base_model() if recipe.adapter is not None else trainer.model
@@ -225,10 +259,10 @@ def check_tiles(model: Any, row: Mapping[str, Any], recipe: TrainRecipe) -> None
 
 def _describe_run(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCorpora) -> str:
     parameters, packing = list(trainer.model.parameters()), tokenized.packing
-    n_trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    n_trained = sum(models.size_of(parameter) for parameter in parameters if parameter.requires_grad)
     precision = {"no": "float32"}.get(trainer.accelerator.mixed_precision, trainer.accelerator.mixed_precision)
     return (
-        f"trains {n_trained:,} of {sum(parameter.numel() for parameter in parameters):,} parameters in {precision}, "
+        f"trains {n_trained:,} of {sum(map(models.size_of, parameters)):,} parameters in {precision}, "
         f"{len(tokenized.train.rows):,} rows, {packing.strategy or 'unpacked'}"
         f"{', paraphrases separated' if packing.separate_paraphrases else ''}"
     )

@@ -240,7 +240,7 @@ def check_trained_tokens(recipe: TrainRecipe, model: Any) -> None:
     for name, indices in (wanted if isinstance(wanted, Mapping) else {"": wanted or ()}).items():
         layers = [layer for path, layer in model.named_modules() if f".{path}".endswith(f".{name}")] if name else ()
         for layer in layers or (model.get_input_embeddings(),):
-            n_rows = len(layer.weight) if hasattr(layer, "weight") else 0
+            n_rows = models.shape_of(layer.weight)[0] if hasattr(layer, "weight") else 0
             ids = indices if isinstance(indices, list | tuple) else ()  # peft refuses the rest
             beyond = [index for index in ids if isinstance(index, int) and index >= n_rows > 0]
             if beyond:
@@ -276,11 +276,16 @@ def reinitialize_last_layers(model: Any, recipe: TrainRecipe) -> list[str]:
     for name in names:
         model.get_parameter(name)._is_hf_initialized = False  # transformers skips weights that it has marked as loaded
     devices = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
+
+    def initialize(module: Any) -> None:
+        with models.whole_weights(module):
+            model._init_weights(module)
+
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(recipe.seed)
         for name, module in model.named_modules():
             if _at_least(f"{name}.", n_layers - wanted) and not _at_least(f"{name.rpartition('.')[0]}.", 0):
-                module.apply(model._init_weights)
+                module.apply(initialize)
     return names
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers.trainer import TRAINING_ARGS_NAME
+from peft import PeftModel
+from transformers.distributed.checkpoint import load_optimizer_distributed, save_optimizer_distributed
+from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import rotate_checkpoints
 from trl import SFTTrainer
 
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
+from kinject.models import copy_weights
 from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete
 from kinject.train.data import TrainingData
 from kinject.train.guards import Guard, check_made_update, check_weights
@@ -36,6 +39,8 @@ from kinject.train.resume_state import save_state
 from kinject.train.schedules import schedule_of
 from kinject.train.trainable import FreezeWarmup
 
+_OPTIMIZER = "optimizer"
+"""The folder of a sharded optimizer in a checkpoint."""
 _ISOLATION_TOLERANCE = 1e-3
 _SAMPLED_TOKENS = 256
 """Tokens of which entropy and accuracy are measured between two logs, a process."""
@@ -81,6 +86,8 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
     """Tokens in the loss so far, of all processes (a number, or a tensor on a device), since this run was started or resumed."""
     learned_before: int = 0
     """Those before the checkpoint from which it was resumed."""
+    load_weights: Callable[[str], Any]
+    """Loads the model of a checkpoint folder as the run's own was loaded."""
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "position_ids", "length", "replayed", "weights"]
@@ -113,6 +120,40 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             remove_extra(checkpoint.parent, checkpoint)
             best = self.state.best_model_checkpoint
             rotate_checkpoints(self.args.output_dir, save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Save both; each process its part of the optimizer of a model that transformers has sharded."""
+        if not self.is_distributed_loading_by_transformers:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        save_optimizer_distributed(self.model, self._plain_optimizer(), str(Path(output_dir) / _OPTIMIZER))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load both from a checkpoint folder, if there is one."""
+        if checkpoint is None or not self.is_distributed_loading_by_transformers:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        load_optimizer_distributed(self.model, self._plain_optimizer(), str(Path(checkpoint) / _OPTIMIZER))
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+
+    def _plain_optimizer(self) -> Any:
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load a checkpoint's weights; each process its part of a model that transformers has sharded."""
+        if self.is_distributed_loading_by_transformers and not isinstance(self.model, PeftModel):
+            copy_weights(self.load_weights(resume_from_checkpoint), self.model)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        """Load the weights of the best checkpoint."""
+        if self.is_distributed_loading_by_transformers:
+            self._load_from_checkpoint(self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """Create the repository on the hub. Raises `TrainingError` if the hub refuses it."""

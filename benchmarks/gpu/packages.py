@@ -1,0 +1,143 @@
+"""Make a folder of the wheels that a Python with torch lacks for kinject's training and scoring on a machine without network.
+
+    python benchmarks/gpu/packages.py DIR [--python 3.12] [--have pip-list.txt] [--cuda 130] [--with lm_eval ...]
+
+Downloads the wheels of constraints.txt for that Python on Linux (x86-64), less torch with what it brings, and less what --have
+lists in a version that suffices (`pip list --format=freeze` on that machine). Takes out of the wheels what is not
+needed there, packs them more tightly, and prints the sizes. benchmarks/gpu/run.py --packages DIR unpacks them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable, Mapping
+from email import message_from_bytes
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOTS = (
+    "transformers",
+    "trl",
+    "peft",
+    "datasets",
+    "accelerate",
+    "bitsandbytes",
+    "pydantic",
+    "pycld2",
+    "pyyaml",
+    "rich",
+)
+"""What kinject's training and scoring import, less what these need."""
+LEFT_OUT = re.compile(
+    r"torch|triton|nvidia-.*|cuda-.*|sympy|mpmath|networkx|setuptools|filelock|fsspec|jinja2|markupsafe|typing-extensions"
+    r"|hf-xet"
+)
+"""What comes with torch, and what only downloads need."""
+NEEDLESS = (
+    r"(^|/)tests?/|\.(pyx|pxd|pxi|h|hpp|lib|a|exe)$|^pyarrow/(include|src)/|^pyarrow/.*(flight|substrait|gandiva|orc)"
+    r"|^bitsandbytes/libbitsandbytes_(?!cpu|cuda@\.).*\.so|^pandas/_testing|^scipy/.*/_?test|^transformers/.*\.cu"
+    r"|^bitsandbytes/.*\.(dll|dylib)$"
+)
+"""Files that are not unpacked; @ is the version of CUDA."""
+PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 27, 28, 31, 34)] + [
+    "manylinux2014_x86_64", "manylinux1_x86_64", "manylinux2010_x86_64", "linux_x86_64",
+]  # fmt: skip
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _target(python: str) -> list[str]:
+    platforms = [part for name in PLATFORMS for part in ("--platform", name)]
+    return ["--only-binary=:all:", "--python-version", python, "--implementation", "cp", *platforms]
+
+
+def to_fetch(requirements: Iterable[str], have: Mapping[str, str], python: str) -> dict[str, str]:
+    """Return name -> requirement of what is neither torch's nor in `have` in a version that satisfies it."""
+    from packaging.requirements import Requirement
+
+    environment = {"extra": "", "python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
+    found = {}
+    for requirement in map(Requirement, requirements):
+        name = _canonical(requirement.name)
+        if requirement.marker is not None and not requirement.marker.evaluate(environment):
+            continue
+        is_there = name in have and requirement.specifier.contains(have[name].partition("+")[0], prereleases=True)
+        if not LEFT_OUT.fullmatch(name) and not is_there:
+            found[name] = f"{name}{requirement.specifier}"
+    return found
+
+
+def fetch(folder: Path, roots: Iterable[str], have: Mapping[str, str], python: str) -> None:
+    """Download `roots` and, in rounds, what they need beside torch and `have`, as constraints.txt pins it."""
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps", "-d"]
+    command += [str(folder), *_target(python), "-c", str(ROOT / "constraints.txt")]
+    seen: set[str] = set()
+    wanted = to_fetch(roots, have, python)
+    while wanted:
+        subprocess.run([*command, *wanted.values()], check=True)
+        seen |= wanted.keys()
+        needs = [line for wheel in folder.glob("*.whl") for line in _needs(wheel)]
+        wanted = {name: line for name, line in to_fetch(needs, have, python).items() if name not in seen}
+
+
+def _needs(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
+        return message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
+
+
+def kinjects_requirements() -> list[str]:
+    """Return the requirements of pyproject.toml that ROOTS names."""
+    import tomllib
+
+    lines = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    return [line for line in lines if re.split(r"[^\w.-]", line)[0] in ROOTS]
+
+
+def shrink(wheel: Path, cuda: str) -> tuple[int, int]:
+    """Take out of a wheel what is not needed, pack the rest with LZMA, and return its bytes before and after."""
+    before, smaller = wheel.stat().st_size, wheel.with_suffix(".smaller")
+    needless = re.compile(NEEDLESS.replace("@", cuda))
+    with (
+        zipfile.ZipFile(wheel) as source,
+        zipfile.ZipFile(smaller, "w", zipfile.ZIP_LZMA) as target,
+    ):
+        for item in source.infolist():
+            if not needless.search(item.filename):
+                target.writestr(item.filename, source.read(item))
+    smaller.replace(wheel)
+    return before, wheel.stat().st_size
+
+
+def main() -> int:
+    """Download, shrink, and print the sizes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--python", default="3.12", help="version of the Python on that machine")
+    parser.add_argument("--have", type=Path, help="its packages, NAME==VERSION on a line")
+    parser.add_argument("--cuda", default="130", help="its torch's CUDA, without the dot")
+    parser.add_argument(
+        "--with", dest="extra", nargs="+", default=[], help="further packages: lm_eval, liger-kernel, torchao"
+    )
+    options = parser.parse_args()
+    lines = options.have.read_text("utf-8").split() if options.have else []
+    have = {_canonical(name): version for name, _, version in (line.partition("==") for line in lines) if version}
+    options.folder.mkdir(parents=True, exist_ok=True)
+    fetch(options.folder, [*kinjects_requirements(), *options.extra], have, options.python)
+    total = 0
+    for wheel in sorted(options.folder.glob("*.whl")):
+        before, after = shrink(wheel, options.cuda)
+        total += after
+        print(f"{wheel.name:90} {before / 2**20:7.2f} MiB, packed {after / 2**20:6.2f}")
+    print(f"{total / 2**20:.1f} MiB in all")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""docs/gpu.md from the entries of results.jsonl: every figure is computed here from what a case measured."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from measures import CASES, OPTIONS, PEAK_TFLOPS
+from training import SECONDS, STEPS, WARM_UP
+
+Results = Mapping[str, dict[str, Any]]
+HEAD = """# GPU
+
+This page is written by `make gpu`, which measures kinject on one NVIDIA GPU. All of kinject is tested on CPUs; what
+needs a GPU's kernels is tested with plain loops in their place, and by the figures here.
+
+"""
+HOW = """
+## How is it measured?
+
+```console
+$ python benchmarks/gpu/packages.py runs/gpu-packages --have pip-list.txt
+$ make gpu
+$ python benchmarks/gpu/run.py --packages runs/gpu-packages --minutes 9
+```
+
+`make gpu` needs a Python that has torch with CUDA, and no network. It first prints what this Python lacks. Each case is
+a process with a time limit; figures and failures are appended to `runs/gpu/results.jsonl` as they come. A run that is
+stopped, or whose minutes are up, resumes when it is started again with the same `--results`; the most important cases
+come first. `--only training` runs one part, `--only train/8B` some cases, `--retry` those that failed, `--page FILE`
+writes this page, and `--tiny` runs all of it on a CPU in some minutes, to see that it works.
+
+The first line is for a machine without network, and runs where there is one. It downloads the wheels of
+constraints.txt for Python 3.12 on Linux (`--python` for another), less torch and what the machine has, which
+`pip list --format=freeze` prints there, and takes out of them what is not needed: tests, headers, the libraries of
+bitsandbytes for other versions of CUDA (`--cuda`). It prints the sizes. `--with lm_eval` adds lm-evaluation-harness.
+The wheels are unpacked for one run and change nothing on the machine.
+"""
+
+
+def render(results: Results) -> str:
+    """Return the page."""
+    real = {name: entry for name, entry in results.items() if not entry.get("tiny")}
+    dry = {name: entry for name, entry in results.items() if entry.get("tiny")}
+    if not real and not dry:
+        waiting = "**No GPU has run it yet: the tables await their first run.** They will answer:\n\n"
+        parts = "".join(f"- {title}\n" for title, _ in _PARTS.values())
+        return HEAD + waiting + parts + HOW
+    note = "" if real else "**A dry run on a CPU at tiny size: these figures mean nothing.**\n\n"
+    found = real or dry
+    sections = [text for title, write in _PARTS.values() if (text := _section(title, write(found)))]
+    n_done = sum(entry["status"] == "done" for entry in found.values())
+    state = _text(f"{n_done} of {len(CASES)} cases are measured. {_missing(found)}") + "\n"
+    return HEAD + note + _machine(found) + "\n" + state + "".join(sections) + _failures(found) + HOW
+
+
+def _text(*sentences: str) -> str:
+    """Return a paragraph in lines of at most 119 characters."""
+    return "\n".join(textwrap.wrap(" ".join(sentences), 119, break_long_words=False, break_on_hyphens=False))
+
+
+def _section(title: str, lines: Iterable[str]) -> str:
+    text = "\n".join(lines)
+    return f"\n## {title}\n\n{text}\n" if text else ""
+
+
+def _missing(found: Results) -> str:
+    waiting = [case.part for name, case in CASES.items() if name not in found]
+    parts = [f"{waiting.count(part)} of {part}" for part in dict.fromkeys(waiting)]
+    return f"Not run yet: {', '.join(parts)}." if waiting else ""
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    body = [f"| {' | '.join(row)} |" for row in rows]
+    return [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns), *body] if body else []
+
+
+def _done(found: Results, prefix: str) -> dict[str, dict[str, Any]]:
+    """Return the figures of the cases whose name begins with `prefix`, by the rest of the name."""
+    return {
+        name.removeprefix(prefix): entry["values"]
+        for name, entry in found.items()
+        if name.startswith(prefix) and entry["status"] == "done"
+    }
+
+
+def _number(value: Any, digits: int = 0) -> str:
+    return f"{value:,.{digits}f}" if isinstance(value, int | float) else "–"
+
+
+def _ratio(value: float | None, other: float | None) -> str:
+    return f"{value / other:.2f}" if value and other else "–"
+
+
+def _machine(found: Results) -> str:
+    values = _done(found, "machine").get("", {})
+    if not values:
+        return "The machine was not described.\n"
+    versions = ", ".join(f"{name} {version}" for name, version in values["versions"].items() if version)
+    if "gpu" not in values:
+        return _text(f"CPU, {values['cores']} cores, Python {values['python']}, {versions}.") + "\n"
+    paragraph = _text(
+        f"{values['gpu']} ({values['memory_gib']:.0f} GiB, compute capability {values['capability']}, CUDA {values['cuda']}), "
+        f"{values['cores']} CPU cores, Python {values['python']}.",
+        f"Packages: {versions}. It multiplies matrices of 8,192 at "
+        f"{values['matmul_tflops']:.0f} TFLOP/s in 16 bits and copies {values['copy_tb_s']:.2f} TB/s (read and written). "
+        f"`model.attention: auto` tries {', '.join((*values['auto'], 'sdpa'))}.",
+    )
+    return paragraph + "\n"
+
+
+def _attention(found: Results) -> list[str]:
+    rows = [
+        (f"`{name}`", f"{one['loss_difference']:.1e}", f"{one['gradient_difference']:.1e}", f"{one['isolation']:.1e}",
+         _number(one["step_ms"], 1), _number(one.get("peak_gib"), 1))
+        for name, one in _done(found, "attention/").items()
+    ]  # fmt: skip
+    columns = ("attention", "loss", "gradient", "isolation", "ms", "GiB")
+    text = _text(
+        "One batch of packed documents through a model of the 0.5B shape with random weights, forward and backward, "
+        "in bfloat16. "
+        "Loss: difference from sdpa's. Gradient: length of the difference from sdpa's, of the first layer's query weights, over "
+        "its length. Isolation: how far the logits of a row's second document move without the first, over the largest logit."
+    )
+    return [text, "", *_table(columns, rows)] if rows else []
+
+
+def _peak_flops(found: Results) -> float | None:
+    name = _done(found, "machine").get("", {}).get("gpu", "")
+    return next((1e12 * rate for key, rate in PEAK_TFLOPS.items() if key in name), None)
+
+
+def _training(found: Results) -> list[str]:
+    done = _done(found, "train/")
+    limit = _peak_flops(found)
+    rows = []
+    for name, one in done.items():
+        shape, program = name.split("/")
+        ours = done.get(f"{shape}/kinject", {}).get("tokens_per_second")
+        flops = done.get(f"{shape}/kinject", {}).get("flops_per_token") or one.get("flops_per_token")
+        rate = one["tokens_per_second"]
+        mfu = f"{100 * rate * flops / limit:.0f}%" if limit and flops else "–"
+        rows.append((shape, program, one["attention"], str(one["rows"]), _number(rate), mfu,
+                     _number(one.get("peak_gib"), 1), _ratio(ours, rate)))  # fmt: skip
+    text = _text(
+        "Shapes of Qwen2.5-0.5B, Llama-3.2-1B and Llama-3.1-8B, random weights, rows of 2,048 tokens, fused AdamW, "
+        "arithmetic in "
+        "bfloat16, no gradient checkpointing. All weights: in float32, at 8B in bfloat16. LoRA: rank 16 on all linear layers, "
+        f"weights in bfloat16; QLoRA: in 4 bits. The median of {STEPS} steps (or those within {SECONDS:.0f} s) after {WARM_UP}. "
+        "MFU counts products with weights (no attention, no look-up), over the datasheet's dense rate. "
+        "The bare loop has the same "
+        "shapes of rows and the attention that kinject chooses; SFTTrainer packs its own way (bfd_split) with flash attention "
+        "where it is installed, else sdpa."
+    )
+    columns = ("model", "program", "attention", "rows", "tokens/s", "MFU", "GiB", "kinject / it")
+    return [text, "", *_table(columns, rows)] if rows else []
+
+
+def _plan(found: Results) -> list[str]:
+    rows = []
+    for prefix in ("train/", "option/"):
+        for name, one in _done(found, prefix).items():
+            if (prefix == "train/" and not name.endswith("/kinject")) or not (
+                "planned_gib" in one or "plan_fault" in one
+            ):
+                continue
+            planned, peak = one.get("planned_gib"), one.get("peak_gib")
+            label = name.removesuffix("/kinject")
+            rows.append((label, _number(planned, 1) if planned else one["plan_fault"].replace("|", "/"), _number(peak, 1),
+                         _ratio(planned, peak)))  # fmt: skip
+    text = "GiB of tensors in a training step: `kinject plan`'s estimate, and torch's peak."
+    return [text, "", *_table(("run", "planned", "measured", "planned / measured"), rows)] if rows else []
+
+
+def _options(found: Results) -> list[str]:
+    done = _done(found, "option/")
+    base = done.get(next(iter(OPTIONS)), {}).get("tokens_per_second")
+    rows = [
+        (name, one["attention"], _number(one["tokens_per_second"]), _number(one.get("peak_gib"), 1),
+         "–" if name.startswith("8B") else _ratio(one["tokens_per_second"], base))
+        for name, one in done.items()
+    ]  # fmt: skip
+    text = "All weights of the 1B shape are trained by kinject; each row sets one option."
+    columns = ("option", "attention", "tokens/s", "GiB", "of the first row")
+    return [text, "", *_table(columns, rows)] if rows else []
+
+
+def _eval(found: Results) -> list[str]:
+    done = _done(found, "eval/")
+    rows = [
+        (name, str(one["questions"]), _number(one["seconds"], 1), _number(one["questions"] / one["seconds"], 1))
+        for name, one in done.items()
+    ]
+    lines = [
+        "Questions of the sandbox with four letters and 5 shots, the 1B shape with random weights in bfloat16.", "",
+        *_table(("program", "questions", "seconds", "questions a second"), rows),
+    ]  # fmt: skip
+    if len(done) == 2:
+        ours, theirs = (one["log_probs"] for one in done.values())
+        pairs = [(a, b) for row, other in zip(ours, theirs, strict=True) for a, b in zip(row, other, strict=True)]
+        same = sum(a.index(max(a)) == b.index(max(b)) for a, b in zip(ours, theirs, strict=True))
+        gap = max(abs(a - b) for a, b in pairs)
+        lines += ["", f"Largest difference of a log-prob: {gap:.1e}; the same choice in {same} of {len(ours)}."]
+    return lines if rows else []
+
+
+def _bench(found: Results) -> list[str]:
+    table = _done(found, "bench").get("", {}).get("table", [])
+    if not table:
+        return []
+    columns = list(table[0])
+    rows = [[_cell(row.get(column)) for column in columns] for row in table]
+    return ["`kinject bench recipes/bench/50m.yaml`, one run of each strategy.", "", *_table(columns, rows)]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return "–" if value is None else str(value).replace("|", "/")
+
+
+def _failures(found: Results) -> str:
+    rows = [
+        (name, str(entry["reason"]).replace("|", "/").replace("\n", " "))
+        for name, entry in found.items()
+        if entry["status"] == "failed"
+    ]
+    return _section("What failed?", _table(("case", "reason"), rows))
+
+
+_PARTS = {
+    "attention": ("Do the kernels agree, and do documents stay apart?", _attention),
+    "training": ("How fast does it train?", _training),
+    "plan": ("Is the planned memory the measured one?", _plan),
+    "options": ("What does each option cost?", _options),
+    "eval": ("How fast does it score?", _eval),
+    "bench": ("How do the strategies compare?", _bench),
+}

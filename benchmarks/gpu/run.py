@@ -1,0 +1,339 @@
+"""Measure kinject on one NVIDIA GPU and write docs/gpu.md: run as it is, interrupted and resumed as often as needed.
+
+    python benchmarks/gpu/run.py [--results DIR] [--minutes N] [--packages DIR] [--only NAME ...] [--page FILE]
+
+Each case runs in a process of its own with a time limit. Its figures, or the reason why it failed, are appended to
+DIR/results.jsonl as soon as it ends, and a case that stands there is not run again (--retry: those that failed are). What
+does not fit into --minutes waits for the next run. --packages is a folder of wheels (benchmarks/gpu/packages.py makes it):
+those that this Python lacks, or has too old, are unpacked for this run alone. --tiny runs all of it on a CPU, at sizes that
+show that it works and nothing else. No network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import zipfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+for folder in (HERE, ROOT / "src"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+PRELOADED = (
+    "torch", "transformers", "transformers.models.llama.modeling_llama", "datasets", "peft", "trl.trainer.sft_trainer",
+    "kinject.train.setup", "kinject.eval.scoring.scorer", "kinject.plan.run",
+)  # fmt: skip
+"""Imported once, before the cases are forked. Nothing of it may touch the GPU."""
+LEAST = 20.0
+"""Seconds that must be left for a case to begin."""
+
+
+def read_results(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the last entry of each case; a line that a kill cut short is left out."""
+    results = {}
+    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            entry = json.loads(line)
+            results[str(entry["case"])] = entry
+    return results
+
+
+def write_result(path: Path, entry: dict[str, Any]) -> None:
+    """Append an entry, on a line of its own even after a line that was cut short."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(("\n" if file.tell() else "") + json.dumps(entry, allow_nan=True))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def unpack_wheels(folder: Path, site: Path) -> list[str]:
+    """Unpack the wheels of `folder` that this Python lacks or has older into `site`; return NAME VERSION of each.
+
+    No pip is needed: a wheel is a zip of what belongs on the path. What it has beside that (commands) is not used.
+    """
+    from packaging.version import Version
+
+    unpacked = []
+    for wheel in sorted(folder.glob("*.whl")):
+        name, version = wheel.name.split("-")[:2]
+        try:
+            is_new = Version(metadata.version(name)) < Version(version)
+        except metadata.PackageNotFoundError:
+            is_new = True
+        if is_new:
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(site)
+            unpacked.append(f"{name} {version}")
+    if unpacked:
+        sys.path.insert(0, str(site))
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+        importlib.invalidate_caches()
+    return unpacked
+
+
+def lacking() -> list[str]:
+    """Return what this Python lacks of kinject's requirements for training and scoring, one line each."""
+    import tomllib
+
+    from packaging.requirements import Requirement
+
+    needed = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "pydantic", "numpy")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = []
+    for requirement in map(Requirement, project["dependencies"]):
+        if requirement.name not in needed:
+            continue
+        try:
+            found = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            lines.append(f"{requirement.name}: not installed, needed: {requirement.specifier}")
+            continue
+        if not requirement.specifier.contains(found.partition("+")[0], prereleases=True):
+            lines.append(f"{requirement.name}: {found} is installed, needed: {requirement.specifier}")
+    return lines
+
+
+def preload() -> None:
+    """Import the libraries once; a case that needs one that fails will name it."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
+        "1"  # a look for GPUs must not begin a context, which cannot be forked
+    )
+    for name in PRELOADED:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 (of any library; the cases that need it fail with this reason)
+            print(f"  {name} cannot be imported: {_reason(error)}", flush=True)
+
+
+def find_device() -> str:
+    """Return cuda if a fresh process can compute on a GPU, else cpu."""
+    code = "import torch; torch.ones(1, device='cuda').item()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=300)
+    return "cuda" if done.returncode == 0 else "cpu"
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    kind = type(error).__name__
+    text = "out of memory" if "outofmemory" in kind.lower() else lines[0] if lines else ""
+    return f"{kind}: {text}"[:300]
+
+
+def measure(name: str, setting: Any, results: Path) -> None:
+    """Run a case in this process and append its entry, figures or reason."""
+    from measures import CASES
+
+    began = time.time()
+    entry: dict[str, Any] = {"case": name, "tiny": setting.tiny}
+    try:
+        entry |= {"status": "done", "values": CASES[name].measure(setting)}
+    except BaseException as error:  # noqa: BLE001 (whatever a kernel, a library or a signal raises is a result)
+        traceback.print_exc()
+        entry |= {"status": "failed", "reason": _reason(error)}
+        entry["memory"] = _gpu_peak(setting)
+    entry["seconds"] = round(time.time() - began, 1)
+    write_result(results, entry)
+
+
+def _gpu_peak(setting: Any) -> dict[str, float]:
+    try:
+        from training import peak
+
+        return peak(setting)
+    except Exception:  # noqa: BLE001 (the GPU may be unusable after a fault; the reason is already kept)
+        return {}
+
+
+def run_case(name: str, setting: Any, results: Path, seconds: float, *, forked: bool) -> str:
+    """Run a case in a process of its own for `seconds` at most; return "" or how the process ended before its entry.
+
+    The process gets a session of its own, so that what it starts ends with it. Its output goes to log.txt.
+    """
+    size = results.stat().st_size if results.exists() else 0
+    log = results.with_name("log.txt")
+    with log.open("ab") as output:
+        output.write(f"\n== {name}\n".encode())
+        output.flush()
+        pid = (
+            _fork(name, setting, results, output.fileno())
+            if forked
+            else _spawn(name, setting, results, output.fileno())
+        )
+    deadline, status = time.monotonic() + seconds, None
+    while status is None and time.monotonic() < deadline:
+        done, code = os.waitpid(pid, os.WNOHANG)
+        status = code if done else None
+        time.sleep(0.02)
+    if status is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return f"took longer than {seconds:.0f} s"
+    if results.exists() and results.stat().st_size > size:
+        return ""
+    code = os.waitstatus_to_exitcode(status)
+    return (
+        f"ended by signal {-code}"
+        if code < 0
+        else f"ended with exit code {code} and no figures (log.txt has its output)"
+    )
+
+
+def _fork(name: str, setting: Any, results: Path, output: int) -> int:
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        measure(name, setting, results)
+    finally:
+        os._exit(0)
+
+
+def _spawn(name: str, setting: Any, results: Path, output: int) -> int:
+    command = [sys.executable, str(HERE / "run.py"), "--case", name, "--results", str(results.parent), "--scratch"]
+    command += [str(setting.scratch), *(["--tiny"] if setting.tiny else [])]
+    streams = [(os.POSIX_SPAWN_DUP2, output, stream) for stream in (1, 2)]
+    return os.posix_spawn(sys.executable, command, os.environ, file_actions=streams, setsid=True)
+
+
+def run_cases(names: Sequence[str], setting: Any, results: Path, deadline: float, *, forked: bool) -> list[str]:
+    """Run `names` until `deadline` (of time.monotonic); return those that no time was left for."""
+    from measures import CASES
+
+    waiting = []
+    for number, name in enumerate(names, 1):
+        case, left = CASES[name], deadline - time.monotonic()
+        if left < max(LEAST, case.about):
+            waiting.append(name)
+            continue
+        print(f"[{number}/{len(names)}] {name} ", end="", flush=True)
+        began = time.monotonic()
+        limit = min(case.limit, left)
+        fault = run_case(name, setting, results, limit, forked=forked)
+        if fault and limit < case.limit and "longer" in fault:
+            waiting.append(name)  # the time of this run was up, not the case's own
+            print("stopped: the minutes are up")
+            continue
+        if fault:
+            write_result(results, {"case": name, "tiny": setting.tiny, "status": "failed", "reason": fault})
+        entry = read_results(results)[name]
+        ending = "" if entry["status"] == "done" else f": {entry['reason']}"
+        print(f"{entry['status']} in {time.monotonic() - began:.0f} s{ending}", flush=True)
+        if not setting.tiny and shutil.disk_usage(setting.scratch).free < 20 * 2**30:
+            _drop_models(setting.scratch)
+    return waiting
+
+
+def _drop_models(scratch: Path) -> None:
+    """Remove the saved models; the next case that needs one makes it again."""
+    for folder in scratch.glob("model-*"):
+        shutil.rmtree(folder)
+
+
+def choose(only: Sequence[str], results: dict[str, dict[str, Any]], *, retry: bool) -> list[str]:
+    """Return the cases that are left to run: all, or those whose name or part is, or begins with, one of `only`."""
+    from measures import CASES
+
+    names = [
+        name
+        for name, case in CASES.items()
+        if not only or any(name.startswith(part) or case.part == part for part in only)
+    ]
+    return [name for name in names if name not in results or (retry and results[name]["status"] == "failed")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the cases and write the page; return 0, or 1 if a case failed or no time was left for one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=ROOT / "runs/gpu", help="folder of results.jsonl and log.txt")
+    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--packages", type=Path, help="folder of wheels")
+    parser.add_argument("--only", nargs="+", default=[], help="cases or parts, by the beginning of their names")
+    parser.add_argument("--retry", action="store_true", help="run the cases again that failed")
+    parser.add_argument(
+        "--scratch", type=Path, help="folder for models and rows (default: a new one in the temporary folder)"
+    )
+    parser.add_argument("--page", type=Path, help="write the page to this file, docs/gpu.md for example")
+    parser.add_argument("--tiny", action="store_true", help="a dry run on the CPU")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    deadline = time.monotonic() + 60 * options.minutes
+    options.results.mkdir(parents=True, exist_ok=True)
+    results = options.results / "results.jsonl"
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    os.environ.update({"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_DISABLED": "true"})
+    if options.case:
+        from training import Setting
+
+        measure(options.case, Setting("cpu" if options.tiny else "cuda", options.scratch, options.tiny), results)
+        return 0
+    with contextlib.ExitStack() as stack:
+        scratch = options.scratch or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kinject-gpu-")))
+        scratch.mkdir(parents=True, exist_ok=True)
+        code = _run(options, results, scratch, deadline)
+    if options.page is not None:
+        from page import render
+
+        options.page.write_text(render(read_results(results)), "utf-8")
+        print(f"wrote {options.page}")
+    return code
+
+
+def _run(options: argparse.Namespace, results: Path, scratch: Path, deadline: float) -> int:
+    if options.packages is not None:
+        unpacked = unpack_wheels(options.packages, scratch / "site")
+        print(f"packages for this run: {', '.join(unpacked) or 'none needed'}", flush=True)
+    for line in lacking():
+        print(f"lacking: {line}", flush=True)
+    device = "cpu" if options.tiny else find_device()
+    if device == "cpu" and not options.tiny:
+        print("this Python's torch computes on no NVIDIA GPU. --tiny shows on a CPU that the program works.")
+        return 1
+    preload()
+    from training import Setting
+
+    setting = Setting(device, scratch, options.tiny)
+    names = choose(options.only, read_results(results), retry=options.retry)
+    forked = device == "cpu" or _can_fork(setting, results)
+    waiting = run_cases(names, setting, results, deadline, forked=forked)
+    found = read_results(results)
+    failed = [name for name in names if name in found and found[name]["status"] == "failed"]
+    print(f"{len(names) - len(waiting) - len(failed)} done, {len(failed)} failed, {len(waiting)} wait for the next run")
+    return 1 if failed or waiting else 0
+
+
+def _can_fork(setting: Any, results: Path) -> bool:
+    """Return whether a forked process can use the GPU: not if an import has begun a context in this one."""
+    pid = os.fork()
+    if not pid:
+        try:
+            import torch
+
+            torch.ones(1, device="cuda").item()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 (then each case is a new process, which takes some seconds more)
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

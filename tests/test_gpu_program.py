@@ -1,0 +1,229 @@
+"""The program that measures a GPU runs through on a CPU, survives what a GPU does to a process, and writes its page."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks/gpu"
+MODULES = ("run", "measures", "training", "page", "packages")
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The program's modules, which import one another by their plain names."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield lambda name: importlib.import_module(name)
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def _dry_run(results: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(FOLDER / "run.py"), "--tiny", "--results", str(results), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def test_a_dry_run_measures_writes_its_page_and_resumes(tmp_path: Path, forked: None) -> None:
+    cases = [
+        "machine",
+        "attention/sdpa",
+        "attention/varlen",
+        "train/1B full/kinject",
+        "train/1B full/bare",
+        "eval/kinject",
+    ]
+    done = _dry_run(tmp_path, "--only", *cases, "--page", str(tmp_path / "gpu.md"), "--minutes", "5")
+    assert "5 done, 1 failed, 0 wait for the next run" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1
+    entries = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert len(entries) == 6
+    found = {entry["case"]: entry for entry in entries}
+    assert found["attention/varlen"]["reason"] == "RuntimeError: varlen needs an NVIDIA GPU, and the model is on cpu"
+    assert found["attention/sdpa"]["values"]["loss_difference"] == 0
+    assert found["attention/sdpa"]["values"]["isolation"] < 1e-5
+    trained = found["train/1B full/kinject"]["values"]
+    assert trained["tokens_per_second"] > 0
+    assert trained["planned_gib"] > 0
+    assert trained["flops_per_token"] == found["train/1B full/bare loop"]["values"]["flops_per_token"]
+    page = (tmp_path / "gpu.md").read_text()
+    for text in (
+        "A dry run on a CPU",
+        "| 1B full | kinject | sdpa |",
+        "| attention/varlen | RuntimeError",
+        "| kinject | 4 |",
+    ):
+        assert text in page
+    assert all(len(line) <= 120 or line.startswith("|") for line in page.splitlines())
+    again = _dry_run(tmp_path, "--only", *cases)
+    assert "0 done, 0 failed, 0 wait" in again.stdout
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 6
+
+
+@pytest.mark.soak
+def test_every_case_of_a_dry_run_is_measured_or_says_why_not(tmp_path: Path, program: Any) -> None:
+    measures = program("measures")
+    _dry_run(tmp_path, "--page", str(tmp_path / "gpu.md"), "--minutes", "30")
+    found = program("run").read_results(tmp_path / "results.jsonl")
+    assert list(found) == list(measures.CASES)
+    failed = {name: entry["reason"] for name, entry in found.items() if entry["status"] == "failed"}
+    assert all("needs an NVIDIA GPU" in reason or "No module named 'lm_eval'" in reason or "liger" in reason or "tf32" in reason
+               or "fp16" in reason for reason in failed.values()), failed  # fmt: skip
+
+
+def _hang(_: Any) -> dict[str, Any]:
+    time.sleep(60)
+    return {}
+
+
+def _die(_: Any) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def _run_out_of_memory(_: Any) -> dict[str, Any]:
+    import torch
+
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nmore")
+
+
+def _fake_cases(measures: ModuleType) -> dict[str, Any]:
+    case = measures.Case
+    return {
+        "good": case("a", lambda setting: {"figure": 1}, 0, 20), "hangs": case("a", _hang, 0, 0.5),
+        "dies": case("b", _die, 0, 20), "memory": case("b", _run_out_of_memory, 0, 20),
+        "last": case("b", lambda setting: {"figure": 2}, 0, 20),
+    }  # fmt: skip
+
+
+def test_a_case_that_hangs_dies_or_needs_too_much_is_written_down_and_stops_nothing(
+    tmp_path: Path, program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, measures, training = program("run"), program("measures"), program("training")
+    monkeypatch.setattr(measures, "CASES", _fake_cases(measures))
+    monkeypatch.setattr(run, "LEAST", 0.0)
+    results, setting = tmp_path / "results.jsonl", training.Setting("cpu", tmp_path, True)
+    waiting = run.run_cases(list(measures.CASES), setting, results, time.monotonic() + 30, forked=True)
+    assert waiting == []
+    found = run.read_results(results)
+    assert {name: entry["status"] for name, entry in found.items()} == {
+        "good": "done", "hangs": "failed", "dies": "failed", "memory": "failed", "last": "done"
+    }  # fmt: skip
+    assert found["hangs"]["reason"] == "took longer than 0 s"
+    assert found["dies"]["reason"] == "ended by signal 9"
+    assert found["memory"]["reason"] == "OutOfMemoryError: out of memory"
+    assert run.choose([], found, retry=False) == []
+    assert run.choose(["b"], found, retry=True) == ["dies", "memory"]
+    results.write_text(results.read_text()[:-5])  # a kill in the middle of the last line
+    assert run.choose([], run.read_results(results), retry=False) == ["last"]
+    assert run.run_cases(["last"], setting, results, time.monotonic() + 30, forked=True) == []
+    assert run.read_results(results)["last"]["values"] == {"figure": 2}
+
+
+def test_a_case_that_the_minutes_cut_short_waits_for_the_next_run(
+    tmp_path: Path, program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, measures, training = program("run"), program("measures"), program("training")
+    case = measures.Case
+    monkeypatch.setattr(measures, "CASES", {"long": case("a", _hang, 0, 100), "far": case("a", _hang, 50, 100)})
+    monkeypatch.setattr(run, "LEAST", 0.0)
+    results, setting = tmp_path / "results.jsonl", training.Setting("cpu", tmp_path, True)
+    waiting = run.run_cases(["long", "far"], setting, results, time.monotonic() + 0.5, forked=True)
+    assert waiting == ["long", "far"]
+    assert run.read_results(results) == {}
+
+
+def test_the_page_awaits_a_run_until_there_is_one(program: Any) -> None:
+    text = (ROOT / "docs/gpu.md").read_text("utf-8")
+    if "await their first run" in text:
+        assert text == program("page").render({})
+    else:
+        assert "A dry run" not in text
+
+
+def test_a_table_of_results_is_computed_from_the_figures(program: Any) -> None:
+    versions = {"torch": "2.11.0", "trl": None}
+    machine = {"versions": versions, "python": "3.12", "cores": 16, "device": "cuda", "gpu": "NVIDIA H200", "capability": "9.0",
+               "cuda": "13.0", "memory_gib": 139.7, "matmul_tflops": 780.0, "copy_tb_s": 4.3, "auto": ["varlen"]}  # fmt: skip
+    ours = {"tokens_per_second": 9000.0, "flops_per_token": 4.8e10, "peak_gib": 100.0, "planned_gib": 95.0, "rows": 2,
+            "attention": "varlen"}  # fmt: skip
+    theirs = {**ours, "tokens_per_second": 6000.0, "attention": "sdpa"}
+    values = {"machine": machine, "train/8B full/kinject": ours, "train/8B full/SFTTrainer": theirs}
+    results = {name: {"case": name, "status": "done", "values": one, "tiny": False} for name, one in values.items()}
+    page = program("page").render(results)
+    assert "| 8B full | kinject | varlen | 2 | 9,000 | 44% | 100.0 | 1.00 |" in page  # 9,000 x 4.8e10 of 989e12
+    assert "| 8B full | SFTTrainer | sdpa | 2 | 6,000 | 29% | 100.0 | 1.50 |" in page
+    assert "| 8B full | 95.0 | 100.0 | 0.95 |" in page
+    assert "3 of 49 cases are measured" in page
+
+
+def test_the_operations_of_a_token_are_those_of_its_products(program: Any, tiny_tokenizer: Any) -> None:
+    from torch import nn
+
+    from kinject.models import new_model
+
+    fields = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "model_type": "llama"}  # fmt: skip
+    model = new_model(fields, tiny_tokenizer, 0)
+    products = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    assert program("training").flops_per_token(model, "full", 0) == 6 * products
+    assert program("training").flops_per_token(model, "LoRA", 100) == 4 * products + 200
+
+
+def _wheel(folder: Path, name: str, version: str, files: dict[str, str]) -> Path:
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in files.items():
+            archive.writestr(file, text)
+        archive.writestr(
+            f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+    return path
+
+
+def test_wheels_are_shrunk_and_only_what_lacks_or_is_old_is_unpacked(
+    tmp_path: Path, program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, packages = program("run"), program("packages")
+    wheels, site = tmp_path / "wheels", tmp_path / "site"
+    wheels.mkdir()
+    kept, left_out = "bitsandbytes/libbitsandbytes_cuda130.so", "bitsandbytes/libbitsandbytes_cuda118.so"
+    files = {"bitsandbytes/__init__.py": "", kept: "x" * 1000, left_out: "x" * 1000, "bitsandbytes/tests/test_a.py": ""}
+    bitsandbytes = _wheel(wheels, "bitsandbytes", "999.0", files)
+    _wheel(wheels, "torch", "0.1", {"torch/__init__.py": "raise RuntimeError"})  # older than what is installed
+    _wheel(wheels, "kinject_unknown", "1.0", {"kinject_unknown.py": "VALUE = 3"})
+    before, after = packages.shrink(bitsandbytes, "130")
+    assert after < before
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    assert run.unpack_wheels(wheels, site) == ["bitsandbytes 999.0", "kinject_unknown 1.0"]
+    assert (site / kept).exists()
+    assert not (site / left_out).exists()
+    assert not (site / "bitsandbytes/tests").exists()
+    assert importlib.import_module("kinject_unknown").VALUE == 3
+
+
+def test_what_the_machine_has_is_not_carried_unless_it_is_too_old(tmp_path: Path, program: Any) -> None:
+    packages = program("packages")
+    have = {"numpy": "2.3.1", "transformers": "5.17.0", "pydantic-core": "2.33.0"}
+    lines = [
+        "torch>=2.8", "nvidia-cublas", "numpy>=1.17", "transformers>=5.21,<6", "pydantic_core==2.41.5", "trl",
+        "scipy; extra == 'x'", "tomli; python_version < '3.11'",
+    ]  # fmt: skip
+    assert packages.to_fetch(lines, have, "3.12") == {
+        "transformers": "transformers<6,>=5.21", "pydantic-core": "pydantic-core==2.41.5", "trl": "trl"
+    }  # fmt: skip
+    assert len(packages.kinjects_requirements()) == len(packages.ROOTS)
