@@ -16,6 +16,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -66,13 +67,11 @@ def unpack_wheels(folder: Path, site: Path) -> list[str]:
 
     No pip is needed: a wheel is a zip of what belongs on the path. What it has beside that (commands) is not used.
     """
-    from packaging.version import Version
-
     unpacked = []
     for wheel in sorted(folder.glob("*.whl")):
         name, version = wheel.name.split("-")[:2]
         try:
-            is_new = Version(metadata.version(name)) < Version(version)
+            is_new = _numbers(metadata.version(name)) < _numbers(version)
         except metadata.PackageNotFoundError:
             is_new = True
         if is_new:
@@ -80,18 +79,30 @@ def unpack_wheels(folder: Path, site: Path) -> list[str]:
                 archive.extractall(site)
             unpacked.append(f"{name} {version}")
     if unpacked:
-        sys.path.insert(0, str(site))
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-        importlib.invalidate_caches()
+        add_path(site)
     return unpacked
+
+
+def _numbers(version: str) -> list[int]:
+    """Return the numbers of a version without its local part: packaging may be one of the packages that lack."""
+    return [int(part) for part in re.findall(r"\d+", version.partition("+")[0])]
+
+
+def add_path(folder: Path) -> None:
+    """Put `folder` first on the path of this process and of those that it starts."""
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    importlib.invalidate_caches()
 
 
 def lacking() -> list[str]:
     """Return what this Python lacks of kinject's requirements for training and scoring, one line each."""
     import tomllib
 
-    from packaging.requirements import Requirement
-
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        return ["packaging: not installed"]
     needed = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "pydantic", "numpy")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     lines = []
@@ -121,10 +132,19 @@ def preload() -> None:
 
 
 def find_device() -> str:
-    """Return cuda if a fresh process can compute on a GPU, else cpu."""
+    """Return cuda if a fresh process can compute on a GPU, else cpu; print why not.
+
+    Expandable segments keep the allocator from holding memory that is split too small. Where the driver lacks them, they
+    are switched off for all cases.
+    """
     code = "import torch; torch.ones(1, device='cuda').item()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=300)
-    return "cuda" if done.returncode == 0 else "cpu"
+    for option in ("expandable_segments:True", ""):
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = option
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+        if done.returncode == 0:
+            return "cuda"
+    print(f"no GPU: {(done.stderr.strip().splitlines() or ['no reason given'])[-1][:300]}", flush=True)
+    return "cpu"
 
 
 def _reason(error: BaseException) -> str:
@@ -262,7 +282,7 @@ def choose(only: Sequence[str], results: dict[str, dict[str, Any]], *, retry: bo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the cases and write the page; return 0, or 1 if a case failed or no time was left for one."""
+    """Run the cases and write the page; return 0, 1 if a case failed or no time was left for one, 2 if packages lack."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=ROOT / "runs/gpu", help="folder of results.jsonl and log.txt")
     parser.add_argument("--minutes", type=float, default=25.0)
@@ -276,11 +296,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="a dry run on the CPU")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if sys.version_info < (3, 11):  # noqa: UP036 (the machine's own Python runs this, whatever it is)
+        parser.error(
+            f"Python {sys.version.split()[0]} is too old: kinject needs 3.11. Start it with another (GPU_PYTHON)."
+        )
     deadline = time.monotonic() + 60 * options.minutes
     options.results.mkdir(parents=True, exist_ok=True)
     results = options.results / "results.jsonl"
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    os.environ.update({"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_DISABLED": "true"})
+    os.environ.update({"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
+    add_path(ROOT / "src")  # of processes that a case starts, as kinject bench does
     if options.case:
         from training import Setting
 
@@ -302,8 +326,14 @@ def _run(options: argparse.Namespace, results: Path, scratch: Path, deadline: fl
     if options.packages is not None:
         unpacked = unpack_wheels(options.packages, scratch / "site")
         print(f"packages for this run: {', '.join(unpacked) or 'none needed'}", flush=True)
-    for line in lacking():
+    lines = lacking()
+    for line in lines:
         print(f"lacking: {line}", flush=True)
+    if lines:
+        print(
+            "Carry them along: benchmarks/gpu/packages.py makes a folder of them, --packages takes it. Nothing was run."
+        )
+        return 2
     device = "cpu" if options.tiny else find_device()
     if device == "cpu" and not options.tiny:
         print("this Python's torch computes on no NVIDIA GPU. --tiny shows on a CPU that the program works.")

@@ -270,6 +270,7 @@ def test_a_card_without_bfloat16_gets_float16(
 
 
 @pytest.mark.soak
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_flex_attention_keeps_documents_apart_and_is_not_trained_on_a_cpu(tiny_tokenizer: Any) -> None:
     model = new_model({**SMALL, **SHAPES["llama, grouped"]}, tiny_tokenizer, 0, "sdpa").eval()
     assert "backward" in try_attention(model, "flex_attention")

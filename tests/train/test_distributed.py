@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,9 @@ from kinject.train.load import load_training_model
 MakeRecipe = Callable[..., Recipe]
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "recipes" / "distributed").glob("*.yaml"))
+NEEDS_DEEPSPEED = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install 'kinject[deepspeed]'"
+)
 KINDS = {"ddp": "MULTI_GPU", "fsd": "FSDP", "hsd": "FSDP", "zer": "DEEPSPEED"}
 
 
@@ -99,6 +106,80 @@ def test_the_command_of_page_and_planner_starts_two_processes_that_learn_as_one(
     assert all((ours[name] - theirs[name]).abs().max() < 1e-5 for name in ours)
     assert one.n_steps == 2
     assert "started one process only" not in done.stderr
+
+
+def _environment(name: str) -> dict[str, str]:
+    """Return what accelerate's launcher sets for a shipped configuration, for processes on the CPU in float32."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+    words = ["--config_file", str(ROOT / "recipes" / "distributed" / f"{name}.yaml"), "-m", "kinject.cli"]
+    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    args.deepspeed_fields_from_accelerate_config = ""  # as accelerate's launch_command does
+    made = prepare_deepspeed_cmd_env(args)[1] if args.use_deepspeed else prepare_multi_gpu_env(args)
+    device = {"DS_ACCELERATOR": "cpu"} if args.use_deepspeed else {"ACCELERATE_USE_CPU": "true"}
+    kept = {key: value for key, value in made.items() if key.startswith(("FSDP_", "ACCELERATE_", "PARALLELISM_"))}
+    return {**kept, **device, "ACCELERATE_MIXED_PRECISION": "no"}
+
+
+def _run_in_two(runs: list[dict[str, Any]], folder: Path) -> None:
+    """Train `runs` in two processes that are started once."""
+    path, port = folder / "runs.json", _free_port()
+    path.write_text(json.dumps(runs))
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("two_processes.py")), str(path)], cwd=ROOT, text=True,
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    errors = [process.communicate(timeout=400)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(error[-3000:] for error in errors)
+
+
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("sharded", [["fsdp2"], pytest.param(["zero2", "zero3"], marks=NEEDS_DEEPSPEED)], ids="-".join)
+def test_sharded_runs_learn_save_resume_and_export_as_whole_ones(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, sharded: list[str]
+) -> None:
+    """With the shipped configurations, against DDP; each resumes from its second step."""
+    sizes = {"max_steps": 4, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
+    kinds = ["ddp", *sharded]
+    recipe = make_recipe(trainer=sizes, model={"path": str(tiny_model), "device": "cpu"})
+    _run_in_two(
+        [
+            {
+                "name": kind, "recipe": str(recipe.path), "overrides": [f"run_dir={tmp_path / kind}"],
+                "environment": _environment(kind), "interrupted": kind != "ddp",
+            }
+            for kind in kinds
+        ],
+        tmp_path,
+    )  # fmt: skip
+    losses = {
+        kind: [row["loss"] for _, row in read_jsonl(tmp_path / kind / "log.jsonl") if "loss" in row] for kind in kinds
+    }
+    models = {kind: load_file(tmp_path / kind / "model" / "model.safetensors") for kind in kinds}
+    files = {kind: sorted(path.name for path in (tmp_path / kind / "model").iterdir()) for kind in kinds}
+    for kind in kinds[1:]:
+        assert len(losses[kind]) == 4
+        assert losses[kind] == pytest.approx(losses["ddp"], abs=1e-3), kind
+        assert models[kind].keys() == models["ddp"].keys(), kind
+        assert all((models[kind][name] - weight).abs().max() < 1e-5 for name, weight in models["ddp"].items()), kind
+        assert files[kind] == files["ddp"]
+        manifest = read_manifest(tmp_path / kind / "manifest.json")
+        assert manifest is not None
+        assert manifest["counts"]["resumed_from"] == "checkpoint-2"
+        last = tmp_path / kind / "checkpoint-4"
+        parts = [*last.glob("optimizer/*.distcp"), *last.glob("global_step4/*_optim_states.pt")]
+        assert len(parts) == 2, kind  # each process has its part of the optimizer
 
 
 def test_a_run_that_was_to_have_more_processes_is_warned_of(

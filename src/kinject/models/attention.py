@@ -159,7 +159,7 @@ def _read_two_documents(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     kept: list[torch.Tensor] = []
 
     def keep(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        kept.append(output if output.requires_grad else output.requires_grad_())
+        kept.append(output.detach().requires_grad_())
         return kept[-1]
 
     hook = embedding.register_forward_hook(keep)

@@ -29,7 +29,7 @@ from kinject.models.folder import (
     read_object,
 )
 from kinject.models.hardware import choose_attention, choose_device, choose_dtype, quantization_config
-from kinject.models.sharded import Sharding, own_part, release_whole, shape_of, size_of
+from kinject.models.sharded import Sharding, own_part, reading_parts, release_whole, shape_of, size_of
 from kinject.recipe.check import suggestion
 
 if TYPE_CHECKING:
@@ -143,7 +143,8 @@ def load_model(
     if sharding is not None:
         options["distributed_config"] = sharding.of(load_config(path, revision))
     is_adapter = (Path(source) / ADAPTER_CONFIG).exists()
-    model = _load_adapter(Path(source), options) if is_adapter else _load_full_model(source, options)
+    with contextlib.nullcontext() if sharding is None else reading_parts():
+        model = _load_adapter(Path(source), options) if is_adapter else _load_full_model(source, options)
     if sharding is not None:
         release_whole(model.base_model.model if is_adapter else model)
     elif quantization == "none" and move:

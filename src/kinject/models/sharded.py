@@ -91,6 +91,26 @@ def sharded_by_transformers(sharding: Sharding | None) -> Iterator[None]:
         os.environ.update(kept)
 
 
+@contextlib.contextmanager
+def reading_parts() -> Iterator[None]:
+    """Let transformers read the parts of weights from their files instead of mapping the files into memory.
+
+    Mapped pages count as memory of the process, up to the size of the whole model.
+    """
+    from transformers import modeling_utils
+
+    mapped = modeling_utils.safe_open
+
+    def safe_open(*args: Any, **options: Any) -> Any:
+        return mapped(*args, **{**options, "backend": "pread"})
+
+    modeling_utils.safe_open = safe_open
+    try:
+        yield
+    finally:
+        modeling_utils.safe_open = mapped
+
+
 def shard(model: PreTrainedModel, sharding: Sharding) -> PreTrainedModel:
     """Split a model that each process holds whole, with equal weights in all."""
     config, _, mesh = model.prepare_distribute_model(sharding.of(model.config))
@@ -100,10 +120,17 @@ def shard(model: PreTrainedModel, sharding: Sharding) -> PreTrainedModel:
 def release_whole(model: PreTrainedModel) -> PreTrainedModel:
     """Let every unit of a model that FSDP2 shards drop its gathered weights after each forward pass; return the model.
 
-    By default the last unit and the root keep them: then parameters are whole where nothing is trained.
+    By default the last unit and the root keep them: then parameters are whole where nothing is trained. Tied weights are
+    saved once; transformers would gather them twice.
     """
     if hasattr(model, "set_reshard_after_forward"):
         model.set_reshard_after_forward(True)
+    gather, tied = model.gather_sharded_state_dict_for_save, model.all_tied_weights_keys
+
+    def gather_once(*args: Any, **options: Any) -> dict[str, torch.Tensor]:
+        return {name: weight for name, weight in gather(*args, **options).items() if name not in tied}
+
+    model.gather_sharded_state_dict_for_save = gather_once
     return model
 
 

@@ -181,7 +181,10 @@ def _missing_faults(config: SFTConfig) -> Faults:
     if config.mixed_precision == "fp16" and config.use_cpu:
         fault = "float16 with a gradient scaler needs a GPU. On this CPU accelerate would train in float32 without a warning."
         faults.append(("trainer.fp16", f"{fault} Set bf16: true or remove the line (a launcher: mixed_precision)."))
-    if config.use_liger_kernel and find_spec("liger_kernel") is None:
+    if config.use_liger_kernel and config.use_cpu:
+        fault = "its kernels are Triton's, which need a GPU, and this run is on the CPU. Remove the line."
+        faults.append(("trainer.use_liger_kernel", fault))
+    elif config.use_liger_kernel and find_spec("liger_kernel") is None:
         faults.append(
             ("trainer.use_liger_kernel", "needs the package liger-kernel. Install it: pip install liger-kernel.")
         )
