@@ -33,6 +33,7 @@ TASK: dict[str, Any] = {
     "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
 }  # fmt: skip
 MOST_SHOTS = 5
+KINJECT = "import sys; from kinject.cli import main; sys.exit(main(['eval', 'recipe.yaml']))"
 
 
 def measure(words: list[str], folder: Path, threads: int) -> Times:
@@ -85,7 +86,7 @@ def main() -> None:
         )
         write_files(folder, arguments.material, arguments.questions)
         print(f"{n_parameters / 1e6:.0f}M parameters, {arguments.questions} questions, 5 shots, 32 tokens", flush=True)
-        ours = measure([sys.executable, "-m", "kinject", "eval", "recipe.yaml"], folder, arguments.threads)
+        ours = measure([sys.executable, "-c", KINJECT], folder, arguments.threads)
         rows = [json.loads(line) for line in (folder / "run" / "answers.jsonl").read_text().splitlines()]
         texts = {row["question_id"]: row["text"] for row in rows}
         n = len(texts)

@@ -150,7 +150,8 @@ def expand_arms(section: EvalSection, task: Task | None = None) -> tuple[EvalArm
     formats: list[Format] = list(section.formats)
     if task is not None:
         formats = ["task" if task.generation is None else "task-generate"]
-    if task is None and "pmi" in section.scores and PMI_BASELINE not in formats:
+    has_choices = task is None and not GENERATED.issuperset(formats)
+    if has_choices and "pmi" in section.scores and PMI_BASELINE not in formats:
         formats.append(PMI_BASELINE)
     return tuple(
         EvalArm(model, format, shots, k)

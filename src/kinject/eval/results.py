@@ -263,7 +263,7 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
         asked = (of.arm, of.format, of.shots, of.k)
         arms = sets[of.question_set].arms
         arm = next(arm for arm in arms if (arm.model, arm.format, arm.shots, arm.k) == asked)
-        return correctness(_scored(sets[of.question_set], arm, of.score, answers))  # type: ignore[arg-type]
+        return correctness(_scored(sets[of.question_set], arm, of.score, answers))
 
     return tuple(with_leaders(correct_families(results), {(base, name) for name in others}, matrix))
 

@@ -201,7 +201,9 @@ def _graders(path: Path, config: Mapping[str, Any]) -> dict[str, TextGrader]:
     listed = config.get("metric_list")
     metrics = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
     options = next((item for item in metrics if item.get("metric") == "exact_match"), {"metric": "exact_match"})
-    kept = {key: value for key, value in options.items() if key not in ("metric", "aggregation", "higher_is_better")}
+    kept: dict[str, Any] = {
+        key: value for key, value in options.items() if key not in ("metric", "aggregation", "higher_is_better")
+    }
     if set(kept) - _MATCH_OPTIONS:
         raise InputError(f"{path}: metric_list: found {', '.join(sorted(set(kept) - _MATCH_OPTIONS))}, not known here.")
     lists = config.get("filter_list") or [{"name": "none", "filter": [{"function": "take_first"}]}]
