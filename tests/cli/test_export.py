@@ -145,7 +145,12 @@ def test_a_run_becomes_parts_that_load_and_are_made_and_uploaded_once(
 
 
 def test_what_cannot_be_exported_is_a_line_and_leaves_what_was_made(
-    run: Path, tmp_path: Path, uploads: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path,
+    tmp_path: Path,
+    tiny_model: Path,
+    uploads: list[Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(*words: str) -> str:
         assert main(["export", *words]) == 2
@@ -159,6 +164,9 @@ def test_what_cannot_be_exported_is_a_line_and_leaves_what_was_made(
     assert fails(str(run), "--push-data", "me/d").startswith("--push-data: without --data there is no data set.")
     assert fails(str(run), "--push", "a/b/c").startswith("--push: found 'a/b/c', expected OWNER/NAME.")
     assert not (run / "export").exists()
+    (tiny_model / "README.md").write_text("---\nlicense: [\n---\n")
+    assert "its front matter cannot be read (" in fails(str(run))
+    (tiny_model / "README.md").unlink()
     (tmp_path / "convert_hf_to_gguf.py").write_text(CONVERTER)
     assert "failed (f0 is no type)" in fails(
         str(run), "--gguf", "f0", "--llama-cpp", str(tmp_path), "--dtype", "bfloat16"

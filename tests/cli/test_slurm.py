@@ -60,6 +60,10 @@ def test_the_script_warns_requeues_and_resumes_on_one_node_and_on_two(
         script = tmp_path / f"{nodes}.sbatch"
         assert f"sbatch {script.name}" in capsys.readouterr().out
         lines = script.read_text().splitlines()
+        assert any(
+            line.startswith(f"srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task={4 * int(more[1])} ")
+            for line in lines
+        )
         warning = "90" if nodes == 2 else "300"
         expected = (
             "requeue",

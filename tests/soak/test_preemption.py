@@ -79,7 +79,7 @@ def test_a_preempted_job_loses_no_step_and_ends_with_the_same_weights(
         [row for _, row in read_jsonl(tmp_path / name / "log.jsonl") if "loss" in row]
         for name in ("straight", "preempted")
     ]
-    print(f"\n{nodes} nodes, {N_PREEMPTIONS} preemptions of {n_steps} steps: steps lost {lost}, final loss "
+    print(f"\n{nodes} node(s), {N_PREEMPTIONS} preemptions of {n_steps} steps: steps lost {lost}, final loss "
           f"{rows[0][-1]['loss']} and {rows[1][-1]['loss']}, {sum(seconds) / len(seconds):.0f} s each")  # fmt: skip
     assert max(lost) <= 1
     assert [(row["step"], row["loss"]) for row in rows[0]] == [(row["step"], row["loss"]) for row in rows[1]]

@@ -255,13 +255,21 @@ def _front_matter(values: Mapping[str, Any]) -> str:
 
 
 def _license(source: _Source, given: str | None) -> str:
-    """Return the licence for a card: the one `given`, else that of the card in the base's folder, else ""."""
+    """Return the licence for a card: the one `given`, else that of the card in the base's folder, else "".
+
+    Raises `InputError` if that card cannot be read.
+    """
     from huggingface_hub import ModelCard
+
+    from kinject.models import first_line
 
     card = Path(source.base or ".") / "README.md"
     if given is not None or not source.base or not card.is_file():
         return given or ""
-    return str(ModelCard.load(card).data.to_dict().get("license") or "")
+    try:
+        return str(ModelCard.load(card).data.to_dict().get("license") or "")
+    except Exception as error:  # YAML's own errors, and any other for values that are none
+        raise InputError(f"{card}: its front matter cannot be read ({first_line(error)}). Give --license.") from error
 
 
 def _model_card(title: str, source: _Source, arguments: argparse.Namespace) -> str:

@@ -44,7 +44,7 @@ stop() { # srun sends the signal to every process of its step
 trap 'stop USR1' USR1 # Slurm's warning: see --signal
 trap 'stop TERM' TERM # preemption, or scancel: Slurm itself decides whether the job comes back
 
-srun --export=ALL --kill-on-bad-exit=1 bash -c task &
+srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task={cpus} bash -c task & # srun does not inherit the cores
 step=$!
 code=0
 wait "$step" || code=$?
@@ -191,7 +191,8 @@ def render_script(arguments: argparse.Namespace) -> str:
     values = {
         "python": shlex.quote(sys.executable), "words": shlex.join([recipe, *overrides]), "config": config,
         "nodes": arguments.nodes, "processes": n_processes, "more": more, "warning": arguments.warning,
-        "requeues": arguments.requeues, "setup": "".join(f"{line}\n" for line in arguments.setup),
+        "requeues": arguments.requeues, "cpus": options["cpus-per-task"],
+        "setup": "".join(f"{line}\n" for line in arguments.setup),
     }  # fmt: skip
     launch = _filled(_LAUNCHED if n_processes > 1 or arguments.config is not None else _ALONE, values)
     head = ["#!/bin/bash", *lines, "#SBATCH --requeue", ""]
