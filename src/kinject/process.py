@@ -7,9 +7,13 @@ import re
 import resource
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar, cast
 
-from kinject.errors import InputError
+from kinject.errors import InputError, KinjectError
+
+_Made = TypeVar("_Made")
 
 _NUMBERS = (
     (re.compile(r"(LOCAL_|GROUP_|NODE_)?RANK"), 0, 1_000_000),
@@ -120,6 +124,52 @@ def is_launched() -> bool:
 def is_yes(name: str) -> bool:
     """Return whether the environment variable `name` is a yes."""
     return os.environ.get(name, "").strip().lower() in ("1", "true", "yes", "on", "y", "t")
+
+
+def tensor_parallel_size() -> int:
+    """Return how many processes read the same rows, each with its part of every weight: 1 without tensor parallelism."""
+    return int(os.environ.get("PARALLELISM_CONFIG_TP_SIZE", "1"))
+
+
+def first_process_first(make: Callable[[], _Made]) -> _Made:
+    """Return what `make` returns; the others of a launch call it once the first process has written its files.
+
+    A `KinjectError` of the first is raised in all. Accelerate's state must have been made.
+    """
+    if world_size() == 1:
+        return make()
+    from accelerate.utils import broadcast_object_list
+
+    made, error = None, None
+    if is_first_process():
+        try:
+            made = make()
+        except KinjectError as found:
+            error = found
+        broadcast_object_list([None if error is None else str(error)])
+        if error is not None:
+            raise error
+        return cast("_Made", made)
+    fault: list[str | None] = [None]
+    broadcast_object_list(fault)
+    if fault[0] is not None:
+        raise InputError(fault[0])
+    return make()
+
+
+def made_by_first_process(make: Callable[[], _Made]) -> _Made:
+    """Return what `make` returns in the first process of a launch, which sends it to the others."""
+    made: list[_Made | None] = [None]
+
+    def make_once() -> None:
+        made[0] = make() if is_first_process() else None
+
+    first_process_first(make_once)
+    if world_size() > 1:
+        from accelerate.utils import broadcast_object_list
+
+        broadcast_object_list(made)
+    return cast("_Made", made[0])
 
 
 def is_fsdp_launch() -> bool:

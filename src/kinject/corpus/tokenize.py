@@ -40,6 +40,7 @@ from kinject.disk import (
     write_text,
 )
 from kinject.errors import DiskError, InputError
+from kinject.process import is_first_process
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -309,6 +310,8 @@ def _fault(entry: Path) -> str:
     """Return the reason to make the entry; "" if it exists and is whole."""
     if not entry.is_dir():
         return "not there"
+    if not is_first_process():  # which has just checked it
+        return ""
     sums, fault = check_sha256sums(entry)
     return fault or ("" if sums else f"{entry}: has no SHA256SUMS")
 

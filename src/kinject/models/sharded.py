@@ -58,8 +58,9 @@ class Sharding:
 def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Sharding | None:
     """Return the sharding that `accelerate launch`, or the trainer's `fsdp_config`, asks for; None for none.
 
-    None as well for what accelerate shards itself: one process, weights in the machine's memory (offload), and context
-    parallelism. Raises `InputError` for sizes that do not make up the processes.
+    None as well for what accelerate shards itself: one process, weights in the machine's memory (offload), context
+    parallelism, FSDP1, and weights that stay whole after a forward pass. Raises `InputError` for sizes that do not make
+    up the processes.
     """
     sizes = {
         name: int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1"))
@@ -68,8 +69,10 @@ def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Shard
     tensor, replicas = sizes.get("TP", 1), sizes.get("DP_REPLICATE", 1)
     wants_fsdp = is_yes("ACCELERATE_USE_FSDP") or fsdp_config is not None
     offloads = is_yes("FSDP_OFFLOAD_PARAMS") or bool((fsdp_config or {}).get("cpu_offload"))
+    keeps = os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "false"
+    is_first_version = os.environ.get("FSDP_VERSION", "2") == "1"
     n, splits = world_size(), sizes.get("CP", 1) * sizes.get("SP", 1)
-    if n == 1 or offloads or splits > 1 or not (wants_fsdp or tensor > 1):
+    if n == 1 or offloads or keeps or is_first_version or splits > 1 or not (wants_fsdp or tensor > 1):
         return None
     shards = n // (replicas * tensor) if wants_fsdp else 1
     if shards * replicas * tensor != n or sizes.get("DP_SHARD", shards) not in (1, shards):

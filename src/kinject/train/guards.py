@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from kinject import models
 from kinject.errors import TrainingError
-from kinject.process import single_process_notes
+from kinject.process import single_process_notes, tensor_parallel_size
 from kinject.recipe import GuardsSection
 from kinject.train.trainable import summarize_names
 
@@ -260,7 +260,8 @@ def check_start(
         )
     for note in single_process_notes():
         warnings += react("warn", f"{note}. The global batch is that of this process.")
-    n_read = config.max_steps * config.train_batch_size * config.gradient_accumulation_steps * config.world_size
+    n_devices = config.world_size // tensor_parallel_size()
+    n_read = config.max_steps * config.train_batch_size * config.gradient_accumulation_steps * n_devices
     if 0 < n_read < n_rows:
         warnings += react(
             reactions.unread_corpus,
@@ -439,7 +440,7 @@ def _result_fault(trainer: Any, unchanged: list[str], counted: list[str]) -> str
     state = getattr(trainer.optimizer, "state", {})
     names = {id(weight): name for name, weight in trainer.model.named_parameters()}
     name = models.not_finite(
-        (f"{key} of {names.get(id(weight), 'a weight')}", value)
+        (f"{key} of {names.get(id(weight), 'a weight')}", getattr(value, "scale", value))  # torchao's, of each block
         for weight, values in state.items() for key, value in values.items() if isinstance(value, torch.Tensor)
     )  # fmt: skip
     if name:

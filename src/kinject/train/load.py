@@ -11,7 +11,7 @@ from kinject import models
 from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.disk import is_folder, read_bytes
 from kinject.errors import InputError, KinjectError, RecipeError
-from kinject.process import is_fsdp_launch
+from kinject.process import is_fsdp_launch, is_yes
 from kinject.recipe import TokenizerSection, TrainRecipe
 
 if TYPE_CHECKING:
@@ -108,11 +108,17 @@ def load_training_model(
 def take_over_sharding(config: SFTConfig, recipe: TrainRecipe) -> models.Sharding | None:
     """Return how transformers shards the model of a run while it loads it; `config` then asks accelerate for nothing.
 
+    Activation checkpointing that accelerate was asked for becomes the trainer's.
+
     None for a run on one process or by DDP or DeepSpeed, and for what accelerate shards itself: 4-bit and 8-bit weights,
     and what `models.read_sharding` leaves to it. Raises `RecipeError` for that on CPUs, where accelerate does not shard.
     """
     sharding = models.read_sharding(config.fsdp_config if config.fsdp else None, bf16=config.bf16)
     if sharding is not None and recipe.model.quantization == "none":
+        checkpoints = is_yes("FSDP_ACTIVATION_CHECKPOINTING") and is_fsdp_launch()
+        config.gradient_checkpointing |= checkpoints or bool(
+            config.fsdp and config.fsdp_config.get("activation_checkpointing")
+        )
         config.fsdp, config.fsdp_plugin_args = None, None
         return sharding
     if (config.fsdp or is_fsdp_launch()) and config.use_cpu:

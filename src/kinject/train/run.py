@@ -27,7 +27,7 @@ from kinject.disk import (
 )
 from kinject.errors import TrainingError
 from kinject.models import check_files, check_model, model_hash
-from kinject.process import is_first_process
+from kinject.process import is_first_process, made_by_first_process
 from kinject.recipe import TrainRecipe
 from kinject.signals import running_time
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only, remove_extra
@@ -56,7 +56,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
     from kinject.train.setup import check_training, make_trainer
 
     check_training(recipe)  # its faults, before the folder changes
-    inputs = hash_inputs(recipe)
+    inputs = made_by_first_process(lambda: hash_inputs(recipe))
     with lock_dir(recipe.run_dir) if is_first_process() else contextlib.nullcontext():
         finished = _check_folder(recipe, inputs, resume=resume, overwrite=overwrite)
         if finished is not None:

@@ -15,11 +15,13 @@ from kinject import models
 from kinject.corpus.packing import PackedRows, TrainingRow
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import InputError
+from kinject.process import first_process_first, tensor_parallel_size
 from kinject.recipe import TrainRecipe
 from kinject.train.callbacks import Histograms, PatienceStopping, ProbeStopping, RunLog, Screen, Timing
 from kinject.train.config import make_lora_config, make_sft_config
 from kinject.train.data import (
     Collator,
+    Corpora,
     RowDataset,
     TokenizedCorpora,
     TrainingData,
@@ -87,9 +89,13 @@ def _make_trainer(
     hashes: Mapping[str, str] | None,
 ) -> KnowledgeTrainer:  # fmt: skip
     """Return the trainer as `make_trainer` does, of a checked config."""
-    corpora = open_corpora(recipe, hashes)
-    tokenizer = load_training_tokenizer(recipe, corpora.rows)
-    tokenized = tokenize_and_pack(recipe, tokenizer, corpora)
+
+    def tokenize() -> tuple[Corpora, PreTrainedTokenizerBase, TokenizedCorpora]:
+        corpora = open_corpora(recipe, hashes)
+        tokenizer = load_training_tokenizer(recipe, corpora.rows)
+        return corpora, tokenizer, tokenize_and_pack(recipe, tokenizer, corpora)
+
+    corpora, tokenizer, tokenized = first_process_first(tokenize)  # the others find its tokens in the cache
     model, notes = load_training_model(recipe, tokenizer, sharding)
     models.check_causal(model, recipe.model.path or recipe.where("model.new"))
     window = check_positions(recipe, model.config, tokenized.train)
@@ -271,7 +277,9 @@ def _describe_run(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: Token
 def effective_batch(config: SFTConfig, data: TrainingData) -> dict[str, int]:
     """Return the rows and mean tokens of an update over all devices, and the factors of the rows."""
     batch, accumulation = config.per_device_train_batch_size, config.gradient_accumulation_steps
-    devices = config.world_size * max(1, config.n_gpu)  # several GPUs of one process share its batches
+    devices = (
+        config.world_size // tensor_parallel_size() * max(1, config.n_gpu)
+    )  # GPUs of one process share its batches
     rows = batch * accumulation * devices
     return {
         "rows_per_device": batch, "accumulation": accumulation, "devices": devices, "rows": rows,

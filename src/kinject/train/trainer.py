@@ -22,6 +22,7 @@ from trl import SFTTrainer
 from kinject.corpus.tokenize import IGNORED
 from kinject.errors import TrainingError
 from kinject.models import copy_weights
+from kinject.process import tensor_parallel_size
 from kinject.train.checkpoints import mark_complete, remove_extra, remove_incomplete
 from kinject.train.data import TrainingData
 from kinject.train.guards import Guard, check_made_update, check_weights
@@ -387,7 +388,7 @@ class KnowledgeTrainer(SFTTrainer):  # type: ignore[misc]
             self._total_train_tokens += inputs["input_ids"].numel()
         loss = total / torch.where(count > 0, count, 1)  # zero if the batch has no token to learn
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
-            loss = loss * self.accelerator.num_processes
+            loss = loss * (self.accelerator.num_processes // tensor_parallel_size())
         return loss
 
     def _divergence_term(self) -> Regularizer | None:
