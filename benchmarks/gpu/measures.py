@@ -248,7 +248,7 @@ def run_bench(setting: Setting) -> dict[str, Any]:
     corpus = training.make_corpus(setting, 400_000)
     overrides = [f"run_dir={folder}", f"corpus.path={corpus}"]
     recipe = read_recipe(setting_root() / "recipes/bench/50m.yaml", overrides, verb="bench")
-    options: dict[str, Any] = {"only": ["bf16"], "steps": 3} if setting.tiny else {}
+    options: dict[str, Any] = {"only": ["bf16"], "steps": 4} if setting.tiny else {}
     return {"table": json.loads(api.bench(recipe, repeats=1, **options).to_frame().to_json(orient="records"))}
 
 

@@ -32,14 +32,11 @@ ROOTS = (
     "rich",
 )
 """What kinject's training and scoring import, less what these need."""
-LEFT_OUT = re.compile(
-    r"torch|triton|nvidia-.*|cuda-.*|sympy|mpmath|networkx|setuptools|filelock|fsspec|jinja2|markupsafe|typing-extensions"
-    r"|hf-xet"
-)
-"""What comes with torch, and what only downloads need."""
+LEFT_OUT = re.compile(r"torch|triton|nvidia-.*|cuda-.*|sympy|mpmath|networkx|setuptools|hf-xet")
+"""What comes with torch and is large, and what only downloads need."""
 NEEDLESS = (
-    r"(^|/)tests?/|\.(pyx|pxd|pxi|h|hpp|lib|a|exe)$|^pyarrow/(include|src)/|^pyarrow/.*(flight|substrait|gandiva|orc)"
-    r"|^bitsandbytes/libbitsandbytes_(?!cpu|cuda@\.).*\.so|^pandas/_testing|^scipy/.*/_?test|^transformers/.*\.cu"
+    r"(^|/)tests?/|\.(pyx|pxd|pxi|h|hpp|lib|a|exe)$|^pyarrow/(include|src)/|^pyarrow/.*(flight|_s3)"
+    r"|^bitsandbytes/libbitsandbytes_(?!cpu|cuda@\.).*\.so|^scipy/.*/_?test|^transformers/.*\.cu"
     r"|^bitsandbytes/.*\.(dll|dylib)$"
 )
 """Files that are not unpacked; @ is the version of CUDA."""

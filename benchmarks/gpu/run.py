@@ -324,7 +324,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, results: Path, scratch: Path, deadline: float) -> int:
     if options.packages is not None:
-        unpacked = unpack_wheels(options.packages, scratch / "site")
+        # By this name dill (of datasets) knows a library's folder; elsewhere it copies libraries into what it hashes, and fails.
+        unpacked = unpack_wheels(options.packages, scratch / "site-packages")
         print(f"packages for this run: {', '.join(unpacked) or 'none needed'}", flush=True)
     lines = lacking()
     for line in lines:

@@ -440,7 +440,7 @@ def _result_fault(trainer: Any, unchanged: list[str], counted: list[str]) -> str
     state = getattr(trainer.optimizer, "state", {})
     names = {id(weight): name for name, weight in trainer.model.named_parameters()}
     name = models.not_finite(
-        (f"{key} of {names.get(id(weight), 'a weight')}", value)
+        (f"{key} of {names.get(id(weight), 'a weight')}", getattr(value, "scale", value))  # torchao's, of each block
         for weight, values in state.items() for key, value in values.items() if isinstance(value, torch.Tensor)
     )  # fmt: skip
     if name:
