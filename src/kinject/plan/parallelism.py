@@ -154,7 +154,7 @@ def _fsdp_overrides(step: StepConfig, *, by_accelerate: bool) -> tuple[str, ...]
     others: it checkpoints activations itself, and without sync_each_batch each device keeps whole gradients while they are
     accumulated.
     """
-    overrides = ("trainer.optim=adamw_torch_fused",) if _is_bitsandbytes_state(step.optim) else ()
+    overrides: tuple[str, ...] = ("trainer.optim=adamw_torch_fused",) if _is_bitsandbytes_state(step.optim) else ()
     if not by_accelerate:
         return overrides + (() if step.checkpointing else ("trainer.gradient_checkpointing=true",))
     if step.checkpointing:
