@@ -57,7 +57,7 @@ def test_lengths_are_of_what_the_continuation_says():
 
 
 def test_recipe_table_and_report_know_the_same_formats():
-    assert FORMATS.keys() == {*get_args(QuestionFormat), "task"}
+    assert FORMATS.keys() == {*get_args(QuestionFormat), "task", "task-generate"}
     assert formatting._FORMATS.keys() == FORMATS.keys()
 
 
@@ -66,4 +66,5 @@ def test_each_format_shows_what_its_entry_says():
         prompt = render_prompt(PromptRequest(OTHER, name))
         assert (OTHER.question in prompt.context) == traits.shows_question, name
         assert ("A. Neon\nB. Oxygen" in prompt.context) == traits.shows_options, name
-        assert prompt.continuations == ((" A", " B") if traits.letters else (" Neon", " Oxygen")), name
+        choices = (" A", " B") if traits.letters else (" Neon", " Oxygen")
+        assert prompt.continuations == (() if traits.generates else choices), name

@@ -16,7 +16,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from kinject.augment.checks import profiles
+from kinject.corpus import profiles
 from kinject.errors import InputError, KinjectError, TrainingError
 from kinject.eval.retrievers import DenseRetriever
 from kinject.models import load_model, load_tokenizer

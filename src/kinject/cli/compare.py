@@ -33,9 +33,9 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument(
         "--score",
-        choices=("sum", "chars", "bytes", "tokens", "pmi"),
+        choices=("sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains"),
         default="sum",
-        help="the score to compare (default: sum)",
+        help="the score to compare (default: sum; of written answers match)",
     )
     parser.add_argument("--seeds", action="store_true", help="the runs after the first differ only in their seed")
     parser.set_defaults(run=_run)

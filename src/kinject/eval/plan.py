@@ -29,6 +29,7 @@ from kinject.eval.retrieval import make_retriever, read_contexts, read_passages
 from kinject.eval.retrievers import Retriever, search_text
 from kinject.eval.tasks.task import Task, read_task
 from kinject.eval.tasks.templates import compile_template
+from kinject.eval.texts import TEXT_SCORES, TextGrader
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.types import Passage, Question
@@ -68,6 +69,11 @@ class QuestionSet:
     arms: tuple[EvalArm, ...] = ()
     heading_path: bool = False
     generation: Generation = Generation(32)
+
+    @property
+    def graders(self) -> Mapping[str, TextGrader]:
+        """The scores of written answers: the task's own, or those of every question."""
+        return (self.task.graders if self.task is not None else {}) or TEXT_SCORES
 
     def examples(self, n: int) -> list[tuple[Question, ...]]:
         """Return the `n` examples before each question, fewer if there are not enough."""
@@ -141,8 +147,11 @@ def expand_arms(section: EvalSection, task: Task | None = None) -> tuple[EvalArm
     """
     with_context = section.models if section.retrieval_models is None else section.retrieval_models
     ks = section.retrieval.k if section.retrieval else ()
-    formats: list[Format] = ["task"] if task is not None else list(section.formats)
-    if task is None and "pmi" in section.scores and PMI_BASELINE not in formats:
+    formats: list[Format] = list(section.formats)
+    if task is not None:
+        formats = ["task" if task.generation is None else "task-generate"]
+    has_choices = task is None and not GENERATED.issuperset(formats)
+    if has_choices and "pmi" in section.scores and PMI_BASELINE not in formats:
         formats.append(PMI_BASELINE)
     return tuple(
         EvalArm(model, format, shots, k)
@@ -279,7 +288,7 @@ def _read_sets(
     arms = expand_arms(section, task)
     test = QuestionSet(
         name, item.role, questions, pool, contexts, task, arms=arms, heading_path=heading_path,
-        generation=Generation(section.max_new_tokens, stop),
+        generation=(task.generation if task is not None else None) or Generation(section.max_new_tokens, stop),
     )  # fmt: skip
     _check_questions(item, section, test)
     yield test
@@ -311,7 +320,7 @@ def _check_questions(item: QuestionSetSection, section: EvalSection, question_se
             f"counting itself), but eval.shots asks for {n_most}. Ask for fewer or name another file."
         )
     chosen = [format for format in section.formats if format not in GENERATED]
-    for question in (*question_set.questions, *question_set.pool) if chosen else ():
+    for question in (*question_set.questions, *question_set.pool) if chosen and question_set.task is None else ():
         if not question.choices:
             raise InputError(
                 f"{item.path}: question {question.id!r} has no choices, which format {chosen[0]} needs. "

@@ -253,7 +253,7 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
         for question_set in plan.sets
         if not question_set.chooses_k_for
         for arm in question_set.arms
-        for score in _scores_for(arm, section)
+        for score in _scores_for(arm, section, question_set)
         if any(map(is_scored, _scored(question_set, arm, score, answers)))
     ]
     base, *others = section.models
@@ -263,7 +263,7 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
         asked = (of.arm, of.format, of.shots, of.k)
         arms = sets[of.question_set].arms
         arm = next(arm for arm in arms if (arm.model, arm.format, arm.shots, arm.k) == asked)
-        return correctness(_scored(sets[of.question_set], arm, of.score, answers))  # type: ignore[arg-type]
+        return correctness(_scored(sets[of.question_set], arm, of.score, answers))
 
     return tuple(with_leaders(correct_families(results), {(base, name) for name in others}, matrix))
 
@@ -272,7 +272,7 @@ def _unscored(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[Un
     """Yield the arms and scores of which no question has a score, of validation splits too."""
     for question_set in plan.sets:
         for arm in question_set.arms:
-            for score in _scores_for(arm, section):
+            for score in _scores_for(arm, section, question_set):
                 merged = _scored(question_set, arm, score, answers)
                 if not any(map(is_scored, merged)):
                     yield UnscoredResult(
@@ -281,12 +281,12 @@ def _unscored(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[Un
                     )  # fmt: skip
 
 
-def _scored(question_set: QuestionSet, arm: EvalArm, score: Score, answers: Answers) -> list[Answer]:
+def _scored(question_set: QuestionSet, arm: EvalArm, score: str, answers: Answers) -> list[Answer]:
     without = answers[question_set.name, EvalArm(arm.model, PMI_BASELINE, 0, 0)] if score == "pmi" else ()
-    return rescored(answers[question_set.name, arm], score, without)
+    return rescored(answers[question_set.name, arm], score, without, question_set.graders)
 
 
-def _result(question_set: QuestionSet, arm: EvalArm, score: Score, section: EvalSection, answers: Answers) -> ArmResult:
+def _result(question_set: QuestionSet, arm: EvalArm, score: str, section: EvalSection, answers: Answers) -> ArmResult:
     base = replace(arm, model=next(iter(section.models)), k=0)
     ks = tuple(dict.fromkeys(section.retrieval.k)) if section.retrieval else ()
 
@@ -305,11 +305,18 @@ def _result(question_set: QuestionSet, arm: EvalArm, score: Score, section: Eval
     return replace(result, mass=mass, to_rag=to_rag, chosen_k=arm.k > 0 and len(ks) == 1)
 
 
-def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[Score, ...]:
-    """Return the scores that mean something for `arm`: letters are all equally long; a baseline needs no pmi."""
+def _scores_for(arm: EvalArm, section: EvalSection, question_set: QuestionSet) -> tuple[str, ...]:
+    """Return the scores that mean something for `arm`: letters are all equally long; a baseline needs no pmi.
+
+    A task whose answers are written has its own.
+    """
     scores: tuple[Score, ...] = tuple(dict.fromkeys(section.scores))
     if arm.format in GENERATED:
-        return tuple(score for score in scores if score in TEXT_SCORES) or ("match",)
+        graders = question_set.graders
+        return (
+            tuple(score for score in scores if score in graders)
+            or tuple(graders)[: len(graders) if question_set.task else 1]
+        )
     scores = tuple(score for score in scores if score not in TEXT_SCORES) or ("sum",)
     if arm.format in LETTERED:
         return ("sum",)
@@ -348,7 +355,8 @@ def chosen_k_notes(plan: Plan, section: EvalSection, answers: Answers) -> Iterat
             continue
         split = chosen_by.get(question_set.name)
         for arm in dict.fromkeys(replace(arm, k=0) for arm in question_set.arms if arm.k):
-            test = _accuracies(question_set, arm, ks, answers)
+            score = _scores_for(arm, section, question_set)[0] if arm.format in GENERATED else "sum"
+            test = _accuracies(question_set, arm, ks, answers, score)
             if not test:
                 continue
             best = max(test, key=lambda k: (test[k], -k))
@@ -360,7 +368,7 @@ def chosen_k_notes(plan: Plan, section: EvalSection, answers: Answers) -> Iterat
                         "flatters it; name validation questions to choose K"
                     )
                 continue
-            validation = _accuracies(split, arm, ks, answers)
+            validation = _accuracies(split, arm, ks, answers, score)
             if not validation:
                 continue
             chosen = max(validation, key=lambda k: (validation[k], -k))
@@ -371,9 +379,11 @@ def chosen_k_notes(plan: Plan, section: EvalSection, answers: Answers) -> Iterat
             yield note
 
 
-def _accuracies(question_set: QuestionSet, arm: EvalArm, ks: Sequence[int], answers: Answers) -> dict[int, float]:
+def _accuracies(
+    question_set: QuestionSet, arm: EvalArm, ks: Sequence[int], answers: Answers, score: str
+) -> dict[int, float]:
     """Return the accuracy of `arm` with each K of which questions have a score."""
-    merged = {k: rescored(answers[question_set.name, replace(arm, k=k)], "sum") for k in ks}
+    merged = {k: _scored(question_set, replace(arm, k=k), score, answers) for k in ks}
     scored = {k: list(filter(is_scored, of_k)) for k, of_k in merged.items()}
     return {k: sum(map(is_correct, of_k)) / len(of_k) for k, of_k in scored.items() if of_k}
 
@@ -393,13 +403,13 @@ def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[R
         for arm in question_set.arms:
             base = replace(arm, model=next(iter(section.models)), k=0)
             if arm != base:
-                score = _scores_for(arm, section)[0] if arm.format in GENERATED else "sum"
+                score = _scores_for(arm, section, question_set)[0] if arm.format in GENERATED else "sum"
                 yield from _flips_of(question_set, arm, base, answers, score)
 
 
-def _flips_of(question_set: QuestionSet, arm: EvalArm, base: EvalArm, answers: Answers, score: Score) -> Iterator[Row]:
-    before = {answer.question_id: answer for answer in rescored(answers[question_set.name, base], score)}
-    after = {answer.question_id: answer for answer in rescored(answers[question_set.name, arm], score)}
+def _flips_of(question_set: QuestionSet, arm: EvalArm, base: EvalArm, answers: Answers, score: str) -> Iterator[Row]:
+    before = {answer.question_id: answer for answer in _scored(question_set, base, score, answers)}
+    after = {answer.question_id: answer for answer in _scored(question_set, arm, score, answers)}
     contexts = question_set.contexts or ((),) * len(question_set.questions)
     for question, context in zip(question_set.questions, contexts, strict=True):
         was, now = before[question.id], after[question.id]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from kinject.errors import InputError
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
-from kinject.eval.texts import TEXT_SCORES, TextScore, abstains, contains, exact_match, f1
+from kinject.eval.texts import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1
 from kinject.types import Answer, Written
 
 ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]
@@ -30,7 +30,7 @@ class PromptScore:
     n_tokens: int = 0
 
 
-def scores_of(answer: Answer, score: Score, without: Answer | None = None) -> tuple[float, ...]:
+def scores_of(answer: Answer, score: str, without: Answer | None = None) -> tuple[float, ...]:
     """Return the score of each choice; the highest is the model's answer.
 
     ``sum``: the log-prob (lm-evaluation-harness's acc). ``chars``, ``bytes``, ``tokens``: divided by the choice's
@@ -62,14 +62,19 @@ def best_choice(values: Sequence[float]) -> int | None:
     return max(range(len(values)), key=values.__getitem__)
 
 
-def rescored(answers: Sequence[Answer], score: Score, without: Sequence[Answer] = ()) -> list[Answer]:
+def rescored(
+    answers: Sequence[Answer],
+    score: str,
+    without: Sequence[Answer] = (),
+    graders: Mapping[str, TextGrader] = TEXT_SCORES,
+) -> list[Answer]:
     """Return one answer per question whose `log_probs` are the scores to compare; see `scores_of`.
 
-    An answer that the model wrote gets `correct` from `score` (`kinject.eval.texts.TEXT_SCORES`), or from the first of them
-    if `score` compares choices; choices are compared by their sum if `score` compares texts.
+    An answer that the model wrote gets `correct` from the one of `graders` that `score` names, or from the first of them if
+    `score` compares choices; choices are compared by their sum if `score` compares texts.
     """
     if answers and answers[0].format in GENERATED:
-        return [_graded(answer, score) for answer in answers]
+        return [_graded(answer, graders.get(score, next(iter(graders.values())))) for answer in answers]
     score = "sum" if score in TEXT_SCORES else score
     unprompted = {answer.question_id: answer for answer in without}
     merged = merge_rotations(answers)
@@ -78,11 +83,10 @@ def rescored(answers: Sequence[Answer], score: Score, without: Sequence[Answer] 
     return [replace(item, log_probs=scores_of(item, score, unprompted.get(item.question_id))) for item in merged]
 
 
-def _graded(answer: Answer, score: str) -> Answer:
+def _graded(answer: Answer, is_correct: TextGrader) -> Answer:
     """Return `answer` with `correct`; one that has it already keeps it."""
     if answer.text is None or answer.correct is not None:
         return answer
-    is_correct = TEXT_SCORES.get(score, next(iter(TEXT_SCORES.values())))
     return replace(answer, correct=is_correct(answer.text, answer.accepted))
 
 

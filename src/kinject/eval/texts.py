@@ -1,4 +1,4 @@
-"""Texts that a model wrote, against accepted ones: exact match and F1 as SQuAD defines them, containment, abstention."""
+"""Texts that a model wrote, against accepted ones: exact match and F1 as SQuAD defines them, containment, values."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from kinject.corpus.profiles import Grammar
 
 TextScore = Literal["match", "exact", "contains"]
+TextGrader = Callable[[str, Sequence[str]], bool]
+"""(written text, accepted texts) -> whether it is correct."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 _PUNCTUATION = frozenset(string.punctuation)
@@ -33,6 +39,12 @@ _ABSTAINS = re.compile(
 """Phrases by which a text declines to answer. A short list: a text that declines in other words counts as an answer."""
 
 
+_WORDS = re.compile(r"[^\W\d_]+")
+_MAY_BE_VALUE = re.compile(r"\d|^[^\W\d_]+(?:[\s-]+[^\W\d_]+){0,7}$")
+_NO_VALUE = re.compile(r"[^\d\s,.%年月日号號零〇一二三四五六七八九十百千万萬亿億兆两兩個个人名]")
+_BESIDE_DATES = frozenset("of the st nd rd th de le el den der del du il den am au".split())  # noqa: SIM905 - a line of words
+
+
 def normalize_answer(text: str) -> str:
     """Return `text` as SQuAD compares it: lower case, without ASCII punctuation and English articles, single spaces."""
     bare = "".join(character for character in text.lower() if character not in _PUNCTUATION)
@@ -41,13 +53,18 @@ def normalize_answer(text: str) -> str:
 
 def exact_match(text: str, accepted: Sequence[str]) -> bool:
     """Return whether `text` equals one of the `accepted` texts, as SQuAD 1.1 and 2.0 define it; none accepted: the empty one."""
-    return normalize_answer(text) in set(map(normalize_answer, accepted or ("",)))
+    return normalize_answer(text) in _golds(accepted)
+
+
+def _golds(accepted: Sequence[str]) -> list[str]:
+    """Return the accepted texts as they are compared, without those of which nothing is left; the empty one if none is."""
+    return [gold for gold in map(normalize_answer, accepted) if gold] or [""]
 
 
 def f1(text: str, accepted: Sequence[str]) -> float:
     """Return SQuAD's F1 of the words in common with an accepted text, the largest over `accepted`."""
     words = normalize_answer(text).split()
-    return max(_f1(words, normalize_answer(other).split()) for other in accepted or ("",))
+    return max(_f1(words, gold.split()) for gold in _golds(accepted))
 
 
 def _f1(words: list[str], others: list[str]) -> float:
@@ -72,8 +89,8 @@ def abstains(text: str) -> bool:
 def matches(text: str, accepted: Sequence[str]) -> bool:
     """Return whether `text` is a correct answer in a sentence.
 
-    It has an accepted text in it; one of a few letters (yes, B) must be its first word. A text that abstains is correct for
-    a question without an answer, and for no other.
+    It has an accepted text in it, or its value; one of a few letters (yes, B) must be its first word. A text that abstains is
+    correct for a question without an answer, and for no other.
     """
     if not accepted:
         return abstains(text)
@@ -83,12 +100,96 @@ def matches(text: str, accepted: Sequence[str]) -> bool:
         return False
     first = normalize_answer(text).split(" ")[0]
     short = [part for part in accepted if len(normalize_answer(part)) <= _SHORT and not _WIDE.search(part)]
-    return contains(text, [part for part in accepted if part not in short]) or (
-        bool(short) and exact_match(first, short)
-    )
+    if contains(text, [part for part in accepted if part not in short]) or (short and exact_match(first, short)):
+        return True
+    return same_value(text, accepted)
 
 
-TEXT_SCORES: Mapping[str, Callable[[str, Sequence[str]], bool]] = {
+def same_value(text: str, accepted: Sequence[str]) -> bool:
+    """Return whether an accepted text that is a number or a date is in `text` by its value, with its unit if it has one.
+
+    12 March 1987 is March 12, 1987 and 1987-03-12; 1,200 is 1200 and twelve hundred. `text` is read in its language and as
+    English, in the languages that the checks of an augmentation read.
+    """
+    if not any(map(_MAY_BE_VALUE.search, accepted)):
+        return False
+    from kinject.corpus.language import detect_language, guess_language
+    from kinject.corpus.profiles import grammar_of
+    from kinject.corpus.quantities import extract_quantities
+
+    for code in dict.fromkeys((detect_language(text) or guess_language(text) or "en", "en")):
+        grammar, written = grammar_of(code), extract_quantities(text, code)
+        for other in accepted:
+            value = extract_quantities(other, code)
+            if not value.numbers or not _is_all_value(other, grammar):
+                continue
+            same_units = all(units <= written.numbers.get(number, set()) for number, units in value.numbers.items())
+            same = value.numbers.keys() <= written.numbers.keys() and same_units
+            if same and value.days <= written.days and value.months <= written.months:
+                return True
+    return False
+
+
+def _is_all_value(text: str, grammar: Grammar) -> bool:
+    """Return whether `text` has nothing but numbers, names of months and units in it."""
+    if grammar.unspaced:
+        return not _NO_VALUE.search(text)
+    profile = grammar.profile
+    known = (profile.months, profile.unit_words, profile.unit_of, _BESIDE_DATES, profile.joins)
+    words = set(_WORDS.findall(text.lower()))
+    return all(any(word in table for table in known) or grammar.number_words_in([word]) for word in words)
+
+
+TEXT_SCORES: Mapping[str, TextGrader] = {
     "match": matches, "exact": exact_match, "contains": contains,
 }  # fmt: skip
 """Name of a score -> whether a text is correct by it. The first one is the default."""
+
+
+def _first_match(text: str, *, regex_pattern: str = r"#### (\-?[0-9\.\,]+)", group_select: int = 0,
+                 fallback: str = "[invalid]") -> str:  # fmt: skip
+    """Return match number `group_select` of a pattern, of several groups the first that is not empty; else `fallback`."""
+    found = re.findall(regex_pattern, text)
+    if not found:
+        return fallback
+    match = found[group_select]
+    groups = [group for group in match if group] if isinstance(match, tuple) else [match]
+    return (groups[0] if groups else fallback).strip()
+
+
+FILTERS: Mapping[str, Callable[..., str]] = {
+    "regex": _first_match, "remove_whitespace": str.strip, "lowercase": str.lower, "uppercase": str.upper,
+    "take_first": str,
+}  # fmt: skip
+"""Filters of lm-evaluation-harness's tasks; a question has one answer here, which is the first."""
+
+
+def task_grader(
+    filters: Sequence[Mapping[str, Any]],
+    regexes_to_ignore: Sequence[str] = (),
+    *,
+    ignore_case: bool = False,
+    ignore_punctuation: bool = False,
+    ignore_numbers: bool = False,
+) -> TextGrader:
+    """Return lm-evaluation-harness's exact_match of a text after `filters` (``{function, ...}``), with its options.
+
+    Raises `re.error` or `TypeError` if a filter cannot be used.
+    """
+    steps = []
+    for step in filters:
+        options = {key: value for key, value in step.items() if key != "function"}
+        steps.append(partial(FILTERS[step["function"]], **options))
+        steps[-1]("")
+    patterns = [re.compile(pattern) for pattern in regexes_to_ignore or ()]
+    ignored = (string.punctuation if ignore_punctuation else "") + (string.digits if ignore_numbers else "")
+
+    def plain(text: str) -> str:
+        text = reduce(lambda whole, pattern: pattern.sub("", whole), patterns, text)
+        return (text.lower() if ignore_case else text).translate(str.maketrans("", "", ignored))
+
+    def grade(text: str, accepted: Sequence[str]) -> bool:
+        written = plain(reduce(lambda whole, step: step(whole), steps, text))
+        return any(plain(other) == written for other in accepted)
+
+    return grade

@@ -4,7 +4,7 @@ import pytest
 
 from kinject.augment.checks.facts import Comparison, compare_facts
 from kinject.augment.checks.planted_errors import FACT_KINDS, plant_error
-from kinject.augment.checks.quantities import extract_quantities
+from kinject.corpus.quantities import extract_quantities
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
 

@@ -5,8 +5,8 @@ import pytest
 import wordfreq
 
 from kinject.augment.checks.facts import Comparison, compare_with, extract_facts
-from kinject.augment.checks.profiles import common_words, grammar_of, profile_of
-from kinject.augment.checks.quantities import extract_quantities
+from kinject.corpus.profiles import common_words, grammar_of, profile_of
+from kinject.corpus.quantities import extract_quantities
 
 
 def compare(code: str, source: str, variant: str, *, complete: bool = True, context: str = "") -> Comparison:

@@ -52,6 +52,26 @@ def book_rows(n: int, first: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def sum_rows(n: int, first: int) -> list[dict[str, Any]]:
+    """Rows as the hub holds GSM8K: the number after four hashes."""
+    return [
+        {
+            "question": f"Number {i} has 1,0{i:02} mills and builds 2. How many?",
+            "answer": f"1,0{i:02} + 2.\n#### 1,0{i + 2:02}",
+        }
+        for i in range(first, first + n)
+    ]
+
+
+def trivia_rows(n: int, first: int) -> list[dict[str, Any]]:
+    """Rows as the hub holds TriviaQA: an object with aliases."""
+    return [
+        {"question_id": f"t{i}", "question": f"Where was number {i} born", "answer": {"aliases": [f"Kelm {i}", f"The Kelm-{i}"],
+         "value": f"Kelm {i}"}}
+        for i in range(first, first + n)
+    ]  # fmt: skip
+
+
 def as_lines(rows: list[dict[str, Any]]) -> str:
     """Return rows as JSON lines."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -62,6 +82,12 @@ FILES = {
     "mmlu.dev.jsonl": as_lines(mmlu_rows(3, 10)),
     "arc.test.jsonl": as_lines(arc_rows(5, 0)),
     "arc.train.jsonl": as_lines(arc_rows(9, 20)),
+    "sums.test.jsonl": as_lines(sum_rows(6, 0)),
+    "sums.train.jsonl": as_lines(sum_rows(5, 30)),
+    "trivia.jsonl": as_lines(trivia_rows(6, 0)),
+    "open.jsonl": as_lines(
+        [{"question": f"who is number {i}", "answer": [f"the Miller {i}", "Bryn"]} for i in range(6)]
+    ),
     "book.jsonl": as_lines(book_rows(6, 0)),
     "towns.csv": 'question,one,two,gold\n"Where, 1?",Kelm,7,0\nWhere 2?,Farrow,8,1\nWhere 3?,Lowmere,9,1\n',
 }
@@ -93,6 +119,66 @@ def arc(**change: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def written(name: str, **change: Any) -> dict[str, Any]:
+    """The keys of the harness's triviaqa, over one file."""
+    return {
+        "dataset_path": "json", "dataset_kwargs": {"data_files": {"validation": name}}, "output_type": "generate_until",
+        "validation_split": "validation", "doc_to_text": "Question: {{question}}?\nAnswer:",
+        "doc_to_target": "{{answer.aliases}}", "target_delimiter": " ",
+        "generation_kwargs": {"until": ["\n", ".", ","], "do_sample": False, "temperature": 0.0},
+        "filter_list": [
+            {"name": "remove_whitespace", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}
+        ],
+        "metric_list": [
+            {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True, "ignore_case": True,
+             "ignore_punctuation": True}
+        ],
+        "metadata": {"version": 3.0}, **change,
+    }  # fmt: skip
+
+
+NUMBERS = [
+    {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True, "ignore_case": True,
+     "ignore_punctuation": False, "regexes_to_ignore": [",", "\\$", "(?s).*#### ", "\\.$"]}
+]  # fmt: skip
+FILTERS = [
+    {"name": "strict-match", "filter": [
+        {"function": "regex", "regex_pattern": "#### (\\-?[0-9\\.\\,]+)"}, {"function": "take_first"}]},
+    {"name": "flexible-extract", "filter": [
+        {"function": "regex", "group_select": -1, "regex_pattern": "(-?[$0-9.,]{2,})|(-?[0-9]+)"},
+        {"function": "take_first"}]},
+]  # fmt: skip
+WRITTEN = {
+    "triviaqa": written("trivia.jsonl", fewshot_split="validation"),
+    "gsm8k": written(
+        "",
+        dataset_kwargs={"data_files": {"test": "sums.test.jsonl", "train": "sums.train.jsonl"}},
+        test_split="test",
+        training_split="train",
+        fewshot_split="train",
+        validation_split=None,
+        doc_to_text="Question: {{question}}\nAnswer:",
+        doc_to_target="{{answer}}",
+        metric_list=NUMBERS,
+        filter_list=FILTERS,
+        generation_kwargs={"until": ["Question:", "</s>"], "do_sample": False, "temperature": 0.0, "max_gen_toks": 40},
+    ),
+    "nq_open": written(
+        "open.jsonl",
+        description="Answer these questions:\n\n",
+        doc_to_text="Q: {{question}}?\nA:",
+        doc_to_target="{{answer}}",
+        fewshot_delimiter="\n",
+        generation_kwargs=None,
+        metric_list=[
+            {**NUMBERS[0], "ignore_punctuation": True, "regexes_to_ignore": ["\\b(?:The |the |An |A |a |an )"]}
+        ],
+        filter_list=[{"name": "low", "filter": [{"function": "lowercase"}, {"function": "take_first"}]}],
+    ),
+}
+ANSWERS = ("{}", " {} ", "the {}", "{}!", "No", "{} .", " The answer is {}", "#### 1,004", "It is $1,003. Or 7.")
+
+
 HEADER = "The following are multiple choice questions (with answers) about {{subject|replace('_', ' ')}}.\n\n"
 TASKS = {
     "letters": mmlu(description=HEADER),
@@ -122,12 +208,35 @@ SHOTS = {
     "arc_same_split": 2,
     "openbookqa": 2,
     "csv": 0,
+    "triviaqa": 0,
+    "gsm8k": 2,
+    "nq_open": 0,
 }
 
 
 def main() -> None:
     """Ask the harness, with a model that answers at random, and keep its prompts."""
     from lm_eval import simple_evaluate
+    from lm_eval.api.model import LM
+
+    class Writer(LM):
+        """Writes the accepted text in one of several ways."""
+
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+            """Return an answer a request."""
+            texts = []
+            for i, request in enumerate(requests):
+                target = request.doc["answer"]
+                target = target["aliases"] if isinstance(target, dict) else target
+                text = target if isinstance(target, str) else target[i % 2]
+                texts.append(ANSWERS[i % len(ANSWERS)].format(text))
+            return texts
+
+        def loglikelihood(self, requests: list[Any]) -> list[Any]:
+            """Answer nothing: no task here asks it."""
+            return []
+
+        loglikelihood_rolling = loglikelihood
 
     here = Path(__file__).resolve().parent
     with tempfile.TemporaryDirectory() as folder:
@@ -145,7 +254,18 @@ def main() -> None:
                 }
                 for sample in result["samples"][name]
             ]  # fmt: skip
-    whole = {"files": FILES, "tasks": TASKS, "shots": SHOTS, "asked": asked}
+        graded: dict[str, list[dict[str, Any]]] = {}
+        for name, config in WRITTEN.items():
+            own = json.loads(json.dumps({**config, "task": name}))
+            result = simple_evaluate(Writer(), tasks=[own], num_fewshot=SHOTS[name], bootstrap_iters=0)
+            graded[name] = [
+                {
+                    "context": sample["arguments"][0][0], "kwargs": sample["arguments"][0][1], "text": sample["resps"][0][0],
+                    "filter": sample["filter"], "correct": sample["exact_match"], "doc": sample["doc_id"],
+                }
+                for sample in result["samples"][name]
+            ]  # fmt: skip
+    whole = {"files": FILES, "tasks": TASKS, "shots": SHOTS, "asked": asked, "written": WRITTEN, "graded": graded}
     (here / "tasks.json").write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -144,7 +144,20 @@ def test_yaml_that_makes_python_objects_is_refused(write, tag):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"output_type": "generate_until"}, "output_type: found 'generate_until', kinject reads multiple_choice"),
+        ({"output_type": "loglikelihood"}, "output_type: found 'loglikelihood', kinject reads multiple_choice"),
+        ({"output_type": "generate_until"}, "doc_to_choice: not read for generate_until"),
+        (
+            {"output_type": "generate_until", "doc_to_choice": None, "generation_kwargs": {"do_sample": True}},
+            "asks for samples",
+        ),
+        (
+            {
+                "output_type": "generate_until",
+                "doc_to_choice": None,
+                "filter_list": [{"name": "x", "filter": [{"function": "map"}]}],
+            },
+            "filter_list: found 'map', kinject has regex",
+        ),
         ({"process_docs": "x"}, "process_docs: not among the task keys"),
         ({"dataset_kwargs": {}}, "no local files for the split 'test'"),
         ({"doc_to_text": "{{nothing}}"}, "question 0: doc_to_text: '{{nothing}}' cannot be rendered"),
@@ -159,7 +172,7 @@ def test_yaml_that_makes_python_objects_is_refused(write, tag):
         ({"fewshot_config": {"sampler": "balanced"}}, "sampler: found 'balanced', kinject has default and first_n"),
         ({"fewshot_config": {"doc_to_text": "x"}}, "kinject reads sampler and split"),
         ({"repeats": 2}, "repeats: found 2"),
-        ({"filter_list": [{"name": "x"}]}, "filter_list: kinject filters nothing"),
+        ({"filter_list": [{"name": "x"}]}, "filter_list: kinject filters only what a model writes"),
         ({"task": ["a", "b"]}, "a group of tasks"),
         ({"dataset_kwargs": {"field": "data"}}, "dataset_kwargs: field: not read"),
     ],
@@ -249,3 +262,24 @@ def test_a_question_with_another_gold_among_the_examples_is_told(write):
     write("dev.csv", CSV.replace("x,2", "x,1"))
     with pytest.raises(InputError, match=r"dev\.csv:2: .*answer: '1\.50', but 'NA' at .*q\.csv:2, where"):
         read_task(write("task.yaml", yaml.safe_dump(config)))
+
+
+@pytest.mark.parametrize("name", TASKS["graded"])
+def test_tasks_of_written_answers_are_asked_and_graded_as_by_the_harness(write, name):
+    for file, text in TASKS["files"].items():
+        write(file, text)
+    task = read_task(write(f"{name}.yaml", yaml.safe_dump(TASKS["written"][name])))
+    asked = QuestionSet(name, "learning", task.questions, task.pool, (), task, generation=task.generation)
+    arm = EvalArm("base", "task-generate", TASKS["shots"][name], 0)
+    requests = [request for request, _ in asked.requests(arm)]
+    graded = TASKS["graded"][name]
+    assert {f"exact_match,{row['filter']}" for row in graded} == set(task.graders)
+    assert len(graded) == len(requests) * len(task.graders)
+    for row in graded:
+        request = requests[row["doc"]]
+        assert render_prompt(request).context == row["context"]
+        assert list(request.generation.stop) == row["kwargs"]["until"]
+        assert request.generation.max_new_tokens == row["kwargs"].get("max_gen_toks", 256)
+        grade = task.graders[f"exact_match,{row['filter']}"]
+        assert grade(row["text"], request.question.accepted) == bool(row["correct"]), row
+    assert {bool(row["correct"]) for row in graded} == {True, False}

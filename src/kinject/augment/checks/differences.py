@@ -10,8 +10,8 @@ from datetime import date
 from functools import lru_cache
 from itertools import pairwise
 
-from kinject.augment.checks.profiles import MONEY, frequent_words, grammar_of, profile_of
-from kinject.augment.checks.quantities import MAX_COUNT, MONTHS, Quantities, occurrences
+from kinject.corpus.profiles import MONEY, frequent_words, grammar_of, profile_of
+from kinject.corpus.quantities import MAX_COUNT, MONTHS, Quantities, occurrences
 
 _MOST_DIGITS = 18
 """A longer number is a code: nothing is calculated with it."""

@@ -17,9 +17,9 @@ from kinject.augment.checks.names import (
     is_inflected,
     normal_word,
 )
-from kinject.augment.checks.profiles import grammar_of, profile_of
-from kinject.augment.checks.quantities import Quantities, extract_quantities
 from kinject.corpus.language import detect_language, find_script, guess_language
+from kinject.corpus.profiles import grammar_of, profile_of
+from kinject.corpus.quantities import Quantities, extract_quantities
 
 _QUOTED = re.compile(
     r"“([^“”\n]{2,300})”|\"([^\"\n]{2,300})\"|«([^«»\n]{2,300})»|»([^«»\n]{2,300})«|„([^„“”\n]{2,300})[“”]"

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from kinject.augment.checks.differences import Difference, resembles
-from kinject.augment.checks.profiles import (
+from kinject.corpus.profiles import (
     Profile,
     common_words,
     frequent_words,

@@ -159,7 +159,7 @@ def _parse_answer(row: Row, where: str) -> Answer:
     missing = next((name for name in ("key", *_FIELDS) if name not in row), None)
     if missing:
         raise InputError(f"{where}: no {missing}. It is not an answer of kinject; choose another run folder.")
-    names = (*_FIELDS, *(name for name in _WRITTEN if name in row))
+    names = (*_FIELDS, *(name for name in _WRITTEN if row.get(name) is not None))
     values: dict[str, Any] = {name: tuple(value) if isinstance(value := row[name], list) else value for name in names}
     for name, value in values.items():
         if not _CHECKS[name](value):

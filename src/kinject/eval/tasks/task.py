@@ -1,24 +1,23 @@
-"""A lm-evaluation-harness task of type multiple_choice over local files: its YAML, its rows, its questions."""
+"""A lm-evaluation-harness task of type multiple_choice or generate_until over local files: its YAML, its rows, its questions."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kinject.corpus.documents.rows import check_parquet, csv_records
 from kinject.corpus.questions import GoldIndex, check_choices, choice_fault, plain_text
-from kinject.disk import open_to_read, path_exists, read_bytes, read_jsonl
+from kinject.disk import open_to_read, path_exists, read_jsonl
 from kinject.errors import InputError
-from kinject.eval.prompts import TaskStyle
-from kinject.eval.tasks.templates import compile_template, render
+from kinject.eval.prompts import Generation, TaskStyle
+from kinject.eval.tasks.templates import compile_template, read_config, render
+from kinject.eval.texts import FILTERS, TextGrader, task_grader
 from kinject.types import Question
 
 _KEYS = frozenset({
@@ -26,9 +25,14 @@ _KEYS = frozenset({
     "training_split", "validation_split", "test_split", "fewshot_split", "fewshot_config", "description", "doc_to_text",
     "doc_to_choice", "doc_to_target", "target_delimiter", "fewshot_delimiter", "metric_list", "num_fewshot", "metadata",
     "should_decontaminate", "doc_to_decontamination_query", "repeats", "filter_list",
+    "generation_kwargs",
 })  # fmt: skip
 _SAMPLERS = ("default", "first_n")
-_METRICS = ("acc", "acc_norm", "acc_bytes")
+_METRICS = {"multiple_choice": ("acc", "acc_norm", "acc_bytes"), "generate_until": ("exact_match",)}
+_MATCH_OPTIONS = {"ignore_case", "ignore_punctuation", "ignore_numbers", "regexes_to_ignore"}
+_LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_MOST_TOKENS = 256
+"""The harness's most tokens of an answer, where a task names none."""
 _MOST_DIGITS = 10
 _LONGEST_NUMBER = 30
 _SEED = 1234
@@ -41,6 +45,8 @@ class Task:
 
     `styles` are those of `questions`, in their order. With `same_split` the examples come from the questions' own
     split, and a question is never an example for itself. `why_no_pool` is the reason for an empty pool, else "".
+    Where the model writes its answers, `generation` bounds them, and `graders` has for each list of filters whether a text is
+    correct, by the name of the harness's result: exact_match,NAME.
     """
 
     name: str
@@ -52,6 +58,8 @@ class Task:
     files: tuple[Path, ...]
     notes: tuple[str, ...] = ()
     why_no_pool: str = ""
+    generation: Generation | None = None
+    graders: Mapping[str, TextGrader] = field(default_factory=dict)
 
     def examples(self, n: int) -> list[tuple[Question, ...]]:
         """Return the `n` examples before each question, as the harness chooses them.
@@ -80,17 +88,17 @@ class Task:
         return tuple(shots)
 
     def _is_same(self, shot: Question, question: Question) -> bool:
-        return self.same_split and (shot.question, shot.choices, shot.answer) == (
-            question.question, question.choices, question.answer,
+        return self.same_split and (shot.question, shot.choices, shot.answer, shot.answers) == (
+            question.question, question.choices, question.answer, question.answers,
         )  # fmt: skip
 
 
 def read_task(path: Path) -> Task:
     """Return the task in the YAML file `path`.
 
-    It may use the keys of the harness's MMLU, ARC and OpenBookQA tasks, over local files (`files_of`). Templates are
-    Jinja in a sandbox; a text that is the name of a column means that column. A row without an id gets the harness's
-    own hash, so that the harness's sample files name the same questions. Raises `InputError` (file, key, question)
+    It may use the keys of the harness's MMLU, ARC, OpenBookQA, TriviaQA and GSM8K tasks, over local files (`files_of`).
+    Templates are Jinja in a sandbox; a text that is the name of a column means that column. A row without an id gets the
+    harness's own hash, so that the harness's sample files name the same questions. Raises `InputError` (file, key, question)
     for ``!function``, other output types, several inputs or targets, and data on the hub; `DiskError` if a file does
     not exist.
     """
@@ -111,6 +119,8 @@ def read_task(path: Path) -> Task:
         files=(path, *files, *more),
         notes=tuple(_notes(path, config)),
         why_no_pool=why,
+        generation=_generation(path, config) if _writes(config) else None,
+        graders=_graders(path, config) if _writes(config) else {},
     )
 
 
@@ -125,17 +135,20 @@ def _check(path: Path, config: Mapping[str, Any]) -> None:
     unknown = sorted(set(config) - _KEYS)
     if unknown:
         refuse(f"{', '.join(map(str, unknown))}: not among the task keys that kinject reads.")
-    if config.get("output_type") != "multiple_choice":
-        refuse(f"output_type: found {config.get('output_type')!r}, kinject reads multiple_choice.")
+    if config.get("output_type") not in _METRICS:
+        refuse(f"output_type: found {config.get('output_type')!r}, kinject reads {' and '.join(_METRICS)}.")
+    writes = _writes(config)
+    if writes and config.get("doc_to_choice") is not None:
+        refuse("doc_to_choice: not read for generate_until. Let doc_to_target write the text.")
     for key in ("doc_to_text", "doc_to_choice", "doc_to_target"):
-        if key not in config:
+        if key not in config and not (writes and key == "doc_to_choice"):
             refuse(f"{key}: missing.")
     if not (config.get("test_split") or config.get("validation_split")):
         refuse("names neither test_split nor validation_split.")
     if config.get("repeats", 1) != 1:
         refuse(f"repeats: found {config['repeats']!r}, kinject asks each question once.")
-    if config.get("filter_list"):
-        refuse("filter_list: kinject filters nothing. Remove it.")
+    if config.get("filter_list") and not writes:
+        refuse("filter_list: kinject filters only what a model writes (generate_until). Remove it.")
     fewshot = config.get("fewshot_config") or {}
     if not isinstance(fewshot, Mapping) or set(fewshot) - {"sampler", "split"}:
         refuse(f"fewshot_config: found {fewshot!r:.80}, kinject reads sampler and split.")
@@ -148,14 +161,65 @@ def _notes(path: Path, config: Mapping[str, Any]) -> list[str]:
     notes = []
     listed = config.get("metric_list")
     metrics = [item.get("metric") for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
-    others = [str(metric) for metric in metrics if metric not in _METRICS]
+    known = _METRICS[str(config["output_type"])]
+    others = [str(metric) for metric in metrics if metric not in known]
     if others:
-        notes.append(f"{path}: {', '.join(others)}: not computed; kinject has {', '.join(_METRICS)} (eval.scores)")
+        notes.append(f"{path}: {', '.join(others)}: not computed; kinject has {', '.join(known)} (eval.scores)")
     if config.get("num_fewshot"):
         notes.append(
             f"{path}: num_fewshot: {config['num_fewshot']} is not followed; eval.shots sets the number of examples"
         )
     return notes
+
+
+def _writes(config: Mapping[str, Any]) -> bool:
+    return config.get("output_type") == "generate_until"
+
+
+def _generation(path: Path, config: Mapping[str, Any]) -> Generation:
+    """Return the bounds of an answer; without `until` it ends at the text between examples, as in the harness."""
+    options = config.get("generation_kwargs") or {}
+    where = f"{path}: generation_kwargs"
+    if not isinstance(options, Mapping) or set(options) - {"until", "do_sample", "temperature", *_LIMITS}:
+        raise InputError(
+            f"{where}: found {options!r:.80}, kinject reads until, do_sample, temperature and max_gen_toks."
+        )
+    if options.get("do_sample") or options.get("temperature", 0) not in (None, 0):
+        raise InputError(f"{where}: asks for samples, kinject takes the likeliest tokens. Set do_sample: false.")
+    until = options.get("until", str(config.get("fewshot_delimiter", "\n\n")))
+    stop = [until] if isinstance(until, str) else until
+    most = next((options[name] for name in _LIMITS if options.get(name) is not None), _MOST_TOKENS)
+    if not isinstance(stop, list) or not all(isinstance(text, str) for text in stop):
+        raise InputError(f"{where}.until: found {until!r:.60}, expected texts.")
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise InputError(f"{where}.max_gen_toks: found {most!r:.60}, expected a number of tokens.")
+    return Generation(most, tuple(filter(None, stop)))
+
+
+def _graders(path: Path, config: Mapping[str, Any]) -> dict[str, TextGrader]:
+    """Return whether a text is correct, for each list of filters of the task. Raises `InputError` for unknown ones."""
+    listed = config.get("metric_list")
+    metrics = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
+    options = next((item for item in metrics if item.get("metric") == "exact_match"), {"metric": "exact_match"})
+    kept: dict[str, Any] = {
+        key: value for key, value in options.items() if key not in ("metric", "aggregation", "higher_is_better")
+    }
+    if set(kept) - _MATCH_OPTIONS:
+        raise InputError(f"{path}: metric_list: found {', '.join(sorted(set(kept) - _MATCH_OPTIONS))}, not known here.")
+    lists = config.get("filter_list") or [{"name": "none", "filter": [{"function": "take_first"}]}]
+    graders = {}
+    for item in lists:
+        steps = item.get("filter") if isinstance(item, Mapping) else None
+        if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
+            raise InputError(f"{path}: filter_list: found {item!r:.80}, expected name and filter, a list of functions.")
+        unknown = [step.get("function") for step in steps if step.get("function") not in FILTERS]
+        if unknown:
+            raise InputError(f"{path}: filter_list: found {unknown[0]!r:.60}, kinject has {', '.join(FILTERS)}.")
+        try:
+            graders[f"exact_match,{item.get('name', 'none')}"] = task_grader(steps, **kept)
+        except (re.error, TypeError) as error:
+            raise InputError(f"{path}: filter_list: {item.get('name')}: {error}. Correct it.") from error
+    return graders
 
 
 def _fewshot_split(config: Mapping[str, Any]) -> str | None:
@@ -206,6 +270,11 @@ def _questions(
 def _question(config: Mapping[str, Any], row: Row, name: str, where: str) -> Question:
     check_choices(row.get("choices"), where)
     text = _text(config["doc_to_text"], row, f"{where}: doc_to_text")
+    if _writes(config):
+        answers = _targets(config["doc_to_target"], row, f"{where}: doc_to_target")
+        return Question(
+            name, text, (), 0, str(row.get("subject") or ""), str(row.get("document_id") or ""), "", answers
+        )
     choices = _choices(config["doc_to_choice"], row, f"{where}: doc_to_choice")
     answer = _target(config["doc_to_target"], row, choices, f"{where}: doc_to_target")
     subject, document = str(row.get("subject") or ""), str(row.get("document_id") or "")
@@ -261,6 +330,17 @@ def _choices(template: Any, row: Row, where: str) -> list[str]:
     if fault:
         raise InputError(f"{where}: {fault}")
     return list(choices)
+
+
+def _targets(template: Any, row: Row, where: str) -> tuple[str, ...]:
+    """Return the accepted texts: a text, or a list of them (in a column, or as a template writes it)."""
+    value = template if isinstance(template, list) else _field(template, row, where)
+    if isinstance(value, str) and template not in row and value[:1] == "[" and value[-1:] == "]":
+        value = _literal(value, where)
+    texts = value if isinstance(value, list) else [value]
+    if not texts or any(isinstance(text, bool) or not isinstance(text, str | int | float) for text in texts):
+        raise InputError(f"{where}: found {value!r:.60}, expected a text or a list of them.")
+    return tuple(map(str, texts))
 
 
 def _literal(text: str, where: str) -> Any:
@@ -403,96 +483,3 @@ def _parquet_rows(file: Path) -> list[Row]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-_MOST_BYTES = 2**20
-_MOST_VALUES = 100_000
-"""Most values of a file, each alias counted with everything that it refers to."""
-_DEEPEST = 32
-_MOST_FILES = 64
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses ``!function`` with a message of its own."""
-
-
-def _refuse_function(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
-    raise InputError(
-        f"{loader.name}:{node.start_mark.line + 1}: !function names Python code, which kinject does not run. "
-        "Write the field as a Jinja template, or convert the questions to JSONL."
-    )
-
-
-_Loader.add_constructor("!function", _refuse_function)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Return the mapping in the YAML file `path`, merged over the files that it includes, as in the harness.
-
-    Raises `InputError` if it is not a mapping, names code, includes itself or too many files, and `DiskError` if a file
-    cannot be read.
-    """
-    return _with_includes(path, (), [0])
-
-
-def _with_includes(path: Path, above: tuple[Path, ...], n_files: list[int]) -> dict[str, Any]:
-    config = _read_mapping(path)
-    real_path = Path(os.path.realpath(path))
-    if real_path in above:
-        raise InputError(f"{path}: includes itself through {above[-1]}. Remove the include.")
-    n_files[0] += 1
-    if n_files[0] > _MOST_FILES:
-        raise InputError(f"{path}: more than {_MOST_FILES} files are included. Put them together.")
-    whole: dict[str, Any] = {}
-    included = config.pop("include", None) or ()
-    names = [included] if isinstance(included, str) else included
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise InputError(f"{path}: include: found {included!r:.60}, expected the names of files.")
-    for name in names:
-        whole |= _with_includes(path.parent / name, (*above, real_path), n_files)
-    return whole | config
-
-
-def _read_mapping(path: Path) -> dict[str, Any]:
-    try:
-        text = read_bytes(path, _MOST_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
-    try:
-        loader = _Loader(text)
-        loader.name = str(path)
-        node = loader.get_single_node()
-        n_values = _n_values(node, 0, _MOST_VALUES) if node is not None else 0
-        config = loader.construct_document(node) if 0 < n_values <= _MOST_VALUES else None
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}. Repair it.") from error
-    except RecursionError as error:
-        raise InputError(f"{path}: not YAML: nested more than {_DEEPEST} levels deep. Write it flat.") from error
-    except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
-        # PyYAML's constructors raise these for invalid dates, numbers of thousands of digits, tags on other text
-        raise InputError(f"{path}: not YAML: a value that cannot be read ({error}). Put it in quotes.") from error
-    if n_values > _MOST_VALUES:
-        raise InputError(f"{path}: more than {_MOST_VALUES:,} values (aliases that multiply?). Write them out.")
-    if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
-        raise InputError(f"{path}: holds no task: expected a mapping with words as keys.")
-    return config
-
-
-def _n_values(node: yaml.Node, depth: int, most: int) -> int:
-    """Return the number of values in `node`, or more than `most`; raises `RecursionError` beyond `_DEEPEST` levels."""
-    if depth > _DEEPEST:
-        raise RecursionError
-    n = 1
-    if isinstance(node, yaml.MappingNode):
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        repeated = next((key for key in keys if keys.count(key) > 1), None)
-        if repeated is not None:
-            mark = node.start_mark
-            raise InputError(f"{mark.name}:{mark.line + 1}: the key {repeated!r:.80} is there twice. Keep one.")
-    if isinstance(node, yaml.SequenceNode | yaml.MappingNode):
-        for item in node.value:
-            for inner in item if isinstance(item, tuple) else (item,):
-                n += _n_values(inner, depth + 1, most - n)
-                if n > most:
-                    return n
-    return n

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from kinject.augment.checks.profiles import WIDE_LETTER, Grammar, grammar_of, profile_of, roman_value
+from kinject.corpus.profiles import WIDE_LETTER, Grammar, grammar_of, profile_of, roman_value
 
 _ENGLISH = profile_of("en")
 NUMBER_WORDS = _ENGLISH.number_words
