@@ -245,8 +245,9 @@ def run_bench(setting: Setting) -> dict[str, Any]:
     from kinject.recipe import read_recipe
 
     folder = setting.scratch / "bench"
-    corpus = training.make_corpus(setting, 400_000)
-    overrides = [f"run_dir={folder}", f"corpus.path={corpus}"]
+    corpus = training.make_corpus(setting, 20_000 if setting.tiny else 400_000)
+    overrides = [f"run_dir={folder}", f"corpus.path={corpus}", "trainer.max_length=1024"]  # no text is longer
+    overrides += ["model.new.hidden_size=64", "trainer.per_device_train_batch_size=2"] if setting.tiny else []
     recipe = read_recipe(setting_root() / "recipes/bench/50m.yaml", overrides, verb="bench")
     options: dict[str, Any] = {"only": ["bf16"], "steps": 4} if setting.tiny else {}
     return {"table": json.loads(api.bench(recipe, repeats=1, **options).to_frame().to_json(orient="records"))}

@@ -211,6 +211,7 @@ def _bench(found: Results) -> list[str]:
     if not table:
         return []
     columns = list(table[0])
+    table = [{**row, "peak": f"{row['peak'] / 2**30:.2f} GiB"} if row.get("peak") else row for row in table]
     rows = [[_cell(row.get(column)) for column in columns] for row in table]
     return ["`kinject bench recipes/bench/50m.yaml`, one run of each strategy.", "", *_table(columns, rows)]
 

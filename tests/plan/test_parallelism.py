@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,35 @@ def test_the_memory_of_fsdp_is_that_of_the_recipe_as_its_command_changes_it() ->
     assert (found.name, found.peak) == ("FSDP (ZeRO-3)", expected)
     assert found.sent == int(15 / 16 * 2 * (2 * (whole.weights // 2) + whole.trained_bytes))  # gathered in bfloat16
     words = shlex.split(found.command)
+    assert words[words.index("RECIPE") + 1 :] == ["trainer.optim=adamw_torch_fused"]
+    lora = {"r": 4, "target_modules": "all-linear"}
+    offloaded = choose_parallelism(replace(step, adapter=lora, quantization="4bit"), _memory(), _gpus(20, 1))
+    words = shlex.split(offloaded.command)
     assert words[words.index("RECIPE") + 1 :] == [
         "trainer.optim=adamw_torch_fused", "trainer.gradient_checkpointing=false",
         "trainer.accelerator_config={gradient_accumulation_kwargs: {sync_each_batch: true}}",
     ]  # fmt: skip
+
+
+def test_zero2_holds_the_weights_in_bfloat16_and_a_part_of_the_rest() -> None:
+    """By hand: 2 bytes for each weight, and of 2 + 4 + 8 bytes (gradients, weights, state) an eighth on each device."""
+    step = _step(mixed=torch.bfloat16)
+    n, half = 8, simulate(_step(dtype=torch.bfloat16))
+    numbers, buffers = half.n_trained, half.weights - half.trained_bytes
+    held = 2 * numbers + buffers + (2 + 4 + 8) * numbers // n
+    expected = held + max(half.activations + half.logits + 10**9, 4 * numbers // n)
+    found = choose_parallelism(
+        step, _memory(optimizer=8 * numbers), Devices("cuda", "GPU", n, int(1.06 * expected), False, 0)
+    )
+    assert found.name == "ZeRO-2"
+    assert found.peak == pytest.approx(expected, abs=64)
+
+
+def test_weights_that_are_rounded_stochastically_are_sharded_in_float32() -> None:
+    step = _step(dtype=torch.bfloat16, mixed=torch.bfloat16, rounding=True, accumulation=2)
+    devices = Devices("cuda", "GPU", 8, 2 * 2**20, False, 0)
+    words = shlex.split(choose_parallelism(step, _memory(), devices).command)
+    assert words[words.index("RECIPE") + 1 :][:2] == ["techniques.stochastic_rounding=false", "model.dtype=float32"]
 
 
 def test_the_bytes_sent_are_those_of_a_ring() -> None:
@@ -164,7 +190,7 @@ def test_the_page_of_a_plan_has_machines_batch_and_a_command_that_train_accepts(
     command = next(line for line in out.splitlines() if "accelerate launch" in line)
     assert "on each machine, with its own --machine_rank" in out
     overrides = shlex.split(command)[shlex.split(command).index("recipe.yaml") + 1 :]
-    assert overrides[:2] == ["trainer.optim=adamw_torch_fused", "trainer.gradient_checkpointing=false"]
+    assert overrides[:1] == ["trainer.optim=adamw_torch_fused"]
     Path("none.jsonl").write_text('{"text": "x"}\n')
     check_training(read_recipe(Path("recipe.yaml"), overrides))
     for option in ("--nodes", "--link"):

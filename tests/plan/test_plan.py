@@ -105,6 +105,31 @@ def test_gradients_are_in_memory_during_a_second_micro_batch_only() -> None:
     assert more.peak == pytest.approx(one.peak + more.trained_bytes - one.gradients, rel=0.02)
 
 
+_QLORA = {"adapter": {"r": 4, "target_modules": "all-linear"}, "quantization": "4bit", "dtype": torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    "more", [{"accumulation": 2, "mixed": torch.bfloat16}, {"device": "cuda", "fused": True, **_QLORA}]
+)
+def test_a_tall_stack_is_planned_from_two_short_ones(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every further layer adds to each moment of a step what the third one added to a stack of two."""
+    step = _step(model=transformers.LlamaConfig(**{**LLAMA, "num_hidden_layers": 9}), checkpointing=True, **more)
+    short = simulate(step)
+    monkeypatch.setattr("kinject.plan.memory._SHORT", (2, 99))
+    assert simulate(step) == short
+
+
+def test_an_update_in_the_backward_pass_holds_the_gradient_of_one_weight() -> None:
+    step = _step(dtype=torch.bfloat16, mixed=torch.bfloat16, device="cuda", fused=True, rounding=True, optim="adamw_8bit",
+                 batch=1, block=4)  # fmt: skip
+    whole, one_by_one = (simulate(replace(step, in_backward=now)) for now in (False, True))
+    assert one_by_one.gradients <= 2 * 500 * 64  # the table of tokens, the largest weight
+    assert whole.gradients == whole.trained_bytes
+    assert whole.optimizer == one_by_one.optimizer
+    assert whole.when == "the optimizer's step"
+    assert whole.activations == 2 * 4 * 500 * 64  # float32 copies of that weight and of its gradient
+
+
 def test_gradient_checkpointing_keeps_the_input_of_each_layer() -> None:
     config = transformers.LlamaConfig(**{**LLAMA, "num_hidden_layers": 12})
     plain, saving = simulate(_step(model=config)), simulate(_step(model=config, checkpointing=True))
@@ -186,6 +211,21 @@ def test_only_what_is_needed_is_changed_and_the_cheapest_first() -> None:
     changes, changed = cheapest_changes(_step(batch=1, block=16), tiny, lambda step: simulate(step).peak)
     assert changed is None
     assert changes[-1].overrides[-1] == "model.quantization=4bit"
+
+
+def test_a_device_that_only_4_bits_fit_gets_an_adapter_with_them() -> None:
+    """Without the adapter nothing would train: it is never taken out as needless."""
+    wide = transformers.LlamaConfig(**{**LLAMA, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 2})
+    step = _step(model=wide, device="cuda", fused=True, batch=1, block=8, mixed=torch.bfloat16, optim="adamw_8bit",
+                 checkpointing=True, offloading=True, rounding=True, in_backward=True, dtype=torch.bfloat16)  # fmt: skip
+    lora = {"r": 64, "lora_alpha": 128, "target_modules": "all-linear"}
+    least = simulate(replace(step, adapter=lora, quantization="4bit", rounding=False, in_backward=False)).peak
+    changes, changed = cheapest_changes(
+        step, Devices("cuda", "GPU", 1, int(1.06 * least), False, 0), lambda step: simulate(step).peak
+    )
+    assert changed is not None
+    assert (changed.adapter, changed.quantization) == (lora, "4bit")
+    assert changes[-1].overrides[0].startswith("adapter=")
 
 
 @pytest.mark.parametrize("strategy", ["bfd_split", "wrapped"])

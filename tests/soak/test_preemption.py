@@ -39,7 +39,7 @@ def last_step(run_dir: Path) -> int:
 def test_a_preempted_job_loses_no_step_and_ends_with_the_same_weights(
     nodes: int, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw, n_steps = random.Random(17), 8 * N_PREEMPTIONS
+    draw, n_steps = random.Random(17), max(8 * N_PREEMPTIONS, 48)
     (tmp_path / "corpus.jsonl").write_text(
         "".join(f'{{"text": "Person {n} was born in {1900 + n}."}}\n' for n in range(400))
     )
@@ -64,7 +64,7 @@ def test_a_preempted_job_loses_no_step_and_ends_with_the_same_weights(
     assert slurm.run(tmp_path / "straight.sbatch", lambda: True, None) == 0
 
     lost, seconds = [], []
-    for target in sorted(draw.sample(range(1, n_steps - 3), N_PREEMPTIONS)):
+    for target in sorted(draw.sample(range(1, n_steps - 16), N_PREEMPTIONS)):
         sent = draw.choice((signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM))
         began, before = time.monotonic(), last_step(tmp_path / "preempted")
         wanted = max(target, before + 1)

@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 
 from kinject.cli import main
 from kinject.disk import read_jsonl, read_manifest
-from kinject.models import reads_later_tokens
+from kinject.errors import InputError
+from kinject.models import Sharding, read_sharding, reads_later_tokens
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.checkpoints import is_complete
@@ -69,7 +70,8 @@ def test_accelerate_reads_each_configuration_and_its_command(path: Path, monkeyp
     assert args.multi_gpu or args.use_fsdp  # accelerate's launcher of several processes
     environment = prepare_multi_gpu_env(args)
     if args.use_fsdp:
-        assert "trainer.gradient_checkpointing=false" in overrides
+        # what accelerate shards it also checkpoints; transformers shards the rest, and leaves that to the recipe
+        assert ("trainer.gradient_checkpointing=false" in overrides) == ("offload" in path.stem)
         assert (environment["FSDP_VERSION"], environment["FSDP_ACTIVATION_CHECKPOINTING"]) == ("2", "true")
         assert environment["FSDP_OFFLOAD_PARAMS"] == str("offload" in path.stem).lower()
     if path.stem == "hsdp":
@@ -275,3 +277,39 @@ def test_a_signal_to_one_of_two_processes_stops_both_after_its_step_and_they_res
     ]
     assert len(losses[1]) == 5
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("environment", "fsdp_config", "expected"),
+    [
+        ({}, None, None),
+        ({"ACCELERATE_USE_FSDP": "true"}, None, Sharding(8)),
+        ({}, {"version": 2}, Sharding(8)),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}, None, None),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_RESHARD_AFTER_FORWARD": "false"}, None, None),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, None, None),
+        ({"ACCELERATE_USE_FSDP": "true", "REPLICATE": "2", "SHARD": "4"}, None, Sharding(4, 2)),
+        ({"ACCELERATE_USE_FSDP": "true", "TP": "2"}, None, Sharding(4, tensor=2)),
+        ({"TP": "8"}, None, Sharding(1, tensor=8)),
+        ({"ACCELERATE_USE_FSDP": "true", "CP": "2", "SHARD": "4"}, None, None),
+        (
+            {"ACCELERATE_USE_FSDP": "true", "REPLICATE": "3"},
+            None,
+            "3 replicas x 2 shards x 1 tensor parallel are not the 8",
+        ),
+    ],
+)
+def test_what_a_launch_asks_for(
+    environment: dict[str, str], fsdp_config: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    for key, value in environment.items():
+        is_size = not key.startswith(("ACC", "FSDP"))
+        monkeypatch.setenv(f"PARALLELISM_CONFIG_{'DP_' * (len(key) > 2)}{key}_SIZE" if is_size else key, value)
+        if is_size:
+            monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=expected):
+            read_sharding(fsdp_config, bf16=False)
+    else:
+        assert read_sharding(fsdp_config, bf16=False) == expected

@@ -32,6 +32,7 @@ from kinject.disk import (
     check_sha256sums,
     content_id,
     folder_hash,
+    is_network,
     open_regular,
     open_to_read,
     part_path,
@@ -291,9 +292,10 @@ def cached_tokens(folder: Path, key: str, make: Callable[[], Iterable[TokenRow]]
         folder.mkdir(parents=True, exist_ok=True)
         if _fault(entry):
             with open(folder / f".{key}.lock", "w", opener=open_regular) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                for torn in folder.glob(f".{key}.*.part"):  # of a process that was killed
-                    shutil.rmtree(torn)
+                if not is_network(folder):  # there two runs may write the same entry, and the first to finish keeps it
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    for torn in folder.glob(f".{key}.*.part"):  # of a process that was killed
+                        shutil.rmtree(torn)
                 fault = _fault(entry)  # another process may have made it meanwhile
                 if fault:
                     _clear(entry, fault)
@@ -328,7 +330,11 @@ def _write(entry: Path, rows: Iterable[TokenRow]) -> None:
     part.mkdir()
     try:
         _write_files(part, rows)
-        os.replace(part, entry)
+        try:
+            os.replace(part, entry)
+        except OSError:
+            if _fault(entry):
+                raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from kinject.disk.checksums import content_id
 from kinject.disk.files import LOCK, delete_parts, kind_of, unwritable
 from kinject.disk.format import mark_folder
+from kinject.disk.network import hold, is_network
 from kinject.errors import DiskError
 
 log = logging.getLogger(__name__)
@@ -29,9 +30,8 @@ _MOST_NAME_BYTES = 100
 def lock_dir(folder: Path) -> Iterator[None]:
     """Hold `folder` for this process while the block runs, and delete temporary files of killed processes.
 
-    The lock is the kernel's (flock), so it ends with the process, however that ends. On NFS (Linux), GPFS and CephFS it
-    holds between machines. On other file systems it may not: a warning names a process of another machine that did not
-    release the folder.
+    The lock is the kernel's (flock), so it ends with the process, however that ends; on a network file system it is a file
+    (`kinject.disk.network`). A warning names a process of another machine that did not release the folder.
 
     Raises `DiskError` with the holder (process, machine, since when), or if nothing can be locked, and `InputError` if a
     newer kinject wrote the folder (`kinject.disk.format`).
@@ -46,32 +46,41 @@ def lock_dir(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise unwritable(folder, error) from error
     try:
-        _lock(folder, descriptor)
-        try:
+        with hold(folder, _this_process()) if is_network(folder) else _flock(folder, descriptor):
             mark_folder(folder)
             delete_parts(folder)
             yield
-        finally:
-            with contextlib.suppress(OSError):  # then the next process warns of a holder that has ended
-                os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
 
 
+def _this_process() -> str:
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    return f"process {os.getpid()} on {socket.gethostname()} since {since}"
+
+
+@contextlib.contextmanager
+def _flock(folder: Path, descriptor: int) -> Iterator[None]:
+    _lock(folder, descriptor)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # then the next process warns of a holder that has ended
+            os.ftruncate(descriptor, 0)
+
+
 def _lock(folder: Path, descriptor: int) -> None:
-    host = socket.gethostname()
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         before = _read_holder(descriptor)
         os.ftruncate(descriptor, 0)
-        since = datetime.now(UTC).isoformat(timespec="seconds")
-        os.pwrite(descriptor, f"process {os.getpid()} on {host} since {since}".encode(), 0)
+        os.pwrite(descriptor, _this_process().encode(), 0)
     except BlockingIOError as error:
         holder = _read_holder(descriptor) or "another process"
         raise DiskError(f"{folder}: in use by {holder}. Wait for it or choose another run folder.") from error
     except OSError as error:
         raise unwritable(folder / LOCK, error, "locked") from error
-    if before and f" on {host} since " not in before:
+    if before and f" on {socket.gethostname()} since " not in before:
         log.warning(
             f"{folder}: {before} did not end in order. Should it still run there, end one of the two: this file system "
             "may not share locks between machines."

@@ -70,6 +70,7 @@ class LoadedScorer:
     loaded: LoadedModel
     encoder: Encoder
     scorer: Scorer
+    quantization: str = "none"
 
     @cached_property
     def model_hash(self) -> str:
@@ -92,7 +93,8 @@ class LoadedScorer:
 
     def key(self, prompt: Encoded) -> str:
         """Return the key under which the score of `prompt` is stored."""
-        return prompt_key(self.model_hash, str(self.loaded.dtype), prompt)
+        quantization = "" if self.quantization == "none" else f" {self.quantization}"
+        return prompt_key(self.model_hash, f"{self.loaded.dtype}{quantization}", prompt)
 
     def notes(self) -> list[str]:
         """Return what was decided while the model was loaded and used."""
@@ -198,10 +200,10 @@ def _evaluate_model(run: _Run, name: str, path: str) -> None:
 
 def load_scorer(name: str, path: str, section: EvalSection) -> LoadedScorer:
     """Return the model in `path`, ready to score. Raises `InputError` if it cannot be loaded or is not causal."""
-    loaded = load_model(path)
+    loaded = load_model(path, quantization=section.quantization)
     check_causal(loaded.model, path)
     scorer = Scorer(loaded.model, section.batch_tokens)
-    return LoadedScorer(name, path, loaded, Encoder(loaded.tokenizer, chat=section.chat), scorer)
+    return LoadedScorer(name, path, loaded, Encoder(loaded.tokenizer, chat=section.chat), scorer, section.quantization)
 
 
 def encode_arms(question_set: QuestionSet, model: LoadedScorer, template: str) -> list[PendingPrompt]:

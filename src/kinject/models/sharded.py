@@ -75,9 +75,10 @@ def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Shard
     if n == 1 or offloads or keeps or is_first_version or splits > 1 or not (wants_fsdp or tensor > 1):
         return None
     shards = n // (replicas * tensor) if wants_fsdp else 1
-    if shards * replicas * tensor != n or sizes.get("DP_SHARD", shards) not in (1, shards):
+    given = max(sizes.get("DP_SHARD", 1), 1)
+    if shards * replicas * tensor != n or given not in (1, shards):
         raise InputError(
-            f"parallelism_config: {replicas} replicas x {sizes.get('DP_SHARD', shards)} shards x {tensor} tensor parallel "
+            f"parallelism_config: {replicas} replicas x {given if given > 1 else shards} shards x {tensor} tensor parallel "
             f"are not the {n} processes of this launch. Correct the sizes, or --num_processes."
         )
     return Sharding(shards, replicas, tensor, bf16)

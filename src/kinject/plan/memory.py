@@ -284,12 +284,12 @@ def _run_micro_batch(model: Any, config: StepConfig, tracker: MemoryTracker) -> 
             inputs["attention_mask"] = torch.zeros_like(mask, dtype=config.mixed or config.dtype) if eager else mask
             inputs["position_ids"] = ids
         with _offload(model) if config.offloading and config.device != "cpu" else contextlib.nullcontext():
-            loss = _loss(model, config, inputs)
+            loss = _loss(model, config, inputs, tracker)
         tracker.moment = "backward, head"
         loss.backward()  # type: ignore[no-untyped-call]
 
 
-def _loss(model: Any, config: StepConfig, inputs: dict[str, Any]) -> torch.Tensor:
+def _loss(model: Any, config: StepConfig, inputs: dict[str, Any], tracker: MemoryTracker) -> torch.Tensor:
     """Return the loss as the trainer computes it on the device of `config`."""
     autocast = torch.autocast("cpu", config.mixed) if config.mixed is not None else contextlib.nullcontext()
     if config.loss_tile is not None:
@@ -297,6 +297,7 @@ def _loss(model: Any, config: StepConfig, inputs: dict[str, Any]) -> torch.Tenso
     if not config.fused:
         with autocast:
             logits = model(**inputs).logits
+        tracker.moment = "loss"  # autocast's copies are gone
         logits = logits.float()[:, :-1].float()
         labels = inputs["input_ids"][:, 1:].flatten()
         return F.cross_entropy(logits.flatten(0, 1), labels, reduction="sum")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import yaml
 from torch import nn
 
 from kinject.disk import path_exists
@@ -66,6 +68,7 @@ class StepConfig:
 def read_config(path: str, revision: str | None) -> PretrainedConfig:
     """Return the config of the model in a folder (config.json is enough) or on the hub, as `load_config` does.
 
+    If the hub does not give it, the model's public shape is enough for a plan (`shapes.yaml`): its name_or_path is empty.
     Raises `InputError` if there is none or the hub does not answer.
     """
     if not is_model(path):
@@ -75,6 +78,9 @@ def read_config(path: str, revision: str | None) -> PretrainedConfig:
     except InputError as error:
         if path_exists(Path(path)):
             raise
+        shapes = yaml.safe_load(files("kinject.plan").joinpath("shapes.yaml").read_text("utf-8"))
+        if path in shapes:
+            return new_config(shapes[path], shapes[path]["vocab_size"])
         raise InputError(
             f"{error} If the model is gated, log in (HF_TOKEN); a folder that holds its config.json is enough: "
             "model.path=FOLDER"
@@ -102,7 +108,7 @@ def build_model(config: StepConfig, n_layers: int | None = None) -> PreTrainedMo
             if config.quantization != "none":
                 _quantise(model, config)
             if config.adapter is not None:
-                model = _with_adapter(model, config.adapter, config.quantization)
+                model = _with_adapter(model, config)
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"no model can be built from this config: {first_line(error)}.") from error
     for name, parameter in model.named_parameters():
@@ -158,12 +164,12 @@ def _has_digit(text: str) -> bool:
     return any(map(str.isdigit, text))
 
 
-def _with_adapter(model: Any, adapter: Mapping[str, Any], quantization: str) -> Any:
+def _with_adapter(model: Any, config: StepConfig) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    fields = {key: value for key, value in adapter.items() if key != "merge"}
+    fields = {key: value for key, value in (config.adapter or {}).items() if key != "merge"}
     model = get_peft_model(model, LoraConfig(**{"task_type": "CAUSAL_LM", **fields}))
-    if quantization != "none":  # as TRL does for QLoRA
+    if config.quantization != "none" and config.mixed != torch.float16:  # as TRL does for QLoRA
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)

@@ -73,12 +73,8 @@ def choose_parallelism(step: StepConfig, memory: Memory, devices: Devices) -> Pa
         if devices.count > 1:
             why = "processes on a CPU can only run DDP, each with a whole step, which does not fit"
         return Parallelism("none", why, memory.peak, "")
-    if step.rounding or step.in_backward:
-        names = " and ".join(name for name, used in (
-            ("techniques.stochastic_rounding", step.rounding), ("optimizer_in_backward", step.in_backward)) if used)  # fmt: skip
-        why = f"a step does not fit on one device, and {names} need whole weights: without them it could be sharded"
-        return Parallelism("none", why, memory.peak, "")
-    return _sharded(step, memory, devices)
+    changes, plain = _shardable(step)
+    return with_changes(_sharded(plain, simulate(plain) if changes else memory, devices), changes)
 
 
 def least_peak(step: StepConfig, devices: Devices) -> int:
@@ -86,7 +82,23 @@ def least_peak(step: StepConfig, devices: Devices) -> int:
     if devices.count == 1 or devices.kind != "cuda":
         memory = simulate(step)
         return memory.peak + (memory.trained_bytes if devices.count > 1 else 0)
-    return _fsdp_peak(step, _fsdp_step(step, None)[1], devices.count)
+    _, plain = _shardable(step)
+    return _fsdp_peak(plain, _fsdp_step(plain, None), devices.count)
+
+
+def _shardable(step: StepConfig) -> tuple[tuple[str, ...], StepConfig]:
+    """Return the overrides that remove from a recipe what needs whole weights on each device, and the step with them."""
+    overrides: tuple[str, ...] = ()
+    if step.rounding:
+        overrides += ("techniques.stochastic_rounding=false", "model.dtype=float32")
+        step = replace(step, rounding=False, dtype=torch.float32)
+    if step.in_backward:
+        overrides += ("techniques.optimizer_in_backward=false",)
+        step = replace(step, in_backward=False)
+    if step.loss_tile is not None:
+        overrides += ("techniques.loss_tile=null",)
+        step = replace(step, loss_tile=None)
+    return overrides, step
 
 
 def _ddp(memory: Memory, devices: Devices) -> Parallelism | None:
@@ -107,12 +119,13 @@ def _sharded(step: StepConfig, memory: Memory, devices: Devices) -> Parallelism:
         why = "a step fits once gradients and the optimizer's state are sharded; the weights stay whole, in bfloat16"
         sent = int(_others(n) * (step.accumulation + 1) * _half(step, memory.trained_bytes))
         return Parallelism("ZeRO-2", why, zero2, _launch("zero2", devices), sent)
-    overrides, sharded = _fsdp_step(step, memory)
+    sharded = _fsdp_step(step, memory)
+    overrides = _fsdp_overrides(step, by_accelerate=step.quantization != "none")
     for group in dict.fromkeys((devices.per_node, n)):  # within a machine, then over all
         peak = _fsdp_peak(step, sharded, group)
         if group > 1 and devices.fits(peak):
             return _fsdp(step, sharded, devices, group, overrides)
-    return _offload(step, sharded, devices, overrides)
+    return _offload(step, sharded, devices, _fsdp_overrides(step, by_accelerate=True))
 
 
 def _zero2_peak(step: StepConfig, memory: Memory, n: int) -> int:
@@ -134,29 +147,41 @@ def _half(step: StepConfig, n_bytes: int) -> int:
     return n_bytes // 2 if step.dtype == torch.float32 and step.mixed is not None else n_bytes
 
 
-def _fsdp_step(step: StepConfig, memory: Memory | None) -> tuple[tuple[str, ...], Memory]:
-    """Return the overrides that a recipe needs under FSDP2, and the memory of a step with them.
+def _fsdp_overrides(step: StepConfig, *, by_accelerate: bool) -> tuple[str, ...]:
+    """Return the overrides that a recipe needs under FSDP2, which cannot shard the state of bitsandbytes' optimizers.
 
-    accelerate checkpoints activations itself, and FSDP2 cannot shard the state of bitsandbytes' optimizers. Without
-    sync_each_batch each device keeps whole gradients while they are accumulated. FSDP2 gathers weights in autocast's
-    dtype, so that autocast keeps no copies. `memory` is that of the unchanged step, if it is known.
+    transformers shards weights that are neither quantised nor offloaded (`kinject.models.sharded`). accelerate shards the
+    others: it checkpoints activations itself, and without sync_each_batch each device keeps whole gradients while they are
+    accumulated.
     """
-    overrides: tuple[str, ...] = ()
-    half = step.mixed if step.adapter is None and step.mixed is not None else step.dtype
-    changed = replace(step, checkpointing=True, dtype=half, mixed=step.mixed if step.adapter is not None else None)
-    if any(part in step.optim for part in ("8bit", "bnb", "paged")) and "torch" not in step.optim:
-        overrides += ("trainer.optim=adamw_torch_fused",)
-        changed = replace(changed, optim="adamw_torch_fused", optim_args=None)
+    overrides: tuple[str, ...] = ("trainer.optim=adamw_torch_fused",) if _is_bitsandbytes_state(step.optim) else ()
+    if not by_accelerate:
+        return overrides + (() if step.checkpointing else ("trainer.gradient_checkpointing=true",))
     if step.checkpointing:
         overrides += ("trainer.gradient_checkpointing=false",)
-    if step.accumulation > 1:
-        overrides += (_SYNC,)
+    return (*overrides, _SYNC) if step.accumulation > 1 else overrides
+
+
+def _is_bitsandbytes_state(optim: str) -> bool:
+    return any(part in optim for part in ("8bit", "bnb", "paged")) and "torch" not in optim
+
+
+def _fsdp_step(step: StepConfig, memory: Memory | None) -> Memory:
+    """Return the memory of a step as FSDP2 runs it: with torch's AdamW and checkpointed activations.
+
+    FSDP2 gathers weights in autocast's dtype, so that autocast keeps no copies. `memory` is that of the unchanged step, if it
+    is known.
+    """
+    half = step.mixed if step.adapter is None and step.mixed is not None else step.dtype
+    changed = replace(step, checkpointing=True, dtype=half, mixed=step.mixed if step.adapter is not None else None)
+    if _is_bitsandbytes_state(step.optim):
+        changed = replace(changed, optim="adamw_torch_fused", optim_args=None)
     if memory is not None and changed == step:
-        return overrides, memory
+        return memory
     found = simulate(changed)
     wider = found.n_trained * step.dtype.itemsize - found.trained_bytes if step.adapter is None else 0
     ratio = 1 + wider / found.trained_bytes  # the shards keep the dtype of the weights
-    return overrides, replace(
+    return replace(
         found, weights=found.weights + wider, gradients=found.trained_bytes + wider, optimizer=int(ratio * found.optimizer),
         trained_bytes=found.trained_bytes + wider,
     )  # fmt: skip

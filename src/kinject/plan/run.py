@@ -159,6 +159,8 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
         (check_training if devices.here else check_model)(recipe)
     notes = [*recipe.notes, *_uncounted(recipe)]
     step = step_config(recipe, devices)
+    if recipe.model.path is not None and not step.model.name_or_path:
+        notes.append(f"{recipe.model.path}: not found on the hub from here. This is the plan of its public shape.")
     try:
         memory = simulate(step)
     except DataDependentOutputException as error:
@@ -169,7 +171,7 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
         raise recipe.error("adapter" if recipe.adapter else "model", fault) from error
     length = _count_length(recipe, devices.count, notes)
     fits = devices.fits(memory.peak)
-    way, changes, suffice = _choose_way(step, memory, devices)
+    way, changes, suffice = choose_way(step, memory, devices)
     timing = _calibrate(recipe, options, devices, fits, length, notes)
     n_steps = length.steps if length is not None else max(trainer_field(recipe, "max_steps"), 0)
     rate_and_steps = float(trainer_field(recipe, "learning_rate")), int(trainer_field(recipe, "max_steps"))
@@ -186,7 +188,7 @@ def plan(recipe: TrainRecipe, options: PlanOptions) -> Plan:
     )  # fmt: skip
 
 
-def _choose_way(step: StepConfig, memory: Memory, devices: Devices) -> tuple[Parallelism, list[Change], bool]:
+def choose_way(step: StepConfig, memory: Memory, devices: Devices) -> tuple[Parallelism, list[Change], bool]:
     """Return how to run `step`, the changes of the recipe that this needs, and whether they are enough."""
     way = choose_parallelism(step, memory, devices)
     if not way.is_last_resort:
@@ -236,7 +238,7 @@ def step_config(recipe: TrainRecipe, devices: Devices) -> StepConfig:
     checkpointing = bool(trainer_field(recipe, "gradient_checkpointing"))
     return StepConfig(
         model=config, device="cpu" if devices.kind == "cpu" else devices.kind,
-        dtype=torch.float32 if model.dtype == "auto" else getattr(torch, model.dtype), mixed=mixed,
+        dtype=_dtype(recipe, devices), mixed=mixed,
         batch=int(trainer_field(recipe, "per_device_train_batch_size")), block=int(block),
         accumulation=int(trainer_field(recipe, "gradient_accumulation_steps")), checkpointing=checkpointing,
         offloading=bool(trainer_field(recipe, "activation_offloading")), attention=attention,
@@ -246,6 +248,18 @@ def step_config(recipe: TrainRecipe, devices: Devices) -> StepConfig:
         loss_tile=recipe.techniques.loss_tile, rounding=recipe.techniques.stochastic_rounding,
         in_backward=recipe.techniques.optimizer_in_backward,
     )  # fmt: skip
+
+
+def _dtype(recipe: TrainRecipe, devices: Devices) -> torch.dtype:
+    """Return the dtype of the weights; of quantised ones that of their products."""
+    if recipe.model.dtype != "auto":
+        dtype: torch.dtype = getattr(torch, recipe.model.dtype)
+        return dtype
+    if recipe.model.quantization == "none" or devices.kind != "cuda":
+        return torch.float32
+    return (
+        torch.bfloat16 if (choose_precision("cuda") == "bf16" if devices.here else devices.has_bf16) else torch.float16
+    )
 
 
 def _is_plain_loss(recipe: TrainRecipe) -> bool:

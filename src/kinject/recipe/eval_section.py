@@ -126,5 +126,8 @@ class EvalSection:
     retrieval_models: tuple[str, ...] | None = option(
         None, help="Models that are also scored with context; default: all."
     )
+    quantization: Literal["none", "8bit", "4bit"] = option(
+        "none", help="Load the models through bitsandbytes, for a GPU that does not hold them otherwise."
+    )
     batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
     limit: int | None = option(None, help="First N questions of each set only.", min=1)

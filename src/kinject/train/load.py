@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kinject import models
 from kinject.corpus.rows import CorpusFile, CorpusRow
@@ -77,7 +77,8 @@ def load_training_model(
     With `path` it is the recipe's model with the weights of that folder, a checkpoint of the run.
     """
     section = recipe.model
-    dtype = "float32" if section.dtype == "auto" else section.dtype
+    keeps = section.dtype != "auto" or section.quantization != "none"  # quantised: `auto` is what the GPU multiplies
+    dtype = section.dtype if keeps else "float32"
     if section.path is None and not path:
         fields = section.new or {}
         device = models.choose_device("cpu" if recipe.trainer.get("use_cpu") else section.device)
@@ -113,6 +114,10 @@ def take_over_sharding(config: SFTConfig, recipe: TrainRecipe) -> models.Shardin
     None for a run on one process or by DDP or DeepSpeed, and for what accelerate shards itself: 4-bit and 8-bit weights,
     and what `models.read_sharding` leaves to it. Raises `RecipeError` for that on CPUs, where accelerate does not shard.
     """
+    if (
+        config.deepspeed_plugin is not None
+    ):  # transformers asks the newest plugin that is alive whether weights are in parts
+        config.deepspeed_plugin.set_deepspeed_weakref()
     sharding = models.read_sharding(config.fsdp_config if config.fsdp else None, bf16=config.bf16)
     if sharding is not None and recipe.model.quantization == "none":
         checkpoints = is_yes("FSDP_ACTIVATION_CHECKPOINTING") and is_fsdp_launch()
@@ -190,6 +195,18 @@ def _keep_gradients(model: PreTrainedModel) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+
+
+def widen_adapter(model: Any) -> None:
+    """Make the weights that train float32, for fp16: TRL has the adapters of quantised models in bfloat16.
+
+    The gradient scaler of fp16 refuses gradients in bfloat16 (pytorch/pytorch#127176).
+    """
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.float32)
 
 
 def precision_warnings(recipe: TrainRecipe, config: SFTConfig) -> list[str]:

@@ -37,6 +37,7 @@ from kinject.train.load import (
     load_training_tokenizer,
     precision_warnings,
     take_over_sharding,
+    widen_adapter,
 )
 from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
 from kinject.train.optimizers import SHARDED, SharpnessAware
@@ -228,6 +229,8 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
         )
         key = "techniques" if "techniques" in recipe.raw else "trainer.label_smoothing_factor"
         raise recipe.error("regularization.kl" if has_kl else key, fault)
+    if trainer.args.mixed_precision == "fp16" and recipe.model.quantization != "none":
+        widen_adapter(trainer.model)
     trainer.layerwise_lr_decay = techniques.layerwise_lr_decay
     trainer.reinitialized = reinitialized
     trainer.freeze_warmup = freeze_base_steps(trainer.model, recipe, reinitialized)

@@ -1,0 +1,101 @@
+"""What the shipped recipes' comments and docs/plan.md say of memory is what the planner says of their models' public shapes.
+
+python tests/plan/test_recipes.py    # writes the numbers anew
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from kinject.errors import InputError
+from kinject.plan import model as plan_model
+from kinject.plan.devices import find_devices, find_gpu
+from kinject.plan.memory import simulate
+from kinject.plan.run import choose_way, step_config
+from kinject.recipe import read_recipe
+
+ROOT = Path(__file__).parents[2]
+CLAIM = re.compile(r"(?:(\d+) x )?([\w-]+) ([\d.]+) GiB(?: with ([^;(]+?))?(?=;| \()")
+"""`H100 55.1 GiB` or `8 x H100 70.0 GiB with KEY=VALUE`, as the line Memory of a recipe has them."""
+QUICK = ("llama-3.1-8b/cpt", "llama-3.1-70b/lora", "studies/paper/train-qlora")
+"""Recipes that every run of the tests plans; `make soak` plans all."""
+SIZES = {
+    "Qwen/Qwen3-0.6B-Base": 0.596, "Qwen/Qwen3-1.7B-Base": 1.721, "Qwen/Qwen3-4B-Base": 4.022, "Qwen/Qwen3-8B-Base": 8.191,
+    "Qwen/Qwen3-14B-Base": 14.768, "Qwen/Qwen3-32B": 32.762, "mistralai/Mistral-7B-v0.1": 7.242,
+    "meta-llama/Llama-2-7b-hf": 6.738, "meta-llama/Llama-3.1-8B": 8.030, "meta-llama/Llama-3.1-70B": 70.554,
+}  # fmt: skip
+"""Billions of parameters as their makers give them."""
+RECIPES = sorted(
+    path.relative_to(ROOT / "recipes").with_suffix("").as_posix()
+    for path in (ROOT / "recipes").rglob("*.yaml")
+    if "\n# Memory:" in path.read_text("utf-8")
+)
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every model of the hub its public shape, without asking."""
+
+    def refuse(path: str, revision: str | None) -> None:
+        raise InputError("no hub")
+
+    monkeypatch.setattr(plan_model, "load_config", refuse)
+
+
+def _planned(recipe: Path, count: str | None, card: str, overrides: str | None) -> tuple[float, list[str]]:
+    """Return the GiB of a device, and the changes that the planner asks for."""
+    devices = find_devices("cuda", None, int(count or 1), gpu=find_gpu(card))
+    step = step_config(read_recipe(recipe, (overrides or "").split(), verb="plan"), devices)
+    way, changes, _ = choose_way(step, simulate(step), devices)
+    return devices.need(way.peak) / 2**30, [text for change in changes for text in change.overrides]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.soak) for name in RECIPES]
+)
+def test_the_memory_in_the_comment_of_a_recipe_is_planned_and_fits(
+    name: str, no_hub: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    path = Path("recipes") / f"{name}.yaml"
+    claims = CLAIM.findall(_memory_line(path))
+    assert claims
+    for count, card, claimed, overrides in claims:
+        found, changes = _planned(path, count, card, overrides)
+        assert (f"{found:.1f}", changes) == (claimed, []), f"{card}: python tests/plan/test_recipes.py"
+
+
+@pytest.mark.parametrize("path", SIZES)
+def test_a_public_shape_has_the_parameters_of_its_model(path: str, no_hub: None) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(plan_model.read_config(path, None))
+    assert sum(parameter.numel() for parameter in model.parameters()) / 1e9 == pytest.approx(SIZES[path], abs=6e-4)
+
+
+def _memory_line(path: Path) -> str:
+    return next(line for line in path.read_text("utf-8").splitlines() if line.startswith("# Memory:"))
+
+
+def write(names: list[str]) -> None:
+    """Write the planned numbers into the recipes."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(plan_model, "load_config", lambda *_: (_ for _ in ()).throw(InputError("no hub")))
+    for name in names or RECIPES:
+        path = ROOT / "recipes" / f"{name}.yaml"
+        line = new = _memory_line(path)
+        for match in reversed(list(CLAIM.finditer(line))):
+            found, changes = _planned(path, match[1], match[2], match[4])
+            new = new[: match.start(3)] + f"{found:.1f}" + new[match.end(3) :]
+            print(name, match[0], f"-> {found:.1f}", changes, flush=True)
+        path.write_text(path.read_text("utf-8").replace(line, new), "utf-8")
+
+
+if __name__ == "__main__":
+    write(sys.argv[1:])
