@@ -114,6 +114,10 @@ def take_over_sharding(config: SFTConfig, recipe: TrainRecipe) -> models.Shardin
     None for a run on one process or by DDP or DeepSpeed, and for what accelerate shards itself: 4-bit and 8-bit weights,
     and what `models.read_sharding` leaves to it. Raises `RecipeError` for that on CPUs, where accelerate does not shard.
     """
+    if (
+        config.deepspeed_plugin is not None
+    ):  # transformers asks the newest plugin that is alive whether weights are in parts
+        config.deepspeed_plugin.set_deepspeed_weakref()
     sharding = models.read_sharding(config.fsdp_config if config.fsdp else None, bf16=config.bf16)
     if sharding is not None and recipe.model.quantization == "none":
         checkpoints = is_yes("FSDP_ACTIVATION_CHECKPOINTING") and is_fsdp_launch()
