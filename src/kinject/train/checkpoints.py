@@ -212,11 +212,12 @@ def _plain_values() -> Iterator[None]:
         value.seek(0)
         load(planner, item, value)
 
-    DefaultLoadPlanner.load_bytes = load_bytes  # type: ignore[method-assign]
+    planners: Any = DefaultLoadPlanner
+    planners.load_bytes = load_bytes
     try:
         yield
     finally:
-        DefaultLoadPlanner.load_bytes = load  # type: ignore[method-assign]
+        planners.load_bytes = load
 
 
 def _refused(checkpoint: Path, name: str, error: Exception) -> TrainingError:
