@@ -27,6 +27,7 @@ from kinject.api import (
     doctor,
     documents,
     evaluate,
+    export,
     find_batch,
     find_lr,
     merge,
@@ -53,8 +54,9 @@ __version__ = version("kinject")
 leave_out_noise()  # before a library is imported, in a notebook and in a worker process, too
 
 __all__ = [
-    "KinjectError", "Recipe", "augment", "bench", "check", "compare", "demo", "doctor", "documents", "evaluate", "find_batch",
-    "find_lr", "merge", "plan", "questions", "read_recipe", "read_report", "report", "runs", "study", "styles", "train", "try_",
+    "KinjectError", "Recipe", "augment", "bench", "check", "compare", "demo", "doctor", "documents", "evaluate", "export",
+    "find_batch", "find_lr", "merge", "plan", "questions", "read_recipe", "read_report", "report", "runs", "study", "styles",
+    "train", "try_",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from kinject.errors import InputError, KinjectError
 from kinject.process import is_first_process
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kinject.doctor.run import Checkup
     from kinject.eval.compare import Comparison
     from kinject.eval.scores import Score
+    from kinject.export.run import ExportResult
     from kinject.plan.run import Plan
     from kinject.recipe import (
         AugmentRecipe,
@@ -181,6 +182,36 @@ def merge(
 
     folder = Path(tuned).parent / "merged" if out is None else Path(out)
     return run(str(base), str(tuned), sorted(set(alphas)), folder)
+
+
+def export(
+    folder: str | Path,
+    *,
+    out: str | Path | None = None,
+    report: str | Path | None = None,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None,
+    license: str | None = None,
+    gguf: str | None = None,
+    llama_cpp: str | Path | None = None,
+    data: Sequence[str | Path] | None = None,
+    push: str | None = None,
+    push_data: str | None = None,
+    public: bool = False,
+) -> ExportResult:
+    """Make the run, model or adapter in `folder` ready for use elsewhere; see `kinject.export.run.ExportOptions`.
+
+    kinject.export("runs/cpt", report="runs/eval", license="apache-2.0").commands
+    """
+    from kinject.export.run import ExportOptions
+    from kinject.export.run import export as run
+
+    files = {"folder": folder, "out": out, "report": report, "llama_cpp": llama_cpp}
+    paths: dict[str, Any] = {key: None if path is None else Path(path) for key, path in files.items()}
+    options = ExportOptions(
+        **paths, dtype=dtype, license=license, gguf=gguf, data=None if data is None else [Path(path) for path in data],
+        push=push, push_data=push_data, public=public,
+    )  # fmt: skip
+    return run(options)
 
 
 def evaluate(recipe: EvalRecipe | str | Path) -> Report:

@@ -225,3 +225,15 @@ def test_a_new_model_that_cannot_be_is_refused_by_the_key(
     with pytest.raises(RecipeError) as caught:
         check_training(make_recipe(model={"new": {**tiny_config, **changes}, "tokenizer": str(tiny_model)}))
     assert fault in str(caught.value)
+
+
+def test_an_adapter_that_fp16_trains_is_in_float32_and_its_base_is_not_touched() -> None:
+    """TRL has the adapters of quantised models in bfloat16, whose gradients the scaler of fp16 refuses on a GPU."""
+    from kinject.train.load import widen_adapter
+
+    base, adapter = torch.nn.Linear(2, 2).to(torch.float16), torch.nn.Linear(2, 2).to(torch.bfloat16)
+    base.requires_grad_(False)
+    before = adapter.weight.detach().clone()
+    widen_adapter(torch.nn.Sequential(base, adapter))
+    assert (base.weight.dtype, adapter.weight.dtype) == (torch.float16, torch.float32)
+    assert torch.equal(adapter.weight, before.float())

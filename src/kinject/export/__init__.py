@@ -1,0 +1,1 @@
+"""`kinject export`: a finished run as a model folder, ready to serve or publish."""
