@@ -193,9 +193,31 @@ def numbers_only(checkpoint: Path | None) -> Iterator[None]:
         except Exception as error:  # a damaged pickle raises anything
             raise _refused(checkpoint, path.name, error) from error
     try:
-        yield
+        with _plain_values():
+            yield
     except pickle.UnpicklingError as error:
         raise _refused(checkpoint, "its optimizer's, scheduler's or random state", error) from error
+
+
+@contextlib.contextmanager
+def _plain_values() -> Iterator[None]:
+    """Let torch's distributed checkpoints refuse a value (of the optimizer's groups) that holds more than numbers."""
+    import torch
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+    load = DefaultLoadPlanner.load_bytes
+
+    def load_bytes(planner: Any, item: Any, value: Any) -> None:
+        torch.load(value, weights_only=True)
+        value.seek(0)
+        load(planner, item, value)
+
+    planners: Any = DefaultLoadPlanner
+    planners.load_bytes = load_bytes
+    try:
+        yield
+    finally:
+        planners.load_bytes = load
 
 
 def _refused(checkpoint: Path, name: str, error: Exception) -> TrainingError:

@@ -420,7 +420,7 @@ def _gradient_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
             faults.append((f"techniques.{name}", f"needs the gradients, and {splits}"))
         is_in_backward = optim.rpartition(".")[2] in _UPDATES_IN_BACKWARD or "layerwise" in optim
         if is_in_backward or techniques.optimizer_in_backward:
-            fault = "the optimizer updates while gradients are computed, before they can be used. Set another optim."
+            fault = "this optimizer updates while gradients are computed, before they can be used. Set another optim."
             fault = (
                 "optimizer_in_backward frees the gradients that it needs. Keep one." if not is_in_backward else fault
             )
