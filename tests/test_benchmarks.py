@@ -281,6 +281,13 @@ def test_optimizer_state(run_here: Callable[..., str]) -> None:
     assert fractions[2] < 0.3
 
 
+def test_memory_while_loading(run_here: Callable[..., str]) -> None:
+    printed = run_here("train/loading_memory.py", "--shape", "tiny", "--kinds", "fsdp2")
+    rows = [list(map(float, line.split("|")[3:5])) for line in printed.splitlines() if line.startswith("| fsdp2")]
+    assert len(rows) == 2
+    assert all(shard <= model for model, shard in rows)
+
+
 def test_memory_of_a_plan(run_here: Callable[..., str]) -> None:
     printed = run_here("plan/memory.py", "--only", "1M", "--steps", "2")
     row = re.search(r"\| 1M \| \d+ \| \d+ \| \d+ \| \d+ \| ([\d.]+) \|", printed)

@@ -30,7 +30,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LAUNCH = {
     "ddp": {"ACCELERATE_USE_CPU": "true"},
-    "fsdp2": {"ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
+    "fsdp2": {"ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true"},
     "zero3": {
         "ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3", "DS_ACCELERATOR": "cpu",
         "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "none", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
