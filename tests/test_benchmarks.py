@@ -268,6 +268,13 @@ def test_runner_of_a_study(tmp_path: Path, tiny_model: Path, run_here: Callable[
     assert re.search(r"rerun when finished \| [\d.]+ s", printed)
 
 
+def test_written_answers(run_here: Callable[..., str], material: Path) -> None:
+    printed = run_here(
+        "eval/generation.py", "--questions", "2", "--layers", "1", "--threads", "1", "--material", material
+    )
+    assert re.search(r"kinject: [\d.]+ s, [\d.]+ s of processor time, [\d.]+ a second", printed)
+
+
 def test_throughput(run_here: Callable[..., str]) -> None:
     printed = run_here("train/throughput.py", "--steps", "3", "--rounds", "1")
     assert len(re.findall(r"[\d,]+ tokens/s   kinject / it = [\d.]+", printed)) == 3
@@ -279,6 +286,15 @@ def test_optimizer_state(run_here: Callable[..., str]) -> None:
     assert len(fractions) == 6
     assert fractions[0] == 1
     assert fractions[2] < 0.3
+
+
+def test_bytes_of_a_weight() -> None:
+    name = "bfloat16 rounded, adamw_8bit"
+    shape = ("--layers", "2", "--width", "128", "--vocabulary", "8000")
+    printed = _run_apart("train/bytes_per_weight.py", *shape, "--only", name)
+    theory, tensors = map(float, printed.splitlines()[-1].split("|")[2:4])
+    assert theory == 6
+    assert theory <= tensors < 1.1 * theory
 
 
 def test_memory_while_loading(run_here: Callable[..., str]) -> None:

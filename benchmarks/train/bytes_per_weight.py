@@ -1,6 +1,6 @@
 """Bytes a weight of full fine-tuning takes: tensors and peak memory of a process, against the sum of its parts.
 
-    python benchmarks/train/bytes_per_weight.py [--layers 24] [--width 768] [--vocabulary 32000]
+    python benchmarks/train/bytes_per_weight.py [--layers 24] [--width 768] [--vocabulary 32000] [--only ROW ...]
 
 Each row is a process of its own: a Llama with random weights (about 250M by default), two updates on one short row, so that
 activations hardly count. `tensors` are weights, gradients and states after the second backward pass; `peak` is the most
@@ -98,17 +98,18 @@ if __name__ == "__main__":
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--vocabulary", type=int, default=32_000)
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
     shape = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     print(
         "| weights | bytes a weight: theory | tensors | peak | largest weight in float32, twice |\n|---|---|---|---|---|"
     )
-    for name, (*_, theory) in ROWS.items():
+    for name in shape.only:
         queue = context.Queue()
         process = context.Process(target=measure, args=(shape, name, queue))
         process.start()
         n, held, peak, largest = queue.get()
         process.join()
-        row = (theory, f"{held / n:.2f}", f"{peak / n:.2f}", f"{largest / n:.2f}")
+        row = (ROWS[name][-1], f"{held / n:.2f}", f"{peak / n:.2f}", f"{largest / n:.2f}")
         print(f"| {n / 1e6:.0f}M, {name} | {' | '.join(map(str, row))} |", flush=True)
     sys.exit(0)
