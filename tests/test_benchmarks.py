@@ -268,8 +268,8 @@ def test_runner_of_a_study(tmp_path: Path, tiny_model: Path, run_here: Callable[
     assert re.search(r"rerun when finished \| [\d.]+ s", printed)
 
 
-def test_written_answers(run_here: Callable[..., str], material: Path) -> None:
-    printed = run_here(
+def test_written_answers(material: Path) -> None:
+    printed = _run_apart(
         "eval/generation.py", "--questions", "2", "--layers", "1", "--threads", "1", "--material", material
     )
     assert re.search(r"kinject: [\d.]+ s, [\d.]+ s of processor time, [\d.]+ a second", printed)
