@@ -51,11 +51,11 @@ class Times(NamedTuple):
 def make_model(folder: Path, tokenizer: Path, n_layers: int) -> int:
     """Save a Llama with random weights, and its tokenizer, to `folder`; return its parameters."""
     own: Any = load_tokenizer(str(tokenizer))
-    own.eos_token = "<|endoftext|>"  # noqa: S105 (a token of text; the harness decodes it for every request)
+    own.add_special_tokens({"eos_token": "<|endoftext|>"})  # the harness decodes it for every request
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(own), hidden_size=512, intermediate_size=1376, num_hidden_layers=n_layers, num_attention_heads=8,
-        max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=len(own) - 1, eos_token_id=len(own) - 1,
+        max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=own.eos_token_id, eos_token_id=own.eos_token_id,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
