@@ -24,7 +24,7 @@ examples:
   kinject slurm recipes/cpt.yaml > cpt.sbatch && sbatch cpt.sbatch
   kinject slurm recipes/cpt.yaml --out cpt.sbatch --partition gpu --account lab --time 8:00:00
   kinject slurm recipes/llama-3.1-8b/cpt.yaml --gpus 8 --nodes 2 --sbatch qos=long \\
-    --config recipes/distributed/fsdp2.yaml --setup "module load cuda"
+    --setup "module load cuda"
 
 Slurm's --signal may come up to a minute early. --warning must cover a step and a checkpoint."""
 

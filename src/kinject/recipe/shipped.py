@@ -140,7 +140,7 @@ def _read(file: Path) -> ShippedRecipe:
     text = file.read_text("utf-8")
     values = read_yaml(file).root
     fields = _header(text)
-    command = re.search(r"\bkinject ([a-z]+)", fields.get("Run", ""))
+    command = re.search(r"\bkinject(?:\.cli)? ([a-z]+)", fields.get("Run", ""))
     verb = "accelerate" if "compute_environment" in values else command[1] if command else ""
     return ShippedRecipe(
         name, verb, fields.get("Purpose", ""), fields.get("Needs", ""), fields.get("Run", ""),

@@ -135,7 +135,7 @@ def _check(path: Path, config: Mapping[str, Any]) -> None:
     unknown = sorted(set(config) - _KEYS)
     if unknown:
         refuse(f"{', '.join(map(str, unknown))}: not among the task keys that kinject reads.")
-    if config.get("output_type") not in _METRICS:
+    if str(config.get("output_type")) not in _METRICS:
         refuse(f"output_type: found {config.get('output_type')!r}, kinject reads {' and '.join(_METRICS)}.")
     writes = _writes(config)
     if writes and config.get("doc_to_choice") is not None:
