@@ -17,7 +17,7 @@ from kinject.recipe import TrainRecipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, OWN_SCHEDULES, TORCH_SCHEDULES
 from kinject.train.load import sharding_faults, what_splits
-from kinject.train.optimizers import SHARDED, embedding_bits_faults, optimizer_faults
+from kinject.train.optimizers import embedding_bits_faults, optimizer_faults
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -396,12 +396,9 @@ def _loss_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
             faults.append(
                 (key, "regularization.kl is in units of the loss of a token, all weighted equally. Keep one.")
             )
-    if techniques.loss_tile is not None:
-        if config.loss_type != "nll":
-            fault = f"computes the loss nll, found trainer.loss_type: {config.loss_type}. Keep one."
-            faults.append(("techniques.loss_tile", fault))
-        if config.fsdp or config.deepspeed:
-            faults.append(("techniques.loss_tile", SHARDED))
+    if techniques.loss_tile is not None and config.loss_type != "nll":
+        fault = f"computes the loss nll, found trainer.loss_type: {config.loss_type}. Keep one."
+        faults.append(("techniques.loss_tile", fault))
     if chosen["techniques.hard_example_mining"] and chosen["techniques.row_weights"]:
         fault = "with row_weights it is undefined which loss is the highest, the weighted one or not. Keep one."
         faults.append(("techniques.hard_example_mining", fault))
@@ -418,12 +415,11 @@ def _gradient_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     for name in (name for name, is_on in uses_gradients.items() if is_on):
         if splits:
             faults.append((f"techniques.{name}", f"needs the gradients, and {splits}"))
-        is_in_backward = optim.rpartition(".")[2] in _UPDATES_IN_BACKWARD or "layerwise" in optim
-        if is_in_backward or techniques.optimizer_in_backward:
+        if optim.rpartition(".")[2] in _UPDATES_IN_BACKWARD or "layerwise" in optim:
             fault = "this optimizer updates while gradients are computed, before they can be used. Set another optim."
-            fault = (
-                "optimizer_in_backward frees the gradients that it needs. Keep one." if not is_in_backward else fault
-            )
+            faults.append((f"techniques.{name}", fault))
+        elif techniques.optimizer_in_backward:
+            fault = "optimizer_in_backward frees the gradients that it needs. Keep one."
             faults.append((f"techniques.{name}", fault))
     if uses_gradients["sam"] and recipe.model.dtype in ("bfloat16", "float16"):
         fault = f"a step of {techniques.sam:g} uphill rounds away in {recipe.model.dtype} weights. Set model.dtype: float32;"

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NEED_WHOLE = ("loss_tile", "stochastic_rounding", "optimizer_in_backward")
+"""Techniques that read or write whole weights in each process."""
+
 
 def load_training_tokenizer(recipe: TrainRecipe, rows: Iterable[CorpusRow] | None = None) -> PreTrainedTokenizerBase:
     """Return the tokenizer that the recipe names: the model's, that of a folder, or one trained on the corpus.
@@ -114,9 +117,8 @@ def take_over_sharding(config: SFTConfig, recipe: TrainRecipe) -> models.Shardin
     None for a run on one process or by DDP or DeepSpeed, and for what accelerate shards itself: 4-bit and 8-bit weights,
     and what `models.read_sharding` leaves to it. Raises `RecipeError` for that on CPUs, where accelerate does not shard.
     """
-    if (
-        config.deepspeed_plugin is not None
-    ):  # transformers asks the newest plugin that is alive whether weights are in parts
+    if config.deepspeed_plugin is not None:
+        # transformers asks the newest plugin that is alive whether weights are in parts
         config.deepspeed_plugin.set_deepspeed_weakref()
     sharding = models.read_sharding(config.fsdp_config if config.fsdp else None, bf16=config.bf16)
     if sharding is not None and recipe.model.quantization == "none":
@@ -150,12 +152,16 @@ def what_splits(recipe: TrainRecipe, config: SFTConfig) -> str:
 
 
 def sharding_faults(recipe: TrainRecipe, config: SFTConfig) -> list[tuple[str, str]]:
-    """Return (key, fault) of what transformers' and DeepSpeed's sharding cannot do."""
+    """Return (key, fault) of what sharding cannot do: transformers', DeepSpeed's and accelerate's."""
     faults: list[tuple[str, str]] = []
     sharding = models.read_sharding(config.fsdp_config if config.fsdp else None, bf16=False)
+    if sharding is not None or what_splits(recipe, config):
+        fault = "needs whole weights on each process. Use DDP, or remove the line."
+        asked = (name for name in _NEED_WHOLE if getattr(recipe.techniques, name))
+        faults += [(f"techniques.{name}", fault) for name in asked]
     stage = getattr(config.deepspeed_plugin, "zero_stage", 0)
     if sharding is None and stage < 3:
-        return []
+        return faults
     adapter, optim = recipe.adapter or {}, str(getattr(config.optim, "value", config.optim))
     if adapter.get("merge"):
         faults.append(("adapter.merge", "the weights are in parts. Remove the line, and use kinject merge later."))

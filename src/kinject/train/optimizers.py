@@ -85,8 +85,6 @@ def _one_by_one_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
         if _ONE_BY_ONE.fullmatch(optim) is None:
             fault = f"{optim} does not treat weights one by one. Take adamw_8bit, adamw_torch or adafactor, or remove the line."
             faults.append((f"techniques.{key}", fault))
-        if config.fsdp or config.deepspeed:
-            faults.append((f"techniques.{key}", SHARDED))
         if config.fp16:
             faults.append((f"techniques.{key}", "needs unscaled gradients. Set trainer.bf16: true instead of fp16."))
     if techniques.stochastic_rounding and recipe.model.dtype != "bfloat16":
@@ -110,10 +108,6 @@ def _in_backward_faults(recipe: TrainRecipe, config: SFTConfig) -> Faults:
     if section is not None and (section.l2 or section.ewc):
         faults.append(("regularization", "l2 and ewc change gradients that optimizer_in_backward frees. Keep one."))
     return faults
-
-
-SHARDED = "needs whole weights on each process. Use DDP, or remove the line."
-"""The fault of a technique under FSDP and DeepSpeed."""
 
 
 def set_embedding_bits(optimizer: Any, model: nn.Module, optim_args: str | None) -> None:

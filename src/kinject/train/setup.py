@@ -40,7 +40,7 @@ from kinject.train.load import (
     widen_adapter,
 )
 from kinject.train.loss import MeanLoss, TrainingLoss, add_hidden_states
-from kinject.train.optimizers import SHARDED, SharpnessAware
+from kinject.train.optimizers import SharpnessAware
 from kinject.train.probes import Probes
 from kinject.train.regularization import Regularizer
 from kinject.train.resume_state import RestoreState
@@ -236,9 +236,6 @@ def configure_trainer(trainer: KnowledgeTrainer, recipe: TrainRecipe, reinitiali
     trainer.freeze_warmup = freeze_base_steps(trainer.model, recipe, reinitialized)
     trainer.sam = SharpnessAware(techniques.sam) if techniques.sam else None
     for name in ("loss_tile", "stochastic_rounding", "optimizer_in_backward"):
-        splits = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-        if getattr(techniques, name) and (splits or trainer.is_distributed_loading_by_transformers):
-            raise recipe.error(f"techniques.{name}", SHARDED)
         setattr(trainer, name, getattr(techniques, name))
     if techniques.loss_tile is not None:
         whole = trainer.model.get_base_model() if recipe.adapter is not None else trainer.model
