@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kinject.augment.requests.sender import run_event_loop
 from kinject.errors import Terminated
+from kinject.requests.sender import run_event_loop
 from kinject.signals import SIGNALS, deferred, exit_code, running_time, terminable
 
 

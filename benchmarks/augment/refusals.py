@@ -25,10 +25,10 @@ from typing import Any
 
 from kinject.augment.checks.checker import Checker, Rules, Verdict
 from kinject.augment.checks.judge import Judge
-from kinject.augment.requests.sender import gather_answers, open_sender
 from kinject.augment.styles import STYLES
 from kinject.augment.validation import limits_of
 from kinject.recipe import AugmentSection, GeneratorSection
+from kinject.requests.sender import gather_answers, open_sender
 
 ABOUT_A_PART = Rules(complete=False, shortest=0.0, longest=6.0)
 """The rules of a style that is not in the table (any more): it may lose facts."""

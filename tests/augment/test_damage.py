@@ -18,11 +18,11 @@ from damage import Ground, sample
 from faulty import FaultyDisk
 
 from kinject.augment import augment
-from kinject.augment.requests.batch import BatchLog
-from kinject.augment.requests.cache import AnswerCache
 from kinject.disk import read_journal
 from kinject.errors import DiskError, InputError, KinjectError
 from kinject.recipe import Recipe
+from kinject.requests.batch import BatchLog
+from kinject.requests.cache import AnswerCache
 from kinject.types import Completion, Usage
 
 MakeRecipe = Callable[..., Recipe]

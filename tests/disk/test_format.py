@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from kinject.augment.requests.batch import BatchLog
-from kinject.augment.requests.cache import AnswerCache
 from kinject.cli import main
 from kinject.disk import FORMAT_VERSION, Journal, lock_dir, read_manifest, write_manifest
 from kinject.errors import InputError
 from kinject.eval.compare import read_run
 from kinject.report import read_report
+from kinject.requests.batch import BatchLog
+from kinject.requests.cache import AnswerCache
 
 TOWNS = ("Lowmere", "Stonegate", "Farrow", "Kelm")
 NEWER = {"format_version": FORMAT_VERSION + 1}

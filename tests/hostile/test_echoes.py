@@ -144,7 +144,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         "N_TRIES": 2,
         "N_FAILURES_IN_A_ROW": 10**6,
     }.items():
-        monkeypatch.setattr(f"kinject.augment.requests.sender.{name}", value)
+        monkeypatch.setattr(f"kinject.requests.sender.{name}", value)
 
 
 def test_no_part_of_a_key_in_any_form_leaves_the_process(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from recipe_values import Draw, Outcome, all_keys, bases, draw, judge, judge_all, write_inputs
 
-from kinject.augment.requests import limits
+from kinject.requests import limits
 
 N_DRAWS = int(os.environ.get("KINJECT_DRAWS", "20"))
 SEED = int(os.environ.get("KINJECT_SEED", "14"))

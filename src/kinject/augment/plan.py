@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import IO, Any
 
 from kinject.augment.groups import Group, Precomputed, VariantRequest, new_items, read_precomputed
-from kinject.augment.requests import generator_identity
 from kinject.augment.styles import Item, Preparation, Style, read_styles
 from kinject.augment.validation import augment_section
 from kinject.corpus.documents import read_documents
@@ -22,6 +21,7 @@ from kinject.disk import content_id, unwritable
 from kinject.errors import InputError
 from kinject.recipe import AugmentRecipe, DocumentsSection
 from kinject.recipe.sections import MAX_SAMPLES
+from kinject.requests import generator_identity
 from kinject.types import Document, Message, Passage
 
 PlannedDocument = tuple[Document, list[Passage]]

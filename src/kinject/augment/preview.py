@@ -15,13 +15,13 @@ from kinject.augment.checks.judge import N_TRIALS
 from kinject.augment.groups import Group
 from kinject.augment.plan import Plan, make_plan, spans_of
 from kinject.augment.prompts import describe
-from kinject.augment.requests.cache import stored_usage
-from kinject.augment.requests.limits import Limits
 from kinject.augment.validation import augment_section, limits_of
 from kinject.corpus.passages import cut_note, word_spans
 from kinject.disk import OffsetIndex, read_jsonl
 from kinject.errors import InputError
 from kinject.recipe import AugmentRecipe, AugmentSection
+from kinject.requests.cache import stored_usage
+from kinject.requests.limits import Limits
 from kinject.terminal import duration
 from kinject.types import Document, Passage
 

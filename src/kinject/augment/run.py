@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kinject.augment import sandbox
 from kinject.augment.answers import LISTS, says_none, says_yes
 from kinject.augment.checks.checker import Checker, Verdict, check_completion, declines
 from kinject.augment.checks.facts import checks_off, compare_facts
@@ -20,18 +21,6 @@ from kinject.augment.contamination import ContaminationCheck
 from kinject.augment.corpus_writer import CorpusWriter
 from kinject.augment.groups import Group, VariantRequest, new_items
 from kinject.augment.plan import PassageFile, Plan, PlannedDocument, Schedule, make_plan
-from kinject.augment.requests import Stopped
-from kinject.augment.requests.balance import sum_counts
-from kinject.augment.requests.generator import items_in, list_structure
-from kinject.augment.requests.limits import Limits
-from kinject.augment.requests.sender import (
-    Sender,
-    gather_answers,
-    graceful_shutdown,
-    open_sender,
-    run_event_loop,
-    run_workers,
-)
 from kinject.augment.store import Store, merge_shards
 from kinject.augment.styles import Item, Preparation
 from kinject.augment.summary import AugmentProgress, AugmentResult
@@ -40,6 +29,18 @@ from kinject.corpus.documents import document_hashes
 from kinject.disk import content_id, file_hash, lock_dir, write_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import AugmentRecipe, AugmentSection
+from kinject.requests import Stopped
+from kinject.requests.balance import sum_counts
+from kinject.requests.generator import items_in, list_structure
+from kinject.requests.limits import Limits
+from kinject.requests.sender import (
+    Sender,
+    gather_answers,
+    graceful_shutdown,
+    open_sender,
+    run_event_loop,
+    run_workers,
+)
 from kinject.signals import running_time
 from kinject.types import Completion
 
@@ -145,7 +146,9 @@ async def _rewrite(
 ) -> Rewriter:  # fmt: skip
     """Request all missing variants; return the rewriter with its counts."""
     async with contextlib.AsyncExitStack() as stack:
-        sender = await stack.enter_async_context(open_sender(section.generator, recipe.run_dir, limits, base=part_of))
+        sender = await stack.enter_async_context(
+            open_sender(section.generator, recipe.run_dir, limits, base=part_of, sandbox=sandbox.generate_answer)
+        )
         progress.watch(sender.status)
         judge = await open_judge(stack, recipe, section, passages, sender, part_of)
         refuse = judge is None and section.checks is not None and section.checks.in_doubt == "refuse"
@@ -172,7 +175,15 @@ async def open_judge(
         return None
     limits = limits_of(replace(section, generator=section.judge))
     sender = await stack.enter_async_context(
-        open_sender(section.judge, recipe.run_dir, limits, cache="judge.sqlite", partner=partner, base=part_of)
+        open_sender(
+            section.judge,
+            recipe.run_dir,
+            limits,
+            cache="judge.sqlite",
+            partner=partner,
+            base=part_of,
+            sandbox=sandbox.generate_answer,
+        )
     )
     judge = Judge(sender, recipe.seed, section.judge_statements)
     if part_of is not None:

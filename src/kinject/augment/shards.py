@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kinject.augment import sandbox
 from kinject.augment.plan import PassageFile, Plan, PlannedDocument, Schedule, make_plan
-from kinject.augment.requests.sender import open_sender, run_event_loop, spent_so_far
 from kinject.augment.run import augment, complete, open_judge
 from kinject.augment.store import SHARDS, Store, merge_shards
 from kinject.augment.summary import AugmentResult
@@ -26,12 +26,13 @@ from kinject.errors import EndpointError, InputError
 from kinject.executors import Executor, LocalExecutor, RayExecutor
 from kinject.recipe import AugmentRecipe, AugmentSection, GeneratorSection, read_recipe
 from kinject.recipe.study_section import ResourcesSection
+from kinject.requests.sender import open_sender, run_event_loop, spent_so_far
 from kinject.terminal import Progress
 
 MOST_JOBS = 256
 _LIMITS = ("concurrency", "requests_per_minute", "tokens_per_minute")
 _KINDS = ("openai", "sandbox")
-_PRELOAD = ("kinject.augment.run", "kinject.augment.requests.endpoint")
+_PRELOAD = ("kinject.augment.run", "kinject.requests.endpoint")
 """Modules that every shard imports: local processes are forked from one that has them."""
 
 
@@ -78,7 +79,9 @@ def augment_in_shards(recipe: AugmentRecipe, start_executor: Callable[[int], Exe
 async def _score_judge(recipe: AugmentRecipe, section: AugmentSection, plan: Plan) -> None:
     """Score the judge on the run's first passages. Its answers are stored in the run folder, where `complete` finds them."""
     async with AsyncExitStack() as stack:
-        sender = await stack.enter_async_context(open_sender(section.generator, recipe.run_dir, limits_of(section)))
+        sender = await stack.enter_async_context(
+            open_sender(section.generator, recipe.run_dir, limits_of(section), sandbox=sandbox.generate_answer)
+        )
         await open_judge(stack, recipe, section, plan.read_passages(), sender, None)
 
 

@@ -12,9 +12,9 @@ from types import TracebackType
 
 from kinject.augment.checks.checker import Verdict
 from kinject.augment.groups import Group, VariantRequest
-from kinject.augment.requests.cache import CACHES, AnswerCache
 from kinject.disk import Journal, OffsetIndex, Row, content_id, lock_dir
 from kinject.errors import InputError
+from kinject.requests.cache import CACHES, AnswerCache
 from kinject.types import Completion, Usage, Variant
 
 _FIX = (

@@ -12,9 +12,9 @@ from kinject.augment.checks.facts import checks_off
 from kinject.augment.checks.judge import JudgeScore, render_judge_score
 from kinject.augment.contamination import Contamination, render_contamination
 from kinject.augment.corpus_writer import Coverage, StyleCount, render_coverage
-from kinject.augment.requests.balance import render_endpoints
 from kinject.augment.styles import SKIPPED
 from kinject.corpus.passages import cut_note
+from kinject.requests.balance import render_endpoints
 from kinject.signals import running_time
 from kinject.terminal import Progress
 from kinject.types import Tabular

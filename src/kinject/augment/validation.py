@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import fields
 from urllib.parse import urlsplit
 
-from kinject.augment.requests.chat import RESERVED
-from kinject.augment.requests.limits import Limits
 from kinject.augment.styles import read_styles
 from kinject.errors import RecipeError
 from kinject.recipe import AugmentRecipe, AugmentSection, GeneratorSection, QuestionsRecipe, QuestionsSection, Recipe
 from kinject.recipe.check import suggestion
 from kinject.recipe.sections import GENERATOR_REQUIRES, MAX_SAMPLES
+from kinject.requests.chat import RESERVED
+from kinject.requests.limits import Limits
 
 _BATCH_IN_FLIGHT = 20_000
 

@@ -22,13 +22,13 @@ from kinject.augment.checks.judge import (
 )
 from kinject.augment.checks.planted_errors import ALL_KINDS
 from kinject.augment.prompts import judge_messages, rewriting_of
-from kinject.augment.requests import Generator
-from kinject.augment.requests.limits import Limits
-from kinject.augment.requests.sender import Sender
 from kinject.augment.sandbox import generate_answer
 from kinject.disk import read_jsonl, read_manifest
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import Recipe
+from kinject.requests import Generator
+from kinject.requests.limits import Limits
+from kinject.requests.sender import Sender
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
 from kinject.types import Completion, Message

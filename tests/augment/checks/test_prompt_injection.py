@@ -20,12 +20,12 @@ from kinject.augment.checks.prompt_injection import escape_tags, has_injection, 
 from kinject.augment.prompts import ask, judge_messages, passage_of, rewriting_of
 from kinject.augment.questions import make_questions
 from kinject.augment.questions.drafts import find_fault, read_drafts
-from kinject.augment.requests import Generator
-from kinject.augment.requests.limits import Limits
-from kinject.augment.requests.sender import Sender
 from kinject.augment.styles import STYLES
 from kinject.disk import read_jsonl
 from kinject.recipe import read_recipe
+from kinject.requests import Generator
+from kinject.requests.limits import Limits
+from kinject.requests.sender import Sender
 from kinject.types import Completion, Message
 
 SOURCE = (

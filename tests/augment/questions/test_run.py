@@ -12,13 +12,13 @@ from kinject.augment.checks.prompt_injection import escape_tags
 from kinject.augment.prompts import Source, passage_of
 from kinject.augment.questions import make_questions, render_questions
 from kinject.augment.questions.drafts import is_validation
-from kinject.augment.requests.generator import json_in
 from kinject.augment.sandbox import answer_as_sandbox
 from kinject.cli import main
 from kinject.corpus.questions import read_questions
 from kinject.disk import content_id, read_jsonl, read_manifest
 from kinject.errors import EndpointError, InputError, RecipeError
 from kinject.recipe import Recipe, read_recipe
+from kinject.requests.generator import json_in
 from kinject.sandbox.grammar import parse_entry
 from kinject.types import Completion, Message
 
@@ -235,12 +235,12 @@ def test_faults_that_pass_change_nothing(make: Make, question_server: Callable[.
 def test_a_passage_without_an_answer_is_printed_and_requested_by_the_next_run(
     make: Make, question_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.augment.requests.sender.N_TRIES", 1)
+    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 1)
     server = question_server(faults={"500": 0.05})
     result = make_questions(make(server.url))
     assert sum(result.failed.values()) * 2 == result.asked - result.got > 0
     assert "passages without an answer" in render_questions(result)
-    monkeypatch.setattr("kinject.augment.requests.sender.N_TRIES", 8)
+    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 8)
     assert make_questions(make(server.url)).got == 24
 
 

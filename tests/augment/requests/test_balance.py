@@ -11,15 +11,15 @@ import pytest
 from faulty_server import Hostile, Talk
 
 from kinject.augment import augment, render_summary
-from kinject.augment.requests import generator_identity
-from kinject.augment.requests.balance import EndpointState, LoadBalancer
-from kinject.augment.requests.generator import Generator, Transient
-from kinject.augment.requests.limits import Budget, Limits, SharedBudget
-from kinject.augment.requests.sender import Sender
 from kinject.disk import read_journal, read_manifest
 from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import GeneratorSection, Recipe
 from kinject.recipe.sections import EndpointSection
+from kinject.requests import generator_identity
+from kinject.requests.balance import EndpointState, LoadBalancer
+from kinject.requests.generator import Generator, Transient
+from kinject.requests.limits import Budget, Limits, SharedBudget
+from kinject.requests.sender import Sender
 from kinject.types import Completion, Usage
 
 Make = Callable[..., Recipe]
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("exact_copies_only", "short_rests")
 
 @pytest.fixture
 def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.augment.requests.balance.FIRST_REST", 0.02)
+    monkeypatch.setattr("kinject.requests.balance.FIRST_REST", 0.02)
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def seconds_for(
     """
     loop = VirtualTime()
     for module in ("sender", "balance"):
-        monkeypatch.setattr(f"kinject.augment.requests.{module}.running_time", loop.time)
+        monkeypatch.setattr(f"kinject.requests.{module}.running_time", loop.time)
     answered: Counter[int] = Counter()
     rng = Random(7)
 

@@ -9,11 +9,11 @@ import pytest
 from faulty_server import Talk
 
 from kinject.augment import augment
-from kinject.augment.requests.chat import refused_parameter, split_thinking
-from kinject.augment.requests.endpoint import Endpoint, parse_completion
-from kinject.augment.requests.generator import Structure, items_in, json_in
 from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import GeneratorSection, Recipe
+from kinject.requests.chat import refused_parameter, split_thinking
+from kinject.requests.endpoint import Endpoint, parse_completion
+from kinject.requests.generator import Structure, items_in, json_in
 from kinject.types import Message
 
 Make = Callable[..., Recipe]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from kinject.augment import augment
-from kinject.augment.requests import Transient
-from kinject.augment.requests.endpoint import parse_completion
 from kinject.errors import EndpointError
 from kinject.recipe import Recipe
+from kinject.requests import Transient
+from kinject.requests.endpoint import parse_completion
 from kinject.web import is_loopback
 
 Make = Callable[..., Recipe]
@@ -171,7 +171,7 @@ def test_only_this_machine_is_loopback(url: str, expected: bool) -> None:
 @pytest.fixture
 def without_aiohttp(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("wire", "endpoint"):
-        monkeypatch.setattr(f"kinject.augment.requests.{module}.has_aiohttp", lambda: False)
+        monkeypatch.setattr(f"kinject.requests.{module}.has_aiohttp", lambda: False)
 
 
 @pytest.mark.usefixtures("without_aiohttp", "exact_copies_only")

@@ -17,15 +17,16 @@ import pytest
 from faulty_server import Hostile, Talk
 
 import kinject.augment
+import kinject.requests
 from kinject.augment import augment
-from kinject.augment.requests import Transient
-from kinject.augment.requests.cache import AnswerCache
-from kinject.augment.requests.endpoint import Endpoint, parse_completion, retry_after
-from kinject.augment.requests.sender import Sender
 from kinject.cli import main
 from kinject.doctor.run import answers
 from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import Recipe
+from kinject.requests import Transient
+from kinject.requests.cache import AnswerCache
+from kinject.requests.endpoint import Endpoint, parse_completion, retry_after
+from kinject.requests.sender import Sender
 from kinject.types import Usage
 
 Few = Callable[..., Recipe]
@@ -39,15 +40,15 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Both ways to the wire: with aiohttp and where that is missing."""
     if request.param == "httpx":
         for module in ("wire", "endpoint"):
-            monkeypatch.setattr(f"kinject.augment.requests.{module}.has_aiohttp", lambda: False)
+            monkeypatch.setattr(f"kinject.requests.{module}.has_aiohttp", lambda: False)
     return str(request.param)
 
 
 @pytest.fixture
 def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.augment.requests.sender.N_TRIES", 2)
-    monkeypatch.setattr("kinject.augment.requests.sender.N_FAILURES_IN_A_ROW", 2)
-    monkeypatch.setattr("kinject.augment.requests.wire.MOST_BYTES", 100_000)
+    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 2)
+    monkeypatch.setattr("kinject.requests.sender.N_FAILURES_IN_A_ROW", 2)
+    monkeypatch.setattr("kinject.requests.wire.MOST_BYTES", 100_000)
 
 
 def _closed_port() -> int:
@@ -174,8 +175,8 @@ def test_an_endpoint_that_goes_and_comes_back_is_waited_for(few: Few, hostile: S
 def test_an_endpoint_that_stays_away_stops_the_run_in_the_end(
     few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.augment.requests.sender.MAX_SILENCE", 0.05)
-    monkeypatch.setattr("kinject.augment.requests.sender.N_FAILURES_IN_A_ROW", 2)
+    monkeypatch.setattr("kinject.requests.sender.MAX_SILENCE", 0.05)
+    monkeypatch.setattr("kinject.requests.sender.N_FAILURES_IN_A_ROW", 2)
     server = hostile(lambda talk, number: talk.reset() if number >= 2 else None)
     with pytest.raises(EndpointError, match=r"no connection .* 2 rewritings are stored"):
         augment(few(server.url))
@@ -185,7 +186,7 @@ def test_an_endpoint_that_stays_away_stops_the_run_in_the_end(
 def test_one_request_that_kills_the_endpoint_each_time_does_not_end_the_others(
     few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.augment.requests.sender.MAX_SILENCE", 0.05)
+    monkeypatch.setattr("kinject.requests.sender.MAX_SILENCE", 0.05)
     poison: list[bytes] = []
 
     def act(talk: Talk, number: int) -> bool | None:
@@ -227,9 +228,10 @@ def test_a_wall_clock_that_jumps_changes_nothing(few: Few, hostile: Start, monke
 
 
 def test_no_deadline_or_rate_reads_the_wall_clock() -> None:
-    folder = Path(kinject.augment.__file__).parent
+    folders = [Path(room.__file__).parent for room in (kinject.augment, kinject.requests)]
     readers = {
         path.name
+        for folder in folders
         for path in folder.rglob("*.py")
         if re.search(r"\btime\.time\(|from time import .*\btime\b|datetime\.now|utcnow", path.read_text("utf-8"))
     }
@@ -302,8 +304,8 @@ def test_a_lost_answer_is_counted_at_the_most_it_can_have_cost_in_this_run_and_t
 
 
 def test_a_budget_holds_where_every_answer_is_lost(few: Few, hostile: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinject.augment.requests.sender.N_TRIES", 1000)
-    monkeypatch.setattr("kinject.augment.requests.sender.LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr("kinject.requests.sender.N_TRIES", 1000)
+    monkeypatch.setattr("kinject.requests.sender.LONGEST_PAUSE", 0.002)
     server = hostile(lambda talk, number: talk.say(200, b'{"choices": [{"mess'))
     result = augment(few(server.url, budget=0.5, **PRICES))
     assert (result.out_of_budget, result.got) == (True, 0)

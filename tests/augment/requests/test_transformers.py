@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from kinject.augment import augment
-from kinject.augment.requests.transformers import LocalModel, _draw, weights_identity
 from kinject.errors import InputError
 from kinject.models import load_model
 from kinject.recipe import GeneratorSection, Recipe
+from kinject.requests.transformers import LocalModel, _draw, weights_identity
 from kinject.types import Completion, Message
 
 TEMPLATE = (

@@ -21,11 +21,11 @@ from kinject.augment.checks.checker import Rules, Verdict, check_completion, nor
 from kinject.augment.checks.planted_errors import ALL_KINDS, RELATION_KINDS, find_names, plant_error, reword
 from kinject.augment.checks.prompt_injection import has_injection
 from kinject.augment.prompts import judge_messages, statement_messages
-from kinject.augment.requests.chat import split_thinking
-from kinject.augment.requests.sender import Sender, gather_answers
 from kinject.corpus.language import detect_language
 from kinject.corpus.passages import sentences
 from kinject.disk import content_id
+from kinject.requests.chat import split_thinking
+from kinject.requests.sender import Sender, gather_answers
 from kinject.types import Message
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kinject.augment.prompts import Source, ask, language_line
-from kinject.augment.requests import Structure
+from kinject.requests import Structure
 from kinject.types import Message
 
 LETTERS = "ABCD"

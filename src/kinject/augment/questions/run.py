@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from kinject.augment import sandbox
 from kinject.augment.checks.checker import check_completion
 from kinject.augment.checks.prompt_injection import has_injection, split_injection
 from kinject.augment.plan import PassageFile
@@ -25,15 +26,15 @@ from kinject.augment.questions.drafts import (
     parse_specificity,
     read_drafts,
 )
-from kinject.augment.requests import Structure, generator_identity
-from kinject.augment.requests.balance import render_endpoints
-from kinject.augment.requests.sender import Sender, Traffic, gather_answers, open_sender, run_event_loop, run_workers
 from kinject.augment.validation import limits_of, questions_section
 from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.passages import cut_note, split_passages, token_spans
 from kinject.disk import Journal, OffsetIndex, Row, content_id, lock_dir, open_jsonl, write_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import QuestionsRecipe, QuestionsSection
+from kinject.requests import Structure, generator_identity
+from kinject.requests.balance import render_endpoints
+from kinject.requests.sender import Sender, Traffic, gather_answers, open_sender, run_event_loop, run_workers
 from kinject.signals import running_time
 from kinject.terminal import Progress
 from kinject.types import Completion, Document, Message, Passage, Tabular
@@ -158,7 +159,7 @@ async def _request_questions(
     """Write the questions of every passage that is not done; return the sender and the failed passages by error."""
     limits = limits_of(section)
     failed = Counter[str]()
-    async with open_sender(section.generator, recipe.run_dir, limits) as sender:
+    async with open_sender(section.generator, recipe.run_dir, limits, sandbox=sandbox.generate_answer) as sender:
         writer = QuestionWriter(sender, section, recipe.seed)
 
         async def process(item: tuple[Document, Passage]) -> None:

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from kinject.augment.requests.generator import Structure, json_in
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
+from kinject.requests.generator import Structure, json_in
 from kinject.types import Message, Usage
 
 log = logging.getLogger(__name__)

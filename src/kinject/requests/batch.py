@@ -12,12 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kinject.augment.requests.cache import AnswerCache, request_key
-from kinject.augment.requests.endpoint import Endpoint
-from kinject.augment.requests.generator import Stopped, Transient
 from kinject.disk import open_database, row_checksum, write_rows
 from kinject.errors import DiskError, EndpointError
 from kinject.recipe import GeneratorSection
+from kinject.requests.cache import AnswerCache, request_key
+from kinject.requests.endpoint import Endpoint
+from kinject.requests.generator import Stopped, Transient
 from kinject.secrets import without_secrets
 from kinject.signals import running_time
 from kinject.types import Completion, Message

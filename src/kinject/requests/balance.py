@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kinject.augment.requests.generator import Generator, Transient
-from kinject.augment.requests.limits import AdaptiveConcurrency, Budget, Limits, RateLimit
+from kinject.requests.generator import Generator, Transient
+from kinject.requests.limits import AdaptiveConcurrency, Budget, Limits, RateLimit
 from kinject.signals import running_time
 from kinject.types import Usage
 

@@ -18,9 +18,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from kinject.augment.requests.chat import Parameters, split_thinking, with_thinking
-from kinject.augment.requests.generator import Structure, Transient
-from kinject.augment.requests.wire import (
+from kinject.errors import EndpointError
+from kinject.recipe import GeneratorSection
+from kinject.requests.chat import Parameters, split_thinking, with_thinking
+from kinject.requests.generator import Structure, Transient
+from kinject.requests.wire import (
     NoReply,
     Post,
     Reply,
@@ -31,8 +33,6 @@ from kinject.augment.requests.wire import (
     open_client,
     request_headers,
 )
-from kinject.errors import EndpointError
-from kinject.recipe import GeneratorSection
 from kinject.secrets import SHOWN, known_secrets, secret_filter
 from kinject.types import Completion, Message, Usage
 from kinject.web import is_loopback

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from kinject.augment.requests.chat import sampling_options, split_thinking, with_thinking
 from kinject.disk import is_folder
 from kinject.errors import EndpointError, InputError
 from kinject.models import model_hash
 from kinject.recipe import GeneratorSection
+from kinject.requests.chat import sampling_options, split_thinking, with_thinking
 from kinject.types import Completion, Message, Usage
 
 if TYPE_CHECKING:

@@ -7,13 +7,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from kinject.augment.requests.chat import sampling_options
-from kinject.augment.requests.generator import Generator, Stopped, Structure, Transient
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
+from kinject.requests.chat import sampling_options
+from kinject.requests.generator import Generator, Stopped, Structure, Transient
 from kinject.types import Completion, Message
 
-__all__ = ["Generator", "Stopped", "Structure", "Transient", "generator_identity", "open_generator"]
+SandboxWriter = Callable[[list[Message], int], Completion]
+"""Answers messages without a model: (messages, seed) -> the answer."""
+
+__all__ = ["Generator", "SandboxWriter", "Stopped", "Structure", "Transient", "generator_identity", "open_generator"]
 
 
 def generator_identity(section: GeneratorSection) -> dict[str, Any]:
@@ -25,7 +28,7 @@ def generator_identity(section: GeneratorSection) -> dict[str, Any]:
     if section.kind in ("sandbox", "file"):
         return {"kind": section.kind}
     if section.kind == "transformers":
-        from kinject.augment.requests.transformers import model_identity
+        from kinject.requests.transformers import model_identity
 
         return model_identity(section)
     models = sorted({str(part.model) for part in section.parts().values()})
@@ -33,31 +36,38 @@ def generator_identity(section: GeneratorSection) -> dict[str, Any]:
     return {**identity, "model": models[0] if len(models) == 1 else models, **sampling_options(section)}
 
 
-def open_generator(section: GeneratorSection, run_dir: Path) -> AbstractAsyncContextManager[Generator]:
-    """Return the generator of `section`, ready inside ``async with``.
+def open_generator(
+    section: GeneratorSection, run_dir: Path, sandbox: SandboxWriter | None = None
+) -> AbstractAsyncContextManager[Generator]:
+    """Return the generator of `section`, ready inside ``async with``; `sandbox` writes the answers of kind sandbox.
 
-    Raises `EndpointError` (fatal) if the key is missing.
+    Raises `EndpointError` (fatal) if the key is missing, or for kind sandbox without a `sandbox`.
     """
+    if section.kind == "sandbox":
+        return _open_sandbox(section, sandbox)
     return _OPENERS[section.kind](section, run_dir)
 
 
 @asynccontextmanager
-async def _open_sandbox(section: GeneratorSection, run_dir: Path) -> AsyncIterator[Generator]:
-    from kinject.augment.sandbox import generate_answer
+async def _open_sandbox(section: GeneratorSection, sandbox: SandboxWriter | None) -> AsyncIterator[Generator]:
+    if sandbox is None:
+        raise EndpointError(
+            "kind sandbox writes paraphrases and questions only. Take openai or transformers.", fatal=True
+        )
 
     async def ask(messages: list[Message], seed: int) -> Completion:
-        return generate_answer(messages, seed)
+        return sandbox(messages, seed)
 
     yield Generator("sandbox", generator_identity(section), False, ask)
 
 
 @asynccontextmanager
 async def _open_openai(section: GeneratorSection, run_dir: Path) -> AsyncIterator[Generator]:
-    from kinject.augment.requests.endpoint import Endpoint
+    from kinject.requests.endpoint import Endpoint
 
     name, identity = f"openai:{section.model}", generator_identity(section)
     if section.batch:
-        from kinject.augment.requests.batch import BatchEndpoint
+        from kinject.requests.batch import BatchEndpoint
 
         async with BatchEndpoint(section, identity, run_dir) as batches:
             yield Generator(name, identity, True, batches.ask, batches.abandon)
@@ -68,7 +78,7 @@ async def _open_openai(section: GeneratorSection, run_dir: Path) -> AsyncIterato
 
 @asynccontextmanager
 async def _open_transformers(section: GeneratorSection, run_dir: Path) -> AsyncIterator[Generator]:
-    from kinject.augment.requests.transformers import LocalModel
+    from kinject.requests.transformers import LocalModel
 
     async with LocalModel(section) as model:
         yield Generator(f"transformers:{section.model}", generator_identity(section), True, model.ask)
@@ -83,7 +93,6 @@ async def _open_file(section: GeneratorSection, run_dir: Path) -> AsyncIterator[
 
 
 _OPENERS: Mapping[str, Callable[[GeneratorSection, Path], AbstractAsyncContextManager[Generator]]] = {
-    "sandbox": _open_sandbox,
     "openai": _open_openai,
     "transformers": _open_transformers,
     "file": _open_file,

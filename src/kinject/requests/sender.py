@@ -15,14 +15,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from kinject.augment.requests import open_generator
-from kinject.augment.requests.balance import EndpointState, LoadBalancer, Turn
-from kinject.augment.requests.cache import AnswerCache, request_key
-from kinject.augment.requests.chat import with_thinking
-from kinject.augment.requests.generator import Generator, Stopped, Structure, Transient
-from kinject.augment.requests.limits import Budget, Limits, SharedBudget, earlier_cost, endpoint_limits
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
+from kinject.requests import SandboxWriter, open_generator
+from kinject.requests.balance import EndpointState, LoadBalancer, Turn
+from kinject.requests.cache import AnswerCache, request_key
+from kinject.requests.chat import with_thinking
+from kinject.requests.generator import Generator, Stopped, Structure, Transient
+from kinject.requests.limits import Budget, Limits, SharedBudget, earlier_cost, endpoint_limits
 from kinject.signals import handled_by, interruption, running_time
 from kinject.types import Completion, Message, Usage
 
@@ -354,17 +354,17 @@ async def open_sender(
     cache: str = "cache.sqlite",
     partner: Sender | None = None,
     base: Path | None = None,
+    sandbox: SandboxWriter | None = None,
 ) -> AsyncIterator[Sender]:
     """Yield a sender to the generator of `section`, with a cache in `run_dir` where answers cost money or time.
 
-    The answers in the cache of the run folder `base` count as stored.
-
+    The answers in the cache of the run folder `base` count as stored. `sandbox` answers for kind sandbox.
     Raises as `open_generator` and `AnswerCache`.
     """
     async with contextlib.AsyncExitStack() as stack:
         opened = []
         for name, part in section.parts().items():
-            generator = await stack.enter_async_context(open_generator(part, run_dir))
+            generator = await stack.enter_async_context(open_generator(part, run_dir, sandbox))
             opened.append((replace(generator, endpoint=name), endpoint_limits(section, limits)[name]))
         (first, its), *others = opened
         path = base / cache if base else None
