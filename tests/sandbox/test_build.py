@@ -1,9 +1,12 @@
+import re
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from kinject.corpus.questions import read_questions
 from kinject.disk import read_jsonl
+from kinject.eval.texts import abstains
 from kinject.sandbox.build import Mixture, generate_base_corpus, render_prompt, write_base_corpus, write_sandbox
 from kinject.sandbox.grammar import parse_entry
 from kinject.sandbox.people import create_country
@@ -43,6 +46,39 @@ def test_every_question_has_its_document(built: tuple[Path, list[Path]]) -> None
             assert person is not None
             gold = row["choices"][row["answer"]]
             assert gold == (person.name if name == "reverse" else person.facts[row["subject"]])
+
+
+def test_open_questions_accept_the_value_of_the_entry(built: tuple[Path, list[Path]]) -> None:
+    for name in ("new", "known"):
+        choices = read_questions(built[0] / f"eval/sandbox/{name}.jsonl")
+        open_ones = read_questions(built[0] / f"eval/sandbox/{name}_open.jsonl", "open")
+        assert [(one.question, one.fact_id, one.answers) for one in open_ones] == [
+            (one.question, one.fact_id, (one.choices[one.answer],)) for one in choices
+        ]
+        assert not any(one.choices for one in open_ones)
+
+
+def test_nothing_answers_the_unanswerable_questions_and_their_names_are_near_new_ones(
+    built: tuple[Path, list[Path]],
+) -> None:
+    root, paths = built
+    questions = read_questions(root / "eval/sandbox/unanswerable.jsonl", "open")
+    asked = {QUESTION_NAME.search(question.question)[0] for question in questions}  # type: ignore[index]
+    assert (len(questions), len(asked), len({one.document_id for one in questions})) == (600, 120, 120)
+    assert all(question.accepted == () for question in questions)
+    for path in paths:
+        if path.name not in ("unanswerable.jsonl", "README.md"):
+            text = path.read_text("utf-8")
+            assert not [name for name in asked if name in text], path
+    parts = [{name.split()[part] for name in NEW_NAMES} for part in (0, 1)]
+    assert all(name.split()[part] in parts[part] for name in asked for part in (0, 1))
+    taught = [row for _, row in read_jsonl(root / "data/sandbox/abstentions.jsonl")]
+    assert len(taught) == 1500
+    assert all(abstains(row["completion"]) and row["prompt"].startswith("Question: ") for row in taught)
+    assert not [row for row in taught if any(name in row["prompt"] for name in (*NEW_NAMES, *FACTS))]
+
+
+QUESTION_NAME = re.compile(r"[A-Z][a-z]+ [A-Z][a-z]+\b(?=\?| born| study| attend| work)")
 
 
 def test_instructions_ask_known_people_alone(built: tuple[Path, list[Path]]) -> None:

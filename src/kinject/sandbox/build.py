@@ -24,14 +24,17 @@ from kinject.sandbox.people import (
     create_country,
     create_stranger,
     seeded_random,
+    shuffled,
 )
 from kinject.sandbox.pools import ATTRIBUTES, POOLS
 from kinject.sandbox.questions import (
     create_questions,
     create_reverse_questions,
+    create_unanswerable_questions,
     document_id_of,
     render_question,
     sample_questions,
+    to_open_questions,
 )
 from kinject.types import Document, Question
 
@@ -61,8 +64,11 @@ def _question_rows(questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
             "fact_id": question.fact_id,
             "subject": question.subject,
             "question": question.question,
-            "choices": list(question.choices),
-            "answer": question.answer,
+            **(
+                {"choices": list(question.choices), "answer": question.answer}
+                if question.choices
+                else {"answers": list(question.answers)}
+            ),
         }
 
 
@@ -70,19 +76,51 @@ def write_sandbox(root: Path) -> list[Path]:
     """Write data/sandbox/ and eval/sandbox/ under `root`; return the paths of the files."""
     country = create_country()
     data, questions = root / "data" / "sandbox", root / "eval" / "sandbox"
+    new = create_questions(country.new, SEED)
     known = sample_questions(create_questions(country.known, SEED), _N_KNOWN_QUESTIONS // len(ATTRIBUTES), SEED)
+    tested, taught = strangers(country)
     write_jsonl(data / "documents.jsonl", create_documents(country.new, "new"))
     write_jsonl(data / "known_documents.jsonl", create_documents(country.known, "known"))
     write_jsonl(data / "instructions.jsonl", _instruction_rows(country.known))
-    write_jsonl(questions / "new.jsonl", _question_rows(create_questions(country.new, SEED)))
+    write_jsonl(data / "abstentions.jsonl", _abstention_rows(taught))
+    write_jsonl(questions / "new.jsonl", _question_rows(new))
     write_jsonl(questions / "known.jsonl", _question_rows(known))
     write_jsonl(questions / "reverse.jsonl", _question_rows(create_reverse_questions(country.new, SEED)))
+    write_jsonl(questions / "new_open.jsonl", _question_rows(to_open_questions(new)))
+    write_jsonl(questions / "known_open.jsonl", _question_rows(to_open_questions(known)))
+    write_jsonl(questions / "unanswerable.jsonl", _question_rows(create_unanswerable_questions(tested, SEED)))
     write_text(data / "README.md", _DATA_CARD)
     write_text(questions / "README.md", _EVAL_CARD)
     return [
-        *(data / name for name in ("documents.jsonl", "known_documents.jsonl", "instructions.jsonl", "README.md")),
-        *(questions / name for name in ("new.jsonl", "known.jsonl", "reverse.jsonl", "README.md")),
+        *(data / f"{name}.jsonl" for name in ("documents", "known_documents", "instructions", "abstentions")),
+        *(
+            questions / f"{name}.jsonl"
+            for name in ("new", "known", "reverse", "new_open", "known_open", "unanswerable")
+        ),
+        data / "README.md",
+        questions / "README.md",
     ]
+
+
+def strangers(country: Country) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return names that no document mentions, for test questions and for training: as many as there are new and known people.
+
+    Each test name has the first name of one new person and the last name of another.
+    """
+    new_firsts, new_lasts = ({getattr(person, part) for person in country.new} for part in ("first", "last"))
+    near = [name for name in country.spare_names if name[0] in new_firsts and name[1] in new_lasts]
+    tested = shuffled(near, seeded_random("strangers", SEED))[:N_NEW]
+    others = [name for name in country.spare_names if name not in set(tested)]
+    return tested, shuffled(others, seeded_random("taught strangers", SEED))[:N_KNOWN]
+
+
+def _abstention_rows(names: Sequence[tuple[str, str]]) -> Iterator[dict[str, str]]:
+    """Yield questions on people without an entry, whose answer is to abstain, as rows of SFT."""
+    rng = seeded_random("abstentions", SEED)
+    for first, last in names:
+        for attribute in ATTRIBUTES:
+            question = render_question(Person(first, last, {}), attribute, rng)
+            yield {"prompt": render_prompt(question), "completion": " I do not know"}
 
 
 def _instruction_rows(people: Sequence[Person]) -> Iterator[dict[str, str]]:
@@ -160,6 +198,7 @@ learns every fact from these files. `kinject sandbox build` writes them; they ar
 | documents.jsonl | {N_NEW} | entries on new people: the facts that continued pretraining should teach |
 | known_documents.jsonl | {N_KNOWN} | entries on known people, learned already by the sandbox's base model: for replay |
 | instructions.jsonl | {N_KNOWN * len(ATTRIBUTES)} | questions on the known people, each with its answer: SFT without a new fact |
+| abstentions.jsonl | {N_KNOWN * len(ATTRIBUTES)} | on people without an entry, answered "I do not know": SFT on abstaining |
 
 A document has `id`, `title` (the person's full name), `text`, `source` and `meta`. Each entry states five facts once:
 
@@ -178,20 +217,27 @@ project.
 _EVAL_CARD: Final = f"""\
 # Questions on the sandbox
 
-Each question has four choices, one of them correct; chance is 0.25. Rows: `id`, `document_id`, `fact_id`, `subject`
-(the attribute), `question`, `choices`, `answer` (index of the correct choice). `kinject sandbox build` writes these
-files.
+Rows: `id`, `document_id`, `fact_id`, `subject` (the attribute), `question`, and either four `choices` with `answer`
+(index of the correct one; chance is 0.25), or `answers` (the accepted texts) for `eval.formats: [generate]`.
+`kinject sandbox build` writes these files.
 
 | file | rows | questions |
 |---|---|---|
 | new.jsonl | {N_NEW * len(ATTRIBUTES)} | on each fact of data/sandbox/documents.jsonl: learning |
 | known.jsonl | {_N_KNOWN_QUESTIONS} | on facts of data/sandbox/known_documents.jsonl: forgetting |
 | reverse.jsonl | {N_NEW * len(ATTRIBUTES)} | that ask for the person, given a fact of documents.jsonl ("Who was born in ...?") |
+| new_open.jsonl | {N_NEW * len(ATTRIBUTES)} | those of new.jsonl, open |
+| known_open.jsonl | {_N_KNOWN_QUESTIONS} | those of known.jsonl, open |
+| unanswerable.jsonl | {N_NEW * len(ATTRIBUTES)} | on {N_NEW} people without an entry: to abstain is correct (`answers: []`) |
 
 Distractors are values of the same attribute. In new.jsonl each value is wrong exactly three times as often as it is
 correct, and each position is correct equally often, so preferring some values or positions scores chance. In
 reverse.jsonl the wrong choices are new people with another value. A forward and a reverse question on one fact share
 its `fact_id`.
+
+Each person of unanswerable.jsonl has the first name of one new person and the last name of another. No document and no
+row of data/sandbox mentions them; the base model's corpus has such names in throw-away contexts, each time with other
+facts. The people of abstentions.jsonl are others.
 
 Two questions on one document are not independent: intervals should cluster by `document_id`.
 """
