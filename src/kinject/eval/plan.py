@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from kinject.corpus.questions import GoldIndex, read_questions
-from kinject.disk import read_bytes
+from kinject.disk import path_exists, read_bytes
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.eval.prompts import (
     FORMATS,
@@ -179,7 +179,8 @@ def check_section(recipe: Recipe) -> None:
 
 
 def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
-    """Yield the faults that concern several keys of the section."""
+    """Yield the faults that concern several keys of the section, and a section model that nothing here reads."""
+    yield from _model_faults(recipe, section)
     yield from _chat_faults(recipe, section)
     for name, value in section.questions.items():
         key = f"eval.questions.{name}"
@@ -198,11 +199,35 @@ def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
 
 
 def _chat_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
-    if section.chat:
-        return
-    for name in ("system", "chat_template_kwargs", "fewshot_as_multiturn", "max_thinking_tokens"):
-        if getattr(section, name):
-            yield recipe.fault(f"eval.{name}", "no model is asked in a chat, so nothing reads it. Set eval.chat: true.")
+    """Yield the keys of a chat that nothing reads, because no model, or not this one, is asked in a chat."""
+    tables = section.tables()
+    places: dict[str, object] = {} if any(table.chat for table in tables.values()) else {"eval": section}
+    for name, value in section.models.items():
+        if not isinstance(value, str) and not tables[name].chat:
+            places[f"eval.models.{name}"] = value
+    for place, holder in places.items():
+        for key in ("system", "chat_template_kwargs", "fewshot_as_multiturn", "max_thinking_tokens"):
+            if getattr(holder, key, None):
+                yield recipe.fault(f"{place}.{key}", f"there is no chat, so nothing reads it. Set {place}.chat: true.")
+
+
+def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
+    trains = recipe.corpus is not None or recipe.trainer
+    overridden = isinstance(recipe, EvalRecipe) and any(
+        text.startswith(("model.", "model=")) for text in recipe.overrides
+    )
+    if recipe.model is not None and (overridden or not trains):
+        where = "command line" if overridden else recipe.where("model")
+        yield Fault(
+            where, "model",
+            "an evaluation does not read this section. Put a model into eval.models, as NAME: {path: ..., quantization: "
+            "4bit}, and what holds for all of them (dtype, quantization, device_map, attention) into eval.model_defaults.",
+        )  # fmt: skip
+    for name, table in section.tables().items():
+        if table.revision is not None and path_exists(Path(table.path)):
+            yield recipe.fault(
+                f"eval.models.{name}.revision", "is for a name on the hub, but path is a folder. Take it out."
+            )
 
 
 def _retrieval_problems(section: RetrievalSection) -> Iterator[tuple[str, str]]:
@@ -279,7 +304,6 @@ def _read_sets(
     golds = GoldIndex()
     only_open = OPEN.issuperset(section.formats)
     layout = "open" if only_open and item.layout in ("auto", "squad") else item.layout
-    stop = section.stop if section.stop is not None else () if section.chat else ("\n",)
     if _is_task(item.path):
         task = read_task(Path(item.path))
         questions, pool = task.questions, task.pool
@@ -296,7 +320,7 @@ def _read_sets(
         contexts = _retrieve(retriever, questions, k)
     heading_path = section.retrieval is not None and section.retrieval.heading_path
     arms = expand_arms(section, task)
-    bounds = (task.generation if task is not None else None) or Generation(section.max_new_tokens, stop)
+    bounds = (task.generation if task is not None else None) or Generation(section.max_new_tokens, section.stop)
     test = QuestionSet(
         name, item.role, questions, pool, contexts, task, arms=arms, heading_path=heading_path,
         generation=replace(bounds, max_thinking_tokens=section.max_thinking_tokens),

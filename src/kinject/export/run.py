@@ -322,7 +322,7 @@ def _own_arm(report: Path, model: Path) -> str:
 
     section = (manifest_beside(report).get("recipe") or {}).get("eval") or {}
     for name, value in (section.get("models") or {}).items():
-        path = value.get("path") if isinstance(value, dict) else value
+        path = (value.get("adapter") or value.get("path")) if isinstance(value, dict) else value
         if isinstance(path, str) and Path(path).resolve() == model.resolve():
             return str(name)
     return ""
