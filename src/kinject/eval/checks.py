@@ -21,7 +21,7 @@ _FENCE = re.compile(r"^```\w*\n(.*?)\n?```$", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Whether `holds(text, argument)`; `takes` is the type of the argument: bool (only true), int (from 0), str, list of texts."""
+    """Whether `holds(text, argument)`. `takes` is the argument's type: bool (only true), int (from 0), str, list (of texts)."""
 
     takes: type
     holds: Callable[[str, Any], bool]

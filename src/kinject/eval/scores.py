@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kinject.errors import InputError
+from kinject.eval.checks import passes
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
 from kinject.eval.texts import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1, read_letter
 from kinject.types import Answer, Written
@@ -91,6 +93,8 @@ def _graded(answer: Answer, is_correct: TextGrader) -> Answer:
         return answer
     if answer.choices:
         return replace(answer, correct=read_letter(answer.text, answer.choices) == answer.gold)
+    if answer.checks:
+        return replace(answer, correct=passes(answer.text, answer.checks))
     return replace(answer, correct=is_correct(answer.text, answer.accepted))
 
 
@@ -123,7 +127,8 @@ def written_choices(was: Answer, now: Answer) -> dict[str, Any]:
     """Return the columns of a flip between two written answers: both texts beside the accepted ones; {} for choices."""
     if now.text is None or was.text is None:
         return {}
-    accepted = now.accepted or ("(no answer)",)
+    wanted = json.dumps(dict(now.checks), ensure_ascii=False) if now.checks else "(no answer)"
+    accepted = now.accepted or (wanted,)
     choices = [*accepted, was.text or "(empty)", now.text or "(empty)"]
     places = {"gold": 0, "base_chosen": len(accepted), "chosen": len(accepted) + 1}
     return {"choices": choices, **places, **dict.fromkeys(("log_probs", "base_log_probs"), [None] * len(choices))}

@@ -96,8 +96,10 @@ class Encoder:
                 )
             )
 
-        system = f"{chat.system}\n\n{prompt.header}" if chat.system else prompt.header
-        asked = prompt.turns if chat.multiturn and prompt.turns else (prompt.context.removeprefix(prompt.header),)
+        header = prompt.header.strip() if prompt.is_dialogue else prompt.header
+        system = "\n\n".join(filter(None, (chat.system, header)))
+        in_turns = prompt.turns and (chat.multiturn or prompt.is_dialogue)
+        asked = prompt.turns if in_turns else (prompt.context.removeprefix(prompt.header),)
         if system and _NO_SYSTEM not in self.notes:
             try:
                 text = render(system, *asked)
