@@ -26,8 +26,8 @@ from typing import Any
 from kinject.augment.checks.checker import Checker, Rules, Verdict
 from kinject.augment.checks.judge import Judge
 from kinject.augment.styles import STYLES
-from kinject.augment.validation import limits_of
-from kinject.recipe import AugmentSection, GeneratorSection
+from kinject.recipe import GeneratorSection
+from kinject.requests.limits import limits_of
 from kinject.requests.sender import gather_answers, open_sender
 
 ABOUT_A_PART = Rules(complete=False, shortest=0.0, longest=6.0)
@@ -77,7 +77,7 @@ def read_results(data: Path, part: str) -> list[Result]:
 async def ask_judge(results: Sequence[Result], base_url: str, model: str) -> None:
     """Ask a model about every answer that the checks accept."""
     generator = GeneratorSection(kind="openai", base_url=base_url, model=model, temperature=0.0)
-    limits = limits_of(AugmentSection(documents="", styles={}, generator=generator))
+    limits = limits_of(generator, None)
     accepted = [result for result in results if result.checked.accepted]
     with tempfile.TemporaryDirectory() as folder:
         async with open_sender(generator, Path(folder), limits) as sender:

@@ -20,12 +20,12 @@ from kinject.augment.answers import (
     sections_of,
     tag_source,
 )
-from kinject.augment.checks.prompt_injection import escape_tags
 from kinject.augment.prompts import Source, ask, describe, entities_of, passage_of
 from kinject.augment.styles import STYLES, Style, read_style, read_styles
 from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
 from kinject.recipe import Recipe
+from kinject.requests.prompt_injection import escape_tags
 from kinject.types import Completion, Message
 
 Make = Callable[..., Recipe]

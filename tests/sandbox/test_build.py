@@ -1,10 +1,22 @@
+import re
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from kinject.corpus.questions import read_questions
 from kinject.disk import read_jsonl
-from kinject.sandbox.build import Mixture, generate_base_corpus, render_prompt, write_base_corpus, write_sandbox
+from kinject.eval.texts import abstains
+from kinject.sandbox.build import (
+    Mixture,
+    generate_base_corpus,
+    generate_sentence_rows,
+    render_prompt,
+    write_base_corpus,
+    write_sandbox,
+    write_sentence_rows,
+)
 from kinject.sandbox.grammar import parse_entry
 from kinject.sandbox.people import create_country
 
@@ -43,6 +55,39 @@ def test_every_question_has_its_document(built: tuple[Path, list[Path]]) -> None
             assert person is not None
             gold = row["choices"][row["answer"]]
             assert gold == (person.name if name == "reverse" else person.facts[row["subject"]])
+
+
+def test_open_questions_accept_the_value_of_the_entry(built: tuple[Path, list[Path]]) -> None:
+    for name in ("new", "known"):
+        choices = read_questions(built[0] / f"eval/sandbox/{name}.jsonl")
+        open_ones = read_questions(built[0] / f"eval/sandbox/{name}_open.jsonl", "open")
+        assert [(one.question, one.fact_id, one.answers) for one in open_ones] == [
+            (one.question, one.fact_id, (one.choices[one.answer],)) for one in choices
+        ]
+        assert not any(one.choices for one in open_ones)
+
+
+def test_nothing_answers_the_unanswerable_questions_and_their_names_are_near_new_ones(
+    built: tuple[Path, list[Path]],
+) -> None:
+    root, paths = built
+    questions = read_questions(root / "eval/sandbox/unanswerable.jsonl", "open")
+    asked = {QUESTION_NAME.search(question.question)[0] for question in questions}  # type: ignore[index]
+    assert (len(questions), len(asked), len({one.document_id for one in questions})) == (600, 120, 120)
+    assert all(question.accepted == () for question in questions)
+    for path in paths:
+        if path.name not in ("unanswerable.jsonl", "README.md"):
+            text = path.read_text("utf-8")
+            assert not [name for name in asked if name in text], path
+    parts = [{name.split()[part] for name in NEW_NAMES} for part in (0, 1)]
+    assert all(name.split()[part] in parts[part] for name in asked for part in (0, 1))
+    taught = [row for _, row in read_jsonl(root / "data/sandbox/abstentions.jsonl")]
+    assert len(taught) == 1500
+    assert all(abstains(row["completion"]) and row["prompt"].startswith("Question: ") for row in taught)
+    assert not [row for row in taught if any(name in row["prompt"] for name in (*NEW_NAMES, *FACTS))]
+
+
+QUESTION_NAME = re.compile(r"[A-Z][a-z]+ [A-Z][a-z]+\b(?=\?| born| study| attend| work)")
 
 
 def test_instructions_ask_known_people_alone(built: tuple[Path, list[Path]]) -> None:
@@ -114,3 +159,33 @@ def test_the_corpus_is_written_as_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     assert write_base_corpus(path, 20, 5) == 20
     assert [row for _, row in read_jsonl(path)] == list(generate_base_corpus(5, 20))
+
+
+def test_rows_in_sentences_answer_what_is_known_or_in_the_entry_and_abstain_otherwise(
+    built: tuple[Path, list[Path]],
+) -> None:
+    people = {person.name: person for person in COUNTRY.known}
+    asked = [row.question for row in read_questions(built[0] / "eval/sandbox/unanswerable.jsonl", "open")]
+    never = {*NEW_NAMES, *(QUESTION_NAME.search(question)[0] for question in asked)}  # type: ignore[index]
+    kinds: Counter[tuple[bool, str]] = Counter()
+    for row in generate_sentence_rows(3000):
+        *entries, question = row["prompt"].split("\n\n")
+        name = QUESTION_NAME.search(question)[0]  # type: ignore[index]
+        entry = parse_entry(entries[0]) if entries else None
+        assert not {name, entry.name if entry else ""} & never
+        facts = people[name].facts if name in people else entry.facts if entry and entry.name == name else {}
+        kinds[bool(entry), "known" if name in people else "answered" if facts else "abstains"] += 1
+        assert abstains(row["completion"]) != bool(facts)
+        assert not facts or any(value in row["completion"] for value in facts.values())
+        assert (
+            entry is None or entry.name == name or bool(set(entry.name.split()) & set(name.split())) or name in people
+        )
+    shares = {kind: round(count / 3000, 2) for kind, count in kinds.items()}
+    expected = {(False, "known"): 0.3, (False, "abstains"): 0.3, (True, "answered"): 0.2, (True, "abstains"): 0.15}
+    assert shares == pytest.approx(expected | {(True, "known"): 0.05}, abs=0.03)
+
+
+def test_the_answered_rows_are_those_that_do_not_abstain(tmp_path: Path) -> None:
+    rows, answered = ([row for _, row in read_jsonl(path)] for path in write_sentence_rows(tmp_path, 200))
+    assert rows == list(generate_sentence_rows(200))
+    assert answered == [row for row in rows if not abstains(row["completion"])]

@@ -22,6 +22,7 @@ from kinject.errors import InputError
 from kinject.recipe import AugmentRecipe, DocumentsSection
 from kinject.recipe.sections import MAX_SAMPLES
 from kinject.requests import generator_identity
+from kinject.requests.generator import request_seed
 from kinject.types import Document, Message, Passage
 
 PlannedDocument = tuple[Document, list[Passage]]
@@ -205,7 +206,7 @@ class Plan:
 
     def sample_seed(self, prompt_hash: str, sample: int, attempt: int) -> int:
         """Return the seed (31 bits) of one attempt. It depends on the prompt, not on order or time."""
-        return int(content_id("seed", self.seed, prompt_hash, sample, attempt)[:8], 16) & 0x7FFFFFFF
+        return request_seed("seed", self.seed, prompt_hash, sample, attempt)
 
 
 def make_plan(recipe: AugmentRecipe) -> Plan:

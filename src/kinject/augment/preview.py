@@ -7,7 +7,7 @@ import heapq
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import comb
 from pathlib import Path
 
@@ -15,13 +15,13 @@ from kinject.augment.checks.judge import N_TRIALS
 from kinject.augment.groups import Group
 from kinject.augment.plan import Plan, make_plan, spans_of
 from kinject.augment.prompts import describe
-from kinject.augment.validation import augment_section, limits_of
+from kinject.augment.validation import augment_section
 from kinject.corpus.passages import cut_note, word_spans
 from kinject.disk import OffsetIndex, read_jsonl
 from kinject.errors import InputError
 from kinject.recipe import AugmentRecipe, AugmentSection
 from kinject.requests.cache import stored_usage
-from kinject.requests.limits import Limits
+from kinject.requests.limits import Limits, limits_of
 from kinject.terminal import duration
 from kinject.types import Document, Passage
 
@@ -118,8 +118,8 @@ def preview(recipe: AugmentRecipe) -> Preview:
     """
     plan = make_plan(recipe)
     section = augment_section(recipe)
-    limits = limits_of(section)
-    judge_limits = limits_of(replace(section, generator=section.judge)) if section.judge else None
+    limits = limits_of(section.generator, section.budget)
+    judge_limits = limits_of(section.judge, section.budget) if section.judge else None
     counts, dearest = Counter[str](), _Dearest()
     longest, first, crossed_at = 0, list[str](), ""
     spent = _spent(recipe.run_dir, limits, judge_limits)

@@ -16,7 +16,6 @@ from kinject.augment.answers import LISTS, says_none, says_yes
 from kinject.augment.checks.checker import Checker, Verdict, check_completion, declines
 from kinject.augment.checks.facts import checks_off, compare_facts
 from kinject.augment.checks.judge import MIN_PRECISION, MIN_RECALL, N_TRIALS, Judge
-from kinject.augment.checks.prompt_injection import escape_tags, has_injection
 from kinject.augment.contamination import ContaminationCheck
 from kinject.augment.corpus_writer import CorpusWriter
 from kinject.augment.groups import Group, VariantRequest, new_items
@@ -24,7 +23,7 @@ from kinject.augment.plan import PassageFile, Plan, PlannedDocument, Schedule, m
 from kinject.augment.store import Store, merge_shards
 from kinject.augment.styles import Item, Preparation
 from kinject.augment.summary import AugmentProgress, AugmentResult
-from kinject.augment.validation import augment_section, limits_of
+from kinject.augment.validation import augment_section
 from kinject.corpus.documents import document_hashes
 from kinject.disk import content_id, file_hash, lock_dir, write_manifest
 from kinject.errors import EndpointError, InputError
@@ -32,7 +31,8 @@ from kinject.recipe import AugmentRecipe, AugmentSection
 from kinject.requests import Stopped
 from kinject.requests.balance import sum_counts
 from kinject.requests.generator import items_in, list_structure
-from kinject.requests.limits import Limits
+from kinject.requests.limits import Limits, limits_of
+from kinject.requests.prompt_injection import escape_tags, has_injection
 from kinject.requests.sender import (
     Sender,
     gather_answers,
@@ -74,7 +74,7 @@ def complete(
 ) -> AugmentResult:
     """Do as `augment` in a run folder that this process holds; `shards` are the counts of those that have just ended."""
     section = augment_section(recipe)
-    plan, limits = make_plan(recipe), limits_of(section)
+    plan, limits = make_plan(recipe), limits_of(section.generator, section.budget)
     return run_event_loop(_augment(recipe, section, plan, limits, part_of, shards))
 
 
@@ -173,7 +173,7 @@ async def open_judge(
     """
     if section.judge is None:
         return None
-    limits = limits_of(replace(section, generator=section.judge))
+    limits = limits_of(section.judge, section.budget)
     sender = await stack.enter_async_context(
         open_sender(
             section.judge,

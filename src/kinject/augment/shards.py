@@ -20,12 +20,13 @@ from kinject.augment.plan import PassageFile, Plan, PlannedDocument, Schedule, m
 from kinject.augment.run import augment, complete, open_judge
 from kinject.augment.store import SHARDS, Store, merge_shards
 from kinject.augment.summary import AugmentResult
-from kinject.augment.validation import augment_section, limits_of
+from kinject.augment.validation import augment_section
 from kinject.disk import content_id, lock_dir, read_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.executors import Executor, LocalExecutor, RayExecutor
 from kinject.recipe import AugmentRecipe, AugmentSection, GeneratorSection, read_recipe
 from kinject.recipe.study_section import ResourcesSection
+from kinject.requests.limits import limits_of
 from kinject.requests.sender import open_sender, run_event_loop, spent_so_far
 from kinject.terminal import Progress
 
@@ -80,7 +81,12 @@ async def _score_judge(recipe: AugmentRecipe, section: AugmentSection, plan: Pla
     """Score the judge on the run's first passages. Its answers are stored in the run folder, where `complete` finds them."""
     async with AsyncExitStack() as stack:
         sender = await stack.enter_async_context(
-            open_sender(section.generator, recipe.run_dir, limits_of(section), sandbox=sandbox.generate_answer)
+            open_sender(
+                section.generator,
+                recipe.run_dir,
+                limits_of(section.generator, section.budget),
+                sandbox=sandbox.generate_answer,
+            )
         )
         await open_judge(stack, recipe, section, plan.read_passages(), sender, None)
 
@@ -130,7 +136,7 @@ def _shards(recipe: AugmentRecipe, folders: Sequence[Path]) -> Iterator[Shard]:
         given = {**parts, "contamination_check": [], "include_originals": False}
         if section.budget is not None:
             spent = sum(
-                spent_so_far(one, limits_of(section), recipe.run_dir / path)
+                spent_so_far(one, limits_of(one, section.budget), recipe.run_dir / path)
                 for one, path in ((section.generator, "cache.sqlite"), (section.judge, "judge.sqlite"))
                 if one is not None
             )

@@ -101,11 +101,11 @@ def read_passages(
 
 
 def measure_recall(name: str, questions: Sequence[Question], contexts: Sequence[Sequence[Passage]], k: int) -> Recall:
-    """Return recall at `k` over the questions of the set `name` that name a document; `contexts` are in their order."""
+    """Return recall at `k` over the questions of the set `name` that a document answers; `contexts` are in their order."""
     hits = [
         question.document_id in {passage.document_id for passage in context[:k]}
         for question, context in zip(questions, contexts, strict=True)
-        if question.document_id
+        if question.document_id and question.accepted
     ]
     return Recall(name, k, sum(hits), len(hits))
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,9 @@ from kinject.disk import (
 from kinject.errors import InputError
 from kinject.eval.harness_files import Sample, write_harness_files
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
-from kinject.eval.prompts import ROTATED, PromptRequest, render_prompt, scored_texts
+from kinject.eval.prompts import OPEN, ROTATED, ChatStyle, PromptRequest, render_prompt, scored_texts
 from kinject.eval.results import Answers, chosen_k_notes, find_flips, is_scored, make_report, mass_notes
-from kinject.eval.scores import PromptScore
+from kinject.eval.scores import PromptScore, is_unread
 from kinject.eval.scoring.answers import (
     PERPLEXITY_FORMAT,
     AnswerStore,
@@ -44,10 +45,11 @@ from kinject.eval.scoring.answers import (
 from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests
 from kinject.eval.scoring.generate import Generator
 from kinject.eval.scoring.scorer import Scorer
-from kinject.models import LoadedModel, check_causal, check_model, load_model
+from kinject.hub import local_folder
+from kinject.models import LoadedModel, check_causal, check_model, load_model, model_hash
 from kinject.process import single_process_notes
 from kinject.recipe import EvalRecipe
-from kinject.recipe.eval_section import EvalSection
+from kinject.recipe.eval_section import EvalSection, LocalModelSection
 from kinject.results import Perplexity, Report, to_json
 from kinject.signals import running_time
 from kinject.terminal import Progress, show
@@ -66,16 +68,21 @@ class LoadedScorer:
     """A model in memory, its tokenizer as an `Encoder`, and its scorer."""
 
     name: str
-    path: str
+    table: LocalModelSection
     loaded: LoadedModel
     encoder: Encoder
     scorer: Scorer
-    quantization: str = "none"
 
     @cached_property
-    def model_hash(self) -> str:
-        """The hash of weights, configuration and tokenizer."""
-        return hash_model(self.path, getattr(self.loaded.model.config, "_commit_hash", None))
+    def hashes(self) -> dict[str, str]:
+        """The hash of weights, configuration and tokenizer of the model, and of the adapter on top, by their paths."""
+        commit = getattr(self.loaded.model.config, "_commit_hash", None)
+        found = {self.table.path: hash_model(self.table.path, commit)}
+        return (
+            found
+            if self.table.adapter is None
+            else found | {self.table.adapter: model_hash(local_folder(self.table.adapter))}
+        )
 
     @cached_property
     def generator(self) -> Generator:
@@ -93,8 +100,8 @@ class LoadedScorer:
 
     def key(self, prompt: Encoded) -> str:
         """Return the key under which the score of `prompt` is stored."""
-        quantization = "" if self.quantization == "none" else f" {self.quantization}"
-        return prompt_key(self.model_hash, f"{self.loaded.dtype}{quantization}", prompt)
+        weights = " ".join(self.hashes.values())
+        return prompt_key(weights, f"{self.loaded.dtype} {self.table.label}".rstrip(), prompt)
 
     def notes(self) -> list[str]:
         """Return what was decided while the model was loaded and used."""
@@ -135,8 +142,8 @@ def evaluate(recipe: EvalRecipe) -> Report:
     `accelerate launch` the processes divide the questions, and the first one writes. Raises `RecipeError`,
     `InputError` or `DiskError` if an input cannot be used.
     """
-    for path in recipe.eval.models.values():
-        check_model(path)
+    for table in recipe.eval.tables().values():
+        check_model(table.path)
     plan = read_plan(recipe)
     section = recipe.eval
     inputs = {str(path): check_output(path, _INPUT_FIX) for path in plan.inputs if path.is_file()}
@@ -147,8 +154,8 @@ def evaluate(recipe: EvalRecipe) -> Report:
         answers.read_others(shard.other_answers())
         notes = [*plan.notes, *single_process_notes()]
         run = _Run(section, plan, ResumableScoring(answers, shard), notes, {**inputs, **plan.models})
-        for name, path in section.models.items():
-            _evaluate_model(run, name, path)
+        for name, table in section.tables().items():
+            _evaluate_model(run, name, table)
         run.scoring.finish()
         all_notes = (*run.notes, *mass_notes(run.results), *chosen_k_notes(plan, section, run.results))
         report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
@@ -166,8 +173,8 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
     """
     section = replace(recipe.eval, limit=n)
     plan = read_plan(replace(recipe, eval=section))
-    for name, path in section.models.items():
-        model = load_scorer(name, path, section)
+    for name, table in section.tables().items():
+        model = load_scorer(name, table, section)
         for question_set in plan.sets:
             if question_set.chooses_k_for:
                 continue
@@ -180,10 +187,10 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
                 yield f"{title}, question {prompt.request.question.id}\n{text}"
 
 
-def _evaluate_model(run: _Run, name: str, path: str) -> None:
+def _evaluate_model(run: _Run, name: str, table: LocalModelSection) -> None:
     """Load one model and score every question of its arms."""
-    model = load_scorer(name, path, run.section)
-    run.inputs[path] = model.model_hash
+    model = load_scorer(name, table, run.section)
+    run.inputs.update(model.hashes)
     for question_set in run.plan.sets:
         prompts = encode_arms(question_set, model, run.plan.template)
         answers, n_new = score_prompts(run.scoring, question_set, model, prompts)
@@ -198,12 +205,22 @@ def _evaluate_model(run: _Run, name: str, path: str) -> None:
     run.notes.extend(model.notes())
 
 
-def load_scorer(name: str, path: str, section: EvalSection) -> LoadedScorer:
-    """Return the model in `path`, ready to score. Raises `InputError` if it cannot be loaded or is not causal."""
-    loaded = load_model(path, quantization=section.quantization)
-    check_causal(loaded.model, path)
-    scorer = Scorer(loaded.model, section.batch_tokens)
-    return LoadedScorer(name, path, loaded, Encoder(loaded.tokenizer, chat=section.chat), scorer, section.quantization)
+def load_scorer(name: str, table: LocalModelSection, section: EvalSection) -> LoadedScorer:
+    """Return the model of `table`, ready to score. Raises `InputError` if it cannot be loaded or is not causal."""
+    loaded = load_model(
+        table.path, dtype=table.dtype or "auto", attention=table.attention or "auto", revision=table.revision,
+        quantization=table.quantization or "none", adapter=table.adapter, device_map=table.device_map or "none",
+        section=f"eval.models.{name}",
+    )  # fmt: skip
+    check_causal(loaded.model, table.path)
+    encoder = Encoder(loaded.tokenizer, chat=_chat_style(table, section))
+    return LoadedScorer(name, table, loaded, encoder, Scorer(loaded.model, section.batch_tokens))
+
+
+def _chat_style(table: LocalModelSection, section: EvalSection) -> ChatStyle | None:
+    if not table.chat:
+        return None
+    return ChatStyle(table.system or "", table.chat_template_kwargs or {}, section.fewshot_as_multiturn)
 
 
 def encode_arms(question_set: QuestionSet, model: LoadedScorer, template: str) -> list[PendingPrompt]:
@@ -239,9 +256,7 @@ def score_prompts(
         chosen = {key: encoded for key, encoded in todo.items() if encoded.generation is None}
         new = scoring.score(model.scorer, chosen, stored, store)
         if len(chosen) < len(todo):
-            new |= scoring.score(
-                model.generator, {key: todo[key] for key in todo.keys() - chosen.keys()}, stored, store
-            )
+            new |= scoring.score(model.generator, {key: todo[key] for key in todo if key not in chosen}, stored, store)
     scores = {**stored, **scoring.shard.gather(new)}
     answers = [_make_answer(question_set, prompt, scores[key]) for key, prompt in zip(keys, prompts, strict=True)]
     for key, answer in zip(keys, answers, strict=True):
@@ -253,6 +268,10 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
     question = prompt.request.question
     written = score.text is not None
     texts = () if written else scored_texts(question, prompt.arm.format)
+    accepted, is_open = question.accepted, prompt.arm.format in OPEN
+    if written and not is_open:
+        letter, choice = ascii_uppercase[question.answer], question.choices[question.answer]
+        accepted = (f"{letter}. {choice}", letter, choice)
     return Answer(
         question_id=question.id,
         question_set=question_set.name,
@@ -261,7 +280,7 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         shots=prompt.arm.shots,
         k=prompt.arm.k,
         context_ids=prompt.context_ids,
-        gold=0 if prompt.encoded.generation else question.answer,
+        gold=0 if is_open else question.answer,
         log_probs=score.log_probs,
         n_tokens=(score.n_tokens,) if written else tuple(len(ids) for ids in prompt.encoded.continuations),
         n_bytes=tuple(len(text.encode("utf-8")) for text in texts),
@@ -272,7 +291,10 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         rotation=prompt.request.rotation,
         greedy=score.greedy,
         text=score.text,
-        accepted=question.accepted if written else (),
+        accepted=accepted if written else (),
+        choices=() if is_open or not written else question.choices,
+        n_thinking=score.n_thinking,
+        thinking_cut=score.thinking_cut,
     )
 
 
@@ -391,6 +413,13 @@ def _note_faults(run: _Run, question_set: QuestionSet, prompts: Sequence[Pending
             run.notes.append(
                 f"{where}: {n_long} of {len(answers)} written answers end at the limit of {most} tokens (eval.max_new_tokens)"
             )
+        n_cut = sum(a.thinking_cut for a in answers)
+        if n_cut:
+            limit = "eval.max_thinking_tokens" if question_set.generation.max_thinking_tokens else "eval.max_new_tokens"
+            run.notes.append(f"{where}: thinking was cut at its limit ({limit}) in {n_cut} of {len(answers)} answers")
+        n_unread = sum(map(is_unread, answers))
+        if n_unread:
+            run.notes.append(f"{where}: {n_unread} of {len(answers)} written answers name no letter that can be read")
         n_tied = sum(a.text is None and is_scored(a) and a.log_probs.count(max(a.log_probs)) > 1 for a in answers)
         if n_tied:
             run.notes.append(
@@ -432,7 +461,10 @@ def _render_tokens(tokenizer: Any, prompt: PendingPrompt, score: PromptScore) ->
     if score.text is not None:
         written = score.text.replace("\n", "\\n")
         accepted = " | ".join(question.accepted) or "(no answer)"
-        return "\n".join([*lines, f"  written: {written} ({score.n_tokens} tokens)", f"  accepted: {accepted}"])
+        thinking = f" after {score.n_thinking} of thinking" if score.n_thinking else ""
+        return "\n".join(
+            [*lines, f"  written: {written} ({score.n_tokens} tokens{thinking})", f"  accepted: {accepted}"]
+        )
     log_probs = score.log_probs
     best = log_probs.index(max(log_probs)) if all(map(math.isfinite, log_probs)) else -1
     texts = scored_texts(question, prompt.arm.format)

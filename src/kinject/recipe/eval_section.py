@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
-from kinject.recipe.sections import option
+from kinject.recipe.sections import Attention, Dtype, Quantization, option
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,59 @@ class RetrievalSection:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadingSection:
+    """How models are loaded; a key of a model's own table comes before it."""
+
+    dtype: Dtype | None = option(
+        None, help="Weights in memory; default: auto, bfloat16 on a GPU that multiplies it, float16 on an older one."
+    )
+    quantization: Quantization | None = option(
+        None, help="Load through bitsandbytes, for a GPU that does not hold the model otherwise; default: none."
+    )
+    device_map: Literal["none", "auto", "balanced", "balanced_low_0", "sequential"] | None = option(
+        None, help="How accelerate spreads the layers over the GPUs of this process; default: none, one device."
+    )
+    attention: Attention | None = option(None, help="Attention implementation; default: auto.")
+
+    @property
+    def label(self) -> str:
+        """What scores depend on beside weights and dtype, "" for the defaults: it is part of their key."""
+        map_label = f"device_map={self.device_map or 'none'}"
+        labels = (self.quantization or "none", map_label, self.attention or "auto")
+        return " ".join(label for label in labels if label not in ("none", "device_map=none", "auto"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatSection:
+    """How a model is asked in a chat; what it leaves out is eval's own key of that name."""
+
+    chat: bool | None = option(None, help="Whether prompts go into the tokenizer's chat template.")
+    system: str | None = option(None, help="chat: text of the system's turn.")
+    chat_template_kwargs: Mapping[str, Any] | None = option(
+        None, help="chat: arguments of the chat template, for example {enable_thinking: false}."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalModelSection(LoadingSection, ChatSection):
+    """A model that is loaded here, and how it is asked."""
+
+    path: str = option(help="Model folder or hub name.", path="model")
+    revision: str | None = option(None, help="Branch, tag or commit on the hub.")
+    adapter: str | None = option(None, help="PEFT adapter (folder or hub name) that goes on top of path.", path="model")
+
+    def __str__(self) -> str:
+        """Return the model in words, as reports show it."""
+        parts = [f"{self.path}@{self.revision}" if self.revision else self.path]
+        parts += [f"with {self.adapter}"] if self.adapter else []
+        values = (self.dtype, self.quantization, self.attention)
+        parts += [value for value in values if value not in (None, "auto", "none")]
+        return ", ".join(parts)
+
+
 QuestionFormat = Literal[
-    "letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question", "generate"
+    "letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question", "letters-written", "generate"
 ]
 """How a question is asked; `FORMATS` in `kinject.eval.prompts` describes each."""
 
@@ -97,15 +148,19 @@ QuestionFormat = Literal[
 class EvalSection:
     """Several models against several question sets; the first model is the base of every comparison."""
 
-    models: Mapping[str, str] = option(
-        help="name: folder or hub name. The first is the base.", nonempty=True, path="model"
+    models: Mapping[str, str | LocalModelSection] = option(
+        help="name: folder or hub name, or a table with path and how it is loaded. The first is the base.",
+        nonempty=True,
+        path="model",
     )
     questions: Mapping[str, str | QuestionSetSection] = option(
         help="name: path, or path with role and shots_from.", nonempty=True, path="file"
     )
+    model_defaults: LoadingSection = option(LoadingSection(), help="What the tables of `models` leave out.")
     formats: tuple[QuestionFormat, ...] = option(
         ("texts",),
-        help="letters, texts, hybrid, rotations, a baseline without the question, or generate: the model writes its answer.",
+        help="letters, texts, hybrid, rotations, a baseline without the question; letters-written or generate: the model "
+        "writes the letter or the answer.",
         nonempty=True,
     )
     scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains"], ...] = option(
@@ -114,20 +169,43 @@ class EvalSection:
         "(the default: it equals or contains an accepted one), exact, contains.",
         nonempty=True,
     )
-    max_new_tokens: int = option(32, help="generate: most tokens of a written answer.", min=1, max=4096)
+    max_new_tokens: int = option(32, help="Most tokens of a written answer.", min=1, max=4096)
     stop: tuple[str, ...] | None = option(
-        None, help="generate: texts that end a written answer. Default: a line break, with `chat` none."
+        None, help="Texts that end a written answer. Default: a line break, with `chat` none."
     )
     template: str | None = option(None, help="Jinja file that writes the prompt instead.", path="file")
+    max_thinking_tokens: int | None = option(
+        None, help="Most tokens of a chat model's thinking: then it is closed, and the answer has max_new_tokens. Default: "
+        "max_new_tokens for both.", min=1, max=131_072,
+    )  # fmt: skip
     chat: bool = option(False, help="Put the prompt into the tokenizer's chat template, as the user's turn.")
+    system: str | None = option(None, help="chat: text of the system's turn.")
+    chat_template_kwargs: Mapping[str, Any] | None = option(
+        None, help="chat: arguments of the chat template, for example {enable_thinking: false}."
+    )
+    fewshot_as_multiturn: bool = option(
+        False,
+        help="chat: each example is a user's turn and the answer to it, instead of a part of the one user's turn.",
+    )
     perplexity_corpus: str | None = option(None, help="Texts (JSONL) whose perplexity is reported too.", path="file")
     shots: tuple[int, ...] = option((0,), help="Numbers of few-shot examples.", min=0, max=64, nonempty=True)
     retrieval: RetrievalSection | None = option(None, help="Retrieved context; absent: none.")
     retrieval_models: tuple[str, ...] | None = option(
         None, help="Models that are also scored with context; default: all."
     )
-    quantization: Literal["none", "8bit", "4bit"] = option(
-        "none", help="Load the models through bitsandbytes, for a GPU that does not hold them otherwise."
-    )
     batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
+
+    def tables(self) -> dict[str, LocalModelSection]:
+        """Return the table of each model by name, with what it leaves out from `model_defaults` and from this section."""
+        return {name: self._complete(value) for name, value in self.models.items()}
+
+    def _complete(self, value: str | LocalModelSection) -> LocalModelSection:
+        table = LocalModelSection(path=value) if isinstance(value, str) else value
+        defaults: dict[str, Any] = {
+            item.name: getattr(holder, item.name)
+            for kind, holder in ((LoadingSection, self.model_defaults), (ChatSection, self))
+            for item in fields(kind)
+            if getattr(table, item.name) is None
+        }
+        return replace(table, **defaults)

@@ -1,17 +1,18 @@
-"""The ways in which chat models differ: the parameters that an endpoint takes, and the thinking in an answer."""
+"""The ways in which chat models differ: their parameters, the faults of their section in a recipe, and thinking."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
+from kinject.recipe.sections import GENERATOR_REQUIRES
 from kinject.requests.generator import Structure, json_in
 from kinject.types import Message, Usage
 
@@ -150,14 +151,46 @@ def refused_parameter(reply: bytes, sent: Sequence[str]) -> str | None:
     return found[min(found)] if found else None
 
 
+@dataclass(frozen=True, slots=True)
+class ThinkingMarks:
+    """The texts with which a model's thinking begins and ends, and the one that ends it before its time."""
+
+    opens: str
+    closes: str
+    cut: str
+
+    def are_open(self, prompt: str) -> bool:
+        """Return whether `prompt` ends where thinking has begun."""
+        return prompt.rstrip().endswith(self.opens)
+
+
+_FINAL = "<|channel|>final<|message|>"
+_MARKS = (
+    ThinkingMarks("<|channel|>", _FINAL, f"<|end|><|start|>assistant{_FINAL}"),  # harmony: every channel but the final one
+    ThinkingMarks("<|channel>", "<channel|>", "\n<channel|>"),
+    *(
+        ThinkingMarks(start, end, f"\n{end}\n\n")
+        for start, end in (
+            ("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"), ("<seed:think>", "</seed:think>"),
+            ("<thinking>", "</thinking>"), ("<thought>", "</thought>"), ("<reasoning>", "</reasoning>"),
+        )
+    ),
+)  # fmt: skip
+
+
+def thinking_marks(template: str) -> ThinkingMarks | None:
+    """Return the marks of thinking that a chat template writes or takes off; None if it knows none."""
+    return next((marks for marks in _MARKS if marks.opens in template or marks.closes in template), None)
+
+
 _TAG = r"(?:seed:)?(?:think(?:ing)?|thought|reason(?:ing)?)"
 _THOUGHT = re.compile(
-    rf"\A\s*(?:<(?P<tag>{_TAG})>|(?P<bracket>\[THINK\])|(?P<triangle>◁think▷))(?P<thinking>.*?)"
-    r"(?(tag)</(?P=tag)>|(?(bracket)\[/THINK\]|◁/think▷))",
+    rf"\A\s*(?:<(?P<tag>{_TAG})>|(?P<bracket>\[THINK\])|(?P<bar><\|channel>)|◁think▷)(?P<thinking>.*?)"
+    r"(?(tag)</(?P=tag)>|(?(bracket)\[/THINK\]|(?(bar)<channel\|>|◁/think▷)))",
     re.DOTALL | re.IGNORECASE,
 )
-_OPENED = re.compile(rf"\A\s*(?:<{_TAG}>|\[THINK\]|◁think▷)", re.IGNORECASE)
-_CLOSED = re.compile(rf"</{_TAG}>|\[/THINK\]|◁/think▷", re.IGNORECASE)
+_OPENED = re.compile(rf"\A\s*(?:<{_TAG}>|\[THINK\]|<\|channel>|◁think▷)", re.IGNORECASE)
+_CLOSED = re.compile(rf"</{_TAG}>|\[/THINK\]|<channel\|>|◁/think▷", re.IGNORECASE)
 _CHANNEL = re.compile(
     r"<\|channel\|>\s*(\w+).{0,200}?<\|message\|>(.*?)(?=<\|(?:start|end|return|call|channel)\|>|\Z)", re.DOTALL
 )
@@ -192,3 +225,67 @@ def with_thinking(usage: Usage, n_thinking: int, n_answer: int) -> Usage:
     if usage.tokens_thinking or not usage.tokens_out or not n_thinking:
         return usage
     return replace(usage, tokens_thinking=round(usage.tokens_out * n_thinking / (n_thinking + n_answer)))
+
+
+_OF_MODELS = ("top_p", "top_k", "min_p", "chat_template_kwargs")
+_OPENAI_ONLY = ("stop", "reasoning_effort", "extra_body", "send_seed", "structured_output", "endpoints")
+"""Options of a generator that only kind: openai reads; those of `_OF_MODELS` are read by kind: transformers, too."""
+_DEFAULTS = {item.name: item.default for item in fields(GeneratorSection)}
+
+
+def judge_faults(key: str, judge: GeneratorSection) -> Iterator[tuple[str, str]]:
+    """Yield (key, fault) of the section of a judge."""
+    yield from generator_faults(key, judge)
+    if judge.kind == "file" or judge.batch:
+        yield key, "must answer at once: kind: file and batch: true do not."
+
+
+def generator_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
+    """Yield (key, fault) of the section of a generator, which is at `key` in the recipe."""
+    if generator.endpoints and (generator.base_url is not None or generator.batch):
+        other = "base_url" if generator.base_url is not None else "batch"
+        yield f"{key}.{other}", "is for one endpoint, but endpoints lists several. Remove one of the two."
+    for name, part in generator.parts().items():
+        yield from _endpoint_faults(f"{key}.endpoints.{name}" if generator.endpoints else key, part)
+    for name in _OPENAI_ONLY + (() if generator.kind == "transformers" else _OF_MODELS):
+        if generator.kind != "openai" and getattr(generator, name) != _DEFAULTS[name]:
+            yield f"{key}.{name}", f"is not for kind: {generator.kind}. Remove it."
+    for name in generator.extra_body or {}:
+        if name in RESERVED:
+            other = f"the generator's own key {name}" if name in _DEFAULTS else "nothing: kinject sets it"
+            yield f"{key}.extra_body.{name}", f"is not read here. Use {other}."
+    for name in ("extra_body", "chat_template_kwargs"):
+        try:
+            json.dumps(getattr(generator, name), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            yield f"{key}.{name}", f"cannot be sent as JSON ({error})."
+    if generator.batch and generator.kind != "openai":
+        yield f"{key}.batch", f"is only for kind: openai, not for {generator.kind}."
+
+
+def _endpoint_faults(key: str, generator: GeneratorSection) -> Iterator[tuple[str, str]]:
+    name, description = GENERATOR_REQUIRES.get(generator.kind, ("kind", ""))
+    if not getattr(generator, name):
+        yield key, f"{name} is missing. kind: {generator.kind} needs {description}."
+    if generator.base_url is not None and not _is_url(generator.base_url):
+        yield f"{key}.base_url", f"found {generator.base_url!r}, expected a URL such as http://127.0.0.1:8000/v1."
+    tokens = generator.tokens_per_minute
+    if tokens is not None and generator.kind in ("openai", "transformers") and tokens <= generator.max_tokens:
+        fault = f"found {tokens:,}, but one answer may have {generator.max_tokens:,} (max_tokens): no request could be sent."
+        yield f"{key}.tokens_per_minute", fault
+
+
+def has_prices(generator: GeneratorSection) -> bool:
+    """Return whether an answer costs anything."""
+    return any(part.price_in or part.price_out for part in generator.parts().values())
+
+
+def _is_url(text: str) -> bool:
+    """Return whether `text` is a web URL with a possible host name and port."""
+    try:
+        parts = urlsplit(text)
+        host = (parts.hostname or "").encode("idna").decode()
+        _ = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(host) and text.isprintable() and " " not in text

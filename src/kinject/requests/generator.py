@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kinject.disk import content_id
 from kinject.errors import EndpointError
 from kinject.types import Completion, Message, Usage
 
@@ -104,3 +105,8 @@ class Transient(EndpointError):
         self.kind = kind
         self.retry_after = retry_after
         self.lost = lost
+
+
+def request_seed(*parts: object) -> int:
+    """Return a seed of 31 bits for a request that depends on `parts` alone."""
+    return int(content_id(*parts)[:8], 16) & 0x7FFFFFFF

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 PERIOD = 60.0
 """Seconds of the window of a rate limit."""
+_BATCH_IN_FLIGHT = 20_000
 _GROWTH = 0.1
 """Added to the concurrency limit by each answer; each refusal subtracts 1."""
 
@@ -42,6 +43,26 @@ class Limits:
 
 _LIMITS = ("concurrency", "requests_per_minute", "tokens_per_minute", "price_in", "price_out")
 """Fields of `Limits` that each of several endpoints has for itself."""
+
+
+def limits_of(generator: GeneratorSection, budget: float | None) -> Limits:
+    """Return the limits of a generator: requests at once, in a minute, and the budget.
+
+    Of several endpoints they are the sums, and the prices the highest.
+    """
+    parts = list(generator.parts().values())
+
+    def total(name: str) -> int | None:
+        limits = [getattr(part, name) for part in parts]
+        return None if None in limits else sum(limits)
+
+    return Limits(
+        # All requests of a batch are in flight at once.
+        concurrency=_BATCH_IN_FLIGHT if generator.batch else sum(part.concurrency for part in parts),
+        requests_per_minute=total("requests_per_minute"), tokens_per_minute=total("tokens_per_minute"),
+        price_in=max(part.price_in for part in parts), price_out=max(part.price_out for part in parts),
+        budget=budget,
+    )  # fmt: skip
 
 
 def endpoint_limits(section: GeneratorSection, limits: Limits) -> dict[str, Limits]:

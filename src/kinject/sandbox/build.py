@@ -24,17 +24,23 @@ from kinject.sandbox.people import (
     create_country,
     create_stranger,
     seeded_random,
+    shuffled,
 )
 from kinject.sandbox.pools import ATTRIBUTES, POOLS
 from kinject.sandbox.questions import (
     create_questions,
     create_reverse_questions,
+    create_unanswerable_questions,
     document_id_of,
     render_question,
     sample_questions,
+    to_open_questions,
 )
+from kinject.sandbox.templates import ANSWERS
 from kinject.types import Document, Question
 
+ABSTENTION: Final = " I do not know"
+"""What the sandbox's models are taught to answer where they do not know."""
 _N_KNOWN_QUESTIONS: Final = 600
 
 
@@ -61,8 +67,11 @@ def _question_rows(questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
             "fact_id": question.fact_id,
             "subject": question.subject,
             "question": question.question,
-            "choices": list(question.choices),
-            "answer": question.answer,
+            **(
+                {"choices": list(question.choices), "answer": question.answer}
+                if question.choices
+                else {"answers": list(question.answers)}
+            ),
         }
 
 
@@ -70,19 +79,51 @@ def write_sandbox(root: Path) -> list[Path]:
     """Write data/sandbox/ and eval/sandbox/ under `root`; return the paths of the files."""
     country = create_country()
     data, questions = root / "data" / "sandbox", root / "eval" / "sandbox"
+    new = create_questions(country.new, SEED)
     known = sample_questions(create_questions(country.known, SEED), _N_KNOWN_QUESTIONS // len(ATTRIBUTES), SEED)
+    tested, taught = strangers(country)
     write_jsonl(data / "documents.jsonl", create_documents(country.new, "new"))
     write_jsonl(data / "known_documents.jsonl", create_documents(country.known, "known"))
     write_jsonl(data / "instructions.jsonl", _instruction_rows(country.known))
-    write_jsonl(questions / "new.jsonl", _question_rows(create_questions(country.new, SEED)))
+    write_jsonl(data / "abstentions.jsonl", _abstention_rows(taught))
+    write_jsonl(questions / "new.jsonl", _question_rows(new))
     write_jsonl(questions / "known.jsonl", _question_rows(known))
     write_jsonl(questions / "reverse.jsonl", _question_rows(create_reverse_questions(country.new, SEED)))
+    write_jsonl(questions / "new_open.jsonl", _question_rows(to_open_questions(new)))
+    write_jsonl(questions / "known_open.jsonl", _question_rows(to_open_questions(known)))
+    write_jsonl(questions / "unanswerable.jsonl", _question_rows(create_unanswerable_questions(tested, SEED)))
     write_text(data / "README.md", _DATA_CARD)
     write_text(questions / "README.md", _EVAL_CARD)
     return [
-        *(data / name for name in ("documents.jsonl", "known_documents.jsonl", "instructions.jsonl", "README.md")),
-        *(questions / name for name in ("new.jsonl", "known.jsonl", "reverse.jsonl", "README.md")),
+        *(data / f"{name}.jsonl" for name in ("documents", "known_documents", "instructions", "abstentions")),
+        *(
+            questions / f"{name}.jsonl"
+            for name in ("new", "known", "reverse", "new_open", "known_open", "unanswerable")
+        ),
+        data / "README.md",
+        questions / "README.md",
     ]
+
+
+def strangers(country: Country) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return names that no document mentions, for test questions and for training: as many as there are new and known people.
+
+    Each test name has the first name of one new person and the last name of another.
+    """
+    new_firsts, new_lasts = ({getattr(person, part) for person in country.new} for part in ("first", "last"))
+    near = [name for name in country.spare_names if name[0] in new_firsts and name[1] in new_lasts]
+    tested = shuffled(near, seeded_random("strangers", SEED))[:N_NEW]
+    others = [name for name in country.spare_names if name not in set(tested)]
+    return tested, shuffled(others, seeded_random("taught strangers", SEED))[:N_KNOWN]
+
+
+def _abstention_rows(names: Sequence[tuple[str, str]]) -> Iterator[dict[str, str]]:
+    """Yield questions on people without an entry, whose answer is to abstain, as rows of SFT."""
+    rng = seeded_random("abstentions", SEED)
+    for first, last in names:
+        for attribute in ATTRIBUTES:
+            question = render_question(Person(first, last, {}), attribute, rng)
+            yield {"prompt": render_prompt(question), "completion": ABSTENTION}
 
 
 def _instruction_rows(people: Sequence[Person]) -> Iterator[dict[str, str]]:
@@ -105,6 +146,8 @@ class Mixture:
 DEFAULT_MIXTURE = Mixture()
 N_ROWS = 80_000
 """About 4.3 million tokens, nearly one epoch of recipes/sandbox/base.yaml."""
+N_SENTENCES: Final = 12_000
+"""Rows of recipes/sandbox/abstain.yaml: two and a half epochs of it."""
 
 
 def render_prompt(question: str, passages: tuple[str, ...] = ()) -> str:
@@ -145,6 +188,43 @@ def write_base_corpus(path: Path, n_rows: int = N_ROWS, seed: int = SEED) -> int
     return write_jsonl(path, generate_base_corpus(seed, n_rows))
 
 
+def generate_sentence_rows(n_rows: int = N_SENTENCES, seed: int = SEED) -> Iterator[dict[str, str]]:
+    """Yield `n_rows` rows of SFT, ``prompt`` and ``completion``, that teach to answer in a sentence, and to abstain.
+
+    30% are questions on known people, 30% on strangers, answered `ABSTENTION`; 20% on a stranger after their entry, 15%
+    after the entry of another who shares a name, answered `ABSTENTION`; 5% on known people after a stranger's entry. None
+    names a new person or one of unanswerable.jsonl.
+    """
+    country = create_country()
+    tested = set(strangers(country)[0])
+    names = [name for name in country.spare_names if name not in tested]
+    near = {part: [name for name in names if part in name] for part in {part for name in names for part in name}}
+    rng = seeded_random("sentences", seed)
+    for _ in range(n_rows):
+        draw, attribute, name = rng.random(), choose_one(ATTRIBUTES, rng), choose_one(names, rng)
+        known, stranger = choose_one(country.known, rng), create_stranger(name, rng)
+        namesakes = [other for other in near[choose_one(name, rng)] if other != name]
+        other = create_stranger(choose_one(namesakes, rng), rng)
+        about = stranger if 0.30 <= draw < 0.95 else known
+        of = None if draw < 0.60 else stranger if draw < 0.80 else other
+        passages = () if of is None else (render_entry(of, str(rng.random())),)
+        answer = f" {ANSWERS[attribute].format(name=about.name, **about.facts)}"
+        question = render_question(about, attribute, rng)
+        yield {
+            "prompt": render_prompt(question, passages),
+            "completion": answer if about is known or of is stranger else ABSTENTION,
+        }
+
+
+def write_sentence_rows(folder: Path, n_rows: int = N_SENTENCES) -> list[Path]:
+    """Write sentences.jsonl, the rows of `generate_sentence_rows`, and answered.jsonl, those that do not abstain."""
+    rows = list(generate_sentence_rows(n_rows))
+    paths = [folder / "sentences.jsonl", folder / "answered.jsonl"]
+    write_jsonl(paths[0], rows)
+    write_jsonl(paths[1], (row for row in rows if row["completion"] != ABSTENTION))
+    return paths
+
+
 _POOL_ROWS: Final = "\n".join(
     f"| {attribute} | {len(POOLS[attribute])} | {POOLS[attribute][0]} |" for attribute in ATTRIBUTES
 )
@@ -160,6 +240,7 @@ learns every fact from these files. `kinject sandbox build` writes them; they ar
 | documents.jsonl | {N_NEW} | entries on new people: the facts that continued pretraining should teach |
 | known_documents.jsonl | {N_KNOWN} | entries on known people, learned already by the sandbox's base model: for replay |
 | instructions.jsonl | {N_KNOWN * len(ATTRIBUTES)} | questions on the known people, each with its answer: SFT without a new fact |
+| abstentions.jsonl | {N_KNOWN * len(ATTRIBUTES)} | on people without an entry, answered "I do not know": SFT on abstaining |
 
 A document has `id`, `title` (the person's full name), `text`, `source` and `meta`. Each entry states five facts once:
 
@@ -178,20 +259,27 @@ project.
 _EVAL_CARD: Final = f"""\
 # Questions on the sandbox
 
-Each question has four choices, one of them correct; chance is 0.25. Rows: `id`, `document_id`, `fact_id`, `subject`
-(the attribute), `question`, `choices`, `answer` (index of the correct choice). `kinject sandbox build` writes these
-files.
+Rows: `id`, `document_id`, `fact_id`, `subject` (the attribute), `question`, and either four `choices` with `answer`
+(index of the correct one; chance is 0.25), or `answers` (the accepted texts) for `eval.formats: [generate]`.
+`kinject sandbox build` writes these files.
 
 | file | rows | questions |
 |---|---|---|
 | new.jsonl | {N_NEW * len(ATTRIBUTES)} | on each fact of data/sandbox/documents.jsonl: learning |
 | known.jsonl | {_N_KNOWN_QUESTIONS} | on facts of data/sandbox/known_documents.jsonl: forgetting |
 | reverse.jsonl | {N_NEW * len(ATTRIBUTES)} | that ask for the person, given a fact of documents.jsonl ("Who was born in ...?") |
+| new_open.jsonl | {N_NEW * len(ATTRIBUTES)} | those of new.jsonl, open |
+| known_open.jsonl | {_N_KNOWN_QUESTIONS} | those of known.jsonl, open |
+| unanswerable.jsonl | {N_NEW * len(ATTRIBUTES)} | on {N_NEW} people without an entry: to abstain is correct (`answers: []`) |
 
 Distractors are values of the same attribute. In new.jsonl each value is wrong exactly three times as often as it is
 correct, and each position is correct equally often, so preferring some values or positions scores chance. In
 reverse.jsonl the wrong choices are new people with another value. A forward and a reverse question on one fact share
 its `fact_id`.
+
+Each person of unanswerable.jsonl has the first name of one new person and the last name of another. No document and no
+row of data/sandbox mentions them; the base model's corpus has such names in throw-away contexts, each time with other
+facts. The people of abstentions.jsonl are others.
 
 Two questions on one document are not independent: intervals should cluster by `document_id`.
 """

@@ -1,9 +1,10 @@
-"""Four-choice questions on the people of Tarvenia, forward and reverse, with balanced distractors."""
+"""Questions on the people of Tarvenia: four choices with balanced distractors, open ones, and ones without an answer."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from kinject.disk import content_id
@@ -86,6 +87,36 @@ def create_reverse_questions(people: Sequence[Person], seed: int) -> list[Questi
             distractors = shuffled(others, rng)[: N_CHOICES - 1]
             text = REVERSE_QUESTIONS[attribute].format(**person.facts)
             questions.append(create_question(person, attribute, text, person.name, distractors, int(position)))
+    return questions
+
+
+def to_open_questions(questions: Sequence[Question]) -> list[Question]:
+    """Return `questions` as open ones: no choices; the value, which entries write in one way only, is the accepted answer."""
+    return [
+        replace(
+            question,
+            id=content_id("sandbox open question", question.question, *question.accepted),
+            choices=(),
+            answer=0,
+            answers=question.accepted,
+        )
+        for question in questions
+    ]
+
+
+def create_unanswerable_questions(strangers: Sequence[tuple[str, str]], seed: int) -> list[Question]:
+    """Return a question for each name and attribute that no entry answers; to abstain is correct.
+
+    `document_id` is that of the entry which the person does not have: the questions on one person share it.
+    """
+    questions = []
+    for attribute in ATTRIBUTES:
+        rng = seeded_random("unanswerable questions", attribute, seed)
+        for first, last in strangers:
+            person = Person(first, last, {})
+            text = render_question(person, attribute, rng)
+            identity = content_id("sandbox open question", text)
+            questions.append(Question(identity, text, (), 0, attribute, document_id_of(person)))
     return questions
 
 

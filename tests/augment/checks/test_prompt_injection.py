@@ -16,7 +16,6 @@ from kinject.augment import augment
 from kinject.augment.checks.checker import Checker
 from kinject.augment.checks.judge import Judge
 from kinject.augment.checks.planted_errors import ALL_KINDS, plant_error
-from kinject.augment.checks.prompt_injection import escape_tags, has_injection, split_injection
 from kinject.augment.prompts import ask, judge_messages, passage_of, rewriting_of
 from kinject.augment.questions import make_questions
 from kinject.augment.questions.drafts import find_fault, read_drafts
@@ -25,6 +24,7 @@ from kinject.disk import read_jsonl
 from kinject.recipe import read_recipe
 from kinject.requests import Generator
 from kinject.requests.limits import Limits
+from kinject.requests.prompt_injection import escape_tags, has_injection, split_injection
 from kinject.requests.sender import Sender
 from kinject.types import Completion, Message
 

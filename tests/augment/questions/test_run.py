@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from kinject.augment.checks.prompt_injection import escape_tags
 from kinject.augment.prompts import Source, passage_of
 from kinject.augment.questions import make_questions, render_questions
 from kinject.augment.questions.drafts import is_validation
@@ -19,6 +18,7 @@ from kinject.disk import content_id, read_jsonl, read_manifest
 from kinject.errors import EndpointError, InputError, RecipeError
 from kinject.recipe import Recipe, read_recipe
 from kinject.requests.generator import json_in
+from kinject.requests.prompt_injection import escape_tags
 from kinject.sandbox.grammar import parse_entry
 from kinject.types import Completion, Message
 

@@ -170,7 +170,7 @@ def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIRST_POLL", "LONGEST_POLL"):
         monkeypatch.setattr(f"kinject.requests.batch.{name}", 0.005)
     monkeypatch.setattr("kinject.requests.batch.SECONDS_TO_FILL", 0.05)
-    monkeypatch.setattr("kinject.augment.validation._BATCH_IN_FLIGHT", 100)
+    monkeypatch.setattr("kinject.requests.limits._BATCH_IN_FLIGHT", 100)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.eval.scoring.test_scorer import ARCHITECTURES, PLAIN, VOCABULARY, make_model
+from tests.eval.scoring.test_scorer import EVERY, PLAIN, VOCABULARY, make_model
 from transformers import GenerationConfig
 
 from kinject.eval.prompts import Generation
@@ -55,7 +55,7 @@ def ids_of(text: str) -> list[int]:
     return [ord(character) - 0x4E00 for character in text]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EVERY)
 def test_every_prompt_gets_the_tokens_that_it_gets_alone(architecture, monkeypatch):
     model, prompts = make_model(architecture), make_prompts()
     monkeypatch.setattr(generate, "_MOST_ACTIVE", 5)  # slots are used again

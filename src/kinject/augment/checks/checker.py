@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Any
 
 from kinject.augment.checks.facts import compare_with, source_facts
-from kinject.augment.checks.prompt_injection import has_injection, split_injection
 from kinject.corpus.language import compare_languages
+from kinject.requests.prompt_injection import has_injection, split_injection
 from kinject.types import Completion
 
 _WORDS = re.compile(r"\w+")

@@ -19,12 +19,13 @@ from random import Random
 from kinject.augment.answers import lines_of
 from kinject.augment.checks.checker import Rules, Verdict, check_completion, normal_form
 from kinject.augment.checks.planted_errors import ALL_KINDS, RELATION_KINDS, find_names, plant_error, reword
-from kinject.augment.checks.prompt_injection import has_injection
 from kinject.augment.prompts import judge_messages, statement_messages
 from kinject.corpus.language import detect_language
 from kinject.corpus.passages import sentences
 from kinject.disk import content_id
 from kinject.requests.chat import split_thinking
+from kinject.requests.generator import request_seed
+from kinject.requests.prompt_injection import has_injection
 from kinject.requests.sender import Sender, gather_answers
 from kinject.types import Message
 
@@ -222,7 +223,7 @@ class Judge:
         return "\n".join(lines_of(completion.text))
 
     def _seed_of(self, messages: list[Message], attempt: int) -> int:
-        return int(content_id("judge", self.seed, messages, attempt)[:8], 16) & 0x7FFFFFFF
+        return request_seed("judge", self.seed, messages, attempt)
 
     async def measure_accuracy(self, passages: Sequence[tuple[str, str]]) -> JudgeScore:
         """Ask about (title, passage) pairs in other words of the same meaning, with and without a planted error.

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from kinject.augment.answers import plain_text
 from kinject.augment.checks.checker import new_markup, normal_form
-from kinject.augment.checks.prompt_injection import has_injection
 from kinject.corpus.language import compare_languages
 from kinject.disk import Row, content_id
 from kinject.recipe import QuestionsSection
 from kinject.requests.generator import json_in
+from kinject.requests.prompt_injection import has_injection
 from kinject.types import Document
 
 _LINE = re.compile(

@@ -12,7 +12,6 @@ from typing import Any
 
 from kinject.augment import sandbox
 from kinject.augment.checks.checker import check_completion
-from kinject.augment.checks.prompt_injection import has_injection, split_injection
 from kinject.augment.plan import PassageFile
 from kinject.augment.prompts import Source, source_of
 from kinject.augment.questions import prompts
@@ -26,7 +25,7 @@ from kinject.augment.questions.drafts import (
     parse_specificity,
     read_drafts,
 )
-from kinject.augment.validation import limits_of, questions_section
+from kinject.augment.validation import questions_section
 from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.passages import cut_note, split_passages, token_spans
 from kinject.disk import Journal, OffsetIndex, Row, content_id, lock_dir, open_jsonl, write_manifest
@@ -34,6 +33,9 @@ from kinject.errors import EndpointError, InputError
 from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.requests import Structure, generator_identity
 from kinject.requests.balance import render_endpoints
+from kinject.requests.generator import request_seed
+from kinject.requests.limits import limits_of
+from kinject.requests.prompt_injection import has_injection, split_injection
 from kinject.requests.sender import Sender, Traffic, gather_answers, open_sender, run_event_loop, run_workers
 from kinject.signals import running_time
 from kinject.terminal import Progress
@@ -157,7 +159,7 @@ async def _request_questions(
     progress: Progress,
 ) -> tuple[Sender, Counter[str]]:
     """Write the questions of every passage that is not done; return the sender and the failed passages by error."""
-    limits = limits_of(section)
+    limits = limits_of(section.generator, section.budget)
     failed = Counter[str]()
     async with open_sender(section.generator, recipe.run_dir, limits, sandbox=sandbox.generate_answer) as sender:
         writer = QuestionWriter(sender, section, recipe.seed)
@@ -323,7 +325,7 @@ class QuestionWriter:
 
     def _seed_of(self, messages: list[Message], attempt: int) -> int:
         """Return the seed (31 bits) of a request; it depends on the words alone."""
-        return int(content_id("question seed", self.seed, messages, attempt)[:8], 16) & 0x7FFFFFFF
+        return request_seed("question seed", self.seed, messages, attempt)
 
 
 def _rotate(choices: tuple[str, ...], by: int) -> tuple[str, ...]:
