@@ -10,12 +10,12 @@ import pytest
 from datasets import load_dataset
 
 from kinject.corpus.rows import CorpusFile
-from kinject.disk import write_jsonl
+from kinject.disk import Row, write_jsonl
 from kinject.errors import InputError
 
 Write = Callable[[str, str], Path]
 
-ROWS = [
+ROWS: list[Row] = [
     {"text": "Arden was born in Lowmere.", "document_id": "a", "origin": "paraphrase"},
     {"prompt": "Question: where?\nAnswer:", "completion": " Färrow ☃"},
     {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Bryn."}]},

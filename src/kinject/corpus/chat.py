@@ -149,9 +149,7 @@ def _render(
     if not messages:
         return ""
     try:
-        return str(
-            tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=prompt, **options)  # type: ignore[arg-type]
-        )
+        return str(tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=prompt, **options))
     except Exception as error:  # a template is a program: its expressions raise anything
         raise InputError(
             f"the chat template cannot be rendered ({str(error)[:200]}). Change the row, or set trainer.chat_template_path."
@@ -196,7 +194,7 @@ def _without_thinking(
     """Return `learned` without the tokens of thinking. Raises `InputError` for thinking in a form that is not known."""
     spans = [match.span() for match in _THINKING.finditer(text)]
     rest = _squash("".join(_THINKING.split(text)))
-    for where, piece in _pieces(row):
+    for where, piece in conversation_texts(row):
         if where.endswith("thinking") and _squash(piece) in rest and _squash(piece):
             raise InputError(
                 f"{where}: the chat template writes it in a form that kinject does not know, so it cannot be masked. Set "
@@ -214,7 +212,7 @@ def _left_out(row: CorpusRow, text: str) -> list[tuple[str, str]]:
     Only letters and digits are compared, since templates trim and quote. A part is also there as JSON.
     """
     rendered, seen, lost = _squash(text), Counter[str](), []
-    for where, piece in _pieces(row):
+    for where, piece in conversation_texts(row):
         squashed = _squash(piece)
         seen[squashed] += 1
         forms = {squashed, _squash(json.dumps(piece, ensure_ascii=False)), _squash(json.dumps(piece))}
@@ -227,7 +225,7 @@ def _squash(text: str) -> str:
     return re.sub(r"[\W_]+", "", text)
 
 
-def _pieces(row: CorpusRow) -> Iterator[tuple[str, str]]:
+def conversation_texts(row: CorpusRow) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of all text of a conversation that a template must render."""
     for number, message in enumerate(row.messages, 1):
         content, where = message.get("content"), f"message {number}: its"

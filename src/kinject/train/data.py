@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kinject.corpus.chat import ChatFormat, kwargs_fault, training_template
 from kinject.corpus.packing import ConcatRows, PackedRows, PackingConfig, PickedRows, pack
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile, CorpusRow
@@ -34,7 +33,7 @@ from kinject.errors import InputError, TrainingError
 from kinject.recipe import RowWeightsSection, TrainRecipe
 from kinject.recipe.sections import Reaction
 from kinject.train.config import trainer_field
-from kinject.train.load import read_chat_template
+from kinject.train.load import set_chat_template
 from kinject.types import Question
 
 if TYPE_CHECKING:
@@ -138,8 +137,7 @@ class TrainingCorpus(CorpusFile):
         path, section = Path(recipe.corpus.path), recipe.techniques.row_weights
         self.recipe = recipe
         self.weights = RowWeights(section, path) if section is not None else None
-        column = section.column if section is not None else ""
-        on_row = self.weights.add if self.weights is not None else None
+        on_row, column = (self.weights.add, self.weights.section.column) if self.weights is not None else (None, "")
         super().__init__(path, sha256=sha256, on_row=on_row, column=column)
 
     @property
@@ -299,9 +297,7 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     corpus, trainer = recipe.corpus, recipe.trainer
     strategy = trainer_field(recipe, "packing_strategy") if trainer.get("packing") else None
     packing = PackingConfig(trainer_field(recipe, "max_length"), strategy, corpus.separate_paraphrases)
-    if trainer.get("chat_template_path"):
-        tokenizer.chat_template = read_chat_template(recipe, trainer["chat_template_path"])
-    chat, chat_note = _chat_format(recipe, tokenizer)
+    chat, chat_note = set_chat_template(recipe, tokenizer)
     how = Tokenization(corpus.bos, corpus.eos, trainer.get("completion_only_loss"), chat)
     packer = CorpusPacker(tokenizer, how, packing, recipe.seed, Path(corpus.cache_dir))
     tokens = packer.tokenize(corpora.rows)
@@ -317,18 +313,6 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     if weights is not None and held_out:
         weights = weights[learned]
     return TokenizedCorpora(data, weights, validation, packing, notes)
-
-
-def _chat_format(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase) -> tuple[ChatFormat, list[str]]:
-    """Return how the recipe's conversations become tokens, and a note on the template that marks the assistant's part."""
-    corpus, assistant_only = recipe.corpus, bool(recipe.trainer.get("assistant_only_loss"))
-    template, note = training_template(tokenizer) if assistant_only else (None, "")
-    kwargs = corpus.chat_template_kwargs or {}
-    fault = kwargs_fault(kwargs, template, tokenizer.chat_template)
-    if fault:
-        raise recipe.error("corpus.chat_template_kwargs", fault)
-    chat = ChatFormat(assistant_only, template, kwargs, corpus.thinking, corpus.allow_dropped_tokens)
-    return chat, [note] if note else []
 
 
 def _hold_out(recipe: TrainRecipe, rows: Sequence[TokenRow]) -> tuple[list[int], list[int], list[str]]:
