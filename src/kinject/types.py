@@ -182,6 +182,7 @@ class Answer:
 
     An answer that the model wrote has its `text` (as it came, up to a stop string), its number of tokens in `n_tokens`, the
     `accepted` texts, and no log-probs. `correct` is what a score says of it (`kinject.eval.scores.rescored`); it is not stored.
+    `grade` is the judge's (correct, wrong, abstained), "" without one; it is stored in grades.jsonl.
     """
 
     question_id: str
@@ -204,6 +205,7 @@ class Answer:
     text: str | None = None
     accepted: tuple[str, ...] = ()
     correct: bool | None = None
+    grade: str = ""
 
     @property
     def chance(self) -> float:

@@ -10,6 +10,7 @@ from typing import Literal
 from kinject.corpus.questions import GoldIndex, read_questions
 from kinject.disk import read_bytes
 from kinject.errors import Fault, InputError, RecipeError
+from kinject.eval.judge import judge_section_faults
 from kinject.eval.prompts import (
     FORMATS,
     FROM_TASK,
@@ -188,6 +189,10 @@ def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
             key = f"eval.retrieval_models.{index}"
             problem = f"found {name!r}, allowed are {', '.join(section.models)} (the names in eval.models)."
             yield Fault(recipe.where(key), key, problem)
+    has_tasks = any(_is_task(_as_section(value).path) for value in section.questions.values())
+    judged = judge_section_faults(section, writes=has_tasks or not GENERATED.isdisjoint(section.formats))
+    for key, problem in judged:
+        yield Fault(recipe.where(key), key, problem)
     for key, problem in _retrieval_problems(section.retrieval) if section.retrieval is not None else ():
         yield Fault(recipe.where(key), key, problem)
     if section.retrieval_models is not None and section.retrieval is None:

@@ -29,17 +29,20 @@ from kinject.disk import (
 )
 from kinject.errors import InputError
 from kinject.eval.harness_files import Sample, write_harness_files
+from kinject.eval.judge import AnswerJudge
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
-from kinject.eval.prompts import ROTATED, PromptRequest, render_prompt, scored_texts
+from kinject.eval.prompts import GENERATED, ROTATED, PromptRequest, render_prompt, scored_texts
 from kinject.eval.results import Answers, chosen_k_notes, find_flips, is_scored, make_report, mass_notes
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import (
+    GRADES_FILE,
     PERPLEXITY_FORMAT,
     AnswerStore,
     ResumableScoring,
     hash_model,
     join_processes,
     prompt_key,
+    with_grade,
 )
 from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests
 from kinject.eval.scoring.generate import Generator
@@ -146,17 +149,43 @@ def evaluate(recipe: EvalRecipe) -> Report:
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
         answers.read_others(shard.other_answers())
         notes = [*plan.notes, *single_process_notes()]
+        judge = _measured_judge(recipe, plan) if shard.is_first else None
         run = _Run(section, plan, ResumableScoring(answers, shard), notes, {**inputs, **plan.models})
         for name, path in section.models.items():
             _evaluate_model(run, name, path)
         run.scoring.finish()
+        if shard.is_first:
+            _grade_answers(run, judge, recipe.run_dir)
         all_notes = (*run.notes, *mass_notes(run.results), *chosen_k_notes(plan, section, run.results))
         report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
         report = replace(report, notes=tuple(dict.fromkeys(all_notes)))
         if shard.is_first:
-            _write_files(recipe, run, report)
+            _write_files(recipe, run, report, judge)
     shard.finish()
     return report
+
+
+def _measured_judge(recipe: EvalRecipe, plan: Plan) -> AnswerJudge | None:
+    """Return the recipe's judge, None without one. Raises `InputError` if it grades planted answers too badly."""
+    section = recipe.eval
+    if section.judge is None:
+        return None
+    judge = AnswerJudge(section, recipe.run_dir, recipe.seed)
+    sets = (item for item in plan.sets if any(arm.format in GENERATED for arm in item.arms))
+    judge.measure([question for item in sets for question in item.questions])
+    return judge
+
+
+def _grade_answers(run: _Run, judge: AnswerJudge | None, run_dir: Path) -> None:
+    """Have every written answer graded, and note the judge's accuracy."""
+    if judge is None:
+        delete_file(run_dir / GRADES_FILE)
+        return
+    asked = {(item.name, question.id): question.question for item in run.plan.sets for question in item.questions}
+    grades = judge.grade_answers(asked, (answer for answers in run.results.values() for answer in answers))
+    for key, answers in run.results.items():
+        run.results[key] = [with_grade(answer, grades) for answer in answers]
+    run.notes.extend(judge.notes())
 
 
 def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
@@ -398,17 +427,17 @@ def _note_faults(run: _Run, question_set: QuestionSet, prompts: Sequence[Pending
             )
 
 
-def _write_files(recipe: EvalRecipe, run: _Run, report: Report) -> None:
+def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJudge | None) -> None:
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
     write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
-    counts = {
+    counts: dict[str, Any] = {
         "answers": sum(map(len, run.results.values())),
         "scored_now": run.n_scored,
         "stored": run.scoring.answers.n_rows,
-    }
+    } | ({"judge": judge.counts()} if judge else {})
     write_manifest(
         recipe.run_dir / "manifest.json", stage="eval", inputs=run.inputs, recipe=recipe.raw, counts=counts,
-        outputs=["flips.jsonl"],
+        outputs=["flips.jsonl", *([GRADES_FILE] if judge else [])],
     )  # fmt: skip
     for arm, tasks in run.samples.items():
         folder = recipe.run_dir / "harness" / file_name(arm)

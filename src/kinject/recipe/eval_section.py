@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from kinject.recipe.sections import option
+from kinject.recipe.sections import GeneratorSection, option
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,23 @@ class EvalSection:
         help="letters, texts, hybrid, rotations, a baseline without the question, or generate: the model writes its answer.",
         nonempty=True,
     )
-    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains"], ...] = option(
-        ("sum",),
-        help="How choices are compared: log-prob, log-prob per length, or pmi; what makes a written answer correct: match "
-        "(the default: it equals or contains an accepted one), exact, contains.",
-        nonempty=True,
+    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains", "judge"], ...] = (
+        option(
+            ("sum",),
+            help="How choices are compared: log-prob, log-prob per length, or pmi; what makes a written answer correct: match "
+            "(the default: it equals or contains an accepted one), exact, contains, judge (a model's grade).",
+            nonempty=True,
+        )
     )
     max_new_tokens: int = option(32, help="generate: most tokens of a written answer.", min=1, max=4096)
     stop: tuple[str, ...] | None = option(
         None, help="generate: texts that end a written answer. Default: a line break, with `chat` none."
+    )
+    judge: GeneratorSection | None = option(
+        None, help="generate: a model that grades written answers as correct, wrong or abstained, for scores: [judge]."
+    )
+    budget: float | None = option(
+        None, help="Most that the judge may cost in this run folder, in the currency of its prices.", min=0.0
     )
     template: str | None = option(None, help="Jinja file that writes the prompt instead.", path="file")
     chat: bool = option(False, help="Put the prompt into the tokenizer's chat template, as the user's turn.")
