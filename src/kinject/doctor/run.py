@@ -286,7 +286,8 @@ def _check_recipe(recipe: Recipe, surroundings: _Surroundings) -> RecipeCheck:
         parts.append(text)
         problems += more
     names = [recipe.model.path] if recipe.model is not None and recipe.model.path else []
-    names += list(recipe.eval.models.values()) if recipe.eval is not None else []
+    for table in recipe.eval.tables().values() if recipe.eval is not None else ():
+        names += [name for name in (table.path, table.adapter) if name is not None]
     if not surroundings.hub_reachable:
         problems += [problem for name in dict.fromkeys(names) for problem in _check_cached(recipe, name)]
     if recipe.eval is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from kinject.corpus.questions import GoldIndex, read_questions
-from kinject.disk import read_bytes
+from kinject.disk import path_exists, read_bytes
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.eval.judge import judge_section_faults
 from kinject.eval.prompts import (
@@ -179,7 +179,8 @@ def check_section(recipe: Recipe) -> None:
 
 
 def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
-    """Yield the faults that concern several keys of the section."""
+    """Yield the faults that concern several keys of the section, and a section model that nothing here reads."""
+    yield from _model_faults(recipe, section)
     for name, value in section.questions.items():
         key = f"eval.questions.{name}"
         for problem in _set_problems(_as_section(value), section):
@@ -198,6 +199,25 @@ def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     if section.retrieval_models is not None and section.retrieval is None:
         problem = "models are to get context, but eval.retrieval is missing. Add it, or remove this key."
         yield Fault(recipe.where("eval.retrieval_models"), "eval.retrieval_models", problem)
+
+
+def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
+    trains = recipe.corpus is not None or recipe.trainer
+    overridden = isinstance(recipe, EvalRecipe) and any(
+        text.startswith(("model.", "model=")) for text in recipe.overrides
+    )
+    if recipe.model is not None and (overridden or not trains):
+        where = "command line" if overridden else recipe.where("model")
+        yield Fault(
+            where, "model",
+            "an evaluation does not read this section. Put a model into eval.models, as NAME: {path: ..., quantization: "
+            "4bit}, and what holds for all of them (dtype, quantization, device_map, attention) into eval.model_defaults.",
+        )  # fmt: skip
+    for name, table in section.tables().items():
+        if table.revision is not None and path_exists(Path(table.path)):
+            yield recipe.fault(
+                f"eval.models.{name}.revision", "is for a name on the hub, but path is a folder. Take it out."
+            )
 
 
 def _retrieval_problems(section: RetrievalSection) -> Iterator[tuple[str, str]]:

@@ -219,19 +219,20 @@ def make_report(
     """Return the report of an evaluation: every arm against the first model without context. It has no notes yet."""
     base = next(iter(section.models))
     logs: dict[Path, str] = {}
-    for name, path in section.models.items():  # two checkpoints of one run share a log
-        logs.setdefault(Path(path).parent / "log.jsonl", name)
+    tables = section.tables()
+    for name, table in tables.items():  # two checkpoints of one run share a log
+        logs.setdefault(Path(table.adapter or table.path).parent / "log.jsonl", name)
     return Report(
         kind="evaluation",
         title=run_dir.name,
         models=(base,),
-        arms=tuple(ArmInfo(name, base, path, trained=name != base) for name, path in section.models.items()),
+        arms=tuple(ArmInfo(name, base, str(table), trained=name != base) for name, table in tables.items()),
         results=_summarize(plan, section, answers),
         unscored=tuple(_unscored(plan, section, answers)),
         perplexities=tuple(perplexities),
         recalls=tuple(_recalls(plan, section)),
         logs=tuple((base, name, 0, os.path.relpath(log, run_dir)) for log, name in logs.items() if log.is_file()),
-        model_sources={base: section.models[base]},
+        model_sources={base: str(tables[base])},
     )
 
 

@@ -47,10 +47,11 @@ from kinject.eval.scoring.answers import (
 from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests
 from kinject.eval.scoring.generate import Generator
 from kinject.eval.scoring.scorer import Scorer
-from kinject.models import LoadedModel, check_causal, check_model, load_model
+from kinject.hub import local_folder
+from kinject.models import LoadedModel, check_causal, check_model, load_model, model_hash
 from kinject.process import single_process_notes
 from kinject.recipe import EvalRecipe
-from kinject.recipe.eval_section import EvalSection
+from kinject.recipe.eval_section import EvalSection, LocalModelSection
 from kinject.results import Perplexity, Report, to_json
 from kinject.signals import running_time
 from kinject.terminal import Progress, show
@@ -69,16 +70,21 @@ class LoadedScorer:
     """A model in memory, its tokenizer as an `Encoder`, and its scorer."""
 
     name: str
-    path: str
+    table: LocalModelSection
     loaded: LoadedModel
     encoder: Encoder
     scorer: Scorer
-    quantization: str = "none"
 
     @cached_property
-    def model_hash(self) -> str:
-        """The hash of weights, configuration and tokenizer."""
-        return hash_model(self.path, getattr(self.loaded.model.config, "_commit_hash", None))
+    def hashes(self) -> dict[str, str]:
+        """The hash of weights, configuration and tokenizer of the model, and of the adapter on top, by their paths."""
+        commit = getattr(self.loaded.model.config, "_commit_hash", None)
+        found = {self.table.path: hash_model(self.table.path, commit)}
+        return (
+            found
+            if self.table.adapter is None
+            else found | {self.table.adapter: model_hash(local_folder(self.table.adapter))}
+        )
 
     @cached_property
     def generator(self) -> Generator:
@@ -96,8 +102,8 @@ class LoadedScorer:
 
     def key(self, prompt: Encoded) -> str:
         """Return the key under which the score of `prompt` is stored."""
-        quantization = "" if self.quantization == "none" else f" {self.quantization}"
-        return prompt_key(self.model_hash, f"{self.loaded.dtype}{quantization}", prompt)
+        weights = " ".join(self.hashes.values())
+        return prompt_key(weights, f"{self.loaded.dtype} {self.table.label}".rstrip(), prompt)
 
     def notes(self) -> list[str]:
         """Return what was decided while the model was loaded and used."""
@@ -138,8 +144,8 @@ def evaluate(recipe: EvalRecipe) -> Report:
     `accelerate launch` the processes divide the questions, and the first one writes. Raises `RecipeError`,
     `InputError` or `DiskError` if an input cannot be used.
     """
-    for path in recipe.eval.models.values():
-        check_model(path)
+    for table in recipe.eval.tables().values():
+        check_model(table.path)
     plan = read_plan(recipe)
     section = recipe.eval
     inputs = {str(path): check_output(path, _INPUT_FIX) for path in plan.inputs if path.is_file()}
@@ -151,8 +157,8 @@ def evaluate(recipe: EvalRecipe) -> Report:
         notes = [*plan.notes, *single_process_notes()]
         judge = _measured_judge(recipe, plan) if shard.is_first else None
         run = _Run(section, plan, ResumableScoring(answers, shard), notes, {**inputs, **plan.models})
-        for name, path in section.models.items():
-            _evaluate_model(run, name, path)
+        for name, table in section.tables().items():
+            _evaluate_model(run, name, table)
         run.scoring.finish()
         if shard.is_first:
             _grade_answers(run, judge, recipe.run_dir)
@@ -195,8 +201,8 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
     """
     section = replace(recipe.eval, limit=n)
     plan = read_plan(replace(recipe, eval=section))
-    for name, path in section.models.items():
-        model = load_scorer(name, path, section)
+    for name, table in section.tables().items():
+        model = load_scorer(name, table, section)
         for question_set in plan.sets:
             if question_set.chooses_k_for:
                 continue
@@ -209,10 +215,10 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
                 yield f"{title}, question {prompt.request.question.id}\n{text}"
 
 
-def _evaluate_model(run: _Run, name: str, path: str) -> None:
+def _evaluate_model(run: _Run, name: str, table: LocalModelSection) -> None:
     """Load one model and score every question of its arms."""
-    model = load_scorer(name, path, run.section)
-    run.inputs[path] = model.model_hash
+    model = load_scorer(name, table, run.section)
+    run.inputs.update(model.hashes)
     for question_set in run.plan.sets:
         prompts = encode_arms(question_set, model, run.plan.template)
         answers, n_new = score_prompts(run.scoring, question_set, model, prompts)
@@ -227,12 +233,17 @@ def _evaluate_model(run: _Run, name: str, path: str) -> None:
     run.notes.extend(model.notes())
 
 
-def load_scorer(name: str, path: str, section: EvalSection) -> LoadedScorer:
-    """Return the model in `path`, ready to score. Raises `InputError` if it cannot be loaded or is not causal."""
-    loaded = load_model(path, quantization=section.quantization)
-    check_causal(loaded.model, path)
-    scorer = Scorer(loaded.model, section.batch_tokens)
-    return LoadedScorer(name, path, loaded, Encoder(loaded.tokenizer, chat=section.chat), scorer, section.quantization)
+def load_scorer(name: str, table: LocalModelSection, section: EvalSection) -> LoadedScorer:
+    """Return the model of `table`, ready to score. Raises `InputError` if it cannot be loaded or is not causal."""
+    loaded = load_model(
+        table.path, dtype=table.dtype or "auto", attention=table.attention or "auto", revision=table.revision,
+        quantization=table.quantization or "none", adapter=table.adapter, device_map=table.device_map or "none",
+        section=f"eval.models.{name}",
+    )  # fmt: skip
+    check_causal(loaded.model, table.path)
+    return LoadedScorer(
+        name, table, loaded, Encoder(loaded.tokenizer, chat=section.chat), Scorer(loaded.model, section.batch_tokens)
+    )
 
 
 def encode_arms(question_set: QuestionSet, model: LoadedScorer, template: str) -> list[PendingPrompt]:

@@ -12,12 +12,16 @@ from kinject.models.folder import (
     INDEX,
     base_of_adapter,
     check_files,
+    check_finite_in,
     check_model,
     first_line,
     model_files,
     model_hash,
+    not_finite,
+    not_finite_in,
     read_headers,
     read_object,
+    saved_tensors,
     weight_files,
 )
 from kinject.models.hardware import (
@@ -32,14 +36,10 @@ from kinject.models.hardware import (
 from kinject.models.load import (
     LoadedModel,
     check_config,
-    check_finite_in,
     load_config,
     load_model,
     load_tokenizer,
     new_model,
-    not_finite,
-    not_finite_in,
-    saved_tensors,
     train_tokenizer,
 )
 from kinject.models.sharded import (

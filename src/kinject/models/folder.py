@@ -9,12 +9,16 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinject.disk import check_regular, file_hash, parse_json, path_exists, read_bytes, verified_hashes
 from kinject.errors import InputError
+from kinject.models.sharded import own_part
+
+if TYPE_CHECKING:
+    import torch
 
 ADAPTER_CONFIG = "adapter_config.json"
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -267,3 +271,59 @@ def check_buffers(model: Any, place: str, source: str) -> None:
                 f"{place}: {name}, which is computed from {source}, is not finite. Check the numbers there (rope_theta, "
                 "rope_parameters, scaling factors)."
             )
+
+
+def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Return the name of the first floating-point tensor that holds a NaN or an infinity, "" if all are finite.
+
+    A tensor is read once: its sum is not finite if a value is not. Of a sharded tensor this process's part is checked.
+    """
+    import torch
+
+    for name, tensor in tensors:
+        values = own_part(tensor)
+        if not values.is_floating_point() or values.is_meta or not values.numel():
+            continue
+        values = values.to(torch.float16) if values.element_size() == 1 else values  # float8 cannot be summed
+        if bool(values.sum().isfinite()):
+            continue
+        if not all(bool(value.isfinite()) for value in torch.aminmax(values)):  # finite values may overflow in a sum
+            return name
+    return ""
+
+
+def not_finite_in(folder: Path) -> str:
+    """Return ``FILE: TENSOR`` of the first tensor in a folder's safetensors that is not finite; "" if all are finite.
+
+    Raises `InputError` if a file cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                name = not_finite((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118 - no mapping
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path}: cannot be read ({first_line(error)}). Make the model again.") from error
+        if name:
+            return f"{path}: {name}"
+    return ""
+
+
+def check_finite_in(folder: Path) -> None:
+    """Raise `InputError` with the file and the tensor if the safetensors of a model folder are not all finite."""
+    found = not_finite_in(folder)
+    if found:
+        raise InputError(
+            f"{found} holds a value that is not finite (NaN or an infinity), so no output of this model is a number. "
+            "Make the model again, or take another copy."
+        )
+
+
+def saved_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters and the saved buffers of `model` with their names, tied ones once."""
+    yield from model.named_parameters()
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                yield name, buffer

@@ -50,10 +50,11 @@ def _cpu_has_bf16() -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("amx_bf16_tile"))
 
 
-def choose_dtype(requested: str, device: str) -> torch.dtype:
+def choose_dtype(requested: str, device: str, section: str = "model") -> torch.dtype:
     """Return the dtype of the weights for scoring; `auto` is bfloat16 on a GPU that multiplies it, else float32.
 
-    An older NVIDIA GPU (a T4) gets float16. Raises `InputError` for bfloat16 on a GPU that only emulates it.
+    An older NVIDIA GPU (a T4) gets float16. `section` is the recipe's, for messages. Raises `InputError` for bfloat16 on
+    a GPU that only emulates it.
     """
     import torch
 
@@ -62,7 +63,7 @@ def choose_dtype(requested: str, device: str) -> torch.dtype:
         return cast(torch.dtype, getattr(torch, names[choose_precision(device)] if device == "cuda" else "float32"))
     fault = emulated_bf16(device) if requested == "bfloat16" else ""
     if fault:
-        raise InputError(f"model.dtype: {fault} Set model.dtype: float16 (scoring, adapters) or float32.")
+        raise InputError(f"{section}.dtype: {fault} Set {section}.dtype: float16 (scoring, adapters) or float32.")
     return cast(torch.dtype, getattr(torch, requested))
 
 
@@ -110,7 +111,7 @@ _FASTEST = {8: ("flash_attention_2", "varlen"), 9: ("flash_attention_3", "flash_
 _FASTEST_LATER = ("flash_attention_4", "flash_attention_2", "varlen")
 
 
-def choose_attention(requested: str, device: str) -> str | None:
+def choose_attention(requested: str, device: str, section: str = "model") -> str | None:
     """Return transformers' `attn_implementation`; None (`auto`) leaves it to the architecture (sdpa where it has sdpa).
 
     Training with `auto` then tries `fastest_attention` on the model. Raises `InputError` when the requested attention
@@ -120,7 +121,7 @@ def choose_attention(requested: str, device: str) -> str | None:
         return None
     fault = attention_fault(requested, device)
     if fault:
-        raise InputError(f"model.attention: {requested} {fault}. Or set model.attention: auto.")
+        raise InputError(f"{section}.attention: {requested} {fault}. Or set {section}.attention: auto.")
     return requested
 
 
@@ -189,11 +190,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-def quantization_config(kind: str, dtype: torch.dtype) -> Any:
+def quantization_config(kind: str, dtype: torch.dtype, section: str = "model") -> Any:
     """Return that of 8 bits, or of QLoRA (arXiv 2305.14314): NF4, its scales quantised too.
 
-    FSDP shards floating-point tensors only, so under it the packed weights are stored as `dtype`.
+    FSDP shards floating-point tensors only, so under it the packed weights are stored as `dtype`. Raises `InputError`
+    without bitsandbytes.
     """
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise InputError(
+            f"{section}.quantization: needs the package bitsandbytes. Install it: pip install bitsandbytes."
+        )
     import torch
     from transformers import BitsAndBytesConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.disk import path_exists
 from kinject.errors import InputError
-from kinject.hub import find_source
+from kinject.hub import find_source, local_folder
 from kinject.models.folder import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -21,15 +21,18 @@ from kinject.models.folder import (
     base_of_adapter,
     check_buffers,
     check_files,
+    check_finite_in,
     check_model,
     first_line,
+    not_finite,
     pickle_fix,
     read_header,
     read_headers,
     read_object,
+    saved_tensors,
 )
 from kinject.models.hardware import choose_attention, choose_device, choose_dtype, quantization_config
-from kinject.models.sharded import Sharding, own_part, reading_parts, release_whole, shape_of, size_of
+from kinject.models.sharded import Sharding, reading_parts, release_whole, shape_of, size_of
 from kinject.recipe.check import suggestion
 
 if TYPE_CHECKING:
@@ -118,47 +121,66 @@ def load_model(
     tokenizer: PreTrainedTokenizerBase | None = None,
     move: bool = True,
     sharding: Sharding | None = None,
+    adapter: str | None = None,
+    device_map: str = "none",
+    section: str = "model",
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer from a folder or the hub.
 
-    A folder with a peft adapter is loaded on top of the base model that the adapter names. Weights are read from
-    safetensors only and no remote code is run. `tokenizer` is the folder's own if it is loaded already. With `sharding`
-    each process reads its part of the weights. Without `move` they stay in memory, for accelerate to shard. Raises
-    `InputError` when the folder cannot be used.
+    A folder with a peft adapter is loaded on top of the base model that the adapter names; `adapter`, a folder or a name
+    on the hub, on top of the model in `path`. Weights are read from safetensors only and no remote code is run.
+    `tokenizer` is the folder's own if it is loaded already. With `sharding` each process reads its part of the weights;
+    with `device_map` accelerate spreads the layers over the GPUs. Without `move` they stay in memory, for accelerate to
+    shard. `section` is the recipe's, for messages. Raises `InputError` when the folder cannot be used.
     """
     device = choose_device(device)
-    torch_dtype = choose_dtype(dtype, device)
-    implementation = choose_attention(attention, device)
+    torch_dtype = choose_dtype(dtype, device, section)
+    implementation = choose_attention(attention, device, section)
     source = find_source(path, "model", revision)
     check_model(source)
-    options: dict[str, Any] = {"dtype": torch_dtype, "revision": revision}
-    if implementation == "varlen":
+    on_top, base = _find_adapter(source, adapter)
+    options = _options(torch_dtype, implementation, quantization, device_map, section)
+    options["revision"] = revision if base == source else None
+    if sharding is not None:
+        options["distributed_config"] = sharding.of(load_config(path, revision))
+    with contextlib.nullcontext() if sharding is None else reading_parts():
+        model = _load_full_model(base, options) if on_top is None else _load_adapter(on_top, base, options)
+    if sharding is not None:
+        release_whole(model if on_top is None else model.base_model.model)
+    elif quantization == "none" and device_map == "none" and move:
+        model = model.to(device)
+    model.eval()
+    _check_finite([on_top or Path(base), Path(base)], model, quantized=quantization != "none")
+    implementation = str(model.config._attn_implementation)
+    name = f"{path}{f'@{revision}' if revision else ''}{f' with {adapter}' if adapter else ''}"
+    place = _devices(model) if device_map != "none" else device
+    if sharding is not None or not move:
+        place += f", {sharding.describe()}" if sharding is not None else " once it is sharded"
+    arithmetic = f"{str(torch_dtype).removeprefix('torch.')}{f' in {quantization}' if quantization != 'none' else ''}"
+    note = f"{name}: {_parameter_count(model)} parameters, {arithmetic}, {implementation} attention, on {place}"
+    if tokenizer is None:
+        has_own = on_top is not None and (on_top / "tokenizer_config.json").exists()
+        tokenizer = load_tokenizer(str(on_top)) if has_own and adapter else load_tokenizer(path, revision=revision)
+    notes = (note, *_check_vocabulary(path, model, tokenizer))
+    return LoadedModel(model, tokenizer, torch_dtype, implementation, device, notes)
+
+
+def _options(
+    dtype: torch.dtype, attention: str | None, quantization: str, device_map: str, section: str
+) -> dict[str, Any]:
+    """Return the arguments of from_pretrained. Raises `InputError` if a package for them is missing."""
+    options: dict[str, Any] = {"dtype": dtype}
+    if device_map != "none":
+        options["device_map"] = device_map
+    if attention == "varlen":
         from kinject.models.attention import register
 
         register()
-    if implementation is not None:
-        options["attn_implementation"] = implementation
+    if attention is not None:
+        options["attn_implementation"] = attention
     if quantization != "none":
-        options["quantization_config"] = quantization_config(quantization, torch_dtype)
-    if sharding is not None:
-        options["distributed_config"] = sharding.of(load_config(path, revision))
-    is_adapter = (Path(source) / ADAPTER_CONFIG).exists()
-    with contextlib.nullcontext() if sharding is None else reading_parts():
-        model = _load_adapter(Path(source), options) if is_adapter else _load_full_model(source, options)
-    if sharding is not None:
-        release_whole(model.base_model.model if is_adapter else model)
-    elif quantization == "none" and move:
-        model = model.to(device)
-    model.eval()
-    _check_finite(Path(source), model, quantized=quantization != "none")
-    implementation = str(model.config._attn_implementation)
-    dtype_name = str(torch_dtype).removeprefix("torch.")
-    note = f"{path}: {_parameter_count(model)} parameters, {dtype_name}, {implementation} attention, on {device}"
-    note += f", {sharding.describe()}" if sharding is not None else "" if move else " once it is sharded"
-    if tokenizer is None:
-        tokenizer = load_tokenizer(path, revision=revision)
-    notes = (note, *_check_vocabulary(path, model, tokenizer))
-    return LoadedModel(model, tokenizer, torch_dtype, implementation, device, notes)
+        options["quantization_config"] = quantization_config(quantization, dtype, section)
+    return options
 
 
 def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
@@ -202,16 +224,45 @@ def _unread_weights(model: PreTrainedModel, unexpected: Iterable[str], header: H
     return unread
 
 
-def _load_adapter(folder: Path, options: dict[str, Any]) -> PreTrainedModel:
+def _find_adapter(source: str, adapter: str | None) -> tuple[Path | None, str]:
+    """Return the folder of the adapter to load, if any, and its base: `source` is one of the two.
+
+    Raises `InputError` if `adapter` is none, or `source` is an adapter too.
+    """
+    is_adapter = (Path(source) / ADAPTER_CONFIG).exists()
+    if adapter is None:
+        if is_adapter:
+            return Path(source), find_source(base_of_adapter(Path(source) / ADAPTER_CONFIG), "model")
+        return None, source
+    folder = local_folder(adapter)
+    check_files(folder)
+    if not (folder / ADAPTER_CONFIG).exists():
+        raise InputError(f"{folder}: no {ADAPTER_CONFIG} in this folder, so it is no adapter. Give it as path instead.")
+    if is_adapter:
+        raise InputError(
+            f"{source}: an adapter itself, so no other goes on top. Give its base model as path, or merge it first."
+        )
+    return folder, source
+
+
+def _devices(model: PreTrainedModel) -> str:
+    """Return the devices that hold a model's parameters, with the number of parameters on each."""
+    sizes: dict[str, int] = {}
+    for parameter in model.parameters():
+        sizes[str(parameter.device)] = sizes.get(str(parameter.device), 0) + parameter.numel()
+    return ", ".join(f"{device} ({size:,} parameters)" for device, size in sizes.items())
+
+
+def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTrainedModel:
+    """Return the adapter in `folder` on top of the model in `base`, a folder or a name on the hub."""
     from peft import PeftModel, get_peft_model_state_dict
 
-    base = base_of_adapter(folder / ADAPTER_CONFIG)
     weights = folder / "adapter_model.safetensors"
     if not weights.is_file():  # peft would load adapter_model.bin, a pickle, instead
         fix = pickle_fix(folder) or _fix(str(folder), "adapter")
         raise InputError(f"{folder}: no adapter_model.safetensors in this folder. {fix}")
     stored = read_header(weights).keys()
-    model = _load_full_model(find_source(base, "model"), {**options, "revision": None})
+    model = _load_full_model(base, options)
     with _raising_input_error(str(folder), "adapter"), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of missing weights, which the next lines refuse
         tuned: PreTrainedModel = PeftModel.from_pretrained(model, str(folder))
@@ -223,66 +274,9 @@ def _load_adapter(folder: Path, options: dict[str, Any]) -> PreTrainedModel:
     return tuned
 
 
-def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Return the name of the first floating-point tensor that holds a NaN or an infinity, "" if all are finite.
-
-    A tensor is read once: its sum is not finite if a value is not. Of a sharded tensor this process's part is checked.
-    """
-    import torch
-
-    for name, tensor in tensors:
-        values = own_part(tensor)
-        if not values.is_floating_point() or values.is_meta or not values.numel():
-            continue
-        values = values.to(torch.float16) if values.element_size() == 1 else values  # float8 cannot be summed
-        if bool(values.sum().isfinite()):
-            continue
-        if not all(bool(value.isfinite()) for value in torch.aminmax(values)):  # finite values may overflow in a sum
-            return name
-    return ""
-
-
-def not_finite_in(folder: Path) -> str:
-    """Return ``FILE: TENSOR`` of the first tensor in a folder's safetensors that is not finite; "" if all are finite.
-
-    Raises `InputError` if a file cannot be read.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as file:
-                name = not_finite((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118 - no mapping
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path}: cannot be read ({first_line(error)}). Make the model again.") from error
-        if name:
-            return f"{path}: {name}"
-    return ""
-
-
-def check_finite_in(folder: Path) -> None:
-    """Raise `InputError` with the file and the tensor if the safetensors of a model folder are not all finite."""
-    found = not_finite_in(folder)
-    if found:
-        raise InputError(
-            f"{found} holds a value that is not finite (NaN or an infinity), so no output of this model is a number. "
-            "Make the model again, or take another copy."
-        )
-
-
-def saved_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the parameters and the saved buffers of `model` with their names, tied ones once."""
-    yield from model.named_parameters()
-    for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(prefix, recurse=False):
-            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
-                yield name, buffer
-
-
-def _check_finite(folder: Path, model: PreTrainedModel, *, quantized: bool) -> None:
+def _check_finite(folders: Sequence[Path], model: PreTrainedModel, *, quantized: bool) -> None:
     """Raise `InputError` if a weight is not finite. Quantized weights hide it, so their files are read instead."""
-    adapter = folder / ADAPTER_CONFIG
-    folders = [folder, *([Path(base_of_adapter(adapter))] if adapter.is_file() else [])]
+    folder = folders[0]
     name = not_finite(saved_tensors(model))
     for weights in folders if name or quantized else ():
         check_finite_in(weights)

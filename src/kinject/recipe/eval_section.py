@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from kinject.recipe.sections import GeneratorSection, option
+from kinject.recipe.sections import Attention, Dtype, GeneratorSection, Quantization, option
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,46 @@ class RetrievalSection:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadingSection:
+    """How models are loaded; a key of a model's own table comes before it."""
+
+    dtype: Dtype | None = option(
+        None, help="Weights in memory; default: auto, bfloat16 on a GPU that multiplies it, float16 on an older one."
+    )
+    quantization: Quantization | None = option(
+        None, help="Load through bitsandbytes, for a GPU that does not hold the model otherwise; default: none."
+    )
+    device_map: Literal["none", "auto", "balanced", "balanced_low_0", "sequential"] | None = option(
+        None, help="How accelerate spreads the layers over the GPUs of this process; default: none, one device."
+    )
+    attention: Attention | None = option(None, help="Attention implementation; default: auto.")
+
+    @property
+    def label(self) -> str:
+        """What scores depend on beside weights and dtype, "" for the defaults: it is part of their key."""
+        map_label = f"device_map={self.device_map or 'none'}"
+        labels = (self.quantization or "none", map_label, self.attention or "auto")
+        return " ".join(label for label in labels if label not in ("none", "device_map=none", "auto"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalModelSection(LoadingSection):
+    """A model that is loaded here, and how."""
+
+    path: str = option(help="Model folder or hub name.", path="model")
+    revision: str | None = option(None, help="Branch, tag or commit on the hub.")
+    adapter: str | None = option(None, help="PEFT adapter (folder or hub name) that goes on top of path.", path="model")
+
+    def __str__(self) -> str:
+        """Return the model in words, as reports show it."""
+        parts = [f"{self.path}@{self.revision}" if self.revision else self.path]
+        parts += [f"with {self.adapter}"] if self.adapter else []
+        values = (self.dtype, self.quantization, self.attention)
+        parts += [value for value in values if value not in (None, "auto", "none")]
+        return ", ".join(parts)
+
+
 QuestionFormat = Literal[
     "letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question", "generate"
 ]
@@ -97,12 +137,15 @@ QuestionFormat = Literal[
 class EvalSection:
     """Several models against several question sets; the first model is the base of every comparison."""
 
-    models: Mapping[str, str] = option(
-        help="name: folder or hub name. The first is the base.", nonempty=True, path="model"
+    models: Mapping[str, str | LocalModelSection] = option(
+        help="name: folder or hub name, or a table with path and how it is loaded. The first is the base.",
+        nonempty=True,
+        path="model",
     )
     questions: Mapping[str, str | QuestionSetSection] = option(
         help="name: path, or path with role and shots_from.", nonempty=True, path="file"
     )
+    model_defaults: LoadingSection = option(LoadingSection(), help="What the tables of `models` leave out.")
     formats: tuple[QuestionFormat, ...] = option(
         ("texts",),
         help="letters, texts, hybrid, rotations, a baseline without the question, or generate: the model writes its answer.",
@@ -134,8 +177,15 @@ class EvalSection:
     retrieval_models: tuple[str, ...] | None = option(
         None, help="Models that are also scored with context; default: all."
     )
-    quantization: Literal["none", "8bit", "4bit"] = option(
-        "none", help="Load the models through bitsandbytes, for a GPU that does not hold them otherwise."
-    )
     batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
+
+    def tables(self) -> dict[str, LocalModelSection]:
+        """Return the table of each model by name, with what it leaves out from `model_defaults`."""
+        return {name: self._complete(value) for name, value in self.models.items()}
+
+    def _complete(self, value: str | LocalModelSection) -> LocalModelSection:
+        table = LocalModelSection(path=value) if isinstance(value, str) else value
+        own = {item.name: getattr(table, item.name) for item in fields(LoadingSection)}
+        defaults = {name: getattr(self.model_defaults, name) for name, chosen in own.items() if chosen is None}
+        return replace(table, **defaults)

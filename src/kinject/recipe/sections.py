@@ -19,6 +19,15 @@ def option(default: Any = ..., **metadata: Any) -> Any:
     return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["none", "8bit", "4bit"]
+Attention = Literal[
+    "auto", "sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4",
+    "kernels-community/flash-attn2", "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3",
+    "kernels-community/flash-attn4",
+]  # fmt: skip
+"""Attention implementations that can score; training also has varlen."""
+
 MAX_SAMPLES = 10_000
 """Most samples of one style and passage; `kinject.augment.validation` checks it with the names of the styles."""
 
@@ -40,21 +49,17 @@ class ModelSection:
     tokenizer: str | TokenizerSection | None = option(
         None, help="Tokenizer folder or hub name; or vocab_size of one to train.", path="model"
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="Weights in memory.")
+    dtype: Dtype = option("auto", help="Weights in memory.")
     save_dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", help="Weights in model/; auto: bfloat16 where the base is stored so, else as they were trained."
     )
-    attention: Literal[
-        "auto", "sdpa", "eager", "flex_attention", "varlen", "flash_attention_2", "flash_attention_3",
-        "flash_attention_4", "kernels-community/flash-attn2", "kernels-community/flash-attn3",
-        "kernels-community/vllm-flash-attn3", "kernels-community/flash-attn4",
-    ] = option(
+    attention: Literal[Attention, "varlen"] = option(
         "auto",
         help="Attention implementation; varlen (training only) is torch's own variable-length attention. "
         "flash_attention_N is the installed package, or else the prebuilt kernel of the hub that transformers chooses.",
-    )  # fmt: skip
+    )
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", help="Device of the model.")
-    quantization: Literal["none", "8bit", "4bit"] = option("none", help="Load through bitsandbytes (with an adapter).")
+    quantization: Quantization = option("none", help="Load through bitsandbytes (with an adapter).")
     freeze: tuple[str, ...] = option(
         (), help="Patterns (* and ?) of the names of frozen parameters, as in [model.embed_tokens.*]."
     )

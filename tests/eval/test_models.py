@@ -1,0 +1,190 @@
+"""The models of `kinject eval`: as paths, and as tables that say how each is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+import yaml
+
+from kinject.disk import write_jsonl
+from kinject.errors import InputError, RecipeError
+from kinject.eval import evaluate
+from kinject.eval.scoring.answers import read_answers
+from kinject.models import new_model
+from kinject.recipe import read_recipe
+from kinject.results import Report
+from small import TINY
+
+QUESTIONS = [
+    {"id": "q1", "question": "Where was Arden born?", "choices": ["Lowmere", "the mill", "Farrow"], "answer": 0},
+    {"id": "q2", "question": "Where was Bryn born?", "choices": ["Kelm", "town of Farrow"], "answer": 1},
+]
+Run = Callable[..., Report]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Evaluate `models`, with further keys of the section or of the recipe."""
+    write_jsonl(tmp_path / "q.jsonl", QUESTIONS)
+
+    def _run(models: dict[str, Any], root: dict[str, Any] | None = None, overrides: Any = (), **section: Any) -> Report:
+        path = tmp_path / "recipe.yaml"
+        section = {"models": models, "questions": {"new": str(tmp_path / "q.jsonl")}, **section}
+        recipe = {"run_dir": str(tmp_path / "run"), "eval": section, **(root or {})}
+        path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+        return evaluate(read_recipe(path, overrides, "eval"))
+
+    return _run
+
+
+def scores(folder: Path) -> dict[str, list[tuple[float, ...]]]:
+    """Return the stored log-probs by arm."""
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for answer in read_answers(folder / "run" / "answers.jsonl"):
+        found.setdefault(answer.arm, []).append(answer.log_probs)
+    return found
+
+
+def scored_now(folder: Path) -> int:
+    return int(json.loads((folder / "run" / "manifest.json").read_text())["counts"]["scored_now"])
+
+
+def by_hand(model: Any, tokenizer: Any) -> list[tuple[float, ...]]:
+    """Log-probs of the choices by one plain pass each."""
+    found = []
+    for row in QUESTIONS:
+        context, sums = f"Question: {row['question']}\nAnswer:", []
+        n = len(tokenizer(context).input_ids)
+        for choice in row["choices"]:
+            ids = torch.tensor([tokenizer(f"{context} {choice}").input_ids])
+            with torch.no_grad():
+                log_probs = model(ids).logits[0].float().log_softmax(-1)
+            sums.append(sum(float(log_probs[i - 1, ids[0, i]]) for i in range(n, ids.shape[1])))
+        found.append(tuple(sums))
+    return found
+
+
+def save_adapter(base: Path, folder: Path, seed: int = 3) -> Any:
+    """Save a LoRA adapter with random weights; return the adapted model."""
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(model, config).eval()
+    adapted.save_pretrained(folder)
+    return adapted
+
+
+def test_a_table_without_choices_is_the_path_and_scores_nothing_again(run, tmp_path, tiny_model):
+    run({"base": str(tiny_model)})
+    before = scores(tmp_path)
+    report = run({"base": {"path": str(tiny_model), "dtype": "auto", "quantization": "none", "device_map": "none"}})
+    assert scored_now(tmp_path) == 0
+    assert scores(tmp_path) == before
+    assert report.model_sources == {"base": str(tiny_model)}
+
+
+def test_an_adapter_goes_on_top_of_the_models_path_and_is_part_of_the_key(run, tmp_path, tiny_model):
+    adapter = tmp_path / "adapter"
+    adapted = save_adapter(tiny_model, adapter)
+    changed = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(changed | {"base_model_name_or_path": "elsewhere/base"}))
+    report = run({"base": str(tiny_model), "tuned": {"path": str(tiny_model), "adapter": str(adapter)}})
+    assert scored_now(tmp_path) == 4
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_model)
+    for mine, reference in zip(scores(tmp_path)["tuned"], by_hand(adapted, tokenizer), strict=True):
+        assert mine == pytest.approx(reference, abs=1e-4)
+    assert max(abs(a - b) for a, b in zip(*(scores(tmp_path)[arm][0] for arm in ("base", "tuned")), strict=True)) > 1e-3
+    assert [arm.description for arm in report.arms] == [str(tiny_model), f"{tiny_model}, with {adapter}"]
+    inputs = json.loads((tmp_path / "run" / "manifest.json").read_text())["inputs"]
+    assert {str(tiny_model), str(adapter)} <= inputs.keys()
+    save_adapter(tiny_model, adapter, seed=4)
+    run({"base": str(tiny_model), "tuned": {"path": str(tiny_model), "adapter": str(adapter)}})
+    assert scored_now(tmp_path) == 2
+
+
+@pytest.mark.parametrize("quantization", ["8bit", "4bit"])
+def test_quantized_models_score_as_bitsandbytes_has_them_and_are_stored_apart(
+    run, tmp_path, tiny_tokenizer, quantization
+):
+    wide = tmp_path / "wide"  # blocks of 4-bit weights are 64 wide
+    new_model(TINY | {"hidden_size": 64}, tiny_tokenizer, seed=0).save_pretrained(wide)
+    tiny_tokenizer.save_pretrained(wide)
+    report = run({"base": str(wide), "small": {"path": str(wide), "quantization": quantization}})
+    assert scored_now(tmp_path) == 4
+    settings = {"load_in_8bit": True} if quantization == "8bit" else {
+        "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_compute_dtype": torch.float32,
+    }  # fmt: skip
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        wide, dtype=torch.float32, quantization_config=transformers.BitsAndBytesConfig(**settings)
+    ).eval()
+    expected = by_hand(reference, tiny_tokenizer)
+    for mine, other in zip(scores(tmp_path)["small"], expected, strict=True):
+        assert mine == pytest.approx(other, abs=2e-2 if quantization == "8bit" else 1e-3)
+    assert scores(tmp_path)["small"] != scores(tmp_path)["base"]
+    assert any(f"float32 in {quantization}" in note for note in report.notes)
+
+
+def test_defaults_fill_what_a_table_leaves_out_and_every_choice_has_its_own_scores(run, tmp_path, tiny_model):
+    models = {
+        "base": str(tiny_model),
+        "exact": {"path": str(tiny_model), "dtype": "float32"},
+        "eager": {"path": str(tiny_model), "dtype": "float32", "attention": "eager"},
+        "spread": {"path": str(tiny_model), "dtype": "float32", "device_map": "auto"},
+    }
+    report = run(models, model_defaults={"dtype": "bfloat16", "attention": "sdpa"})
+    notes = [note for note in report.notes if "parameters" in note]
+    assert ["bfloat16" in note for note in notes] == [True, False, False, False]
+    assert ["eager attention" in note for note in notes] == [False, False, True, False]
+    assert "on cpu (" in notes[3]
+    found = scores(tmp_path)
+    assert found["exact"] == found["spread"]
+    assert found["exact"][0] != found["base"][0]
+    assert found["exact"][0] == pytest.approx(found["eager"][0], abs=1e-4)
+    assert scored_now(tmp_path) == 8  # nothing was taken for another's
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"quantisation": "4bit"}, r"eval.models.m.quantisation: unknown key. Did you mean quantization\?"),
+        ({"quantization": "2bit"}, "eval.models.m.quantization: found '2bit' "),
+        ({"device_map": "wide"}, "eval.models.m.device_map: found 'wide' "),
+        ({"attention": "varlen"}, "eval.models.m.attention: found 'varlen' "),
+        ({"revision": "main"}, "eval.models.m.revision: is for a name on the hub, but path is a folder"),
+        ({"adapter": "runs/no/adapter"}, "eval.models.m.adapter: found 'runs/no/adapter', but nothing is there"),
+    ],
+)
+def test_a_wrong_key_of_a_table_is_reported_at_its_line(run, tiny_model, table, message):
+    with pytest.raises(RecipeError, match=message):
+        run({"m": {"path": str(tiny_model), **table}})
+
+
+def test_what_no_adapter_can_go_on_top_of_is_refused(run, tmp_path, tiny_model):
+    save_adapter(tiny_model, tmp_path / "adapter")
+    with pytest.raises(InputError, match=r"no adapter_config\.json in this folder, so it is no adapter"):
+        run({"m": {"path": str(tiny_model), "adapter": str(tiny_model)}})
+    with pytest.raises(InputError, match="an adapter itself, so no other goes on top"):
+        run({"m": {"path": str(tmp_path / "adapter"), "adapter": str(tmp_path / "adapter")}})
+
+
+def test_attention_that_this_machine_lacks_names_the_models_own_key(run, tiny_model):
+    with pytest.raises(InputError, match=r"eval\.models\.m\.attention: flash_attention_2 needs an NVIDIA GPU"):
+        run({"m": {"path": str(tiny_model), "attention": "flash_attention_2"}})
+
+
+def test_a_section_model_that_nothing_reads_is_refused(run, tiny_model):
+    models = {"m": str(tiny_model)}
+    with pytest.raises(RecipeError, match=r"recipe.yaml:.*: model: an evaluation does not read this section"):
+        run(models, {"model": {"quantization": "4bit"}})
+    trains = {"model": {"path": str(tiny_model)}, "trainer": {"learning_rate": 1e-4}}
+    run(models, trains)
+    with pytest.raises(RecipeError, match="command line: model: an evaluation does not read this section"):
+        run(models, trains, ["model.quantization=4bit"])
