@@ -306,7 +306,7 @@ class AnswerJudge:
         written = {
             (answer.question_set, answer.question_id, answer.text): answer.accepted
             for answer in answers
-            if answer.text is not None
+            if answer.text is not None and not answer.choices
         }
         items = {key: (asked[key[:2]], accepted, key[2]) for key, accepted in written.items()}
         found = self.grade(items.values())
