@@ -17,8 +17,9 @@ from typing import Any, Final
 from kinject.corpus.language import detect_language
 from kinject.disk import write_jsonl
 from kinject.errors import EndpointError, InputError
-from kinject.eval.scoring.answers import GRADES_FILE
+from kinject.eval.scoring.answers import GRADES_FILE, with_grade
 from kinject.eval.texts import abstains, contains, exact_match, matches, normalize_answer
+from kinject.recipe import EvalRecipe
 from kinject.recipe.eval_section import EvalSection
 from kinject.requests.chat import has_prices, judge_faults
 from kinject.requests.generator import request_seed
@@ -296,25 +297,24 @@ class AnswerJudge:
         grades = {item: empty.get(item) or _guarded(item, found[item]) for item in unique}
         return {item: grade for item, grade in grades.items() if grade is not None}
 
-    def grade_answers(
-        self, asked: Mapping[tuple[str, str], str], answers: Iterable[Answer]
-    ) -> dict[tuple[str, str, str], Grade]:
-        """Return the grade of each written answer, by (question set, question id, text), and write them to grades.jsonl.
+    def grade_answers(self, asked: Mapping[tuple[str, str], Question], results: dict[Any, list[Answer]]) -> None:
+        """Give each written answer of `results` its grade, and write the grades to grades.jsonl.
 
-        `asked` maps (question set, question id) to the question.
+        `asked` has the questions by question set and id.
         """
-        written = {
-            (answer.question_set, answer.question_id, answer.text): answer.accepted
-            for answer in answers
-            if answer.text is not None and not answer.choices
-        }
-        items = {key: (asked[key[:2]], accepted, key[2]) for key, accepted in written.items()}
+        items = {
+            (answer.question_set, answer.question_id, answer.text): (
+                asked[answer.question_set, answer.question_id].question, answer.accepted, answer.text,
+            )
+            for answers in results.values() for answer in answers if answer.text is not None and not answer.choices
+        }  # fmt: skip
         found = self.grade(items.values())
         grades = {key: found[item] for key, item in items.items() if item in found}
         names = ("question_set", "question_id", "text", "question", "accepted", "grade")
-        rows = ((*key, asked[key[:2]], list(written[key]), grade) for key, grade in grades.items())
+        rows = ((*key, items[key][0], list(items[key][1]), grade) for key, grade in grades.items())
         write_jsonl(self.run_dir / GRADES_FILE, (dict(zip(names, row, strict=True)) for row in rows))
-        return grades
+        for key, answers in results.items():
+            results[key] = [with_grade(answer, grades) for answer in answers]
 
     def notes(self) -> list[str]:
         """Return the accuracy, and what has no grade."""
@@ -369,6 +369,15 @@ class AnswerJudge:
             if grade is not None:
                 return grade
         return None
+
+
+def measured_judge(recipe: EvalRecipe, asked: Mapping[tuple[str, str], Question]) -> AnswerJudge | None:
+    """Return the recipe's judge, None without one. Raises as `AnswerJudge.measure`."""
+    if recipe.eval.judge is None:
+        return None
+    judge = AnswerJudge(recipe.eval, recipe.run_dir, recipe.seed)
+    judge.measure(list(asked.values()))
+    return judge
 
 
 def _written(planted: PlantedAnswer) -> Written:

@@ -112,6 +112,11 @@ class Plan:
     template: str = ""
     models: Mapping[str, str] = field(default_factory=dict)
 
+    def open_questions(self) -> dict[tuple[str, str], Question]:
+        """Return the questions that are answered in writing, by question set and id."""
+        sets = (item for item in self.sets if any(arm.format in OPEN for arm in item.arms))
+        return {(item.name, question.id): question for item in sets for question in item.questions}
+
 
 def read_plan(recipe: EvalRecipe) -> Plan:
     """Return the plan of `recipe`.

@@ -30,7 +30,7 @@ from kinject.disk import (
 )
 from kinject.errors import InputError
 from kinject.eval.harness_files import Sample, write_harness_files
-from kinject.eval.judge import AnswerJudge
+from kinject.eval.judge import AnswerJudge, measured_judge
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
 from kinject.eval.prompts import OPEN, ROTATED, ChatStyle, PromptRequest, render_prompt, scored_texts
 from kinject.eval.results import Answers, chosen_k_notes, find_flips, is_scored, make_report, mass_notes
@@ -43,7 +43,6 @@ from kinject.eval.scoring.answers import (
     hash_model,
     join_processes,
     prompt_key,
-    with_grade,
 )
 from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests
 from kinject.eval.scoring.generate import Generator
@@ -156,13 +155,14 @@ def evaluate(recipe: EvalRecipe) -> Report:
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
         answers.read_others(shard.other_answers())
         notes = [*plan.notes, *single_process_notes()]
-        judge = _measured_judge(recipe, plan) if shard.is_first else None
+        judge = measured_judge(recipe, plan.open_questions()) if shard.is_first else None
         run = _Run(section, plan, ResumableScoring(answers, shard), notes, {**inputs, **plan.models})
         for name, table in section.tables().items():
             _evaluate_model(run, name, table)
         run.scoring.finish()
-        if shard.is_first:
-            _grade_answers(run, judge, recipe.run_dir)
+        if judge:
+            judge.grade_answers(plan.open_questions(), run.results)
+            run.notes.extend(judge.notes())
         all_notes = (*run.notes, *mass_notes(run.results), *chosen_k_notes(plan, section, run.results))
         report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
         report = replace(report, notes=tuple(dict.fromkeys(all_notes)))
@@ -170,29 +170,6 @@ def evaluate(recipe: EvalRecipe) -> Report:
             _write_files(recipe, run, report, judge)
     shard.finish()
     return report
-
-
-def _measured_judge(recipe: EvalRecipe, plan: Plan) -> AnswerJudge | None:
-    """Return the recipe's judge, None without one. Raises `InputError` if it grades planted answers too badly."""
-    section = recipe.eval
-    if section.judge is None:
-        return None
-    judge = AnswerJudge(section, recipe.run_dir, recipe.seed)
-    sets = (item for item in plan.sets if any(arm.format in OPEN for arm in item.arms))
-    judge.measure([question for item in sets for question in item.questions])
-    return judge
-
-
-def _grade_answers(run: _Run, judge: AnswerJudge | None, run_dir: Path) -> None:
-    """Have every written answer graded, and note the judge's accuracy."""
-    if judge is None:
-        delete_file(run_dir / GRADES_FILE)
-        return
-    asked = {(item.name, question.id): question.question for item in run.plan.sets for question in item.questions}
-    grades = judge.grade_answers(asked, (answer for answers in run.results.values() for answer in answers))
-    for key, answers in run.results.items():
-        run.results[key] = [with_grade(answer, grades) for answer in answers]
-    run.notes.extend(judge.notes())
 
 
 def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
@@ -457,6 +434,8 @@ def _note_faults(run: _Run, question_set: QuestionSet, prompts: Sequence[Pending
 
 
 def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJudge | None) -> None:
+    if judge is None:
+        delete_file(recipe.run_dir / GRADES_FILE)  # of an earlier run of this recipe
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
     write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
     counts: dict[str, Any] = {
