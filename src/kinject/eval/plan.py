@@ -15,6 +15,7 @@ from kinject.eval.prompts import (
     FROM_TASK,
     GENERATED,
     MOST_LETTERS,
+    OPEN,
     PMI_BASELINE,
     SHOWS_OPTIONS,
     WITHOUT_QUESTION,
@@ -180,6 +181,7 @@ def check_section(recipe: Recipe) -> None:
 def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     """Yield the faults that concern several keys of the section, and a section model that nothing here reads."""
     yield from _model_faults(recipe, section)
+    yield from _chat_faults(recipe, section)
     for name, value in section.questions.items():
         key = f"eval.questions.{name}"
         for problem in _set_problems(_as_section(value), section):
@@ -194,6 +196,19 @@ def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     if section.retrieval_models is not None and section.retrieval is None:
         problem = "models are to get context, but eval.retrieval is missing. Add it, or remove this key."
         yield Fault(recipe.where("eval.retrieval_models"), "eval.retrieval_models", problem)
+
+
+def _chat_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
+    """Yield the keys of a chat that nothing reads, because no model, or not this one, is asked in a chat."""
+    tables = section.tables()
+    places: dict[str, object] = {} if any(table.chat for table in tables.values()) else {"eval": section}
+    for name, value in section.models.items():
+        if not isinstance(value, str) and not tables[name].chat:
+            places[f"eval.models.{name}"] = value
+    for place, holder in places.items():
+        for key in ("system", "chat_template_kwargs", "fewshot_as_multiturn", "max_thinking_tokens"):
+            if getattr(holder, key, None):
+                yield recipe.fault(f"{place}.{key}", f"there is no chat, so nothing reads it. Set {place}.chat: true.")
 
 
 def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
@@ -287,9 +302,8 @@ def _read_sets(
     task: Task | None = None
     pool: tuple[Question, ...] = ()
     golds = GoldIndex()
-    only_written = GENERATED.issuperset(section.formats)
-    layout = "open" if only_written and item.layout in ("auto", "squad") else item.layout
-    stop = section.stop if section.stop is not None else () if section.chat else ("\n",)
+    only_open = OPEN.issuperset(section.formats)
+    layout = "open" if only_open and item.layout in ("auto", "squad") else item.layout
     if _is_task(item.path):
         task = read_task(Path(item.path))
         questions, pool = task.questions, task.pool
@@ -306,9 +320,10 @@ def _read_sets(
         contexts = _retrieve(retriever, questions, k)
     heading_path = section.retrieval is not None and section.retrieval.heading_path
     arms = expand_arms(section, task)
+    bounds = (task.generation if task is not None else None) or Generation(section.max_new_tokens, section.stop)
     test = QuestionSet(
         name, item.role, questions, pool, contexts, task, arms=arms, heading_path=heading_path,
-        generation=(task.generation if task is not None else None) or Generation(section.max_new_tokens, stop),
+        generation=replace(bounds, max_thinking_tokens=section.max_thinking_tokens),
     )  # fmt: skip
     _check_questions(item, section, test)
     yield test
@@ -339,7 +354,7 @@ def _check_questions(item: QuestionSetSection, section: EvalSection, question_se
             f"{item.shots_from or item.path}: holds {n_fewest} examples for a question of {question_set.name} (not "
             f"counting itself), but eval.shots asks for {n_most}. Ask for fewer or name another file."
         )
-    chosen = [format for format in section.formats if format not in GENERATED]
+    chosen = [format for format in section.formats if format not in OPEN]
     for question in (*question_set.questions, *question_set.pool) if chosen and question_set.task is None else ():
         if not question.choices:
             raise InputError(
