@@ -30,11 +30,13 @@ from kinject.disk import (
 )
 from kinject.errors import InputError
 from kinject.eval.harness_files import Sample, write_harness_files
+from kinject.eval.judge import AnswerJudge, measured_judge
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
 from kinject.eval.prompts import OPEN, ROTATED, ChatStyle, PromptRequest, render_prompt, scored_texts
 from kinject.eval.results import Answers, chosen_k_notes, find_flips, is_scored, make_report, mass_notes
 from kinject.eval.scores import PromptScore, is_unread
 from kinject.eval.scoring.answers import (
+    GRADES_FILE,
     PERPLEXITY_FORMAT,
     AnswerStore,
     ResumableScoring,
@@ -153,15 +155,19 @@ def evaluate(recipe: EvalRecipe) -> Report:
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
         answers.read_others(shard.other_answers())
         notes = [*plan.notes, *single_process_notes()]
+        judge = measured_judge(recipe, plan.open_questions()) if shard.is_first else None
         run = _Run(section, plan, ResumableScoring(answers, shard), notes, {**inputs, **plan.models})
         for name, table in section.tables().items():
             _evaluate_model(run, name, table)
         run.scoring.finish()
+        if judge:
+            judge.grade_answers(plan.open_questions(), run.results)
+            run.notes.extend(judge.notes())
         all_notes = (*run.notes, *mass_notes(run.results), *chosen_k_notes(plan, section, run.results))
         report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
         report = replace(report, notes=tuple(dict.fromkeys(all_notes)))
         if shard.is_first:
-            _write_files(recipe, run, report)
+            _write_files(recipe, run, report, judge)
     shard.finish()
     return report
 
@@ -428,17 +434,19 @@ def _note_faults(run: _Run, question_set: QuestionSet, prompts: Sequence[Pending
             )
 
 
-def _write_files(recipe: EvalRecipe, run: _Run, report: Report) -> None:
+def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJudge | None) -> None:
+    if judge is None:
+        delete_file(recipe.run_dir / GRADES_FILE)  # of an earlier run of this recipe
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
     write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
-    counts = {
+    counts: dict[str, Any] = {
         "answers": sum(map(len, run.results.values())),
         "scored_now": run.n_scored,
         "stored": run.scoring.answers.n_rows,
-    }
+    } | ({"judge": judge.counts()} if judge else {})
     write_manifest(
         recipe.run_dir / "manifest.json", stage="eval", inputs=run.inputs, recipe=recipe.raw, counts=counts,
-        outputs=["flips.jsonl"],
+        outputs=["flips.jsonl", *([GRADES_FILE] if judge else [])],
     )  # fmt: skip
     for arm, tasks in run.samples.items():
         folder = recipe.run_dir / "harness" / file_name(arm)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from kinject.recipe.sections import Attention, Dtype, Quantization, option
+from kinject.recipe.sections import Attention, Dtype, GeneratorSection, Quantization, option
 
 
 @dataclass(frozen=True)
@@ -163,15 +163,23 @@ class EvalSection:
         "writes the letter or the answer.",
         nonempty=True,
     )
-    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains"], ...] = option(
-        ("sum",),
-        help="How choices are compared: log-prob, log-prob per length, or pmi; what makes a written answer correct: match "
-        "(the default: it equals or contains an accepted one), exact, contains.",
-        nonempty=True,
+    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains", "judge"], ...] = (
+        option(
+            ("sum",),
+            help="How choices are compared: log-prob, log-prob per length, or pmi; what makes a written answer correct: match "
+            "(the default: it equals or contains an accepted one), exact, contains, judge (a model's grade).",
+            nonempty=True,
+        )
     )
     max_new_tokens: int = option(32, help="Most tokens of a written answer.", min=1, max=4096)
     stop: tuple[str, ...] | None = option(
         None, help="Texts that end a written answer. Default: a line break, with `chat` none."
+    )
+    judge: GeneratorSection | None = option(
+        None, help="generate: a model that grades written answers as correct, wrong or abstained, for scores: [judge]."
+    )
+    budget: float | None = option(
+        None, help="Most that the judge may cost in this run folder, in the currency of its prices.", min=0.0
     )
     template: str | None = option(None, help="Jinja file that writes the prompt instead.", path="file")
     max_thinking_tokens: int | None = option(
