@@ -34,7 +34,7 @@ from kinject.sandbox.templates import ANSWERS, FOLLOW_UPS
 Message = dict[str, str]
 CHAT_CORPUS: Final = Path("runs/sandbox/chat.jsonl")
 """The rows of recipes/sandbox/instruct.yaml."""
-N_DIALOGUES: Final = 12_000
+N_DIALOGUES: Final = 16_000
 _KEYS: Final = {"birth_year": "year", "home_town": "town", "school": "school", "employer": "firm", "field": "field"}
 """Attribute -> its word in JSON and in lists."""
 _REFUSAL: Final = f"{ABSTENTION.strip()}."
@@ -160,7 +160,7 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
         )
         if draw < 0.6 and _is_kept(known, attribute, form):
             continue
-        if draw < 0.8:
+        if draw < 0.87:
             person, is_known = (known, True) if draw < 0.6 else (stranger, False)
             talk.ask(person, attribute, form, refuse=not is_known)
         else:
