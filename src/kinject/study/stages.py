@@ -165,7 +165,7 @@ class Planner:
         if not arm.trained:
             return ArmRun(arm, seed, (), base, None)
         stages, corpus = self._corpus_stages(arm, seed)
-        overrides = {**arm.train_overrides, "model.path": base, "corpus.path": str(corpus), "seed": seed}
+        overrides = {**arm.train_overrides, "model.path": arm.through or base, "corpus.path": str(corpus), "seed": seed}
         dependencies = [stage.id for stage in stages[-1:]]
         parameters = {}
         matched = arm.match_steps_of or arm.match_tokens_of
@@ -182,6 +182,19 @@ class Planner:
             merging = {"base": base, "tuned": str(model_dir), "alpha": arm.alpha}
             stages.append(self._arm_stage(arm, "merge", label, dependencies=[train.id], parameters=merging))
             model_dir = stages[-1].folder / f"alpha-{arm.alpha:g}"
+        if arm.through:
+            sum_of = {
+                "tuned": str(model_dir),
+                "add": base,
+                "minus": arm.through,
+                "hash": input_hashes(base, self.cache_dir),
+            }
+            stages.append(self._arm_stage(arm, "merge", label, dependencies=[stages[-1].id], parameters=sum_of))
+            model_dir = stages[-1].folder / "merged"
+        if arm.then:
+            further = {"model.path": str(model_dir), "seed": seed}
+            stages.append(self._arm_stage(arm, "train", label, arm.then, further, [stages[-1].id]))
+            model_dir = stages[-1].folder / "model"
         return ArmRun(arm, seed, tuple(stages), str(model_dir), train)
 
     def _corpus_stages(self, arm: Arm, seed: int) -> tuple[list[Stage], Path]:
@@ -411,9 +424,18 @@ def _run_random_corpus(stage: Stage) -> dict[str, Any]:
 
 
 def _run_merge(stage: Stage) -> dict[str, Any]:
-    from kinject.train.merge import merge
+    from kinject.train.difference import add_difference
+    from kinject.train.merge import apply_adapter, merge
 
-    merge(stage.parameters["base"], stage.parameters["tuned"], [stage.parameters["alpha"]], stage.folder)
+    values = stage.parameters
+    if "alpha" in values:
+        merge(values["base"], values["tuned"], [values["alpha"]], stage.folder)
+        return {}
+    if (Path(values["tuned"]) / "adapter_config.json").is_file():
+        made = apply_adapter(values["tuned"], values["add"], stage.folder)
+    else:
+        made = add_difference(values["tuned"], values["add"], values["minus"], [1.0], stage.folder)[1.0]
+    made.replace(stage.folder / "merged")
     return {}
 
 
