@@ -342,10 +342,16 @@ class AugmentSection:
 
 @dataclass(frozen=True)
 class QuestionsSection:
-    """Documents to passages to four-choice questions, in a validation and a test set."""
+    """Documents to passages to questions, in a validation and a test set."""
 
     documents: str = option(help="Documents, as for augment.", path="documents")
     generator: GeneratorSection = option(help="What writes the questions and checks them.")
+    kinds: tuple[Literal["choices", "open", "unanswerable"], ...] = option(
+        ("choices",),
+        help="choices: four of them; open: a short answer with its other forms (with choices: of the same questions); "
+        "unanswerable: questions near the passage that no document answers, in a file of their own.",
+        nonempty=True,
+    )
     n_questions: int = option(2, help="Questions kept of each passage, the most specific ones.", min=1, max=100)
     n_proposed: int = option(4, help="Questions written at once; those not kept are stored apart.", min=1, max=100)
     closed_book: int = option(
