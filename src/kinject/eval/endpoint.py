@@ -1,0 +1,300 @@
+"""Models behind endpoints: log-probs of choices from completions, written answers from completions or chats.
+
+Requests go through `kinject.requests`, whose cache, limits, retries and budget hold for them. The weights of an endpoint
+cannot be hashed: scores are stored under its model's name, its revision and its parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kinject.disk import content_id, file_name
+from kinject.errors import EndpointError, Fault, InputError
+from kinject.eval.prompts import GENERATED, ChatStyle, Generation, Prompt, PromptRequest, render_prompt
+from kinject.eval.scores import PromptScore
+from kinject.eval.scoring.encode import Encoded, Encoder, chat_turns, encode_requests
+from kinject.recipe import Recipe
+from kinject.recipe.eval_section import EndpointModelSection, EvalSection
+from kinject.requests import generator_identity
+from kinject.requests.cache import stored_usage
+from kinject.requests.chat import generator_faults
+from kinject.requests.completions import CHOICE, CONTEXT, COUNT, N_CONTEXT, PROMPT, read_choice
+from kinject.requests.limits import limits_of
+from kinject.requests.sender import Sender, gather_answers, open_sender, run_event_loop, run_workers
+from kinject.types import Message, Usage
+
+Messages = tuple[Message, ...]
+_LOG_PROBS = Generation(1)
+"""The bounds of a request for log-probs."""
+
+
+@dataclass(frozen=True)
+class EndpointPrompt(Encoded):
+    """One prompt as its endpoint gets it: one request for a written answer, else one for each choice.
+
+    `contexts` and `continuations` are there if prompts go as token ids, and empty if they go as text. `prompt` is the text.
+    """
+
+    requests: tuple[Messages, ...] = ()
+    prompt: Prompt = field(default_factory=lambda: Prompt("", ()))
+
+
+class EndpointScorer:
+    """The model `name` of an evaluation, which an endpoint has. `notes` holds what the user should know of it."""
+
+    def __init__(self, name: str, table: EndpointModelSection, section: EvalSection, run_dir: Path, seed: int) -> None:
+        """Load the tokenizer, if the table names one. Raises `InputError` if that fails."""
+        self.name, self.table, self.section, self.run_dir, self.seed = name, table, section, run_dir, seed
+        self.style = ChatStyle(table.system or "", table.chat_template_kwargs or {}, section.fewshot_as_multiturn)
+        self.encoder: Encoder | None = None
+        if table.tokenizer is not None:
+            from kinject.models import load_tokenizer
+
+            self.encoder = Encoder(load_tokenizer(table.tokenizer), chat=self.style if table.chat else None)
+        self.hashes: dict[str, str] = {}
+        self._ends = Counter[str]()
+
+    def encode(self, requests: Sequence[PromptRequest]) -> list[EndpointPrompt]:
+        """Return the prompt of each request: in tokens by the rules of local models, as text, or as a chat."""
+        if self.encoder is not None and self.table.api == "completions":
+            encoded = encode_requests(self.encoder, requests, self.table.window)
+            pairs = zip(encoded, requests, strict=True)
+            return [self._in_tokens(item, self.encoder.apply_chat_template(render_prompt(r))) for item, r in pairs]
+        return [self._as_text(render_prompt(request), request.generation) for request in requests]
+
+    def _in_tokens(self, item: Encoded, prompt: Prompt) -> EndpointPrompt:
+        context = [json.dumps(ids.tolist()) for ids in item.contexts]
+        if item.generation is not None:
+            requests: tuple[Messages, ...] = ((_message(PROMPT, context[0]),),)
+        else:
+            choices = [json.dumps(ids.tolist()) for ids in item.continuations]
+            requests = tuple(
+                (_message(CONTEXT, a), _message(CHOICE, b)) for a, b in zip(context, choices, strict=True)
+            )
+        return EndpointPrompt(
+            item.contexts, item.continuations, item.truncated, item.generation, requests=requests, prompt=prompt
+        )
+
+    def _as_text(self, prompt: Prompt, generation: Generation | None) -> EndpointPrompt:
+        if generation is None:
+            pairs = [(_message(CONTEXT, prompt.context), _message(CHOICE, text)) for text in prompt.continuations]
+            return EndpointPrompt((), (), requests=tuple(pairs), prompt=prompt)
+        if self.table.api == "chat":
+            system, turns = chat_turns(prompt, self.style)
+            roles = ("user", "assistant") * len(turns)
+            messages = [_message(role, text) for role, text in zip(roles, turns, strict=False)]
+            requests = ((*([_message("system", system)] if system else []), *messages),)
+            stop = generation.stop or ()
+        else:
+            requests = ((_message(PROMPT, prompt.context),),)
+            stop = ("\n",) if generation.stop is None else generation.stop
+        bounds = replace(generation, stop=stop)
+        return EndpointPrompt((), (), 0, bounds, requests=requests, prompt=prompt)
+
+    def key(self, prompt: EndpointPrompt) -> str:
+        """Return the key of an answer: a hash of the model's name, its revision, its parameters and the prompt."""
+        return content_id("endpoint", self._identity(prompt.generation or _LOG_PROBS), prompt.requests, self.seed)
+
+    def _identity(self, generation: Generation) -> dict[str, Any]:
+        return {**generator_identity(self.table.generator(generation)), **self._label}
+
+    @property
+    def _label(self) -> dict[str, str]:
+        return {"api": self.table.api, "revision": self.table.revision or ""}
+
+    def score_missing(
+        self,
+        prompts: Mapping[str, EndpointPrompt],
+        store: Callable[[str, PromptScore], None],
+        show_status: Callable[[str], None],
+    ) -> dict[str, PromptScore]:
+        """Return the score of each of `prompts` (by key); `store` gets each as soon as it is there.
+
+        Raises `EndpointError` if some got no answer, after all others were stored, and `InputError` if the budget ended.
+        """
+        scores: dict[str, PromptScore] = {}
+
+        def keep(key: str, score: PromptScore) -> None:
+            scores[key] = score
+            store(key, score)
+
+        bounds = dict.fromkeys(prompt.generation or _LOG_PROBS for prompt in prompts.values())
+        for generation in bounds:
+            part = {key: item for key, item in prompts.items() if (item.generation or _LOG_PROBS) == generation}
+            run_event_loop(self._ask_all(part, generation, keep, show_status))
+        return scores
+
+    async def _ask_all(
+        self,
+        prompts: Mapping[str, EndpointPrompt],
+        generation: Generation,
+        keep: Callable[[str, PromptScore], None],
+        show_status: Callable[[str], None],
+    ) -> None:
+        """Ask all `prompts` of one length of answers, as many at a time as the endpoint takes."""
+        generator = self.table.generator(generation)
+        limits = limits_of(generator, self._budget_left())
+        failed = Counter[str]()
+        async with open_sender(
+            generator, self.run_dir, limits, cache=cache_of(self.name), label=self._label,
+            completions=self.table.api == "completions",
+        ) as sender:
+
+            async def work(item: tuple[str, EndpointPrompt]) -> None:
+                key, prompt = item
+                try:
+                    score = await self._ask(sender, prompt)
+                except EndpointError as error:
+                    if error.fatal:
+                        raise
+                    failed[str(error)] += 1
+                else:
+                    keep(key, score)
+                show_status(sender.status())
+
+            try:
+                if generation is _LOG_PROBS and prompts:
+                    await self._check_log_probs(sender, next(iter(prompts.values())))
+                await run_workers(iter(prompts.items()), work, sender, limits.concurrency)
+            except EndpointError as error:
+                raise EndpointError(
+                    f"eval.models.{self.name}: {error} Every answer is stored; the same command resumes.", fatal=True
+                ) from error
+        if sender.out_of_budget:
+            raise InputError(
+                f"eval.budget: {self.section.budget} are spent (eval.models.{self.name}). Raise it and run again: every answer "
+                "is stored, and none is paid twice."
+            )
+        if failed:
+            (error, _), n = failed.most_common(1)[0], failed.total()
+            raise EndpointError(
+                f"eval.models.{self.name}: {n} of {len(prompts)} prompts got no answer. The most common error: {error} All "
+                "other answers are stored; the same command asks these again."
+            )
+
+    async def _check_log_probs(self, sender: Sender, prompt: EndpointPrompt) -> None:
+        """Ask for the log-prob of one token. Raises `EndpointError` (fatal) if the endpoint returns none."""
+        if prompt.contexts:
+            ids = [*prompt.contexts[0].tolist(), *prompt.continuations[0].tolist()][:2]
+            await sender.send([_message(CONTEXT, f"[{ids[0]}]"), _message(CHOICE, f"[{ids[-1]}]")], self.seed)
+        else:
+            await self._choose(sender, "One, two,", " three")
+
+    async def _ask(self, sender: Sender, prompt: EndpointPrompt) -> PromptScore:
+        """Return the answer to one prompt, or the log-probs of its choices; these share the request that counts tokens."""
+        if prompt.generation is not None:
+            completion = await sender.send(list(prompt.requests[0]), self.seed)
+            text = completion.text
+            starts = [at for stop in prompt.generation.stop or () if (at := text.find(stop)) >= 0]
+            usage, is_cut = completion.usage, completion.finish_reason == "length" and not text
+            if completion.finish_reason not in ("stop", "length", ""):
+                self._ends[completion.finish_reason] += 1
+            n_own = max(0, usage.tokens_out - usage.tokens_thinking)
+            return PromptScore((), (), text[: min(starts, default=None)], n_own, usage.tokens_thinking, is_cut)
+        answers = await gather_answers(
+            self._choose(sender, context["content"], choice["content"]) for context, choice in prompt.requests
+        )
+        found: list[tuple[float, int, bool]] = []
+        for answer in answers:
+            if isinstance(answer, EndpointError):
+                raise answer
+            found.append(answer)
+        log_probs, lengths, greedy = zip(*found, strict=True)
+        return PromptScore(log_probs, greedy, lengths=lengths)
+
+    async def _choose(self, sender: Sender, context: str, choice: str) -> tuple[float, int, bool]:
+        """Return the log-prob of a choice after its context, its number of tokens, and whether each was the likeliest.
+
+        Of texts, the context's tokens are counted first; white space at its end belongs to the choice.
+        """
+        messages = [_message(CONTEXT, context), _message(CHOICE, choice)]
+        if self.encoder is None:
+            count = await sender.send([_message(COUNT, context.rstrip())], self.seed)
+            messages.append(_message(N_CONTEXT, count.text))
+        elif choice == "[]":  # longer than the window
+            return float("nan"), 0, False
+        return read_choice(await sender.send(messages, self.seed))
+
+    def _budget_left(self) -> float | None:
+        """Return the budget without the cost of the other endpoints; the sender subtracts its own."""
+        if self.section.budget is None:
+            return None
+        others = (used(name, table, self.run_dir)[1] for name, table in self.section.endpoints().items() if name != self.name)
+        return max(0.0, self.section.budget - sum(others))
+
+    def counts(self) -> dict[str, Any]:
+        """Return the manifest's entry."""
+        usage, cost = used(self.name, self.table, self.run_dir)
+        return {
+            "endpoint": self.table.endpoint, "model": self.table.model, "revision": self.table.revision,
+            "tokens_in": usage.tokens_in, "tokens_out": usage.tokens_out, "tokens_thinking": usage.tokens_thinking,
+            "cost": round(cost, 6),
+        }  # fmt: skip
+
+    def notes(self) -> list[str]:
+        """Return what the user should know of its answers."""
+        usage, cost = used(self.name, self.table, self.run_dir)
+        price = f", cost {cost:.4f}" if cost else ""
+        lines = [
+            f"{self.name}: {self.table}; {usage.tokens_in:,} tokens in, {usage.tokens_out:,} out{price} in this run folder. Its "
+            f"weights cannot be hashed: {'scores count for this revision' if self.table.revision else 'set a revision'}, and "
+            "change it when the server's model changes."
+        ]
+        lines += [f"{self.name}: {n} answers ended with {reason!r}" for reason, n in self._ends.items()]
+        return lines + [f"{self.name}: {note}" for note in (self.encoder.notes if self.encoder else ())]
+
+    def describe(self, prompt: EndpointPrompt) -> str:
+        """Return a prompt as it would be sent, for the terminal."""
+        lines = []
+        for messages in prompt.requests:
+            lines += [f"  {message['role']}: {message['content']!r}" for message in messages]
+        return "\n".join(lines)
+
+
+def cache_of(name: str) -> str:
+    """Return the name of the file, in the run folder, of the paid answers of the model `name`."""
+    return f"cache-{file_name(name)}.sqlite"
+
+
+def used(name: str, table: EndpointModelSection, run_dir: Path) -> tuple[Usage, float]:
+    """Return the tokens of all answers of the model `name` in the run folder, and their cost at the table's prices."""
+    usage = stored_usage(run_dir / cache_of(name))
+    return usage, (usage.tokens_in * table.price_in + usage.tokens_out * table.price_out) / 1e6
+
+
+def endpoint_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
+    """Yield the faults of the endpoints among `eval.models`, so that none shows after the first paid request."""
+    scored = [format for format in section.formats if format not in GENERATED]
+    seen: dict[str, tuple[str, str]] = {}
+    for name, table in section.endpoints().items():
+        key = f"eval.models.{name}"
+        for where, problem in generator_faults(key, table.generator(Generation(1))):
+            yield recipe.fault(where.replace("base_url", "endpoint"), problem)
+        if table.api == "chat":
+            if scored:
+                yield recipe.fault(f"{key}.api", f"a chat returns no log-probs of given choices, which {scored[0]} {_NEEDS}")
+            for unused in ("tokenizer", "window"):
+                if getattr(table, unused) is not None:
+                    yield recipe.fault(f"{key}.{unused}", "is for api: completions. Remove it.")
+        elif table.tokenizer is None and (table.window is not None or table.chat):
+            unused = "window" if table.window is not None else "chat"
+            yield recipe.fault(f"{key}.{unused}", "needs the model's tokenizer. Give it: tokenizer: FOLDER.")
+        identity = content_id(generator_identity(table.generator(Generation(1))), table.api, table.revision)
+        other, address = seen.setdefault(identity, (name, table.endpoint))
+        if address != table.endpoint:
+            yield recipe.fault(
+                key, f"has the model name, revision and parameters of {other} at another address, so that their answers would "
+                "be taken for one another's. Give each a revision (any text).",
+            )  # fmt: skip
+
+
+_NEEDS = "needs. Set eval.formats: [generate], or ask its completions (api: completions)."
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
