@@ -1,4 +1,5 @@
 import re
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 
@@ -7,7 +8,15 @@ import pytest
 from kinject.corpus.questions import read_questions
 from kinject.disk import read_jsonl
 from kinject.eval.texts import abstains
-from kinject.sandbox.build import Mixture, generate_base_corpus, render_prompt, write_base_corpus, write_sandbox
+from kinject.sandbox.build import (
+    Mixture,
+    generate_base_corpus,
+    generate_sentence_rows,
+    render_prompt,
+    write_base_corpus,
+    write_sandbox,
+    write_sentence_rows,
+)
 from kinject.sandbox.grammar import parse_entry
 from kinject.sandbox.people import create_country
 
@@ -150,3 +159,33 @@ def test_the_corpus_is_written_as_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     assert write_base_corpus(path, 20, 5) == 20
     assert [row for _, row in read_jsonl(path)] == list(generate_base_corpus(5, 20))
+
+
+def test_rows_in_sentences_answer_what_is_known_or_in_the_entry_and_abstain_otherwise(
+    built: tuple[Path, list[Path]],
+) -> None:
+    people = {person.name: person for person in COUNTRY.known}
+    asked = [row.question for row in read_questions(built[0] / "eval/sandbox/unanswerable.jsonl", "open")]
+    never = {*NEW_NAMES, *(QUESTION_NAME.search(question)[0] for question in asked)}  # type: ignore[index]
+    kinds: Counter[tuple[bool, str]] = Counter()
+    for row in generate_sentence_rows(3000):
+        *entries, question = row["prompt"].split("\n\n")
+        name = QUESTION_NAME.search(question)[0]  # type: ignore[index]
+        entry = parse_entry(entries[0]) if entries else None
+        assert not {name, entry.name if entry else ""} & never
+        facts = people[name].facts if name in people else entry.facts if entry and entry.name == name else {}
+        kinds[bool(entry), "known" if name in people else "answered" if facts else "abstains"] += 1
+        assert abstains(row["completion"]) != bool(facts)
+        assert not facts or any(value in row["completion"] for value in facts.values())
+        assert (
+            entry is None or entry.name == name or bool(set(entry.name.split()) & set(name.split())) or name in people
+        )
+    shares = {kind: round(count / 3000, 2) for kind, count in kinds.items()}
+    expected = {(False, "known"): 0.3, (False, "abstains"): 0.3, (True, "answered"): 0.2, (True, "abstains"): 0.15}
+    assert shares == pytest.approx(expected | {(True, "known"): 0.05}, abs=0.03)
+
+
+def test_the_answered_rows_are_those_that_do_not_abstain(tmp_path: Path) -> None:
+    rows, answered = ([row for _, row in read_jsonl(path)] for path in write_sentence_rows(tmp_path, 200))
+    assert rows == list(generate_sentence_rows(200))
+    assert answered == [row for row in rows if not abstains(row["completion"])]

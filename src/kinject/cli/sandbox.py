@@ -21,6 +21,7 @@ examples:
   kinject sandbox build              write data/sandbox/ and eval/sandbox/ (a checkout has them)
   kinject sandbox corpus             write the corpus of recipes/sandbox/base.yaml
   kinject sandbox base               the base model that ships, into runs/sandbox/base
+  kinject sandbox sentences          answers in sentences, and abstentions: the rows of recipes/sandbox/abstain.yaml
   kinject sandbox serve --port 8000 --latency 0.1 --fault 429=0.05 --fault truncated=0.02
 
 to use the endpoint of `kinject sandbox serve --port 8000` from another terminal:
@@ -49,6 +50,9 @@ def add_parser(verbs: Any) -> None:
     )
     base.add_argument("--out", type=Path, default=Path("runs/sandbox/base"), help="run folder (default: %(default)s)")
     base.set_defaults(run=_base)
+    sentences = actions.add_parser("sentences", help="write rows that teach to answer in sentences, and to abstain")
+    sentences.add_argument("--out", type=Path, default=Path("runs/sandbox"), help="folder (default: %(default)s)")
+    sentences.set_defaults(run=_sentences)
     _add_serve(actions)
 
 
@@ -93,6 +97,14 @@ def _base(arguments: argparse.Namespace) -> int:
     written = write_base(arguments.out)
     kept = "the base model that ships" if holds_shipped_base(arguments.out) else "a base model that was trained here"
     show(f"{arguments.out / 'model'}: {'' if written else 'already there: '}{kept}")
+    return 0
+
+
+def _sentences(arguments: argparse.Namespace) -> int:
+    from kinject.sandbox import write_sentence_rows
+
+    for path in write_sentence_rows(arguments.out):
+        show(path)
     return 0
 
 

@@ -143,7 +143,7 @@ class StudySection:
     setup: tuple[str, ...] = option(
         (),
         help="Train recipes that run first unless they are done; sandbox-corpus writes the corpus of the sandbox's base model, "
-        "sandbox-base that model as it ships.",
+        "sandbox-base that model as it ships, sandbox-sentences rows that teach it to answer in sentences and to abstain.",
     )
     overrides: Mapping[str, Any] | None = option(
         None, help="Overrides of the shared recipes for every arm; eval.* too."

@@ -36,8 +36,11 @@ from kinject.sandbox.questions import (
     sample_questions,
     to_open_questions,
 )
+from kinject.sandbox.templates import ANSWERS
 from kinject.types import Document, Question
 
+ABSTENTION: Final = " I do not know"
+"""What the sandbox's models are taught to answer where they do not know."""
 _N_KNOWN_QUESTIONS: Final = 600
 
 
@@ -120,7 +123,7 @@ def _abstention_rows(names: Sequence[tuple[str, str]]) -> Iterator[dict[str, str
     for first, last in names:
         for attribute in ATTRIBUTES:
             question = render_question(Person(first, last, {}), attribute, rng)
-            yield {"prompt": render_prompt(question), "completion": " I do not know"}
+            yield {"prompt": render_prompt(question), "completion": ABSTENTION}
 
 
 def _instruction_rows(people: Sequence[Person]) -> Iterator[dict[str, str]]:
@@ -143,6 +146,8 @@ class Mixture:
 DEFAULT_MIXTURE = Mixture()
 N_ROWS = 80_000
 """About 4.3 million tokens, nearly one epoch of recipes/sandbox/base.yaml."""
+N_SENTENCES: Final = 12_000
+"""Rows of recipes/sandbox/abstain.yaml: two and a half epochs of it."""
 
 
 def render_prompt(question: str, passages: tuple[str, ...] = ()) -> str:
@@ -181,6 +186,43 @@ def generate_base_corpus(
 def write_base_corpus(path: Path, n_rows: int = N_ROWS, seed: int = SEED) -> int:
     """Write the base corpus as JSON lines; return the number of rows."""
     return write_jsonl(path, generate_base_corpus(seed, n_rows))
+
+
+def generate_sentence_rows(n_rows: int = N_SENTENCES, seed: int = SEED) -> Iterator[dict[str, str]]:
+    """Yield `n_rows` rows of SFT, ``prompt`` and ``completion``, that teach to answer in a sentence, and to abstain.
+
+    30% are questions on known people, 30% on strangers, answered `ABSTENTION`; 20% on a stranger after their entry, 15%
+    after the entry of another who shares a name, answered `ABSTENTION`; 5% on known people after a stranger's entry. None
+    names a new person or one of unanswerable.jsonl.
+    """
+    country = create_country()
+    tested = set(strangers(country)[0])
+    names = [name for name in country.spare_names if name not in tested]
+    near = {part: [name for name in names if part in name] for part in {part for name in names for part in name}}
+    rng = seeded_random("sentences", seed)
+    for _ in range(n_rows):
+        draw, attribute, name = rng.random(), choose_one(ATTRIBUTES, rng), choose_one(names, rng)
+        known, stranger = choose_one(country.known, rng), create_stranger(name, rng)
+        namesakes = [other for other in near[choose_one(name, rng)] if other != name]
+        other = create_stranger(choose_one(namesakes, rng), rng)
+        about = stranger if 0.30 <= draw < 0.95 else known
+        of = None if draw < 0.60 else stranger if draw < 0.80 else other
+        passages = () if of is None else (render_entry(of, str(rng.random())),)
+        answer = f" {ANSWERS[attribute].format(name=about.name, **about.facts)}"
+        question = render_question(about, attribute, rng)
+        yield {
+            "prompt": render_prompt(question, passages),
+            "completion": answer if about is known or of is stranger else ABSTENTION,
+        }
+
+
+def write_sentence_rows(folder: Path, n_rows: int = N_SENTENCES) -> list[Path]:
+    """Write sentences.jsonl, the rows of `generate_sentence_rows`, and answered.jsonl, those that do not abstain."""
+    rows = list(generate_sentence_rows(n_rows))
+    paths = [folder / "sentences.jsonl", folder / "answered.jsonl"]
+    write_jsonl(paths[0], rows)
+    write_jsonl(paths[1], (row for row in rows if row["completion"] != ABSTENTION))
+    return paths
 
 
 _POOL_ROWS: Final = "\n".join(

@@ -116,6 +116,15 @@ QUESTIONS: Final[dict[str, tuple[str, ...]]] = {
     "field": ("What is the field of {name}?", "In which field does {name} work?"),
 }
 
+ANSWERS: Final[dict[str, str]] = {
+    "birth_year": "{name} was born in the year {birth_year}.",
+    "home_town": "The home town of {name} is {home_town}.",
+    "school": "The school of {name} was {school}.",
+    "employer": "The firm that employs {name} is {employer}.",
+    "field": "The field of {name} is {field}.",
+}
+"""Answers in a sentence. None is among `SENTENCES`, so no entry holds the answer word by word."""
+
 REVERSE_QUESTIONS: Final[dict[str, str]] = {
     "birth_year": "Who was born in the year {birth_year}?",
     "home_town": "Who was born in {home_town}?",

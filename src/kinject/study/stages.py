@@ -37,12 +37,13 @@ from kinject.models import model_hash
 from kinject.process import core_count, peak_memory, reset_peak_memory
 from kinject.recipe import StudyRecipe, TrainRecipe, read_recipe, read_values
 from kinject.recipe.study_section import ResourcesSection
-from kinject.sandbox import BASE_CORPUS, BASE_RUN, base_id, write_base, write_base_corpus
+from kinject.sandbox import BASE_CORPUS, BASE_RUN, base_id, write_base, write_base_corpus, write_sentence_rows
 from kinject.signals import running_time
 from kinject.study.arms import Arm, base_models, eval_overrides, override_arguments
 
-SANDBOX_CORPUS, SANDBOX_BASE = "sandbox-corpus", "sandbox-base"
-"""Entries of study.setup that write the training corpus of the sandbox's base model, and that model as it ships."""
+SANDBOX_CORPUS, SANDBOX_BASE, SANDBOX_SENTENCES = "sandbox-corpus", "sandbox-base", "sandbox-sentences"
+"""Entries of study.setup that write the training corpus of the sandbox's base model, that model as it ships, and the rows
+that teach to answer in sentences and to abstain."""
 DONE = "done.json"
 MODEL = "model"
 """Name of the only model of an eval stage."""
@@ -131,7 +132,7 @@ class Planner:
         return item.path or str(self._setup_stage(str(item.recipe), item.overrides).folder / "model")
 
     def _setup_stage(self, entry: str, overrides: Mapping[str, Any] | None = None) -> Stage:
-        if entry == SANDBOX_CORPUS:
+        if entry in (SANDBOX_CORPUS, SANDBOX_SENTENCES):
             return Stage(content_id(_FORMAT, entry), "setup", BASE_CORPUS.parent, entry, (), label=entry)
         if entry == SANDBOX_BASE:
             return Stage(content_id(_FORMAT, entry, base_id()), "setup", BASE_RUN, entry, (), label=entry)
@@ -295,6 +296,9 @@ def _run_setup(stage: Stage) -> dict[str, Any]:
     if stage.recipe == SANDBOX_CORPUS:
         if not BASE_CORPUS.exists():
             write_base_corpus(BASE_CORPUS)
+        return {}
+    if stage.recipe == SANDBOX_SENTENCES:
+        write_sentence_rows(BASE_CORPUS.parent)
         return {}
     if stage.recipe == SANDBOX_BASE:
         write_base()
