@@ -181,7 +181,9 @@ class Answer:
     `document_id` are the question's. `greedy` is, for each continuation, whether each of its tokens was the likeliest.
 
     An answer that the model wrote has its `text` (as it came, up to a stop string), its number of tokens in `n_tokens`, the
-    `accepted` texts, and no log-probs. `correct` is what a score says of it (`kinject.eval.scores.rescored`); it is not stored.
+    `accepted` texts, and no log-probs. `choices` are the options whose letter it was to write, () if it was to write a text.
+    `n_thinking` counts the tokens of thinking before it, and `thinking_cut` says that thinking did not end by itself.
+    `correct` is what a score says of it (`kinject.eval.scores.rescored`); it is not stored.
     """
 
     question_id: str
@@ -203,12 +205,20 @@ class Answer:
     greedy: tuple[bool, ...] = ()
     text: str | None = None
     accepted: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    n_thinking: int = 0
+    thinking_cut: bool = False
     correct: bool | None = None
 
     @property
+    def n_choices(self) -> int:
+        """The number of choices, 0 for a text that the model wrote on its own."""
+        return len(self.choices if self.text is not None else self.log_probs)
+
+    @property
     def chance(self) -> float:
-        """The accuracy of guessing: 1 / number of choices, 0 for an answer that the model wrote."""
-        return 0.0 if self.text is not None else 1 / len(self.log_probs)
+        """The accuracy of guessing: 1 / number of choices, 0 without choices."""
+        return 1 / self.n_choices if self.n_choices else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +226,9 @@ class Written:
     """Answers that a model wrote, as fractions of the questions with a score.
 
     `exact`, `f1` and `contains` are SQuAD's exact match, its F1, and whether an accepted text is in the answer. `abstained`:
-    the text declines to answer a question that has one; what is neither correct nor abstained is wrong. `n_tokens` is the
-    mean length.
+    the text declines to answer a question that has one. `unread`: no letter of an option could be read from it. What is
+    none of correct, abstained and unread is wrong. `n_tokens` is the mean length, `n_thinking` that of the thinking before
+    it, `thinking_cut` the fraction whose thinking did not end by itself.
     """
 
     exact: float
@@ -225,6 +236,9 @@ class Written:
     contains: float
     abstained: float
     n_tokens: float
+    unread: float = 0.0
+    n_thinking: float = 0.0
+    thinking_cut: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,10 +49,14 @@ class Served:
             usage = {"prompt_tokens": 11, "completion_tokens": 5}
             return 200, {"object": "chat.completion", "model": body["model"], "choices": [choice], "usage": usage}
         if self.style == "llama-server" and body.get("echo"):
-            return 400, {"error": {"code": 400, "message": "Only no echo is supported", "type": "invalid_request_error"}}
+            return 400, {
+                "error": {"code": 400, "message": "Only no echo is supported", "type": "invalid_request_error"}
+            }
         prompt = body["prompt"]
         if not isinstance(prompt, str) and self.style == "llama-cpp-python":
-            return 422, {"error": {"message": "prompt: Input should be a valid string", "type": "invalid_request_error"}}
+            return 422, {
+                "error": {"message": "prompt: Input should be a valid string", "type": "invalid_request_error"}
+            }
         ids = self.tokenizer(prompt).input_ids if isinstance(prompt, str) else list(prompt)
         return 200, self._complete(body, ids)
 

@@ -18,7 +18,7 @@ from kinject.cli import main
 from kinject.errors import InputError
 from kinject.eval import evaluate
 from kinject.eval.compare import compare_runs, read_run
-from kinject.eval.prompts import PromptRequest, render_prompt
+from kinject.eval.prompts import ChatStyle, PromptRequest, render_prompt
 from kinject.eval.scoring.answers import read_answers
 from kinject.eval.scoring.encode import Encoder
 from kinject.models import load_model
@@ -149,7 +149,7 @@ def test_the_header_is_the_systems_turn_of_a_chat(tiny_tokenizer, refuses):
     template = "{% for m in messages %}{% if X and m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
     template += "<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     tiny_tokenizer.chat_template = template.replace("X", str(refuses).lower())
-    encoder = Encoder(tiny_tokenizer, chat=True)
+    encoder = Encoder(tiny_tokenizer, chat=ChatStyle())
     found = encoder.apply_chat_template(render_prompt(PromptRequest(QUESTION, "letters", (QUESTION,))))
     header = "The following are multiple choice questions (with answers) about some towns.\n\n"
     middle = f"<user>{header}" if refuses else f"<system>{header}<user>"
@@ -157,7 +157,7 @@ def test_the_header_is_the_systems_turn_of_a_chat(tiny_tokenizer, refuses):
     assert found.context == f"{middle}{asked} B\n\n{asked}<assistant>"
     assert found.continuations == ("A", "B")
     assert encoder.notes == (
-        ["the chat template takes no system turn; headers are part of the user's"] if refuses else []
+        ["the chat template takes no system turn; its text is part of the user's"] if refuses else []
     )
 
 

@@ -17,8 +17,9 @@ from kinject.disk import content_id, file_name
 from kinject.errors import EndpointError, Fault, InputError
 from kinject.eval.prompts import GENERATED, ChatStyle, Generation, Prompt, PromptRequest, render_prompt
 from kinject.eval.scores import PromptScore
+from kinject.eval.scoring.answers import Store
 from kinject.eval.scoring.encode import Encoded, Encoder, chat_turns, encode_requests
-from kinject.recipe import Recipe
+from kinject.recipe import GeneratorSection, Recipe
 from kinject.recipe.eval_section import EndpointModelSection, EvalSection
 from kinject.requests import generator_identity
 from kinject.requests.cache import stored_usage
@@ -73,9 +74,7 @@ class EndpointScorer:
             requests: tuple[Messages, ...] = ((_message(PROMPT, context[0]),),)
         else:
             choices = [json.dumps(ids.tolist()) for ids in item.continuations]
-            requests = tuple(
-                (_message(CONTEXT, a), _message(CHOICE, b)) for a, b in zip(context, choices, strict=True)
-            )
+            requests = tuple((_message(CONTEXT, a), _message(CHOICE, b)) for a, b in zip(context, choices, strict=True))
         return EndpointPrompt(
             item.contexts, item.continuations, item.truncated, item.generation, requests=requests, prompt=prompt
         )
@@ -96,12 +95,16 @@ class EndpointScorer:
         bounds = replace(generation, stop=stop)
         return EndpointPrompt((), (), 0, bounds, requests=requests, prompt=prompt)
 
-    def key(self, prompt: EndpointPrompt) -> str:
+    def key(self, prompt: Encoded) -> str:
         """Return the key of an answer: a hash of the model's name, its revision, its parameters and the prompt."""
+        prompt = _of_endpoint(prompt)
         return content_id("endpoint", self._identity(prompt.generation or _LOG_PROBS), prompt.requests, self.seed)
 
+    def _generator(self, generation: Generation) -> GeneratorSection:
+        return self.table.generator(generation.most, generation.stop or ())
+
     def _identity(self, generation: Generation) -> dict[str, Any]:
-        return {**generator_identity(self.table.generator(generation)), **self._label}
+        return {**generator_identity(self._generator(generation)), **self._label}
 
     @property
     def _label(self) -> dict[str, str]:
@@ -109,8 +112,8 @@ class EndpointScorer:
 
     def score_missing(
         self,
-        prompts: Mapping[str, EndpointPrompt],
-        store: Callable[[str, PromptScore], None],
+        prompts: Mapping[str, Encoded],
+        store: Store,
         show_status: Callable[[str], None],
     ) -> dict[str, PromptScore]:
         """Return the score of each of `prompts` (by key); `store` gets each as soon as it is there.
@@ -125,7 +128,7 @@ class EndpointScorer:
 
         bounds = dict.fromkeys(prompt.generation or _LOG_PROBS for prompt in prompts.values())
         for generation in bounds:
-            part = {key: item for key, item in prompts.items() if (item.generation or _LOG_PROBS) == generation}
+            part = {k: _of_endpoint(p) for k, p in prompts.items() if (p.generation or _LOG_PROBS) == generation}
             run_event_loop(self._ask_all(part, generation, keep, show_status))
         return scores
 
@@ -133,15 +136,19 @@ class EndpointScorer:
         self,
         prompts: Mapping[str, EndpointPrompt],
         generation: Generation,
-        keep: Callable[[str, PromptScore], None],
+        keep: Store,
         show_status: Callable[[str], None],
     ) -> None:
         """Ask all `prompts` of one length of answers, as many at a time as the endpoint takes."""
-        generator = self.table.generator(generation)
+        generator = self._generator(generation)
         limits = limits_of(generator, self._budget_left())
         failed = Counter[str]()
         async with open_sender(
-            generator, self.run_dir, limits, cache=cache_of(self.name), label=self._label,
+            generator,
+            self.run_dir,
+            limits,
+            cache=cache_of(self.name),
+            label=self._label,
             completions=self.table.api == "completions",
         ) as sender:
 
@@ -224,7 +231,9 @@ class EndpointScorer:
         """Return the budget without the cost of the other endpoints; the sender subtracts its own."""
         if self.section.budget is None:
             return None
-        others = (used(name, table, self.run_dir)[1] for name, table in self.section.endpoints().items() if name != self.name)
+        others = (
+            used(name, table, self.run_dir)[1] for name, table in self.section.endpoints().items() if name != self.name
+        )
         return max(0.0, self.section.budget - sum(others))
 
     def counts(self) -> dict[str, Any]:
@@ -248,12 +257,16 @@ class EndpointScorer:
         lines += [f"{self.name}: {n} answers ended with {reason!r}" for reason, n in self._ends.items()]
         return lines + [f"{self.name}: {note}" for note in (self.encoder.notes if self.encoder else ())]
 
-    def describe(self, prompt: EndpointPrompt) -> str:
-        """Return a prompt as it would be sent, for the terminal."""
-        lines = []
-        for messages in prompt.requests:
-            lines += [f"  {message['role']}: {message['content']!r}" for message in messages]
-        return "\n".join(lines)
+
+def render_messages(prompt: Encoded) -> str:
+    """Return a prompt as it would be sent, for a terminal."""
+    messages = [message for request in _of_endpoint(prompt).requests for message in request]
+    return "\n".join(f"  {message['role']}: {message['content']!r}" for message in messages)
+
+
+def _of_endpoint(prompt: Encoded) -> EndpointPrompt:
+    assert isinstance(prompt, EndpointPrompt)
+    return prompt
 
 
 def cache_of(name: str) -> str:
@@ -273,18 +286,20 @@ def endpoint_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     seen: dict[str, tuple[str, str]] = {}
     for name, table in section.endpoints().items():
         key = f"eval.models.{name}"
-        for where, problem in generator_faults(key, table.generator(Generation(1))):
+        for where, problem in generator_faults(key, table.generator(1)):
             yield recipe.fault(where.replace("base_url", "endpoint"), problem)
         if table.api == "chat":
             if scored:
-                yield recipe.fault(f"{key}.api", f"a chat returns no log-probs of given choices, which {scored[0]} {_NEEDS}")
+                yield recipe.fault(
+                    f"{key}.api", f"a chat returns no log-probs of given choices, which {scored[0]} {_NEEDS}"
+                )
             for unused in ("tokenizer", "window"):
                 if getattr(table, unused) is not None:
                     yield recipe.fault(f"{key}.{unused}", "is for api: completions. Remove it.")
         elif table.tokenizer is None and (table.window is not None or table.chat):
             unused = "window" if table.window is not None else "chat"
             yield recipe.fault(f"{key}.{unused}", "needs the model's tokenizer. Give it: tokenizer: FOLDER.")
-        identity = content_id(generator_identity(table.generator(Generation(1))), table.api, table.revision)
+        identity = content_id(generator_identity(table.generator(1)), table.api, table.revision)
         other, address = seen.setdefault(identity, (name, table.endpoint))
         if address != table.endpoint:
             yield recipe.fault(

@@ -10,11 +10,13 @@ from typing import Literal
 from kinject.corpus.questions import GoldIndex, read_questions
 from kinject.disk import path_exists, read_bytes
 from kinject.errors import Fault, InputError, RecipeError
+from kinject.eval.endpoint import endpoint_faults
 from kinject.eval.prompts import (
     FORMATS,
     FROM_TASK,
     GENERATED,
     MOST_LETTERS,
+    OPEN,
     PMI_BASELINE,
     SHOWS_OPTIONS,
     WITHOUT_QUESTION,
@@ -180,6 +182,8 @@ def check_section(recipe: Recipe) -> None:
 def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     """Yield the faults that concern several keys of the section, and a section model that nothing here reads."""
     yield from _model_faults(recipe, section)
+    yield from endpoint_faults(recipe, section)
+    yield from _chat_faults(recipe, section)
     for name, value in section.questions.items():
         key = f"eval.questions.{name}"
         for problem in _set_problems(_as_section(value), section):
@@ -196,6 +200,19 @@ def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
         yield Fault(recipe.where("eval.retrieval_models"), "eval.retrieval_models", problem)
 
 
+def _chat_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
+    """Yield the keys of a chat that nothing reads, because no model, or not this one, is asked in a chat."""
+    tables = section.tables()
+    places: dict[str, object] = {} if any(table.chat for table in tables.values()) else {"eval": section}
+    for name, value in section.models.items():
+        if not isinstance(value, str) and not tables[name].chat:
+            places[f"eval.models.{name}"] = value
+    for place, holder in places.items():
+        for key in ("system", "chat_template_kwargs", "fewshot_as_multiturn", "max_thinking_tokens"):
+            if getattr(holder, key, None):
+                yield recipe.fault(f"{place}.{key}", f"there is no chat, so nothing reads it. Set {place}.chat: true.")
+
+
 def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     trains = recipe.corpus is not None or recipe.trainer
     overridden = isinstance(recipe, EvalRecipe) and any(
@@ -208,7 +225,7 @@ def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
             "an evaluation does not read this section. Put a model into eval.models, as NAME: {path: ..., quantization: "
             "4bit}, and what holds for all of them (dtype, quantization, device_map, attention) into eval.model_defaults.",
         )  # fmt: skip
-    for name, table in section.tables().items():
+    for name, table in section.local().items():
         if table.revision is not None and path_exists(Path(table.path)):
             yield recipe.fault(
                 f"eval.models.{name}.revision", "is for a name on the hub, but path is a folder. Take it out."
@@ -287,9 +304,8 @@ def _read_sets(
     task: Task | None = None
     pool: tuple[Question, ...] = ()
     golds = GoldIndex()
-    only_written = GENERATED.issuperset(section.formats)
-    layout = "open" if only_written and item.layout in ("auto", "squad") else item.layout
-    stop = section.stop if section.stop is not None else () if section.chat else ("\n",)
+    only_open = OPEN.issuperset(section.formats)
+    layout = "open" if only_open and item.layout in ("auto", "squad") else item.layout
     if _is_task(item.path):
         task = read_task(Path(item.path))
         questions, pool = task.questions, task.pool
@@ -306,9 +322,10 @@ def _read_sets(
         contexts = _retrieve(retriever, questions, k)
     heading_path = section.retrieval is not None and section.retrieval.heading_path
     arms = expand_arms(section, task)
+    bounds = (task.generation if task is not None else None) or Generation(section.max_new_tokens, section.stop)
     test = QuestionSet(
         name, item.role, questions, pool, contexts, task, arms=arms, heading_path=heading_path,
-        generation=(task.generation if task is not None else None) or Generation(section.max_new_tokens, stop),
+        generation=replace(bounds, max_thinking_tokens=section.max_thinking_tokens),
     )  # fmt: skip
     _check_questions(item, section, test)
     yield test
@@ -339,7 +356,7 @@ def _check_questions(item: QuestionSetSection, section: EvalSection, question_se
             f"{item.shots_from or item.path}: holds {n_fewest} examples for a question of {question_set.name} (not "
             f"counting itself), but eval.shots asks for {n_most}. Ask for fewer or name another file."
         )
-    chosen = [format for format in section.formats if format not in GENERATED]
+    chosen = [format for format in section.formats if format not in OPEN]
     for question in (*question_set.questions, *question_set.pool) if chosen and question_set.task is None else ():
         if not question.choices:
             raise InputError(

@@ -13,7 +13,7 @@ from typing import Any
 from kinject.disk import Row
 from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
-from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
+from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
 from kinject.eval.retrieval import measure_recall
 from kinject.eval.scores import (
     Score,
@@ -96,7 +96,7 @@ def summarize_arm(
         model=model, arm=arm, question_set=first.question_set, role=role,  # type: ignore[arg-type]
         format=first.format, shots=first.shots, k=first.k, n=len(every),
         by_seed=(accuracy,), accuracy=accuracy,
-        chance=chance([len(answer.log_probs) for answer in merged if answer.text is None]),
+        chance=chance([answer.n_choices for answer in merged if answer.n_choices]),
         low=estimate.low, high=estimate.high, interval=matrix.interval_name,
         to_base=None if base is None else make_contrast(matrix, correctness(base), base[0].arm), subjects=subjects,
         macro=_macro(merged, subjects), score=score, design_effect=design_effect(matrix), n_documents=matrix.members[1],
@@ -219,7 +219,7 @@ def make_report(
     base = next(iter(section.models))
     logs: dict[Path, str] = {}
     tables = section.tables()
-    for name, table in tables.items():  # two checkpoints of one run share a log
+    for name, table in section.local().items():  # two checkpoints of one run share a log
         logs.setdefault(Path(table.adapter or table.path).parent / "log.jsonl", name)
     return Report(
         kind="evaluation",
@@ -309,17 +309,17 @@ def _result(question_set: QuestionSet, arm: EvalArm, score: str, section: EvalSe
 def _scores_for(arm: EvalArm, section: EvalSection, question_set: QuestionSet) -> tuple[str, ...]:
     """Return the scores that mean something for `arm`: letters are all equally long; a baseline needs no pmi.
 
-    A task whose answers are written has its own.
+    So are letters that are written. A task whose answers are written has its own.
     """
     scores: tuple[Score, ...] = tuple(dict.fromkeys(section.scores))
-    if arm.format in GENERATED:
+    if arm.format in OPEN:
         graders = question_set.graders
         return (
             tuple(score for score in scores if score in graders)
             or tuple(graders)[: len(graders) if question_set.task else 1]
         )
     scores = tuple(score for score in scores if score not in TEXT_SCORES) or ("sum",)
-    if arm.format in LETTERED:
+    if arm.format in LETTERED | GENERATED:
         return ("sum",)
     if arm.format in WITHOUT_QUESTION | FROM_TASK:
         return tuple(score for score in scores if score != "pmi") or ("sum",)

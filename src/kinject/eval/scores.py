@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from kinject.errors import InputError
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
-from kinject.eval.texts import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1
+from kinject.eval.texts import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1, read_letter
 from kinject.types import Answer, Written
 
 ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]
@@ -21,13 +21,17 @@ class PromptScore:
     """The scores of one prompt: for each continuation its log-prob, and whether the model would have written it.
 
     `greedy` is lm-evaluation-harness's is_greedy: every token of the continuation was the likeliest. An answer that the
-    model wrote has its `text` and `n_tokens` instead.
+    model wrote has its `text` and `n_tokens` instead, `n_thinking` tokens of thinking before it, and whether that was cut.
+    `lengths` are the tokens of the continuations, where only the endpoint knows them.
     """
 
     log_probs: tuple[float, ...]
     greedy: tuple[bool, ...]
     text: str | None = None
     n_tokens: int = 0
+    n_thinking: int = 0
+    thinking_cut: bool = False
+    lengths: tuple[int, ...] = ()
 
 
 def scores_of(answer: Answer, score: str, without: Answer | None = None) -> tuple[float, ...]:
@@ -87,6 +91,8 @@ def _graded(answer: Answer, is_correct: TextGrader) -> Answer:
     """Return `answer` with `correct`; one that has it already keeps it."""
     if answer.text is None or answer.correct is not None:
         return answer
+    if answer.choices:
+        return replace(answer, correct=read_letter(answer.text, answer.choices) == answer.gold)
     return replace(answer, correct=is_correct(answer.text, answer.accepted))
 
 
@@ -103,8 +109,16 @@ def summarize_written(answers: Sequence[Answer]) -> Written | None:
         exact=sum(exact_match(*pair) for pair in texts) / n, f1=math.fsum(f1(*pair) for pair in texts) / n,
         contains=sum(contains(*pair) for pair in texts) / n,
         abstained=sum(abstains(answer.text or "") and not answer.correct for answer in answers) / n,
-        n_tokens=sum(answer.n_tokens[0] for answer in answers) / n,
+        n_tokens=sum(answer.n_tokens[0] for answer in answers) / n, unread=sum(map(is_unread, answers)) / n,
+        n_thinking=sum(answer.n_thinking for answer in answers) / n,
+        thinking_cut=sum(answer.thinking_cut for answer in answers) / n,
     )  # fmt: skip
+
+
+def is_unread(answer: Answer) -> bool:
+    """Return whether `answer` was to name an option, does not decline, and names none that can be read."""
+    text = answer.text or ""
+    return bool(answer.choices) and read_letter(text, answer.choices) is None and not abstains(text)
 
 
 def written_choices(was: Answer, now: Answer) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
-from kinject.recipe.sections import Attention, Dtype, Quantization, option
+from kinject.recipe.sections import Attention, Dtype, GeneratorSection, Quantization, option
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,19 @@ class LoadingSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalModelSection(LoadingSection):
-    """A model that is loaded here, and how."""
+class ChatSection:
+    """How a model is asked in a chat; what it leaves out is eval's own key of that name."""
+
+    chat: bool | None = option(None, help="Whether prompts go into the tokenizer's chat template.")
+    system: str | None = option(None, help="chat: text of the system's turn.")
+    chat_template_kwargs: Mapping[str, Any] | None = option(
+        None, help="chat: arguments of the chat template, for example {enable_thinking: false}."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalModelSection(LoadingSection, ChatSection):
+    """A model that is loaded here, and how it is asked."""
 
     path: str = option(help="Model folder or hub name.", path="model")
     revision: str | None = option(None, help="Branch, tag or commit on the hub.")
@@ -127,8 +138,54 @@ class LocalModelSection(LoadingSection):
         return ", ".join(parts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EndpointModelSection(ChatSection):
+    """A model behind an OpenAI-compatible endpoint. Its weights cannot be hashed: answers are stored by its name."""
+
+    endpoint: str = option(help="Address, for example http://127.0.0.1:8000/v1.", holds="url")
+    model: str = option(help="Name of the model at the endpoint.", nonempty=True)
+    api: Literal["completions", "chat"] = option(
+        help="completions (log-probs of choices, where the endpoint returns those of the prompt, and written answers) or "
+        "chat (written answers)."
+    )
+    revision: str | None = option(
+        None, help="Any text that stands for the model's weights, as a date; change it when the server's model changes."
+    )
+    tokenizer: str | None = option(
+        None, help="completions: send prompts as token ids of this tokenizer (folder or hub name); default: as text.",
+        path="model",
+    )  # fmt: skip
+    window: int | None = option(
+        None, help="completions: most tokens that the model reads; longer prompts are cut as those of local models are.",
+        min=16,
+    )  # fmt: skip
+    api_key_env: str = option("OPENAI_API_KEY", help="Environment variable that holds the key.", holds="variable")
+    temperature: float = option(0.0, help="Sampling temperature of written answers.", min=0.0, max=2.0)
+    reasoning_effort: str | None = option(None, help="chat: how much a reasoning model thinks, for example low.")
+    extra_body: Mapping[str, Any] | None = option(None, help="Further parameters, as the endpoint names them.")
+    send_seed: bool = option(True, help="Send the recipe's seed; false where the endpoint takes none.")
+    timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)
+    concurrency: int = option(8, help="Requests in flight.", min=1, max=1024)
+    requests_per_minute: int | None = option(None, help="Most requests in any minute, retries included.", min=1)
+    tokens_per_minute: int | None = option(None, help="Most tokens in any minute, prompts and answers together.", min=1)
+    price_in: float = option(0.0, help="Price of a million prompt tokens, in any currency.", min=0.0)
+    price_out: float = option(0.0, help="Price of a million answer tokens, in the same currency.", min=0.0)
+
+    def __str__(self) -> str:
+        """Return the model in words, as reports show it."""
+        return f"{self.model}{f'@{self.revision}' if self.revision else ''} ({self.api}) at {self.endpoint}"
+
+    def generator(self, max_tokens: int, stop: tuple[str, ...] = ()) -> GeneratorSection:
+        """Return the generator that asks it for answers of at most `max_tokens` tokens."""
+        shared = {item.name for item in fields(GeneratorSection)} & {item.name for item in fields(self)}
+        values = {name: getattr(self, name) for name in shared}
+        if self.api == "completions":
+            values["chat_template_kwargs"] = None  # the tokenizer's template is rendered here
+        return GeneratorSection(kind="openai", base_url=self.endpoint, max_tokens=max_tokens, stop=stop, **values)
+
+
 QuestionFormat = Literal[
-    "letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question", "generate"
+    "letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question", "letters-written", "generate"
 ]
 """How a question is asked; `FORMATS` in `kinject.eval.prompts` describes each."""
 
@@ -137,8 +194,9 @@ QuestionFormat = Literal[
 class EvalSection:
     """Several models against several question sets; the first model is the base of every comparison."""
 
-    models: Mapping[str, str | LocalModelSection] = option(
-        help="name: folder or hub name, or a table with path and how it is loaded. The first is the base.",
+    models: Mapping[str, str | LocalModelSection | EndpointModelSection] = option(
+        help="name: folder or hub name, or a table with path and how it is loaded, or with endpoint, model and api. The first "
+        "is the base.",
         nonempty=True,
         path="model",
     )
@@ -148,7 +206,8 @@ class EvalSection:
     model_defaults: LoadingSection = option(LoadingSection(), help="What the tables of `models` leave out.")
     formats: tuple[QuestionFormat, ...] = option(
         ("texts",),
-        help="letters, texts, hybrid, rotations, a baseline without the question, or generate: the model writes its answer.",
+        help="letters, texts, hybrid, rotations, a baseline without the question; letters-written or generate: the model "
+        "writes the letter or the answer.",
         nonempty=True,
     )
     scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains"], ...] = option(
@@ -157,12 +216,24 @@ class EvalSection:
         "(the default: it equals or contains an accepted one), exact, contains.",
         nonempty=True,
     )
-    max_new_tokens: int = option(32, help="generate: most tokens of a written answer.", min=1, max=4096)
+    max_new_tokens: int = option(32, help="Most tokens of a written answer.", min=1, max=4096)
     stop: tuple[str, ...] | None = option(
-        None, help="generate: texts that end a written answer. Default: a line break, with `chat` none."
+        None, help="Texts that end a written answer. Default: a line break, with `chat` none."
     )
     template: str | None = option(None, help="Jinja file that writes the prompt instead.", path="file")
+    max_thinking_tokens: int | None = option(
+        None, help="Most tokens of a chat model's thinking: then it is closed, and the answer has max_new_tokens. Default: "
+        "max_new_tokens for both.", min=1, max=131_072,
+    )  # fmt: skip
     chat: bool = option(False, help="Put the prompt into the tokenizer's chat template, as the user's turn.")
+    system: str | None = option(None, help="chat: text of the system's turn.")
+    chat_template_kwargs: Mapping[str, Any] | None = option(
+        None, help="chat: arguments of the chat template, for example {enable_thinking: false}."
+    )
+    fewshot_as_multiturn: bool = option(
+        False,
+        help="chat: each example is a user's turn and the answer to it, instead of a part of the one user's turn.",
+    )
     perplexity_corpus: str | None = option(None, help="Texts (JSONL) whose perplexity is reported too.", path="file")
     shots: tuple[int, ...] = option((0,), help="Numbers of few-shot examples.", min=0, max=64, nonempty=True)
     retrieval: RetrievalSection | None = option(None, help="Retrieved context; absent: none.")
@@ -171,13 +242,33 @@ class EvalSection:
     )
     batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
+    budget: float | None = option(
+        None, help="Most that the answers of endpoints may cost in this run folder, in the currency of their prices.",
+        min=0.0,
+    )  # fmt: skip
 
-    def tables(self) -> dict[str, LocalModelSection]:
-        """Return the table of each model by name, with what it leaves out from `model_defaults`."""
+    def tables(self) -> dict[str, LocalModelSection | EndpointModelSection]:
+        """Return the table of each model by name, with what it leaves out from `model_defaults` and from this section."""
         return {name: self._complete(value) for name, value in self.models.items()}
 
-    def _complete(self, value: str | LocalModelSection) -> LocalModelSection:
+    def local(self) -> dict[str, LocalModelSection]:
+        """Return the tables of the models that are loaded here."""
+        return {name: table for name, table in self.tables().items() if isinstance(table, LocalModelSection)}
+
+    def endpoints(self) -> dict[str, EndpointModelSection]:
+        """Return the tables of the models behind endpoints."""
+        return {name: table for name, table in self.tables().items() if isinstance(table, EndpointModelSection)}
+
+    def _complete(
+        self, value: str | LocalModelSection | EndpointModelSection
+    ) -> LocalModelSection | EndpointModelSection:
         table = LocalModelSection(path=value) if isinstance(value, str) else value
-        own = {item.name: getattr(table, item.name) for item in fields(LoadingSection)}
-        defaults = {name: getattr(self.model_defaults, name) for name, chosen in own.items() if chosen is None}
+        defaults: dict[str, Any] = {
+            item.name: getattr(holder, item.name)
+            for kind, holder in ((LoadingSection, self.model_defaults), (ChatSection, self))
+            for item in fields(kind)
+            if isinstance(table, kind) and getattr(table, item.name) is None
+        }
+        if isinstance(table, EndpointModelSection) and table.api == "chat":
+            defaults["chat"] = True
         return replace(table, **defaults)

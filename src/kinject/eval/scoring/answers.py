@@ -41,7 +41,7 @@ PERPLEXITY_FORMAT = "perplexity"
 """The `format` of stored windows of texts; they are no answers to questions."""
 
 _Identity = tuple[str, str, str, int, int, int, str]
-_WRITTEN = ("text", "accepted")
+_WRITTEN = ("text", "accepted", "choices", "n_thinking", "thinking_cut")
 """Fields of an answer that the model wrote; rows of others do not have them."""
 _FIELDS = tuple(item.name for item in fields(Answer) if item.name not in (*_WRITTEN, "correct"))
 
@@ -65,13 +65,15 @@ def hash_model(path: str, revision: str | None) -> str:
 def prompt_key(model_hash: str, dtype: str, prompt: Encoded) -> str:
     """Return the key of one scored prompt: a hash of weights, dtype, the tokens of contexts and continuations.
 
-    If the model writes its answer, the most tokens and the stop strings count too.
+    If the model writes its answer, the most tokens and the stop strings count too, and the marks of its thinking.
     """
     digest = hashlib.blake2b(f"{model_hash}\0{dtype}\0".encode(), digest_size=16)
     for ids in (*prompt.contexts, *prompt.continuations):
         digest.update(len(ids).to_bytes(4, "little") + ids.tobytes())
     if prompt.generation:
         digest.update(repr((prompt.generation.max_new_tokens, prompt.generation.stop)).encode())
+    if prompt.generation and prompt.thinking:
+        digest.update(repr((prompt.thinking, prompt.generation.max_thinking_tokens)).encode())
     return digest.hexdigest()
 
 
@@ -109,7 +111,7 @@ class AnswerStore:
         """Store `answer`, unless it is the last one stored for its arm and question already."""
         self._scores[key] = _score_of(answer)
         if self._last.get(_identity(answer)) != key:
-            names = _FIELDS if answer.text is None else (*_FIELDS, *_WRITTEN)
+            names = _FIELDS if answer.text is None else (*_FIELDS, *_written_fields(answer))
             row = {name: getattr(answer, name) for name in names}
             self._journal.append({"key": key, **row, "log_probs": finite_or_none(answer.log_probs)})
             self._last[_identity(answer)] = key
@@ -146,9 +148,14 @@ def read_answers(path: Path) -> list[Answer]:
 
 
 def _score_of(answer: Answer) -> PromptScore:
-    return PromptScore(
-        answer.log_probs, answer.greedy, answer.text, sum(answer.n_tokens) if answer.text is not None else 0
-    )
+    if answer.text is None:
+        return PromptScore(answer.log_probs, answer.greedy, lengths=answer.n_tokens)
+    return PromptScore((), (), answer.text, sum(answer.n_tokens), answer.n_thinking, answer.thinking_cut)
+
+
+def _written_fields(answer: Answer) -> tuple[str, ...]:
+    """Return the fields of a written answer that a row has: those without a value are left out."""
+    return tuple(name for name in _WRITTEN if name in ("text", "accepted") or getattr(answer, name))
 
 
 def _identity(answer: Answer) -> _Identity:
@@ -165,8 +172,9 @@ def _parse_answer(row: Row, where: str) -> Answer:
         if not _CHECKS[name](value):
             raise InputError(f"{where}: {name}: found {row[name]!r:.60}, which kinject does not write. Remove the row.")
     values["log_probs"] = tuple(math.nan if value is None else float(value) for value in row["log_probs"])
-    if not 0 <= values["gold"] < max(1, len(values["log_probs"])):
-        raise InputError(f"{where}: gold is {values['gold']} of {len(values['log_probs'])} choices. Remove the row.")
+    n_choices = len(values.get("choices") or values["log_probs"])
+    if not 0 <= values["gold"] < max(1, n_choices):
+        raise InputError(f"{where}: gold is {values['gold']} of {n_choices} choices. Remove the row.")
     if not isinstance(row["key"], str):
         raise InputError(f"{where}: key: found {row['key']!r:.60}, expected a text. Remove the row.")
     return Answer(**values)
@@ -191,9 +199,10 @@ def _all(check: Callable[[object], bool]) -> Callable[[object], bool]:
 _LARGEST = 1e300
 _CHECKS: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("question_id", "question_set", "arm", "format", "subject", "document_id", "text"), _is_text),
-    **dict.fromkeys(("shots", "k", "gold", "truncated", "rotation"), _is_count),
+    **dict.fromkeys(("shots", "k", "gold", "truncated", "rotation", "n_thinking"), _is_count),
     **dict.fromkeys(("n_tokens", "n_bytes", "n_chars"), _all(_is_count)),
-    **dict.fromkeys(("context_ids", "accepted"), _all(_is_text)),
+    **dict.fromkeys(("context_ids", "accepted", "choices"), _all(_is_text)),
+    "thinking_cut": lambda value: isinstance(value, bool),
     "log_probs": _all(_is_log_prob),
     "greedy": _all(lambda value: isinstance(value, bool)),
 }
@@ -203,6 +212,10 @@ _CHECKS: Mapping[str, Callable[[object], bool]] = {
 def finite_or_none(values: Sequence[float]) -> list[float | None]:
     """Return `values` with None for NaN and infinities, which JSON cannot hold."""
     return [value if math.isfinite(value) else None for value in values]
+
+
+Store = Callable[[str, PromptScore], None]
+"""Stores the score of a prompt under its key."""
 
 
 @dataclass(frozen=True)
@@ -295,7 +308,7 @@ class ResumableScoring:
         scorer: Scorer | Generator,
         prompts: Mapping[str, Encoded],
         stored: Collection[str],
-        store: Callable[[str, PromptScore], None],
+        store: Store,
     ) -> dict[str, PromptScore]:
         """Return the score of each of `prompts` (by key) that is not `stored`; `store` gets each as soon as it is done.
 
