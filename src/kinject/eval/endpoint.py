@@ -178,9 +178,9 @@ class EndpointScorer:
                 "is stored, and none is paid twice."
             )
         if failed:
-            (error, _), n = failed.most_common(1)[0], failed.total()
+            most_common, n = failed.most_common(1)[0][0], failed.total()
             raise EndpointError(
-                f"eval.models.{self.name}: {n} of {len(prompts)} prompts got no answer. The most common error: {error} All "
+                f"eval.models.{self.name}: {n} of {len(prompts)} prompts got no answer. The most common error: {most_common} All "
                 "other answers are stored; the same command asks these again."
             )
 

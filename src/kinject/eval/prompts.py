@@ -75,13 +75,14 @@ class TaskStyle:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """How long a written answer may be: `max_new_tokens` at most, and up to the first of the texts `stop`.
+    """How long a written answer may be: `max_new_tokens` at most, and up to the first of the texts `stop` (None: a line break,
+    no text in a chat).
 
     With `max_thinking_tokens` a model's thinking has that bound of its own; without, thinking counts as the answer does.
     """
 
     max_new_tokens: int
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] | None = ()
     max_thinking_tokens: int | None = None
 
     @property

@@ -160,8 +160,8 @@ def evaluate(recipe: EvalRecipe) -> Report:
     `InputError` or `DiskError` if an input cannot be used.
     """
     section = recipe.eval
-    for table in section.local().values():
-        check_model(table.path)
+    for model in section.local().values():
+        check_model(model.path)
     if section.endpoints() and world_size() > 1:
         raise InputError(
             f"{world_size()} processes would ask eval.models.{next(iter(section.endpoints()))}. Start one."

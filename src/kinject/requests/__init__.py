@@ -41,7 +41,8 @@ def open_generator(
 ) -> AbstractAsyncContextManager[Generator]:
     """Return the generator of `section`, ready inside ``async with``; `sandbox` writes the answers of kind sandbox.
 
-    With `completions` an endpoint is asked by that route (`kinject.requests.completions`), not in a chat. Raises `EndpointError` (fatal) if the key is missing, or for kind sandbox without a `sandbox`.
+    With `completions` an endpoint is asked by that route (`kinject.requests.completions`), not in a chat. Raises
+    `EndpointError` (fatal) if the key is missing, or for kind sandbox without a `sandbox`.
     """
     if section.kind == "sandbox":
         return _open_sandbox(section, sandbox)

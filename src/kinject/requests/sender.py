@@ -361,7 +361,7 @@ async def open_sender(
     """Yield a sender to the generator of `section`, with a cache in `run_dir` where answers cost money or time.
 
     The answers in the cache of the run folder `base` count as stored. `sandbox` answers for kind sandbox; `completions` as
-    in `open_generator`. `label` tells answers apart that the section does not (a revision). Raises as `open_generator` and `AnswerCache`.
+    in `open_generator`. `label` tells answers apart that the section does not (a revision). Raises as that and `AnswerCache`.
     """
     async with contextlib.AsyncExitStack() as stack:
         opened = []

@@ -117,8 +117,14 @@ class Encoder:
             self.notes.append(text)
 
     def bounds(self, generation: Generation) -> Generation:
-        """Return the bounds of an answer of this model: thinking has none of its own if the chat template knows none."""
-        return generation if self._marks else replace(generation, max_thinking_tokens=None)
+        """Return the bounds of an answer of this model.
+
+        Without stop texts it ends at a line break, in a chat at none. Thinking has a bound of its own if the template knows it.
+        """
+        stop = generation.stop if generation.stop is not None else () if self._chat else ("\n",)
+        return replace(
+            generation, stop=stop, max_thinking_tokens=generation.max_thinking_tokens if self._marks else None
+        )
 
     def _special_tokens_before(self) -> list[int]:
         whole = list(self._tokenizer("a").input_ids)

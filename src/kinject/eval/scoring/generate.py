@@ -42,6 +42,7 @@ class _Answer:
     def __init__(self, generator: Generator, prompt: Encoded) -> None:
         assert prompt.generation is not None
         self.generator, self.prompt, self.bounds = generator, prompt, prompt.generation
+        self.stop = prompt.generation.stop or ()
         self.tokens: list[int] = []
         self.forced: list[int] = []
         self.thinks: bool | None = False
@@ -65,7 +66,7 @@ class _Answer:
             return False
         if n - (0 if limit is None else self.n_thinking) >= self.bounds.max_new_tokens:
             return True
-        longest = max(map(len, self.bounds.stop), default=0)
+        longest = max(map(len, self.stop), default=0)
         if not longest or self.thinks:
             return False
         return self._text(self.tokens[max(self.n_thinking, n - longest - 8) :])[1]
@@ -88,7 +89,7 @@ class _Answer:
     def _text(self, tokens: Sequence[int]) -> tuple[str, bool]:
         """Return the text of `tokens` up to the first stop string, and whether there is one."""
         text = str(self.generator.tokenizer.decode(tokens, skip_special_tokens=True))
-        starts = [at for stop in self.bounds.stop if (at := text.find(stop)) >= 0]
+        starts = [at for stop in self.stop if (at := text.find(stop)) >= 0]
         return text[: min(starts, default=None)], bool(starts)
 
     def result(self) -> PromptScore:
