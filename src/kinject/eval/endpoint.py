@@ -87,7 +87,7 @@ class EndpointScorer:
             system, turns = chat_turns(prompt, self.style)
             roles = ("user", "assistant") * len(turns)
             messages = [_message(role, text) for role, text in zip(roles, turns, strict=False)]
-            requests = ((*([_message("system", system)] if system else []), *messages),)
+            requests = ((*([_message("system", system.strip())] if system.strip() else []), *messages),)
             stop = generation.stop or ()
         else:
             requests = ((_message(PROMPT, prompt.context),),)
@@ -166,12 +166,11 @@ class EndpointScorer:
 
             try:
                 if generation is _LOG_PROBS and prompts:
-                    await self._check_log_probs(sender, next(iter(prompts.values())))
+                    await self._check_log_probs(sender)
                 await run_workers(iter(prompts.items()), work, sender, limits.concurrency)
             except EndpointError as error:
-                raise EndpointError(
-                    f"eval.models.{self.name}: {error} Every answer is stored; the same command resumes.", fatal=True
-                ) from error
+                kept = " Every answer is stored; the same command resumes." if sender.traffic.n_answered else ""
+                raise EndpointError(f"eval.models.{self.name}: {error}{kept}", fatal=True) from error
         if sender.out_of_budget:
             raise InputError(
                 f"eval.budget: {self.section.budget} are spent (eval.models.{self.name}). Raise it and run again: every answer "
@@ -184,13 +183,21 @@ class EndpointScorer:
                 "other answers are stored; the same command asks these again."
             )
 
-    async def _check_log_probs(self, sender: Sender, prompt: EndpointPrompt) -> None:
+    async def _check_log_probs(self, sender: Sender) -> None:
         """Ask for the log-prob of one token. Raises `EndpointError` (fatal) if the endpoint returns none."""
-        if prompt.contexts:
-            ids = [*prompt.contexts[0].tolist(), *prompt.continuations[0].tolist()][:2]
-            await sender.send([_message(CONTEXT, f"[{ids[0]}]"), _message(CHOICE, f"[{ids[-1]}]")], self.seed)
-        else:
-            await self._choose(sender, "One, two,", " three")
+        try:
+            if self.encoder is None:
+                await self._choose(sender, "One, two,", " three")
+            else:
+                *context, last = self.encoder.ids(["One, two, three"])[0]
+                await self._choose(sender, json.dumps(context), json.dumps([last]))
+        except EndpointError as error:
+            if error.fatal:
+                raise
+            fix = (
+                "." if self.encoder is None else ". If it takes no token ids, leave tokenizer out of the model's table."
+            )
+            raise EndpointError(f"the first request for log-probs failed: {error}{fix}", fatal=True) from error
 
     async def _ask(self, sender: Sender, prompt: EndpointPrompt) -> PromptScore:
         """Return the answer to one prompt, or the log-probs of its choices; these share the request that counts tokens."""
@@ -284,6 +291,9 @@ def endpoint_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     """Yield the faults of the endpoints among `eval.models`, so that none shows after the first paid request."""
     scored = [format for format in section.formats if format not in GENERATED]
     seen: dict[str, tuple[str, str]] = {}
+    tables = section.endpoints().values()
+    if section.budget is not None and not any(table.price_in or table.price_out for table in tables):
+        yield recipe.fault("eval.budget", "needs price_in and price_out of an endpoint: without prices all is free.")
     for name, table in section.endpoints().items():
         key = f"eval.models.{name}"
         for where, problem in generator_faults(key, table.generator(1)):

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from string import ascii_uppercase
@@ -20,8 +19,6 @@ from kinject.disk import (
     FORMAT_VERSION,
     check_output,
     content_id,
-    delete_file,
-    file_name,
     lock_dir,
     read_jsonl,
     write_checked_json,
@@ -30,11 +27,11 @@ from kinject.disk import (
 )
 from kinject.errors import InputError
 from kinject.eval.endpoint import EndpointScorer, render_messages
-from kinject.eval.harness_files import Sample, write_harness_files
+from kinject.eval.harness_files import Sample, write_samples
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
 from kinject.eval.prompts import OPEN, ROTATED, ChatStyle, PromptRequest, render_prompt, scored_texts
-from kinject.eval.results import Answers, chosen_k_notes, find_flips, is_scored, make_report, mass_notes
-from kinject.eval.scores import PromptScore, is_unread
+from kinject.eval.results import Answers, chosen_k_notes, fault_notes, find_flips, make_report, mass_notes
+from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import (
     PERPLEXITY_FORMAT,
     AnswerStore,
@@ -231,7 +228,7 @@ def _evaluate_model(run: _Run, name: str, table: LocalModelSection | EndpointMod
         run.n_scored += n_new
         for prompt, answer in zip(prompts, answers, strict=True):
             run.results.setdefault((question_set.name, prompt.arm), []).append(answer)
-        _note_faults(run, question_set, prompts)
+        run.notes.extend(fault_notes(question_set, model.name, run.results))
         if not question_set.chooses_k_for:
             _keep_samples(run, question_set, model, prompts, answers)
     if isinstance(model, EndpointScorer):
@@ -437,40 +434,6 @@ def _keep_samples(
         run.samples.setdefault(arm.name, {}).setdefault(task, []).append(sample)
 
 
-def _note_faults(run: _Run, question_set: QuestionSet, prompts: Sequence[PendingPrompt]) -> None:
-    """Add notes on prompts that were cut to the window and on those that could not be scored."""
-    for arm in dict.fromkeys(prompt.arm for prompt in prompts):
-        answers = run.results[question_set.name, arm]
-        where = f"{arm.name} on {question_set.name} ({arm.format}, {arm.shots} shots, K {arm.k})"
-        n_cut = sum(answer.truncated > 0 for answer in answers)
-        if n_cut:
-            run.notes.append(f"{where}: {n_cut} of {len(answers)} prompts did not fit the model's window and were cut")
-        n_unscored = sum(not is_scored(answer) for answer in answers)
-        if n_unscored:
-            run.notes.append(
-                f"{where}: {n_unscored} of {len(answers)} prompts have no score (log-probs that are not finite, or all equal); "
-                "they are left out of every number"
-            )
-        most = question_set.generation.max_new_tokens
-        n_long = sum(a.text is not None and a.n_tokens[0] >= most for a in answers)
-        if n_long:
-            run.notes.append(
-                f"{where}: {n_long} of {len(answers)} written answers end at the limit of {most} tokens (eval.max_new_tokens)"
-            )
-        n_cut = sum(a.thinking_cut for a in answers)
-        if n_cut:
-            limit = "eval.max_thinking_tokens" if question_set.generation.max_thinking_tokens else "eval.max_new_tokens"
-            run.notes.append(f"{where}: thinking was cut at its limit ({limit}) in {n_cut} of {len(answers)} answers")
-        n_unread = sum(map(is_unread, answers))
-        if n_unread:
-            run.notes.append(f"{where}: {n_unread} of {len(answers)} written answers name no letter that can be read")
-        n_tied = sum(a.text is None and is_scored(a) and a.log_probs.count(max(a.log_probs)) > 1 for a in answers)
-        if n_tied:
-            run.notes.append(
-                f"{where}: in {n_tied} of {len(answers)} prompts several choices share the highest log-prob; the first counts"
-            )
-
-
 def _write_files(recipe: EvalRecipe, run: _Run, report: Report) -> None:
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
     write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
@@ -484,13 +447,7 @@ def _write_files(recipe: EvalRecipe, run: _Run, report: Report) -> None:
         recipe.run_dir / "manifest.json", stage="eval", inputs=run.inputs, recipe=recipe.raw, counts=counts,
         outputs=["flips.jsonl"],
     )  # fmt: skip
-    for arm, tasks in run.samples.items():
-        folder = recipe.run_dir / "harness" / file_name(arm)
-        for old in (*folder.glob("samples_*.jsonl"), *folder.glob("results_*.json")):
-            delete_file(old)  # of an earlier run of this recipe: two dates would be read as two results
-        shots = {task: samples[0].answer.shots for task, samples in tasks.items()}
-        date = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
-        write_harness_files(folder, tasks, {"model_name": arm, "date": date, "n_shot": shots})
+    write_samples(recipe.run_dir / "harness", run.samples)
 
 
 def _render_tokens(tokenizer: Any, prompt: PendingPrompt, score: PromptScore) -> str:
