@@ -184,6 +184,7 @@ class Answer:
     `accepted` texts, and no log-probs. `choices` are the options whose letter it was to write, () if it was to write a text.
     `n_thinking` counts the tokens of thinking before it, and `thinking_cut` says that thinking did not end by itself.
     `correct` is what a score says of it (`kinject.eval.scores.rescored`); it is not stored.
+    `grade` is the judge's (correct, wrong, abstained), "" without one; it is stored in grades.jsonl.
     """
 
     question_id: str
@@ -209,6 +210,7 @@ class Answer:
     n_thinking: int = 0
     thinking_cut: bool = False
     correct: bool | None = None
+    grade: str = ""
 
     @property
     def n_choices(self) -> int:

@@ -205,7 +205,7 @@ def test_an_endpoint_that_takes_no_token_ids_is_refused_with_what_to_do(run, tin
         ({"api": "chat", "endpoint": "127.0.0.1"}, {"formats": ["generate"]}, "endpoint: this is no address of an endpoint"),
         ({"api": "chat", "modle": "x"}, {}, "modle: unknown key. Did you mean model"),
         ({"api": "chat", "extra_body": {"n": 2}}, {"formats": ["generate"]}, "extra_body.n: is not read here"),
-        ({"api": "completions"}, {"budget": 1.0}, "eval.budget: needs price_in and price_out of"),
+        ({"api": "completions"}, {"budget": 1.0}, "eval.budget: needs price_in and price_out"),
     ],
 )  # fmt: skip
 def test_what_an_endpoint_cannot_do_is_refused_before_the_first_request(run, table, section, message):

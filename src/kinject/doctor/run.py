@@ -383,7 +383,8 @@ def _check_retrieval(recipe: Recipe, retrieval: RetrievalSection | None) -> Iter
 def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:
     sections = [recipe.augment.generator, recipe.augment.judge] if recipe.augment is not None else []
     sections += [recipe.questions.generator] if recipe.questions is not None else []
-    sections += [table.generator(1) for table in recipe.eval.endpoints().values()] if recipe.eval is not None else []
+    if recipe.eval is not None:
+        sections += [recipe.eval.judge, *(table.generator(1) for table in recipe.eval.endpoints().values())]
     for section in sections:
         yield from section.parts().values() if section is not None else ()
 

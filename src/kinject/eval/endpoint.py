@@ -22,14 +22,15 @@ from kinject.eval.scoring.encode import Encoded, Encoder, chat_turns, encode_req
 from kinject.recipe import GeneratorSection, Recipe
 from kinject.recipe.eval_section import EndpointModelSection, EvalSection
 from kinject.requests import generator_identity
-from kinject.requests.cache import stored_usage
-from kinject.requests.chat import generator_faults
+from kinject.requests.cache import CACHES, stored_usage
+from kinject.requests.chat import generator_faults, has_prices
 from kinject.requests.completions import CHOICE, CONTEXT, COUNT, N_CONTEXT, PROMPT, read_choice
-from kinject.requests.limits import limits_of
+from kinject.requests.limits import limits_of, spent_so_far
 from kinject.requests.sender import Sender, gather_answers, open_sender, run_event_loop, run_workers
 from kinject.types import Message, Usage
 
 Messages = tuple[Message, ...]
+JUDGE_CACHE = CACHES[1]
 _LOG_PROBS = Generation(1)
 """The bounds of a request for log-probs."""
 
@@ -141,7 +142,7 @@ class EndpointScorer:
     ) -> None:
         """Ask all `prompts` of one length of answers, as many at a time as the endpoint takes."""
         generator = self._generator(generation)
-        limits = limits_of(generator, self._budget_left())
+        limits = limits_of(generator, budget_left(self.section, self.run_dir, cache_of(self.name)))
         failed = Counter[str]()
         async with open_sender(
             generator,
@@ -234,15 +235,6 @@ class EndpointScorer:
             return float("nan"), 0, False
         return read_choice(await sender.send(messages, self.seed))
 
-    def _budget_left(self) -> float | None:
-        """Return the budget without the cost of the other endpoints; the sender subtracts its own."""
-        if self.section.budget is None:
-            return None
-        others = (
-            used(name, table, self.run_dir)[1] for name, table in self.section.endpoints().items() if name != self.name
-        )
-        return max(0.0, self.section.budget - sum(others))
-
     def counts(self) -> dict[str, Any]:
         """Return the manifest's entry."""
         usage, cost = used(self.name, self.table, self.run_dir)
@@ -287,13 +279,29 @@ def used(name: str, table: EndpointModelSection, run_dir: Path) -> tuple[Usage, 
     return usage, (usage.tokens_in * table.price_in + usage.tokens_out * table.price_out) / 1e6
 
 
+def budget_left(section: EvalSection, run_dir: Path, cache: str) -> float | None:
+    """Return eval.budget without what the other endpoints, the judge among them, have cost; `cache` is one's own file."""
+    if section.budget is None:
+        return None
+    paid = _paid_by_cache(section)
+    costs = [spent_so_far(one, limits_of(one, None), run_dir / path) for path, one in paid.items() if path != cache]
+    return max(0.0, section.budget - sum(costs))
+
+
+def _paid_by_cache(section: EvalSection) -> dict[str, GeneratorSection]:
+    """Return all that may cost in an evaluation, by the file of its answers."""
+    found = {cache_of(name): table.generator(1) for name, table in section.endpoints().items()}
+    return found | ({JUDGE_CACHE: section.judge} if section.judge is not None else {})
+
+
 def endpoint_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     """Yield the faults of the endpoints among `eval.models`, so that none shows after the first paid request."""
     scored = [format for format in section.formats if format not in GENERATED]
     seen: dict[str, tuple[str, str]] = {}
-    tables = section.endpoints().values()
-    if section.budget is not None and not any(table.price_in or table.price_out for table in tables):
-        yield recipe.fault("eval.budget", "needs price_in and price_out of an endpoint: without prices all is free.")
+    paid = _paid_by_cache(section).values()
+    if section.budget is not None and not any(map(has_prices, paid)):
+        needs = "needs price_in and price_out: without prices all is free."
+        yield recipe.fault("eval.budget", needs if paid else "is there, but no endpoint and no judge. Remove it.")
     for name, table in section.endpoints().items():
         key = f"eval.models.{name}"
         for where, problem in generator_faults(key, table.generator(1)):

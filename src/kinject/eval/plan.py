@@ -11,6 +11,7 @@ from kinject.corpus.questions import GoldIndex, read_questions
 from kinject.disk import path_exists, read_bytes
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.eval.endpoint import endpoint_faults
+from kinject.eval.judge import judge_section_faults
 from kinject.eval.prompts import (
     FORMATS,
     FROM_TASK,
@@ -112,6 +113,11 @@ class Plan:
     template: str = ""
     models: Mapping[str, str] = field(default_factory=dict)
 
+    def open_questions(self) -> dict[tuple[str, str], Question]:
+        """Return the questions that are answered in writing, by question set and id."""
+        sets = (item for item in self.sets if any(arm.format in OPEN for arm in item.arms))
+        return {(item.name, question.id): question for item in sets for question in item.questions}
+
 
 def read_plan(recipe: EvalRecipe) -> Plan:
     """Return the plan of `recipe`.
@@ -193,6 +199,10 @@ def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
             key = f"eval.retrieval_models.{index}"
             problem = f"found {name!r}, allowed are {', '.join(section.models)} (the names in eval.models)."
             yield Fault(recipe.where(key), key, problem)
+    has_tasks = any(_is_task(_as_section(value).path) for value in section.questions.values())
+    judged = judge_section_faults(section, writes=has_tasks or not OPEN.isdisjoint(section.formats))
+    for key, problem in judged:
+        yield Fault(recipe.where(key), key, problem)
     for key, problem in _retrieval_problems(section.retrieval) if section.retrieval is not None else ():
         yield Fault(recipe.where(key), key, problem)
     if section.retrieval_models is not None and section.retrieval is None:

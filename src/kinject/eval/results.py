@@ -16,6 +16,8 @@ from kinject.eval.plan import EvalArm, Plan, QuestionSet
 from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
 from kinject.eval.retrieval import measure_recall
 from kinject.eval.scores import (
+    JUDGED,
+    WRITTEN_SCORES,
     Score,
     best_choice,
     is_unread,
@@ -34,7 +36,6 @@ from kinject.eval.statistics import (
     design_effect,
     make_contrast,
 )
-from kinject.eval.texts import TEXT_SCORES
 from kinject.recipe.eval_section import EvalSection
 from kinject.results import (
     ArmInfo,
@@ -316,10 +317,10 @@ def _scores_for(arm: EvalArm, section: EvalSection, question_set: QuestionSet) -
     if arm.format in OPEN:
         graders = question_set.graders
         return (
-            tuple(score for score in scores if score in graders)
+            tuple(score for score in scores if score in (*graders, JUDGED))
             or tuple(graders)[: len(graders) if question_set.task else 1]
         )
-    scores = tuple(score for score in scores if score not in TEXT_SCORES) or ("sum",)
+    scores = tuple(score for score in scores if score not in WRITTEN_SCORES) or ("sum",)
     if arm.format in LETTERED | GENERATED:
         return ("sum",)
     if arm.format in WITHOUT_QUESTION | FROM_TASK:

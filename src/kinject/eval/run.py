@@ -19,6 +19,7 @@ from kinject.disk import (
     FORMAT_VERSION,
     check_output,
     content_id,
+    delete_file,
     lock_dir,
     read_jsonl,
     write_checked_json,
@@ -28,11 +29,13 @@ from kinject.disk import (
 from kinject.errors import InputError
 from kinject.eval.endpoint import EndpointScorer, render_messages
 from kinject.eval.harness_files import Sample, write_samples
+from kinject.eval.judge import AnswerJudge, measured_judge
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
 from kinject.eval.prompts import OPEN, ROTATED, ChatStyle, PromptRequest, render_prompt, scored_texts
 from kinject.eval.results import Answers, chosen_k_notes, fault_notes, find_flips, make_report, mass_notes
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import (
+    GRADES_FILE,
     PERPLEXITY_FORMAT,
     AnswerStore,
     ResumableScoring,
@@ -171,15 +174,19 @@ def evaluate(recipe: EvalRecipe) -> Report:
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
         answers.read_others(shard.other_answers())
         notes = [*plan.notes, *single_process_notes()]
+        judge = measured_judge(recipe, plan.open_questions()) if shard.is_first else None
         run = _Run(recipe, section, plan, ResumableScoring(answers, shard), notes, {**inputs, **plan.models})
         for name, table in section.tables().items():
             _evaluate_model(run, name, table)
         run.scoring.finish()
+        if judge:
+            judge.grade_answers(plan.open_questions(), run.results)
+            run.notes.extend(judge.notes())
         all_notes = (*run.notes, *mass_notes(run.results), *chosen_k_notes(plan, section, run.results))
         report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
         report = replace(report, notes=tuple(dict.fromkeys(all_notes)))
         if shard.is_first:
-            _write_files(recipe, run, report)
+            _write_files(recipe, run, report, judge)
     shard.finish()
     return report
 
@@ -434,7 +441,9 @@ def _keep_samples(
         run.samples.setdefault(arm.name, {}).setdefault(task, []).append(sample)
 
 
-def _write_files(recipe: EvalRecipe, run: _Run, report: Report) -> None:
+def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJudge | None) -> None:
+    if judge is None:
+        delete_file(recipe.run_dir / GRADES_FILE)  # of an earlier run of this recipe
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
     write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
     counts: dict[str, Any] = {
@@ -442,10 +451,11 @@ def _write_files(recipe: EvalRecipe, run: _Run, report: Report) -> None:
         "scored_now": run.n_scored,
         "stored": run.scoring.answers.n_rows,
         **({"endpoints": run.endpoints} if run.endpoints else {}),
+        **({"judge": judge.counts()} if judge else {}),
     }
     write_manifest(
         recipe.run_dir / "manifest.json", stage="eval", inputs=run.inputs, recipe=recipe.raw, counts=counts,
-        outputs=["flips.jsonl"],
+        outputs=["flips.jsonl", *([GRADES_FILE] if judge else [])],
     )  # fmt: skip
     write_samples(recipe.run_dir / "harness", run.samples)
 

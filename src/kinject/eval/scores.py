@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from kinject.errors import InputError
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
@@ -13,7 +13,11 @@ from kinject.eval.texts import TEXT_SCORES, TextGrader, TextScore, abstains, con
 from kinject.types import Answer, Written
 
 ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]
-Score = ChoiceScore | TextScore
+Score = ChoiceScore | TextScore | Literal["judge"]
+
+JUDGED: Final = "judge"
+"""The score of a written answer by the grade of the recipe's judge."""
+WRITTEN_SCORES = (*TEXT_SCORES, JUDGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,14 @@ def rescored(
     """Return one answer per question whose `log_probs` are the scores to compare; see `scores_of`.
 
     An answer that the model wrote gets `correct` from the one of `graders` that `score` names, or from the first of them if
-    `score` compares choices; choices are compared by their sum if `score` compares texts.
+    `score` compares choices; choices are compared by their sum if `score` compares texts. With ``judge``
+    it is correct by its grade, and has no score without one.
     """
     if answers and answers[0].format in GENERATED:
+        if score == JUDGED and not answers[0].choices:
+            return [_judged(answer) for answer in answers]
         return [_graded(answer, graders.get(score, next(iter(graders.values())))) for answer in answers]
-    score = "sum" if score in TEXT_SCORES else score
+    score = "sum" if score in WRITTEN_SCORES else score
     unprompted = {answer.question_id: answer for answer in without}
     merged = merge_rotations(answers)
     if score == "sum":
@@ -93,7 +100,21 @@ def _graded(answer: Answer, is_correct: TextGrader) -> Answer:
         return answer
     if answer.choices:
         return replace(answer, correct=read_letter(answer.text, answer.choices) == answer.gold)
-    return replace(answer, correct=is_correct(answer.text, answer.accepted))
+    return replace(answer, correct=is_correct(answer.text, answer.accepted), grade="")
+
+
+def _judged(answer: Answer) -> Answer:
+    """Return `answer` with `correct` by the judge's grade; without one it has no score, like an answer that failed."""
+    if answer.text is None or answer.correct is not None:
+        return answer
+    if not answer.grade:
+        return replace(answer, text=None, log_probs=(math.nan,))
+    return replace(answer, correct=answer.grade == ("correct" if answer.accepted else "abstained"))
+
+
+def declines(answer: Answer) -> bool:
+    """Return whether a written answer abstains: by the judge's grade if that is its score, else by the phrases known here."""
+    return answer.grade == "abstained" if answer.grade else abstains(answer.text or "")
 
 
 def summarize_written(answers: Sequence[Answer]) -> Written | None:
@@ -108,7 +129,7 @@ def summarize_written(answers: Sequence[Answer]) -> Written | None:
     return Written(
         exact=sum(exact_match(*pair) for pair in texts) / n, f1=math.fsum(f1(*pair) for pair in texts) / n,
         contains=sum(contains(*pair) for pair in texts) / n,
-        abstained=sum(abstains(answer.text or "") and not answer.correct for answer in answers) / n,
+        abstained=sum(declines(answer) and not answer.correct for answer in answers) / n,
         n_tokens=sum(answer.n_tokens[0] for answer in answers) / n, unread=sum(map(is_unread, answers)) / n,
         n_thinking=sum(answer.n_thinking for answer in answers) / n,
         thinking_cut=sum(answer.thinking_cut for answer in answers) / n,

@@ -210,16 +210,25 @@ class EvalSection:
         "writes the letter or the answer.",
         nonempty=True,
     )
-    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains"], ...] = option(
-        ("sum",),
-        help="How choices are compared: log-prob, log-prob per length, or pmi; what makes a written answer correct: match "
-        "(the default: it equals or contains an accepted one), exact, contains.",
-        nonempty=True,
+    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains", "judge"], ...] = (
+        option(
+            ("sum",),
+            help="How choices are compared: log-prob, log-prob per length, or pmi; what makes a written answer correct: match "
+            "(the default: it equals or contains an accepted one), exact, contains, judge (a model's grade).",
+            nonempty=True,
+        )
     )
     max_new_tokens: int = option(32, help="Most tokens of a written answer.", min=1, max=4096)
     stop: tuple[str, ...] | None = option(
         None, help="Texts that end a written answer. Default: a line break, with `chat` none."
     )
+    judge: GeneratorSection | None = option(
+        None, help="generate: a model that grades written answers as correct, wrong or abstained, for scores: [judge]."
+    )
+    budget: float | None = option(
+        None, help="Most that endpoints and the judge may cost in this run folder, in the currency of their prices.",
+        min=0.0,
+    )  # fmt: skip
     template: str | None = option(None, help="Jinja file that writes the prompt instead.", path="file")
     max_thinking_tokens: int | None = option(
         None, help="Most tokens of a chat model's thinking: then it is closed, and the answer has max_new_tokens. Default: "
@@ -242,10 +251,6 @@ class EvalSection:
     )
     batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
-    budget: float | None = option(
-        None, help="Most that the answers of endpoints may cost in this run folder, in the currency of their prices.",
-        min=0.0,
-    )  # fmt: skip
 
     def tables(self) -> dict[str, LocalModelSection | EndpointModelSection]:
         """Return the table of each model by name, with what it leaves out from `model_defaults` and from this section."""

@@ -21,7 +21,8 @@ _FORMATS = {
     "letters-written": "letters, written", "generate": "written answers", "task-generate": "written answers, as its task says",
 }  # fmt: skip
 _SCORES = {"chars": "per character", "bytes": "per byte", "tokens": "per token", "pmi": "by PMI",
-           "match": "by match", "exact": "by exact match", "contains": "by containment"}  # fmt: skip
+           "match": "by match", "exact": "by exact match", "contains": "by containment",
+           "judge": "by the judge"}  # fmt: skip
 
 
 def format_name(text: str, longest: int | None = None) -> str:

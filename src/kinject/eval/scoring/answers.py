@@ -9,7 +9,7 @@ import hashlib
 import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +21,7 @@ from kinject.disk import (
     manifest_beside,
     read_checked_json,
     read_journal,
+    read_jsonl,
     write_checked_json,
 )
 from kinject.errors import InputError
@@ -28,6 +29,7 @@ from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded
 from kinject.models import base_of_adapter, model_hash
 from kinject.process import world_size
+from kinject.requests.judges import GRADES
 from kinject.types import Answer
 
 if TYPE_CHECKING:
@@ -40,10 +42,13 @@ Value = TypeVar("Value")
 PERPLEXITY_FORMAT = "perplexity"
 """The `format` of stored windows of texts; they are no answers to questions."""
 
+GRADES_FILE = "grades.jsonl"
+"""The judge's grades of a run folder: rows of question_set, question_id, question, accepted, text, grade."""
+
 _Identity = tuple[str, str, str, int, int, int, str]
 _WRITTEN = ("text", "accepted", "choices", "n_thinking", "thinking_cut")
 """Fields of an answer that the model wrote; rows of others do not have them."""
-_FIELDS = tuple(item.name for item in fields(Answer) if item.name not in (*_WRITTEN, "correct"))
+_FIELDS = tuple(item.name for item in fields(Answer) if item.name not in (*_WRITTEN, "correct", "grade"))
 
 
 def hash_model(path: str, revision: str | None) -> str:
@@ -129,6 +134,8 @@ class AnswerStore:
 def read_answers(path: Path) -> list[Answer]:
     """Return the answers in `path`, the last one of each arm and question, in the order of their first rows.
 
+    Written answers have the grades in grades.jsonl beside it, where a judge gave some.
+
     Raises `DiskError` if the file cannot be read, and `InputError` if a row (file:line) is not an answer or was changed,
     or if there are fewer rows than the manifest beside the file counts.
     """
@@ -144,7 +151,26 @@ def read_answers(path: Path) -> list[Answer]:
             f"{path}: holds {n_rows} rows, {n_written} were written (manifest.json beside it). Run kinject eval again: it "
             "scores the missing prompts."
         )
-    return list(answers.values())
+    grades = _read_grades(path.with_name(GRADES_FILE))
+    return [with_grade(answer, grades) for answer in answers.values()]
+
+
+def with_grade(answer: Answer, grades: Mapping[tuple[str, str, str], str]) -> Answer:
+    """Return a written answer with its grade, if there is one for its question set, question id and text."""
+    grade = grades.get((answer.question_set, answer.question_id, answer.text or ""), "")
+    return replace(answer, grade=grade) if answer.text is not None else answer
+
+
+def _read_grades(path: Path) -> dict[tuple[str, str, str], str]:
+    """Return the grades in `path`, {} if there are none. Raises `InputError` for a row (file:line) that is no grade."""
+    grades: dict[tuple[str, str, str], str] = {}
+    for number, row in read_jsonl(path) if path.exists() else ():
+        values = [row.get(name) for name in ("question_set", "question_id", "text", "grade")]
+        if not all(isinstance(value, str) for value in values) or values[-1] not in GRADES:
+            raise InputError(f"{path}:{number}: no grade of kinject. Run kinject eval again: it writes the file.")
+        question_set, question_id, text, grade = map(str, values)
+        grades[question_set, question_id, text] = grade
+    return grades
 
 
 def _score_of(answer: Answer) -> PromptScore:
