@@ -307,7 +307,8 @@ class AnswerJudge:
             (answer.question_set, answer.question_id, answer.text): (
                 asked[answer.question_set, answer.question_id].question, answer.accepted, answer.text,
             )
-            for answers in results.values() for answer in answers if answer.text is not None and not answer.choices
+            for answers in results.values() for answer in answers
+            if answer.text is not None and not (answer.choices or answer.checks)
         }  # fmt: skip
         found = self.grade(items.values())
         grades = {key: found[item] for key, item in items.items() if item in found}

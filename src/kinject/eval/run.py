@@ -338,6 +338,7 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         greedy=score.greedy,
         text=score.text,
         accepted=accepted if written else (),
+        checks=question.checks if written else {},
         choices=() if is_open or not written else question.choices,
         n_thinking=score.n_thinking,
         thinking_cut=score.thinking_cut,

@@ -46,7 +46,7 @@ GRADES_FILE = "grades.jsonl"
 """The judge's grades of a run folder: rows of question_set, question_id, question, accepted, text, grade."""
 
 _Identity = tuple[str, str, str, int, int, int, str]
-_WRITTEN = ("text", "accepted", "choices", "n_thinking", "thinking_cut")
+_WRITTEN = ("text", "accepted", "checks", "choices", "n_thinking", "thinking_cut")
 """Fields of an answer that the model wrote; rows of others do not have them."""
 _FIELDS = tuple(item.name for item in fields(Answer) if item.name not in (*_WRITTEN, "correct", "grade"))
 
@@ -228,6 +228,7 @@ _CHECKS: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("shots", "k", "gold", "truncated", "rotation", "n_thinking"), _is_count),
     **dict.fromkeys(("n_tokens", "n_bytes", "n_chars"), _all(_is_count)),
     **dict.fromkeys(("context_ids", "accepted", "choices"), _all(_is_text)),
+    "checks": lambda value: isinstance(value, dict),
     "thinking_cut": lambda value: isinstance(value, bool),
     "log_probs": _all(_is_log_prob),
     "greedy": _all(lambda value: isinstance(value, bool)),

@@ -180,8 +180,10 @@ class Encoder:
 
 def chat_turns(prompt: Prompt, chat: ChatStyle) -> tuple[str, tuple[str, ...]]:
     """Return the text of the system's turn, "" for none, and the turns of user and model in order."""
-    system = f"{chat.system}\n\n{prompt.header}" if chat.system else prompt.header
-    return system, prompt.turns if chat.multiturn and prompt.turns else (prompt.context.removeprefix(prompt.header),)
+    header = prompt.header.strip() if prompt.is_dialogue else prompt.header
+    system = "\n\n".join(filter(None, (chat.system, header)))
+    in_turns = prompt.turns and (chat.multiturn or prompt.is_dialogue)
+    return system, prompt.turns if in_turns else (prompt.context.removeprefix(prompt.header),)
 
 
 def encode_requests(encoder: Encoder, requests: Sequence[PromptRequest], window: int | None) -> list[Encoded]:
