@@ -25,9 +25,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kinject.corpus.questions import read_questions
-from kinject.corpus.search import Bm25Retriever
 from kinject.eval.prompts import Format, PromptRequest, pick_shots
 from kinject.eval.retrieval import read_passages
+from kinject.eval.retrievers import Bm25Retriever
 from kinject.eval.scoring.encode import Encoder, encode_requests
 from kinject.eval.scoring.scorer import Scorer
 from kinject.models import load_tokenizer

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import minimize
 
-from kinject.corpus.search import LEXICAL_WEIGHTS, LexicalRetriever
 from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.retrieval import make_retriever, read_passages
+from kinject.eval.retrievers import LEXICAL_WEIGHTS, LexicalRetriever
 from kinject.eval.statistics import bounded_accuracy, difference_estimate
 from kinject.recipe.eval_section import RerankerSection, RetrievalSection
 

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from kinject.corpus.passages import sentences, split_passages, token_spans
-from kinject.corpus.search import LEXICAL_WEIGHTS, LexicalRetriever
 from kinject.disk import read_jsonl
 from kinject.errors import EndpointError, InputError, RecipeError
 from kinject.eval.plan import check_section, read_plan
 from kinject.eval.retrieval import EndpointScorer, ShownRetriever, make_retriever, read_passages
+from kinject.eval.retrievers import LEXICAL_WEIGHTS, LexicalRetriever
 from kinject.recipe import read_recipe
 from kinject.recipe.eval_section import RerankerSection, RetrievalSection
 from kinject.types import Passage

@@ -8,10 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from kinject.corpus.search import Bm25Retriever
 from kinject.errors import InputError
 from kinject.eval.retrieval import fuse, make_retriever, measure_recall, read_contexts, read_passages
-from kinject.eval.retrievers import BGE_PREFIX, DenseRetriever, rank_by_dot_product
+from kinject.eval.retrievers import BGE_PREFIX, Bm25Retriever, DenseRetriever, rank_by_dot_product
 from kinject.recipe.eval_section import RetrievalSection
 from kinject.types import Passage, Question
 

@@ -9,7 +9,6 @@ from typing import Literal
 
 from kinject.corpus.golds import GoldIndex
 from kinject.corpus.questions import read_questions
-from kinject.corpus.search import Retriever, search_text
 from kinject.disk import path_exists, read_bytes
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.eval.checks import check_names
@@ -32,6 +31,7 @@ from kinject.eval.prompts import (
     rotate_options,
 )
 from kinject.eval.retrieval import make_retriever, read_contexts, read_passages
+from kinject.eval.retrievers import Retriever, search_text
 from kinject.eval.tasks.task import Task, read_task
 from kinject.eval.tasks.templates import compile_template
 from kinject.eval.texts import TEXT_SCORES, TextGrader

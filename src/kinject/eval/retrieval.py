@@ -12,10 +12,18 @@ from typing import Any, Protocol
 
 from kinject.corpus.documents import read_documents
 from kinject.corpus.passages import cut_note, split_nested, split_passages, token_spans
-from kinject.corpus.search import Bm25Retriever, LexicalRetriever, Retriever, search_text
 from kinject.disk import content_id, open_database, parse_json, read_jsonl, write_rows
 from kinject.errors import DiskError, EndpointError, InputError
-from kinject.eval.retrievers import DenseRetriever, commit_of, count_longer, load_sentence_model
+from kinject.eval.retrievers import (
+    Bm25Retriever,
+    DenseRetriever,
+    LexicalRetriever,
+    Retriever,
+    commit_of,
+    count_longer,
+    load_sentence_model,
+    search_text,
+)
 from kinject.eval.scoring.answers import hash_model
 from kinject.recipe import DocumentsSection
 from kinject.recipe.eval_section import RerankerSection, RetrievalSection

@@ -1,15 +1,17 @@
-"""Passages ranked by sentence embeddings; `kinject.corpus.search` ranks them by words."""
+"""Retrievers: passages ranked by the words of a query, by their pieces, or by sentence embeddings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from kinject.corpus.search import search_text
+from kinject.corpus.passages import sentences
+from kinject.corpus.retrieved import Bm25, best_of, words_of
 from kinject.disk import atomic_file, content_id, open_to_read, parse_json, read_bytes
 from kinject.errors import DiskError, InputError
 from kinject.eval.scoring.answers import hash_model
@@ -23,8 +25,92 @@ Vectors = npt.NDArray[np.float32]
 BGE_PREFIX = "Represent this sentence for searching relevant passages: "
 """The query prefix of the BGE models' card (English, versions 1 and 1.5); passages get no prefix."""
 
+LEXICAL_WEIGHTS = {"words": 1.0, "pieces": 0.53, "pairs": 0.75, "sentence": 0.43}
+"""Weights of the scores of `LexicalRetriever`, learned from SQuAD questions by benchmarks/eval/retrieval.py."""
+
+_PIECE = 4  # letters
 _PRODUCTS = 2**24  # dot products in memory at once: 64 MB
 _MARGIN = 1e-3  # exceeds the rounding error of a float32 dot product of unit vectors
+
+
+class Retriever(Protocol):
+    """Ranks its passages for a query; `notes` are for the report, `models` (name -> hash) for the manifest."""
+
+    passages: tuple[Passage, ...]
+    notes: tuple[str, ...]
+    models: Mapping[str, str]
+
+    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
+        """Return for each query the indices of the `k` best passages, the best first."""
+        ...
+
+
+def search_text(passage: Passage, heading_path: bool) -> str:
+    """Return the text of a passage that is searched."""
+    return passage.below_path() if heading_path else passage.shown
+
+
+class Bm25Retriever:
+    """BM25 over passages; words in lower case, no stop words."""
+
+    def __init__(self, passages: Sequence[Passage], heading_path: bool = False) -> None:
+        """Index `passages` (at least one)."""
+        self.passages = tuple(passages)
+        self.notes: tuple[str, ...] = ()
+        self.models: Mapping[str, str] = {}
+        self._index = Bm25([search_text(passage, heading_path) for passage in passages], words_of)
+
+    def best(self, query: str, k: int) -> tuple[Passage, ...]:
+        """Return the `k` best passages for `query`, the best first; all if the index holds fewer."""
+        return tuple(self.passages[index] for index in self.rank([query], k)[0])
+
+    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
+        """Return for each query the indices of the `k` best passages; equal scores in the order of the passages."""
+        return [best_of(self._index.scores(query), k) for query in queries]
+
+
+class LexicalRetriever:
+    """A weighted sum of four BM25 scores: of words, of pairs of words in a row, of 4-letter pieces, in the best sentence too.
+
+    Pieces find other forms of a word, pairs find names and phrases, and the best sentence finds what stands together. No
+    model is needed, and no list of endings or stop words of a language.
+    """
+
+    def __init__(self, passages: Sequence[Passage], heading_path: bool = False) -> None:
+        """Index `passages` (at least one)."""
+        self.passages = tuple(passages)
+        self.notes: tuple[str, ...] = ()
+        self.models: Mapping[str, str] = {}
+        texts = [search_text(passage, heading_path) for passage in passages]
+        self._indices = {name: Bm25(texts, terms) for name, terms in _TERMS.items()}
+        split = [sentences(text) or [text] for text in texts]
+        self._first = np.cumsum([0, *map(len, split)])[:-1]
+        self._sentences = Bm25([sentence for one in split for sentence in one], _pieces)
+
+    def scores(self, query: str) -> dict[str, npt.NDArray[np.float64]]:
+        """Return the scores of the passages, by the names of `LEXICAL_WEIGHTS`."""
+        found = {name: index.scores(query) for name, index in self._indices.items()}
+        return {**found, "sentence": np.maximum.reduceat(self._sentences.scores(query), self._first)}
+
+    def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
+        """Return for each query the indices of the `k` best passages; equal scores in the order of the passages."""
+        return [
+            best_of(np.sum([LEXICAL_WEIGHTS[name] * scores for name, scores in self.scores(query).items()], axis=0), k)
+            for query in queries
+        ]
+
+
+def _pairs(text: str) -> list[str]:
+    return [f"{first} {second}" for first, second in pairwise(words_of(text))]
+
+
+def _pieces(text: str) -> list[str]:
+    """Return the runs of 4 characters of each word, its borders marked; shorter words whole."""
+    marked = (f" {word} " for word in words_of(text))
+    return [word[at : at + _PIECE] for word in marked for at in range(max(1, len(word) - _PIECE + 1))]
+
+
+_TERMS = {"words": words_of, "pieces": _pieces, "pairs": _pairs}
 
 
 class DenseRetriever:

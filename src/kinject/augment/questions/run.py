@@ -34,7 +34,7 @@ from kinject.augment.questions.drafts import (
 from kinject.augment.validation import questions_section
 from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.passages import cut_note, split_passages, token_spans
-from kinject.corpus.search import LexicalRetriever
+from kinject.corpus.retrieved import Bm25, best_of, words_of
 from kinject.disk import content_id, lock_dir, open_jsonl, write_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import QuestionsRecipe, QuestionsSection
@@ -202,17 +202,23 @@ async def _request_questions(
 
 
 class Corpus:
-    """The passages of every document of a run, searched by words and pieces of words."""
+    """The passages of every document of a run, searched by BM25."""
 
     def __init__(self, passages: PassageFile) -> None:
         """Index the passages (at least one)."""
-        sources = {passage.id: (passage, source_of(document, passage)) for document, passage in _passages_of(passages)}
-        self._sources = [source for _, source in sources.values()]
-        self._retriever = LexicalRetriever([passage for passage, _ in sources.values()], heading_path=True)
+        found = {passage.id: (document, passage) for document, passage in _passages_of(passages)}
+        self._sources = [source_of(document, passage) for document, passage in found.values()]
+        self._index = Bm25([passage.below_path() for _, passage in found.values()], _terms)
 
     def nearest(self, question: str) -> list[Source]:
         """Return the passages nearest to a question."""
-        return [self._sources[index] for index in self._retriever.rank([question], _N_NEAREST)[0]]
+        return [self._sources[index] for index in best_of(self._index.scores(question), _N_NEAREST)]
+
+
+def _terms(text: str) -> list[str]:
+    """Return the words of `text`, and the pairs of letters in those that are not ASCII: a word of Chinese is a clause."""
+    words = words_of(text)
+    return words + [word[at : at + 2] for word in words if not word.isascii() for at in range(len(word) - 1)]
 
 
 def _outcome_id(recipe: QuestionsRecipe, document: Document, passage: Passage) -> str:
