@@ -150,8 +150,9 @@ class Question:
     """A question with choices (`answer` is the index of the gold one), or an open one with `answers`, or both.
 
     `answers` are the accepted texts, the first one is shown in examples; an open question without any has no answer: to
-    abstain is correct. `fact_id` names its fact, so that several questions on one fact can be joined; `document_id` names the
-    document that answers it ("" if none does).
+    abstain is correct. With `checks` (`kinject.eval.checks`: name -> argument) the text of the answer must pass all of them.
+    `messages` are the turns of a chat before the question. `fact_id` names its fact, so that several questions on one fact can
+    be joined; `document_id` names the document that answers it ("" if none does).
     """
 
     id: str
@@ -162,6 +163,8 @@ class Question:
     document_id: str = ""
     fact_id: str = ""
     answers: tuple[str, ...] = ()
+    checks: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()
 
     @property
     def accepted(self) -> tuple[str, ...]:
@@ -181,9 +184,9 @@ class Answer:
     `document_id` are the question's. `greedy` is, for each continuation, whether each of its tokens was the likeliest.
 
     An answer that the model wrote has its `text` (as it came, up to a stop string), its number of tokens in `n_tokens`, the
-    `accepted` texts, and no log-probs. `choices` are the options whose letter it was to write, () if it was to write a text.
-    `n_thinking` counts the tokens of thinking before it, and `thinking_cut` says that thinking did not end by itself.
-    `correct` is what a score says of it (`kinject.eval.scores.rescored`); it is not stored.
+    `accepted` texts or the question's `checks`, and no log-probs. `choices` are the options whose letter it was to write, () if
+    it was to write a text. `n_thinking` counts the tokens of thinking before it, and `thinking_cut` says that thinking did not
+    end by itself. `correct` is what a score says of it (`kinject.eval.scores.rescored`); it is not stored.
     `grade` is the judge's (correct, wrong, abstained), "" without one; it is stored in grades.jsonl.
     """
 
@@ -206,6 +209,7 @@ class Answer:
     greedy: tuple[bool, ...] = ()
     text: str | None = None
     accepted: tuple[str, ...] = ()
+    checks: Mapping[str, Any] = field(default_factory=dict)
     choices: tuple[str, ...] = ()
     n_thinking: int = 0
     thinking_cut: bool = False

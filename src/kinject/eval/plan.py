@@ -7,10 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from kinject.corpus.golds import GoldIndex
 from kinject.corpus.grading import TEXT_SCORES, TextGrader
-from kinject.corpus.questions import GoldIndex, read_questions
+from kinject.corpus.questions import read_questions
 from kinject.disk import path_exists, read_bytes
 from kinject.errors import Fault, InputError, RecipeError
+from kinject.eval.checks import check_names
+from kinject.eval.endpoint import endpoint_faults
 from kinject.eval.judge import judge_section_faults
 from kinject.eval.prompts import (
     FORMATS,
@@ -187,6 +190,7 @@ def check_section(recipe: Recipe) -> None:
 def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     """Yield the faults that concern several keys of the section, and a section model that nothing here reads."""
     yield from _model_faults(recipe, section)
+    yield from endpoint_faults(recipe, section)
     yield from _chat_faults(recipe, section)
     for name, value in section.questions.items():
         key = f"eval.questions.{name}"
@@ -233,7 +237,7 @@ def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
             "an evaluation does not read this section. Put a model into eval.models, as NAME: {path: ..., quantization: "
             "4bit}, and what holds for all of them (dtype, quantization, device_map, attention) into eval.model_defaults.",
         )  # fmt: skip
-    for name, table in section.tables().items():
+    for name, table in section.local().items():
         if table.revision is not None and path_exists(Path(table.path)):
             yield recipe.fault(
                 f"eval.models.{name}.revision", "is for a name on the hub, but path is a folder. Take it out."
@@ -355,6 +359,19 @@ def _retrieve(retriever: Retriever, questions: Sequence[Question], k: int) -> tu
     return tuple(tuple(retriever.passages[index] for index in indices) for indices in ranked)
 
 
+def _check_instructions(item: QuestionSetSection, section: EvalSection, questions: Sequence[Question]) -> None:
+    """Raise `InputError` for checks that cannot be verified, and for turns before a question outside a chat."""
+    plain = [name for name, table in section.tables().items() if not table.chat]
+    for question in questions:
+        fault = check_names(question.checks)
+        if not fault and question.messages and plain:
+            fault = f"messages: are turns of a chat, but {plain[0]} is asked without one. Set eval.chat: true."
+        if not fault and (question.checks or question.messages) and max(section.shots):
+            fault = "checks and messages take no examples. Set eval.shots: [0]."
+        if fault:
+            raise InputError(f"{item.path}: question {question.id!r}: {fault}")
+
+
 def _check_questions(item: QuestionSetSection, section: EvalSection, question_set: QuestionSet) -> None:
     """Raise `InputError` if there are too few examples, or more choices than letters."""
     n_most = max(section.shots)
@@ -364,6 +381,7 @@ def _check_questions(item: QuestionSetSection, section: EvalSection, question_se
             f"{item.shots_from or item.path}: holds {n_fewest} examples for a question of {question_set.name} (not "
             f"counting itself), but eval.shots asks for {n_most}. Ask for fewer or name another file."
         )
+    _check_instructions(item, section, question_set.questions)
     chosen = [format for format in section.formats if format not in OPEN]
     for question in (*question_set.questions, *question_set.pool) if chosen and question_set.task is None else ():
         if not question.choices:

@@ -127,13 +127,15 @@ class Prompt:
     """The text before the answer, and for each choice the text whose probability is computed.
 
     `header` is the start of `context` that a chat template puts into the system's turn. `turns` are the rest in turns of
-    user and model, the question last; () if a template of the recipe wrote the text.
+    user and model, the question last; () if a template of the recipe wrote the text. `is_dialogue`: the turns are the
+    question's own, and stay apart.
     """
 
     context: str
     continuations: tuple[str, ...]
     header: str = ""
     turns: tuple[str, ...] = ()
+    is_dialogue: bool = False
 
 
 def pick_shots(question: Question, pool: Sequence[Question], n_shots: int) -> tuple[Question, ...]:
@@ -163,8 +165,11 @@ def render_prompt(request: PromptRequest) -> Prompt:
     ``...-no-question``: without the question. ``generate``: that of ``texts``, and the model writes on. ``task``,
     ``task-generate``: the question's text unchanged, within `style`.
     Each example ends in its gold continuation and a blank line. Passages follow the examples, directly before the
-    question, each followed by a blank line. Raises `InputError` if the template cannot be rendered.
+    question, each followed by a blank line. A question with ``checks`` or ``messages`` is an instruction: its text stays as it
+    is, after its own turns. Raises `InputError` if the template cannot be rendered.
     """
+    if _is_instruction(request.question):
+        return _render_instruction(request)
     if request.template:
         return Prompt(_render_template(request), _scored_continuations(request))
     delimiter = request.style.fewshot_delimiter
@@ -174,6 +179,19 @@ def render_prompt(request: PromptRequest) -> Prompt:
     asked = f"{passages}{_unanswered(request.question, request.format)}"
     turns = [text for shot in request.shots for text in (_unanswered(shot, request.format), _answer(shot, request))]
     return Prompt(f"{header}{examples}{asked}", _scored_continuations(request), header, (*turns, asked))
+
+
+def _is_instruction(question: Question) -> bool:
+    return bool(question.checks or question.messages)
+
+
+def _render_instruction(request: PromptRequest) -> Prompt:
+    turns = [message["content"] for message in request.question.messages]
+    system = [turns.pop(0)] if request.question.messages and request.question.messages[0]["role"] == "system" else []
+    asked = "\n\n".join((*request.passages, request.question.question))
+    header = "".join(f"{text}\n\n" for text in system)
+    context = header + "\n\n".join((*turns, asked))
+    return Prompt(context, (), header, (*turns, asked), is_dialogue=True)
 
 
 def scored_texts(question: Question, format: str) -> tuple[str, ...]:

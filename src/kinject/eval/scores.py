@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any, Final, Literal
 
 from kinject.corpus.grading import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1
 from kinject.errors import InputError
+from kinject.eval.checks import passes
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
 from kinject.eval.texts import read_letter
 from kinject.types import Answer, Written
@@ -27,6 +29,7 @@ class PromptScore:
 
     `greedy` is lm-evaluation-harness's is_greedy: every token of the continuation was the likeliest. An answer that the
     model wrote has its `text` and `n_tokens` instead, `n_thinking` tokens of thinking before it, and whether that was cut.
+    `lengths` are the tokens of the continuations, where only the endpoint knows them.
     """
 
     log_probs: tuple[float, ...]
@@ -35,6 +38,7 @@ class PromptScore:
     n_tokens: int = 0
     n_thinking: int = 0
     thinking_cut: bool = False
+    lengths: tuple[int, ...] = ()
 
 
 def scores_of(answer: Answer, score: str, without: Answer | None = None) -> tuple[float, ...]:
@@ -99,6 +103,8 @@ def _graded(answer: Answer, is_correct: TextGrader) -> Answer:
         return answer
     if answer.choices:
         return replace(answer, correct=read_letter(answer.text, answer.choices) == answer.gold)
+    if answer.checks:
+        return replace(answer, correct=passes(answer.text, answer.checks), grade="")
     return replace(answer, correct=is_correct(answer.text, answer.accepted), grade="")
 
 
@@ -106,6 +112,8 @@ def _judged(answer: Answer) -> Answer:
     """Return `answer` with `correct` by the judge's grade; without one it has no score, like an answer that failed."""
     if answer.text is None or answer.correct is not None:
         return answer
+    if answer.checks:
+        return _graded(answer, exact_match)
     if not answer.grade:
         return replace(answer, text=None, log_probs=(math.nan,))
     return replace(answer, correct=answer.grade == ("correct" if answer.accepted else "abstained"))
@@ -145,7 +153,8 @@ def written_choices(was: Answer, now: Answer) -> dict[str, Any]:
     """Return the columns of a flip between two written answers: both texts beside the accepted ones; {} for choices."""
     if now.text is None or was.text is None:
         return {}
-    accepted = now.accepted or ("(no answer)",)
+    wanted = json.dumps(dict(now.checks), ensure_ascii=False) if now.checks else "(no answer)"
+    accepted = now.accepted or (wanted,)
     choices = [*accepted, was.text or "(empty)", now.text or "(empty)"]
     places = {"gold": 0, "base_chosen": len(accepted), "chosen": len(accepted) + 1}
     return {"choices": choices, **places, **dict.fromkeys(("log_probs", "base_log_probs"), [None] * len(choices))}

@@ -46,7 +46,7 @@ GRADES_FILE = "grades.jsonl"
 """The judge's grades of a run folder: rows of question_set, question_id, question, accepted, text, grade."""
 
 _Identity = tuple[str, str, str, int, int, int, str]
-_WRITTEN = ("text", "accepted", "choices", "n_thinking", "thinking_cut")
+_WRITTEN = ("text", "accepted", "checks", "choices", "n_thinking", "thinking_cut")
 """Fields of an answer that the model wrote; rows of others do not have them."""
 _FIELDS = tuple(item.name for item in fields(Answer) if item.name not in (*_WRITTEN, "correct", "grade"))
 
@@ -175,7 +175,7 @@ def _read_grades(path: Path) -> dict[tuple[str, str, str], str]:
 
 def _score_of(answer: Answer) -> PromptScore:
     if answer.text is None:
-        return PromptScore(answer.log_probs, answer.greedy)
+        return PromptScore(answer.log_probs, answer.greedy, lengths=answer.n_tokens)
     return PromptScore((), (), answer.text, sum(answer.n_tokens), answer.n_thinking, answer.thinking_cut)
 
 
@@ -228,6 +228,7 @@ _CHECKS: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("shots", "k", "gold", "truncated", "rotation", "n_thinking"), _is_count),
     **dict.fromkeys(("n_tokens", "n_bytes", "n_chars"), _all(_is_count)),
     **dict.fromkeys(("context_ids", "accepted", "choices"), _all(_is_text)),
+    "checks": lambda value: isinstance(value, dict),
     "thinking_cut": lambda value: isinstance(value, bool),
     "log_probs": _all(_is_log_prob),
     "greedy": _all(lambda value: isinstance(value, bool)),
@@ -238,6 +239,10 @@ _CHECKS: Mapping[str, Callable[[object], bool]] = {
 def finite_or_none(values: Sequence[float]) -> list[float | None]:
     """Return `values` with None for NaN and infinities, which JSON cannot hold."""
     return [value if math.isfinite(value) else None for value in values]
+
+
+Store = Callable[[str, PromptScore], None]
+"""Stores the score of a prompt under its key."""
 
 
 @dataclass(frozen=True)
@@ -330,7 +335,7 @@ class ResumableScoring:
         scorer: Scorer | Generator,
         prompts: Mapping[str, Encoded],
         stored: Collection[str],
-        store: Callable[[str, PromptScore], None],
+        store: Store,
     ) -> dict[str, PromptScore]:
         """Return the score of each of `prompts` (by key) that is not `stored`; `store` gets each as soon as it is done.
 
