@@ -14,12 +14,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from kinject.corpus.grading import abstains, contains, exact_match, matches, normalize_answer
 from kinject.corpus.language import detect_language
 from kinject.disk import write_jsonl
 from kinject.errors import EndpointError, InputError
 from kinject.eval.endpoint import JUDGE_CACHE, budget_left
 from kinject.eval.scoring.answers import GRADES_FILE, with_grade
-from kinject.eval.texts import abstains, contains, exact_match, matches, normalize_answer
 from kinject.recipe import EvalRecipe
 from kinject.recipe.eval_section import EvalSection
 from kinject.requests.chat import judge_faults

@@ -169,8 +169,10 @@ class ProbeSection:
 
     path: str = option(help="Questions (JSONL, or MMLU's CSV).", path="file")
     role: Literal["learning", "retention"] = option("learning", help="learning or retention.")
-    layout: Literal["auto", "native", "mmlu", "arc", "squad"] = option(
-        "auto", help="Layout of the file; auto detects it from the ending and the keys."
+    layout: Literal["auto", "native", "mmlu", "arc", "squad", "open"] = option(
+        "auto",
+        help="Layout of the file; auto detects it from the ending and the keys. open: the model writes its answers, as it "
+        "does to questions without choices.",
     )
 
 
@@ -178,7 +180,8 @@ class ProbeSection:
 class ProbesSection:
     """Questions scored during training, whenever trainer.eval_strategy evaluates, and once before the first step.
 
-    Each set is logged as eval_NAME_accuracy and their mean as eval_accuracy; trainer.metric_for_best_model takes
+    Each set is logged as eval_NAME_accuracy and their mean as eval_accuracy; one whose answers are written also as
+    eval_NAME_wrong and eval_NAME_abstained; trainer.metric_for_best_model takes
     NAME_accuracy, accuracy, or (with corpus.validation_corpus or validation_fraction) loss.
     """
 
@@ -187,6 +190,7 @@ class ProbesSection:
     )
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
     batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
+    max_new_tokens: int = option(32, help="Most tokens of a written answer; a line break ends it too.", min=1, max=4096)
     patience: int | None = option(
         None, help="Stop after so many evaluations without a better trainer.metric_for_best_model.", min=1
     )
