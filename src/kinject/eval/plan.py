@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from kinject.corpus.golds import GoldIndex
+from kinject.corpus.grading import TEXT_SCORES, TextGrader
 from kinject.corpus.questions import read_questions
 from kinject.disk import path_exists, read_bytes
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.eval.checks import check_names
+from kinject.eval.endpoint import endpoint_faults
 from kinject.eval.judge import judge_section_faults
 from kinject.eval.prompts import (
     FORMATS,
@@ -33,7 +35,6 @@ from kinject.eval.retrieval import make_retriever, read_contexts, read_passages
 from kinject.eval.retrievers import Retriever, search_text
 from kinject.eval.tasks.task import Task, read_task
 from kinject.eval.tasks.templates import compile_template
-from kinject.eval.texts import TEXT_SCORES, TextGrader
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.types import Passage, Question
@@ -189,6 +190,7 @@ def check_section(recipe: Recipe) -> None:
 def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     """Yield the faults that concern several keys of the section, and a section model that nothing here reads."""
     yield from _model_faults(recipe, section)
+    yield from endpoint_faults(recipe, section)
     yield from _chat_faults(recipe, section)
     for name, value in section.questions.items():
         key = f"eval.questions.{name}"
@@ -235,7 +237,7 @@ def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
             "an evaluation does not read this section. Put a model into eval.models, as NAME: {path: ..., quantization: "
             "4bit}, and what holds for all of them (dtype, quantization, device_map, attention) into eval.model_defaults.",
         )  # fmt: skip
-    for name, table in section.tables().items():
+    for name, table in section.local().items():
         if table.revision is not None and path_exists(Path(table.path)):
             yield recipe.fault(
                 f"eval.models.{name}.revision", "is for a name on the hub, but path is a folder. Take it out."
