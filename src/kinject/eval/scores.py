@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from kinject.corpus.grading import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1
 from kinject.errors import InputError
 from kinject.eval.checks import passes
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
-from kinject.eval.texts import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1, read_letter
+from kinject.eval.texts import read_letter
 from kinject.types import Answer, Written
 
 ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]
