@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from kinject.corpus.questions import GoldIndex, read_questions
+from kinject.corpus.questions import GoldIndex, Layout, read_questions
 from kinject.disk import path_exists, read_bytes
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.eval.prompts import (
@@ -166,7 +166,13 @@ def _as_section(value: str | QuestionSetSection) -> QuestionSetSection:
     return QuestionSetSection(path=value) if isinstance(value, str) else value
 
 
-def _is_task(path: str) -> bool:
+def question_set_section(section: EvalSection, name: str) -> QuestionSetSection:
+    """Return what the recipe says of one question set."""
+    return _as_section(section.questions[name])
+
+
+def is_task(path: str) -> bool:
+    """Return whether the file of a question set is a task of lm-evaluation-harness."""
     return Path(path).suffix in (".yaml", ".yml")
 
 
@@ -239,7 +245,7 @@ def _retrieval_problems(section: RetrievalSection) -> Iterator[tuple[str, str]]:
 def _set_problems(item: QuestionSetSection, section: EvalSection) -> Iterator[str]:
     """Yield the problems of one question set of the recipe."""
     most_shots = max(section.shots)
-    if most_shots and item.shots_from is None and not _is_task(item.path):
+    if most_shots and item.shots_from is None and not is_task(item.path):
         yield f"eval.shots asks for {most_shots} examples, but shots_from is missing. Name the file that holds them."
     if section.retrieval is None and (item.validation or item.contexts):
         extra = "validation" if item.validation else "contexts"
@@ -248,9 +254,9 @@ def _set_problems(item: QuestionSetSection, section: EvalSection) -> Iterator[st
         yield "has no contexts, and eval.retrieval names no documents to find them in. Give one or the other."
     if item.validation and item.contexts:
         yield "validation cannot use contexts that were prepared for other questions."
-    if item.validation and _is_task(item.path):
+    if item.validation and is_task(item.path):
         yield "validation is for question files; a task names its own splits."
-    if item.shots_from and _is_task(item.path):
+    if item.shots_from and is_task(item.path):
         yield "shots_from is for question files; a task names its own examples."
 
 
@@ -287,10 +293,9 @@ def _read_sets(
     task: Task | None = None
     pool: tuple[Question, ...] = ()
     golds = GoldIndex()
-    only_written = GENERATED.issuperset(section.formats)
-    layout = "open" if only_written and item.layout in ("auto", "squad") else item.layout
+    layout = layout_of(item, section)
     stop = section.stop if section.stop is not None else () if section.chat else ("\n",)
-    if _is_task(item.path):
+    if is_task(item.path):
         task = read_task(Path(item.path))
         questions, pool = task.questions, task.pool
     else:
@@ -323,6 +328,12 @@ def _read_sets(
         )
         _check_questions(item, section, split)
         yield split
+
+
+def layout_of(item: QuestionSetSection, section: EvalSection) -> Layout:
+    """Return the layout in which the file of a set is read: its answers are no choices if models only write theirs."""
+    only_written = GENERATED.issuperset(section.formats)
+    return "open" if only_written and item.layout in ("auto", "squad") else item.layout
 
 
 def _retrieve(retriever: Retriever, questions: Sequence[Question], k: int) -> tuple[tuple[Passage, ...], ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, TypeVar
 
 from kinject.disk import Row
 from kinject.eval.correctness import CorrectnessMatrix
@@ -20,8 +21,10 @@ from kinject.eval.scores import (
     best_choice,
     letter_mass,
     letter_priors,
+    outcome_of,
     rescored,
     summarize_written,
+    text_score,
     written_choices,
 )
 from kinject.eval.scoring.answers import finite_or_none
@@ -39,6 +42,8 @@ from kinject.results import (
     ArmInfo,
     ArmResult,
     Contrast,
+    Outcome,
+    OutcomeResult,
     Perplexity,
     Recall,
     Report,
@@ -65,9 +70,49 @@ def is_correct(answer: Answer) -> bool:
 
     A written answer is as `rescored` found it.
     """
-    if answer.text is not None:
-        return bool(answer.correct)
-    return best_choice(answer.log_probs) == answer.gold
+    return outcome_of(answer) == "right"
+
+
+def has_outcome(answer: Answer, outcome: Outcome) -> bool:
+    """Return whether `answer` has that outcome; answered: of a question without an answer, wrong (`counts_for`)."""
+    return outcome_of(answer) == ("wrong" if outcome == "answered" else outcome)
+
+
+def counts_for(answer: Answer, outcome: Outcome) -> bool:
+    """Return whether `answer` has a score, and its question can have that outcome."""
+    return is_scored(answer) and (outcome != "answered" or not answer.accepted)
+
+
+def other_outcomes(answers: Sequence[Answer]) -> tuple[Outcome, ...]:
+    """Return the outcomes beside right that the questions of `answers` can have; () for choices."""
+    if not answers or answers[0].text is None:
+        return ()
+    some: tuple[Outcome, ...] = ("wrong", "abstained") if any(answer.accepted for answer in answers) else ()
+    return some if all(answer.accepted for answer in answers) else (*some, "answered")
+
+
+_Matrices = Callable[[Outcome], CorrectnessMatrix]
+
+
+def outcome_results(
+    outcomes: Sequence[Outcome], own: _Matrices, others: Mapping[str, tuple[str, _Matrices]],
+    scope: Scope = "these models",
+) -> tuple[OutcomeResult, ...]:  # fmt: skip
+    """Return the rate of each of `outcomes` with its contrasts: `others` are field -> (name, matrices of another arm)."""
+    found = []
+    for outcome in outcomes:
+        matrix = own(outcome)
+        estimate = bounded_accuracy(matrix)
+        contrasts: dict[str, Any] = {
+            field: make_contrast(matrix, of(outcome), name, scope) for field, (name, of) in others.items()
+        }
+        found.append(
+            OutcomeResult(
+                outcome, len(matrix.question_ids), tuple(float(value) for value in matrix.correct.mean(1)),
+                estimate.value, estimate.low, estimate.high, matrix.interval_name, **contrasts,
+            )
+        )  # fmt: skip
+    return tuple(found)
 
 
 def summarize_arm(
@@ -78,8 +123,11 @@ def summarize_arm(
     arm: str,
     role: str = "learning",
     score: str = "sum",
+    rag: Sequence[Answer] | None = None,
 ) -> ArmResult:
     """Return the result of one arm on one question set; `base` are the base arm's answers, None for the base itself.
+
+    `rag` are those of the base with passages, if the arm is to be compared with them.
 
     Answers hold the numbers to compare in `log_probs` (`kinject.eval.scores.rescored`); `score` names them. At least one
     must have a score (`is_scored`); those that have none are counted, and left out of every other number.
@@ -92,43 +140,50 @@ def summarize_arm(
     estimate = bounded_accuracy(matrix)
     subjects = _subjects(merged)
     accuracy = n_correct / len(merged)
+    others = {"to_base": base, "to_rag": rag}
+    matrices = {
+        field: (of[0].arm, partial(correctness, of)) for field, of in others.items() if of is not None
+    }  # fmt: skip
+    contrasts: dict[str, Any] = {
+        field: make_contrast(matrix, of("right"), name) for field, (name, of) in matrices.items()
+    }
     return ArmResult(
         model=model, arm=arm, question_set=first.question_set, role=role,  # type: ignore[arg-type]
         format=first.format, shots=first.shots, k=first.k, n=len(every),
         by_seed=(accuracy,), accuracy=accuracy,
         chance=chance([len(answer.log_probs) for answer in merged if answer.text is None]),
         low=estimate.low, high=estimate.high, interval=matrix.interval_name,
-        to_base=None if base is None else make_contrast(matrix, correctness(base), base[0].arm), subjects=subjects,
-        macro=_macro(merged, subjects), score=score, design_effect=design_effect(matrix), n_documents=matrix.members[1],
+        to_base=contrasts.get("to_base"), to_rag=contrasts.get("to_rag"), subjects=subjects, score=score,
+        macro=_macro(merged, subjects), design_effect=design_effect(matrix), n_documents=matrix.members[1],
         n_correct=n_correct, n_unscored=len(every) - len(merged),
         n_cut=len({answer.question_id for answer in answers if answer.truncated}), mass=letter_mass(answers),
         written=summarize_written(merged),
+        outcomes=outcome_results(other_outcomes(merged), partial(correctness, merged), matrices),
     )  # fmt: skip
 
 
-def correctness(answers: Sequence[Answer]) -> CorrectnessMatrix:
-    """Return which questions `answers` answer correctly, sorted by id, as one seed's; those without a score are left out."""
+def correctness(answers: Sequence[Answer], outcome: Outcome = "right") -> CorrectnessMatrix:
+    """Return which questions `answers` answer correctly, sorted by id, as one seed's; those without a score are left out.
+
+    With another `outcome`, which of them have it; guessing has a chance of being right only.
+    """
     import numpy as np
 
-    merged = sorted(filter(is_scored, rescored(answers, "sum")), key=lambda answer: answer.question_id)
-    correct = np.array([[float(is_correct(answer)) for answer in merged]])
+    merged = sorted(rescored(answers, "sum"), key=lambda answer: answer.question_id)
+    merged = [answer for answer in merged if counts_for(answer, outcome)]
+    correct = np.array([[float(has_outcome(answer, outcome)) for answer in merged]])
     ids, documents = ([answer.question_id for answer in merged], [answer.document_id or "" for answer in merged])
-    return CorrectnessMatrix(correct, tuple(ids), tuple(documents), tuple(answer.chance for answer in merged))
-
-
-def paired_contrast(answers: Sequence[Answer], base: Sequence[Answer]) -> Contrast | None:
-    """Return the difference of `answers` to `base`, paired by question.
-
-    A question without a score on either side is left out; None if no question has a score on both.
-    """
-    return make_contrast(correctness(answers), correctness(base), base[0].arm)
+    chances = tuple(answer.chance for answer in merged) if outcome == "right" else ()
+    return CorrectnessMatrix(correct, tuple(ids), tuple(documents), chances)
 
 
 _COMPARISONS = ("to_base", "to_rag", "to_plain")
 
 
-def correct_family(results: Sequence[ArmResult]) -> list[ArmResult]:
-    """Return `results` with all their comparisons corrected as one family."""
+_Compared = TypeVar("_Compared", ArmResult, OutcomeResult)
+
+
+def _correct(results: Sequence[_Compared]) -> list[_Compared]:
     family = [(i, name) for i, result in enumerate(results) for name in _COMPARISONS if getattr(result, name)]
     corrected = list(results)
     contrasts = correct_contrasts([getattr(results[i], name) for i, name in family])
@@ -138,10 +193,17 @@ def correct_family(results: Sequence[ArmResult]) -> list[ArmResult]:
     return corrected
 
 
+def correct_family(results: Sequence[ArmResult]) -> list[ArmResult]:
+    """Return `results` with all their comparisons corrected as one family, and those of their outcomes as another."""
+    outcomes = iter(_correct([item for result in results for item in result.outcomes]))
+    return [replace(result, outcomes=tuple(next(outcomes) for _ in result.outcomes)) for result in _correct(results)]
+
+
 def correct_families(results: Sequence[ArmResult]) -> list[ArmResult]:
     """Return `results` corrected in two families: the headline, and every other prompt format, score and K.
 
-    The headline of a question set is its first prompt format, without context and with the chosen K.
+    The outcomes beside right have families of their own, in the same two parts. The headline of a question set is its first
+    prompt format, without context and with the chosen K.
     """
     heads: dict[str, Any] = {}
     for result in results:
@@ -294,16 +356,14 @@ def _result(question_set: QuestionSet, arm: EvalArm, score: str, section: EvalSe
     def scored(of: EvalArm) -> list[Answer]:
         return _scored(question_set, of, score, answers)
 
+    rag = replace(base, k=ks[0]) if ks else base
+    beside = arm.model != base.model and arm.k in (0, rag.k) and rag.k and (question_set.name, rag) in answers
     result = summarize_arm(
         scored(arm), None if arm == base else scored(base), model=base.model, arm=arm.model, role=question_set.role,
-        score=score,
+        score=score, rag=scored(rag) if beside else None,
     )  # fmt: skip
-    rag = replace(base, k=ks[0]) if ks else base
-    to_rag = None
-    if arm.model != base.model and arm.k in (0, rag.k) and rag.k and (question_set.name, rag) in answers:
-        to_rag = paired_contrast(scored(arm), scored(rag))
     mass = letter_mass(answers[question_set.name, arm])
-    return replace(result, mass=mass, to_rag=to_rag, chosen_k=arm.k > 0 and len(ks) == 1)
+    return replace(result, mass=mass, chosen_k=arm.k > 0 and len(ks) == 1)
 
 
 def _scores_for(arm: EvalArm, section: EvalSection, question_set: QuestionSet) -> tuple[str, ...]:
@@ -314,10 +374,8 @@ def _scores_for(arm: EvalArm, section: EvalSection, question_set: QuestionSet) -
     scores: tuple[Score, ...] = tuple(dict.fromkeys(section.scores))
     if arm.format in GENERATED:
         graders = question_set.graders
-        return (
-            tuple(score for score in scores if score in graders)
-            or tuple(graders)[: len(graders) if question_set.task else 1]
-        )
+        named = tuple(score for score in scores if score in graders)
+        return named or (tuple(graders) if question_set.task else (text_score(scores, graders),))
     scores = tuple(score for score in scores if score not in TEXT_SCORES) or ("sum",)
     if arm.format in LETTERED:
         return ("sum",)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from kinject.errors import InputError
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
 from kinject.eval.texts import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1
+from kinject.results import Outcome
 from kinject.types import Answer, Written
 
 ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]
@@ -102,9 +103,24 @@ def summarize_written(answers: Sequence[Answer]) -> Written | None:
     return Written(
         exact=sum(exact_match(*pair) for pair in texts) / n, f1=math.fsum(f1(*pair) for pair in texts) / n,
         contains=sum(contains(*pair) for pair in texts) / n,
-        abstained=sum(abstains(answer.text or "") and not answer.correct for answer in answers) / n,
+        abstained=sum(outcome_of(answer) == "abstained" for answer in answers) / n,
         n_tokens=sum(answer.n_tokens[0] for answer in answers) / n,
     )  # fmt: skip
+
+
+def outcome_of(answer: Answer) -> Outcome:
+    """Return the outcome of a graded answer: right, wrong or abstained; a choice is right or wrong.
+
+    A text that declines is right if the question has no answer, by a grader that says so (`kinject.eval.texts.matches`).
+    """
+    if answer.text is None:
+        return "right" if best_choice(answer.log_probs) == answer.gold else "wrong"
+    return "right" if answer.correct else "abstained" if abstains(answer.text) else "wrong"
+
+
+def text_score(scores: Sequence[str], graders: Mapping[str, TextGrader]) -> str:
+    """Return the name of the first of `scores` that `graders` know; of the first grader if there is none."""
+    return next((score for score in scores if score in graders), next(iter(graders)))
 
 
 def written_choices(was: Answer, now: Answer) -> dict[str, Any]:
