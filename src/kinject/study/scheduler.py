@@ -271,7 +271,8 @@ def _split_set(
             raise InputError(f"{item.path}: study.validation: no {part} question of {name}: {why}.")
         path = folder / f"{file_name(name)}.{part}.jsonl"
         rows = map(asdict, own)
-        write_jsonl(path, ({key: row[key] for key in row if key != "choices" or row[key]} for row in rows))
+        left_out = frozenset(("choices", "answer"))  # of an open question
+        write_jsonl(path, (row if row["choices"] else {k: row[k] for k in row if k not in left_out} for row in rows))
         entries[part] = {**entry, "path": str(path), "layout": "native"}
     n_left_out = len(chosen) if fraction is None else 0
     return SplitQuestions(name, item.role, entries["test"], entries.get("validation", validation), n_left_out)
