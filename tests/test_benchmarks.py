@@ -304,6 +304,13 @@ def test_memory_while_loading(run_here: Callable[..., str]) -> None:
     assert all(shard <= model for model, shard in rows)
 
 
+def test_memory_of_a_merge() -> None:
+    shape = ("--width", "512", "--inner", "4096", "--vocabulary", "8000", "--shard-mb", "20")
+    row = _run_apart("train/merge_memory.py", *shape).splitlines()[-1].split("|")
+    assert int(row[2]) > 1
+    assert float(row[5]) < 6  # the libraries' own memory counts beside shards as small as these
+
+
 def test_memory_of_a_plan(run_here: Callable[..., str]) -> None:
     printed = run_here("plan/memory.py", "--only", "1M", "--steps", "2")
     row = re.search(r"\| 1M \| \d+ \| \d+ \| \d+ \| \d+ \| ([\d.]+) \|", printed)

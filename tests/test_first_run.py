@@ -50,6 +50,7 @@ NOT_HERE = {
     "recipes/studies/paper-": "public data; tests/study/test_paper_studies.py has some of the same layout",
     "kinject demo": "tests/cli/test_demo.py runs it small",
     "BASE TUNED": "names that stand for folders; tests/train/test_merge.py merges",
+    "--add INSTRUCT": "names that stand for models; tests/train/test_difference.py merges",
     "recipes/studies/sandbox": "minutes; tests/test_benchmarks.py runs a small study",
 }
 """Part of a documented command -> why it is not run here."""

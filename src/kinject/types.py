@@ -150,8 +150,9 @@ class Question:
     """A question with choices (`answer` is the index of the gold one), or an open one with `answers`, or both.
 
     `answers` are the accepted texts, the first one is shown in examples; an open question without any has no answer: to
-    abstain is correct. `fact_id` names its fact, so that several questions on one fact can be joined; `document_id` names the
-    document that answers it ("" if none does).
+    abstain is correct. With `checks` (`kinject.eval.checks`: name -> argument) the text of the answer must pass all of them.
+    `messages` are the turns of a chat before the question. `fact_id` names its fact, so that several questions on one fact can
+    be joined; `document_id` names the document that answers it ("" if none does).
     """
 
     id: str
@@ -162,6 +163,8 @@ class Question:
     document_id: str = ""
     fact_id: str = ""
     answers: tuple[str, ...] = ()
+    checks: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()
 
     @property
     def accepted(self) -> tuple[str, ...]:
@@ -181,7 +184,10 @@ class Answer:
     `document_id` are the question's. `greedy` is, for each continuation, whether each of its tokens was the likeliest.
 
     An answer that the model wrote has its `text` (as it came, up to a stop string), its number of tokens in `n_tokens`, the
-    `accepted` texts, and no log-probs. `correct` is what a score says of it (`kinject.eval.scores.rescored`); it is not stored.
+    `accepted` texts or the question's `checks`, and no log-probs. `choices` are the options whose letter it was to write, () if
+    it was to write a text. `n_thinking` counts the tokens of thinking before it, and `thinking_cut` says that thinking did not
+    end by itself. `correct` is what a score says of it (`kinject.eval.scores.rescored`); it is not stored.
+    `grade` is the judge's (correct, wrong, abstained), "" without one; it is stored in grades.jsonl.
     """
 
     question_id: str
@@ -203,12 +209,22 @@ class Answer:
     greedy: tuple[bool, ...] = ()
     text: str | None = None
     accepted: tuple[str, ...] = ()
+    checks: Mapping[str, Any] = field(default_factory=dict)
+    choices: tuple[str, ...] = ()
+    n_thinking: int = 0
+    thinking_cut: bool = False
     correct: bool | None = None
+    grade: str = ""
+
+    @property
+    def n_choices(self) -> int:
+        """The number of choices, 0 for a text that the model wrote on its own."""
+        return len(self.choices if self.text is not None else self.log_probs)
 
     @property
     def chance(self) -> float:
-        """The accuracy of guessing: 1 / number of choices, 0 for an answer that the model wrote."""
-        return 0.0 if self.text is not None else 1 / len(self.log_probs)
+        """The accuracy of guessing: 1 / number of choices, 0 without choices."""
+        return 1 / self.n_choices if self.n_choices else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +232,9 @@ class Written:
     """Answers that a model wrote, as fractions of the questions with a score.
 
     `exact`, `f1` and `contains` are SQuAD's exact match, its F1, and whether an accepted text is in the answer. `abstained`:
-    the text declines to answer a question that has one; what is neither correct nor abstained is wrong. `n_tokens` is the
-    mean length.
+    the text declines to answer a question that has one. `unread`: no letter of an option could be read from it. What is
+    none of correct, abstained and unread is wrong. `n_tokens` is the mean length, `n_thinking` that of the thinking before
+    it, `thinking_cut` the fraction whose thinking did not end by itself.
     """
 
     exact: float
@@ -225,6 +242,9 @@ class Written:
     contains: float
     abstained: float
     n_tokens: float
+    unread: float = 0.0
+    n_thinking: float = 0.0
+    thinking_cut: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

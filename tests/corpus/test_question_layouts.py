@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from kinject.corpus.questions import GoldIndex, read_questions
+from kinject.corpus.golds import GoldIndex
+from kinject.corpus.questions import read_questions
 from kinject.errors import InputError
 
 

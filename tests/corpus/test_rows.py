@@ -10,12 +10,12 @@ import pytest
 from datasets import load_dataset
 
 from kinject.corpus.rows import CorpusFile
-from kinject.disk import write_jsonl
+from kinject.disk import Row, write_jsonl
 from kinject.errors import InputError
 
 Write = Callable[[str, str], Path]
 
-ROWS = [
+ROWS: list[Row] = [
     {"text": "Arden was born in Lowmere.", "document_id": "a", "origin": "paraphrase"},
     {"prompt": "Question: where?\nAnswer:", "completion": " Färrow ☃"},
     {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Bryn."}]},
@@ -115,3 +115,53 @@ def test_a_corpus_is_what_datasets_reads(tmp_path: Path) -> None:
         "json", data_files=str(tmp_path / "c.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
     )
     assert loaded["text"] == [row.text for row in CorpusFile(tmp_path / "c.jsonl")]
+
+
+CHAT = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Bryn."}]
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
+CALLS = {"role": "assistant", "tool_calls": [{"function": {"name": "look_up", "arguments": {"place": "Farrow"}}}]}
+
+
+def test_a_conversation_keeps_its_tools_arguments_and_thinking(tmp_path: Path) -> None:
+    messages = [*CHAT[:1], CALLS, {"role": "tool", "name": "look_up", "content": "Bryn"}, CHAT[1] | {"thinking": "So."}]
+    kwargs = {"enable_thinking": False}
+    meta = {"source": "s", "title": "t", "meta": {"any": 1}, "chat_template_kwargs": kwargs}
+    write_jsonl(
+        tmp_path / "c.jsonl",
+        [{"messages": messages, "tools": [TOOL], **meta}, {"messages": messages, "tools": json.dumps([TOOL])}],
+    )
+    for row in CorpusFile(tmp_path / "c.jsonl"):
+        assert (list(row.messages), row.tools) == (messages, (TOOL,))
+    assert CorpusFile(tmp_path / "c.jsonl")[0].template_kwargs == kwargs
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"messages": CHAT, "score": 3}, "unknown key 'score' beside messages"),
+        (
+            {"messages": [CHAT[0], CHAT[1] | {"reasoning_contents": "So."}]},
+            "message 2: found the unknown key 'reasoning_c",
+        ),
+        ({"messages": [CHAT[0], {"role": "assistant", "content": 3}]}, "message 2: content: found int"),
+        ({"messages": [CHAT[0] | {"tool_calls": CALLS["tool_calls"]}, CHAT[1]]}, "only the assistant calls tools"),
+        ({"messages": [CHAT[0], CHAT[1] | {"tool_calls": [{"name": 3}]}]}, "tool_calls: expected a list of"),
+        ({"messages": [CHAT[0] | {"content": [{"type": "image"}]}, CHAT[1]]}, "kinject trains on text"),
+        ({"messages": [CHAT[0], CHAT[1] | {"thinking": ["So."]}]}, "thinking: found list"),
+        ({"messages": CHAT, "tools": "[{"}, "no JSON"),
+        ({"messages": CHAT, "tools": [{}]}, "tools: expected a list of"),
+        ({"messages": CHAT, "chat_template_kwargs": [1]}, "chat_template_kwargs: found list"),
+        ({"text": "Bryn.", "tools": [TOOL]}, "tools: belongs to messages"),
+    ],
+)
+def test_what_a_conversation_cannot_hold_is_refused_by_line(row: dict[str, object], fault: str, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "c.jsonl", [{"messages": CHAT}, row])
+    with pytest.raises(InputError) as caught:
+        list(CorpusFile(tmp_path / "c.jsonl"))
+    assert str(caught.value).startswith(f"{tmp_path / 'c.jsonl'}:2: ")
+    assert fault in str(caught.value)
+
+
+def test_the_column_of_row_weights_is_known(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "c.jsonl", [{"messages": CHAT, "score": 3}])
+    assert len(list(CorpusFile(tmp_path / "c.jsonl", column="score"))) == 1

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kinject.corpus.chat import ChatFormat
 from kinject.corpus.rows import CorpusRow
 from kinject.corpus.tokenize import Tokenization, tokenize_rows
 from kinject.errors import InputError
@@ -54,7 +55,7 @@ def test_a_conversation_learns_what_the_assistant_says(tiny_tokenizer: Any) -> N
     row = CorpusRow("1", "d", "original", "messages", messages=messages)
     try:
         (whole,) = tokenize_rows([row], tiny_tokenizer, Tokenization())
-        (spoken,) = tokenize_rows([row], tiny_tokenizer, Tokenization(assistant_only=True))
+        (spoken,) = tokenize_rows([row], tiny_tokenizer, Tokenization(chat=ChatFormat(assistant_only=True)))
     finally:
         tiny_tokenizer.chat_template = None
     assert sum(whole.learned) == len(whole.input_ids) - 1

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kinject.eval.texts import abstains, contains, exact_match, f1, matches
+from kinject.eval.texts import abstains, contains, exact_match, f1, matches, read_letter
 
 SQUAD = Path(__file__).parents[3] / "shared" / "data" / "squad" / "squad2_dev_half_qa.jsonl"
 WORDS = "the a An Norman, normans of 10th century's New York—City 1,200 x-ray «été» the. ( ) Łódź".split()  # noqa: SIM905 - a line of words
@@ -109,3 +109,45 @@ def test_a_text_that_declines_abstains(text):
 @pytest.mark.parametrize("text", ["The unknown soldier's town is Kelm."[4:], "Kelm is known.", "Notation", "Nonsense"])
 def test_a_text_that_answers_does_not_abstain(text):
     assert abstains(text) == ("unknown" in text)
+
+
+OPTIONS = ("London", "Paris", "Rome", "Berlin")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "B", "b", "B.", "(B)", "b)", "**B**", "**B. Paris**", "B) Paris", "B - Paris", "B, because Paris is the capital",
+        "The answer is (B).", "The correct answer is: **B. Paris**", "Answer: B", "The answer is B because it is.",
+        "Option B is correct.", "(B) is correct", "I would choose B.", "The answer is not A but it is B.", "The answer is b.",
+        "London is in the UK.\n\nSo the answer is B.", "The capital of France is Paris.\n\nB", "Answer:\n\nB",
+        "The final answer is $\\boxed{\\text{B}}$", "A is wrong, C is wrong.\nAnswer: B", "A city in France, so the answer is B.",
+        "First I thought the answer is A.\nThe answer is B", "Paris.", "The answer is Paris.",
+        "Die richtige Antwort ist B.", "Die Antwort lautet (B).", "La réponse est la lettre B.", "Réponse : B",
+        "La respuesta correcta es B.", "La respuesta es la opción (B).", "La risposta corretta è B.", "A resposta é a letra B",
+        "Het juiste antwoord is B.", "Odpowiedź: B", "Правильный ответ: B.", "Ответ — B", "答案是B。", "正确答案是(B)巴黎。",
+        "故选B。", "正解はBです。", "정답은 B입니다.", "الإجابة: B", "Doğru cevap: B",
+    ],
+)  # fmt: skip
+def test_a_letter_is_read_from_what_a_model_writes(text):
+    assert read_letter(text, OPTIONS) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["A", "A.", "The answer is A", "A is the right answer", "**A.** London is the capital"]
+)
+def test_the_letter_a_is_told_from_the_article(text):
+    assert read_letter(text, OPTIONS) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "I do not know.", "A city in France.", "A man went to Rome.", "The answer is A good one.", "The answer is a city.",
+        "The answer is A or B", "A and B", "A, C", "A. London\nB. Paris\nC. Rome\nD. Berlin", "B. London", "As an AI",
+        "The answer is (B) London", "E", "The answer is E.", "The answer is not B.", "The answer is (B) and (C).",
+        "London or Paris", "Options: A, B, C, D", "The answer is A. No, the answer is B.", "The incorrect answer is B.",
+    ],
+)  # fmt: skip
+def test_a_letter_that_is_not_plain_is_not_guessed(text):
+    assert read_letter(text, OPTIONS) is None

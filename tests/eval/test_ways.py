@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,12 +16,15 @@ import torch
 import yaml
 
 from kinject.cli import main
-from kinject.errors import InputError
+from kinject.errors import InputError, RecipeError
 from kinject.eval import evaluate
 from kinject.eval.compare import compare_runs, read_run
-from kinject.eval.prompts import PromptRequest, render_prompt
+from kinject.eval.prompts import ChatStyle, PromptRequest, render_prompt
+from kinject.eval.run import show_prompts
+from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import read_answers
 from kinject.eval.scoring.encode import Encoder
+from kinject.eval.scoring.generate import Generator
 from kinject.models import load_model
 from kinject.recipe import read_recipe
 from kinject.report import read_report, render_summary, write_report
@@ -149,7 +153,7 @@ def test_the_header_is_the_systems_turn_of_a_chat(tiny_tokenizer, refuses):
     template = "{% for m in messages %}{% if X and m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
     template += "<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     tiny_tokenizer.chat_template = template.replace("X", str(refuses).lower())
-    encoder = Encoder(tiny_tokenizer, chat=True)
+    encoder = Encoder(tiny_tokenizer, chat=ChatStyle())
     found = encoder.apply_chat_template(render_prompt(PromptRequest(QUESTION, "letters", (QUESTION,))))
     header = "The following are multiple choice questions (with answers) about some towns.\n\n"
     middle = f"<user>{header}" if refuses else f"<system>{header}<user>"
@@ -157,7 +161,7 @@ def test_the_header_is_the_systems_turn_of_a_chat(tiny_tokenizer, refuses):
     assert found.context == f"{middle}{asked} B\n\n{asked}<assistant>"
     assert found.continuations == ("A", "B")
     assert encoder.notes == (
-        ["the chat template takes no system turn; headers are part of the user's"] if refuses else []
+        ["the chat template takes no system turn; its text is part of the user's"] if refuses else []
     )
 
 
@@ -292,3 +296,48 @@ def test_two_processes_share_the_questions_and_texts_and_answer_as_one(recipe, t
     assert not list((tmp_path / "run").glob("process-*"))
     assert run(path) == together  # one process takes up what two have answered
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["scored_now"] == 0
+
+
+def test_letters_that_are_written_are_read_and_counted_apart_where_they_cannot_be(recipe, tmp_path, monkeypatch):
+    texts = iter(["The answer is (A).", "**B**", "Who knows.", "I don't know."])
+    monkeypatch.setattr(Generator, "score", lambda self, prompts, done: (
+        (i, PromptScore((), (), next(texts), 3, 5, thinking_cut=i == 0)) for i in range(len(prompts)) if i not in done
+    ))  # fmt: skip
+    path = recipe(formats=["letters-written"])
+    (result,) = run(path).results
+    read = stored(tmp_path)
+    assert [answer.accepted[1] for answer in read.values()] == ["A", "B", "C", "A"]
+    assert (result.n_correct, result.chance, result.score) == (2, pytest.approx(1 / 3), "sum")
+    assert (result.written.abstained, result.written.unread) == (0.25, 0.25)
+    assert (result.written.n_thinking, result.written.thinking_cut) == (5.0, 0.25)
+    again = run(path)  # nothing is left to write
+    assert again.results == (result,)
+    assert [note.split("): ")[-1] for note in again.notes][:2] == [
+        "thinking was cut at its limit (eval.max_new_tokens) in 1 of 4 answers",
+        "1 of 4 written answers name no letter that can be read",
+    ]
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["scored_now"] == 0
+
+
+def test_each_model_has_a_chat_of_its_own(recipe, tmp_path, tiny_model):
+    loaded = load_model(str(tiny_model))
+    loaded.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<{{ who }}>"
+    loaded.tokenizer.save_pretrained(tiny_model)
+    chat = {"path": str(tiny_model), "chat": True, "system": "Be brief.", "chat_template_kwargs": {"who": "me"}}
+    path = recipe(models={"plain": str(tiny_model), "chat": chat}, formats=["generate"], max_new_tokens=3)
+    shown = list(show_prompts(read_recipe(path, (), "eval"), 1))
+    assert ["<system>" in text.replace("|", "") for text in shown] == [False, True]
+    assert ["<me>" in text.replace("|", "") for text in shown] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ({"system": "Be brief."}, "eval.system"), ({"max_thinking_tokens": 9}, "eval.max_thinking_tokens"),
+        ({"chat": True, "models": {"a": {"path": "PATH", "chat": False, "system": "x"}, "b": "PATH"}}, "eval.models.a.system"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_chats_that_nothing_reads_is_refused(recipe, tiny_model, section, key):
+    text = json.dumps(section).replace("PATH", str(tiny_model))
+    with pytest.raises(RecipeError, match=rf"{re.escape(key)}.*there is no chat, so nothing reads it"):
+        run(recipe(**json.loads(text)))

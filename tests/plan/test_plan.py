@@ -21,7 +21,7 @@ from kinject.errors import InputError, KinjectError
 from kinject.plan.devices import Devices, cheapest_changes, parse_memory
 from kinject.plan.memory import optimizer_memory, simulate
 from kinject.plan.model import StepConfig
-from kinject.plan.run import PlanOptions, plan
+from kinject.plan.run import PlanOptions, estimate_disk, plan
 from kinject.recipe import Recipe, read_recipe
 
 LLAMA = {
@@ -257,6 +257,9 @@ def test_steps_tokens_and_exposures_are_those_of_the_run(make_recipe: Callable[.
         recipe.model.path).parameters())  # fmt: skip
     weights = (Path(result.model_dir) / "model.safetensors").stat().st_size
     assert found.disk.total == pytest.approx(weights, rel=0.05)
+    asks = replace(recipe, techniques=replace(recipe.techniques, save_minutes=30.0))
+    more = estimate_disk(asks, found.memory, found.length)
+    assert (found.disk.n_checkpoints, more.n_checkpoints) == (0, 2)
 
 
 def test_the_command_prints_writes_and_draws(

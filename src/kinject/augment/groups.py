@@ -41,7 +41,7 @@ class Group:
 class VariantRequest:
     """A request for one variant, about `item` of the preparations. `id` is the id that the variant will have.
 
-    `turn` counts the requests about the same item. `messages` is empty if no generator is asked.
+    `turn` counts the requests about the same item. `messages` may be empty: `Plan.messages` has them.
     """
 
     id: str

@@ -33,7 +33,7 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument(
         "--score",
-        choices=("sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains"),
+        choices=("sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains", "judge"),
         default="sum",
         help="the score to compare (default: sum; of written answers match)",
     )

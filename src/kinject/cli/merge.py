@@ -15,30 +15,39 @@ Average a tuned model with its base, weight by weight: alpha 0 is the base, 1 th
 Values in between often forget far less and keep most of what was learned. TUNED may be a peft
 adapter.
 
+Chat for a model that was trained from a base: --add the instruct model that others made from
+the same base, --minus that base (chat vector, arXiv 2310.04799). An adapter that was trained on
+the base goes --onto the instruct model instead. Models are folders or names on the hub; tokenizer
+and chat template are those of INSTRUCT.
+
 examples:
   kinject merge runs/sandbox/base/model runs/cpt/model
   kinject merge runs/sandbox/base/model runs/cpt/model --alpha 0.5 0.75 --out runs/merged
   kinject merge runs/sandbox/base/model runs/cpt/model --probe eval/sandbox/new.jsonl
-  kinject merge runs/sandbox/base/model runs/cpt/model --probe recipes/eval.yaml"""
+  kinject merge runs/sandbox/base/model runs/cpt/model --probe recipes/eval.yaml
+  kinject merge runs/cpt/model --add Qwen/Qwen3-8B --minus Qwen/Qwen3-8B-Base
+  kinject merge runs/lora/model --onto Qwen/Qwen3-8B"""
 
 
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "merge",
-        help="average a tuned model with its base",
+        help="average a tuned model with its base, or give it back its chat",
         description=_DETAIL,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("base", metavar="BASE", help="folder of the base model")
-    parser.add_argument("tuned", metavar="TUNED", help="folder of the trained model, or of an adapter")
     parser.add_argument(
-        "--alpha",
-        type=float,
-        nargs="+",
-        default=[0.0, 0.25, 0.5, 0.75, 1.0],
-        help="fractions of TUNED (default: %(default)s)",
+        "base", metavar="BASE", help="folder of the base model; with --add the tuned model, with --onto its adapter"
     )
+    parser.add_argument("tuned", metavar="TUNED", nargs="?", help="folder of the trained model, or of an adapter")
+    parser.add_argument("--alpha", type=float, nargs="+", help="fractions of TUNED (default: 0 0.25 0.5 0.75 1)")
+    parser.add_argument("--add", metavar="INSTRUCT", help="instruct model whose difference from --minus is added")
+    parser.add_argument("--minus", metavar="BASE", help="the base of both models")
+    parser.add_argument(
+        "--scale", type=float, nargs="+", help="with --add: factors of the difference (default: 1, the whole)"
+    )
+    parser.add_argument("--onto", metavar="INSTRUCT", help="model that gets the adapter instead of its own base")
     parser.add_argument("--out", type=Path, help="folder for the results (default: merged beside TUNED)")
     parser.add_argument(
         "--probe",
@@ -51,22 +60,52 @@ def add_parser(verbs: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from kinject.train.merge import merge
-
-    out = arguments.out or Path(arguments.tuned).parent / "merged"
+    _check_way(arguments)
+    out = arguments.out or Path(arguments.tuned or arguments.base).parent / "merged"
     probe = None if arguments.probe is None else _probe_recipe(arguments.probe, out)
-    done = merge(arguments.base, arguments.tuned, sorted(set(arguments.alpha)), out)
-    for alpha, folder in done.items():
-        show(f"alpha {alpha:g}: {folder}")
+    models = {"base": arguments.onto or arguments.base}
+    for name, folder in _merge(arguments, out).items():
+        show(f"{name}: {folder}")
+        models[name.replace(" ", "-")] = str(folder)
     if probe is not None:
         from kinject.eval import evaluate
         from kinject.recipe import read_recipe
         from kinject.report import render_summary
 
-        models = {"base": arguments.base} | {f"alpha-{alpha:g}": str(folder) for alpha, folder in done.items()}
         overrides = [f"run_dir={out / 'eval'}", f"eval.models={json.dumps(models)}"]
         show(render_summary(evaluate(read_recipe(probe, overrides, "eval"))))
     return 0
+
+
+def _check_way(arguments: argparse.Namespace) -> None:
+    """Raise `InputError` unless the arguments are those of one of the three ways."""
+    ways = {"TUNED": arguments.tuned, "--add": arguments.add, "--onto": arguments.onto}
+    given = [name for name, value in ways.items() if value is not None]
+    if len(given) != 1:
+        raise InputError(
+            f"kinject merge: found {' and '.join(given) or 'one model'}. Give BASE TUNED (an average), MODEL --add INSTRUCT "
+            "--minus BASE (chat vector), or ADAPTER --onto INSTRUCT."
+        )
+    if (arguments.add is None) != (arguments.minus is None):
+        raise InputError("--add and --minus belong together: an instruct model, and the base that it was made from.")
+    for flag, value, way in (("--alpha", arguments.alpha, "TUNED"), ("--scale", arguments.scale, "--add")):
+        if value is not None and given != [way]:
+            raise InputError(f"{flag}: is for {way} only, found with {given[0]}.")
+
+
+def _merge(arguments: argparse.Namespace, out: Path) -> dict[str, Path]:
+    """Do what the arguments ask for; return name -> folder of each result."""
+    from kinject.train.difference import add_difference
+    from kinject.train.merge import apply_adapter, merge
+
+    if arguments.onto is not None:
+        return {"onto": apply_adapter(arguments.base, arguments.onto, out)}
+    if arguments.add is not None:
+        scales = sorted(set(arguments.scale or (1.0,)))
+        done = add_difference(arguments.base, arguments.add, arguments.minus, scales, out)
+        return {f"scale {scale:g}": folder for scale, folder in done.items()}
+    alphas = sorted(set(arguments.alpha or (0.0, 0.25, 0.5, 0.75, 1.0)))
+    return {f"alpha {alpha:g}": folder for alpha, folder in merge(arguments.base, arguments.tuned, alphas, out).items()}
 
 
 def _probe_recipe(files: list[Path], out: Path) -> Path:

@@ -243,7 +243,8 @@ def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfi
 def _cut(row: TokenRow, index: int, config: PackingConfig, account: TokenAccount) -> list[Segment]:
     """Return the segments of a row with tokens in the loss, each of at most a block; only the first unless rows are split."""
     length = len(row.input_ids)
-    account.source += length
+    account.source += length + row.n_left_out
+    account.dropped += row.n_left_out
     size = config.block or length
     if config.strategy != "bfd_split" and length > size:
         account.truncated += length - size
@@ -269,7 +270,10 @@ def _chunks(
     """Yield rows of a block cut from all texts joined; each begins with the last token of the one before."""
     ends = array("q", (0,))
     for index in order:
-        ends.append(ends[-1] + len(rows[index].input_ids))
+        row = rows[index]
+        ends.append(ends[-1] + len(row.input_ids))
+        account.source += row.n_left_out
+        account.dropped += row.n_left_out
     account.source += ends[-1]
     size = config.block or ends[-1]
     n_kept = reached = 0

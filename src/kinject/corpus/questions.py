@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import random
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from kinject.corpus.documents.rows import csv_rows
+from kinject.corpus.golds import GoldIndex, plain_text
 from kinject.disk import Row, content_id, read_jsonl
 from kinject.errors import InputError
-from kinject.types import Question
+from kinject.types import Message, Question
 
 Layout = Literal["auto", "native", "mmlu", "arc", "squad", "open"]
 
@@ -26,52 +26,6 @@ _LABELS = ("id", "subject", "document_id", "fact_id")
 def question_prompt(question: str) -> str:
     """Return the plain prompt of a question, ``Question: ...\\nAnswer:``; an answer follows after a space."""
     return f"Question: {question}\nAnswer:"
-
-
-class GoldIndex:
-    """The gold answers of questions read so far, of one file or of several that belong together."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, list[tuple[str, str, str, frozenset[str]]]] = {}
-
-    def conflict(self, question: Question, where: str) -> str:
-        """Add `question`, read at `where`; return how its gold contradicts that of an earlier question, "" if it does not.
-
-        Two golds contradict each other if the text is the same and both questions offer both; questions on different
-        documents may be different questions.
-        """
-        if not question.choices:
-            return self._open_conflict(question, where)
-        gold, choices = plain_text(question.choices[question.answer]), frozenset(map(plain_text, question.choices))
-        same = self._seen.setdefault(plain_text(question.question), [])
-        for place, document, other, others in same:
-            on_others = question.document_id and document and question.document_id != document
-            if gold != other and gold in others and other in choices and not on_others:
-                return f"answer: {gold!r:.80}, but {other!r:.80} at {place}, where the question is the same. Keep one."
-        same.append((where, question.document_id, gold, choices))
-        return ""
-
-    def _open_conflict(self, question: Question, where: str) -> str:
-        """Return how the accepted texts of an open question contradict an earlier one's: none is accepted in both."""
-        accepted = frozenset(plain_text(text).lower() for text in question.answers)
-        same = self._seen.setdefault(plain_text(question.question), [])
-        for place, document, other, others in same:
-            on_others = question.document_id and document and question.document_id != document
-            if not on_others and accepted.isdisjoint(others) and (accepted or others):
-                found = question.answers[0] if accepted else "no answer"
-                return (
-                    f"answers: {found!r:.80}, but {other!r:.80} at {place}, where the question is the same. Keep one."
-                )
-        same.append((where, question.document_id, question.answers[0] if accepted else "no answer", accepted))
-        return ""
-
-
-def plain_text(text: str) -> str:
-    """Return `text` as people read it: Unicode composed, runs of white space as one space, no invisible characters."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text)
-        text = "".join(character for character in text if unicodedata.category(character) != "Cf")
-    return " ".join(text.split())
 
 
 def choice_fault(choices: Sequence[str]) -> str:
@@ -95,7 +49,8 @@ def read_questions(
     """Return the questions in the file `path`, in order; for layouts other than kinject's own see `read_rows`.
 
     Rows are ``{question, choices, answer, id?, subject?, document_id?, fact_id?}``; `answer` is the index of the correct
-    choice, other keys are not read. An open question has ``answers``, the accepted texts, instead of choices (or beside them).
+    choice, other keys are not read. An open question has ``answers``, the accepted texts, instead of choices (or beside them),
+    or ``checks`` of its answer (an object); ``messages`` are the turns of a chat before it, as ``{role, content}``.
     A question without an id gets the hash of its text, choices and answer. `golds` has
     the golds of files that belong to this one. Raises `DiskError` when the file cannot be read and `InputError` with every
     fault (file:line, the first 20) when it holds no question, an unusable one, or one question with two golds.
@@ -142,7 +97,8 @@ def _add_row(reader: _Reader, number: int, row: Row) -> None:
 
     question = _text(row, "question", report, needed=True)
     accepted = _accepted(row, where, faults)
-    is_open = accepted is not None and row.get("choices") is None
+    checks, before = _checks(row, report), _turns(row, report)
+    is_open = (accepted is not None or bool(checks)) and row.get("choices") is None
     choices = [] if is_open else _choices(row, report)
     answer = 0 if is_open else _answer(row, len(choices), report)
     row_id = row.get("id")
@@ -150,7 +106,7 @@ def _add_row(reader: _Reader, number: int, row: Row) -> None:
         row = {**row, "id": str(row_id)}
     identity = (
         _text(row, "id", report) if row_id is not None
-        else content_id("question", question, choices, accepted if is_open else answer)
+        else content_id("question", question, choices, accepted if is_open else answer, *((checks, before) if checks else ()))
     )  # fmt: skip
     rest = {key: _text(row, key, report) for key in ("subject", "document_id", "fact_id")}
     if faults:
@@ -164,8 +120,17 @@ def _add_row(reader: _Reader, number: int, row: Row) -> None:
         problem = f"two questions have the id {identity!r}" if row_id is not None else "the same question occurs twice"
         reader.add_faults(f"{where}: {problem}, the first on line {first}. Each needs an id of its own.")
         return
-    item = Question(identity, question, tuple(choices), answer, **rest, answers=tuple(accepted or ()))
-    conflict = reader.golds.conflict(item, where)
+    item = Question(
+        identity,
+        question,
+        tuple(choices),
+        answer,
+        **rest,
+        answers=tuple(accepted or ()),
+        checks=checks,
+        messages=before,
+    )
+    conflict = "" if checks or before else reader.golds.conflict(item, where)
     if conflict:
         reader.add_faults(f"{where}: {conflict}")
     else:
@@ -188,6 +153,36 @@ def _text(row: Row, key: str, report: Callable[[str], None], *, needed: bool = F
     elif "\0" in value:
         report(f"{key}: a NUL character at position {value.index(chr(0))}. Take it out.")
     return value
+
+
+def _checks(row: Row, report: Callable[[str], None]) -> dict[str, Any]:
+    """Return the checks of the answer; {} if there are none."""
+    value = row.get("checks")
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not value:
+        report(f"checks: found {value!r:.60}, expected an object, for example {{max_words: 20}}.")
+        return {}
+    if row.get("choices") is not None:
+        report("checks: are for written answers, but the question has choices. Keep one of the two.")
+    return value
+
+
+def _turns(row: Row, report: Callable[[str], None]) -> tuple[Message, ...]:
+    """Return the turns before the question: at most one of the system, then user and assistant in turn."""
+    value = row.get("messages")
+    if value is None:
+        return ()
+    turns = value if isinstance(value, list) else []
+    roles = [turn.get("role") for turn in turns if isinstance(turn, dict) and isinstance(turn.get("content"), str)]
+    talk = roles[1:] if roles[:1] == ["system"] else roles
+    if not roles or len(roles) != len(turns) or talk != ["user", "assistant"] * (len(talk) // 2):
+        report(
+            "messages: expected the turns before the question, as {role, content}: system, if any, then user and assistant in "
+            "turn; the question itself is the last turn of the user."
+        )
+        return ()
+    return tuple({"role": turn["role"], "content": turn["content"]} for turn in turns)
 
 
 def _choices(row: Row, report: Callable[[str], None]) -> list[str]:
@@ -447,6 +442,8 @@ def _answers(row: Row, where: str, *, with_choices: bool = False) -> list[str]:
 
 def _from_open(row: Row, where: str) -> Row:
     """Return a row of an open question in kinject's layout: SQuAD's, TriviaQA's (`answer.aliases`), NQ's (a list)."""
+    if row.get("checks") is not None:
+        return row
     if row.get("answers") is None:
         answer: Any = row.get("answer")
         if isinstance(answer, dict):

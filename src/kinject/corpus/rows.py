@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -16,22 +17,40 @@ _SHAPES: dict[Shape, tuple[str, ...]] = {
     "text": ("text",), "messages": ("messages",), "completion": ("prompt", "completion"),
 }  # fmt: skip
 """Shape -> the keys that a row of it holds."""
+_BESIDE = frozenset({"id", "document_id", "origin", "source", "licence", "license", "title", "meta"})
+_OF_CHAT = ("tools", "chat_template_kwargs")
+_OF_MESSAGE = (
+    "role", "content", "name", "reasoning_content", "reasoning", "thinking", "tool_calls", "tool_call_id",
+)  # fmt: skip
+RESERVED_KWARGS = frozenset({
+    "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message",
+    "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "tokenizer_kwargs", "sanitize_control_tokens",
+})  # fmt: skip
+"""Arguments of apply_chat_template that are no arguments of a template."""
 _MAX_FAULTS = 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusRow:
-    """One row. `shape` names the fields that it holds: `text`, `messages`, or `prompt` and `completion`."""
+    """One row. `shape` names the fields that it holds: `text`, `messages`, or `prompt` and `completion`.
+
+    `tools` and `template_kwargs` belong to `messages`: JSON schemas of functions, and arguments of the chat template.
+    `where` is the row's file:line, if it was read from a file.
+    """
 
     id: str
     document_id: str
     origin: str
     shape: Shape
     text: str = ""
-    messages: tuple[dict[str, str], ...] = ()
+    messages: tuple[Row, ...] = ()
     prompt: str = ""
     completion: str = ""
+    tools: tuple[Row, ...] = ()
+    template_kwargs: Row = field(default_factory=dict)
+    where: str = field(default="", compare=False)
 
 
 class CorpusFile(Sequence[CorpusRow]):
@@ -39,13 +58,20 @@ class CorpusFile(Sequence[CorpusRow]):
 
     Iterating parses and checks each row once. Length and random access need one pass that finds the beginnings of lines
     (16 bytes of memory a row) and parses nothing. `origin`, if not empty, replaces the rows' own. `sha256` is the file's
-    hash, if it is known already. `on_row` is called with (line number, JSON object) of each row that is parsed.
+    hash, if it is known already. `on_row` is called with (line number, JSON object) of each row that is parsed; `column`
+    is a column that it reads, or a field of one.
     """
 
     def __init__(
-        self, path: Path, origin: str = "", *, sha256: str = "", on_row: Callable[[int, Row], None] | None = None
+        self,
+        path: Path,
+        origin: str = "",
+        *,
+        sha256: str = "",
+        on_row: Callable[[int, Row], None] | None = None,
+        column: str = "",
     ) -> None:
-        self.path, self.origin, self.on_row = path, origin, on_row
+        self.path, self.origin, self.on_row, self.column = path, origin, on_row, column
         self._sha256 = sha256
         self._starts, self._numbers = array("q"), array("q")
         self._indexed = False
@@ -63,7 +89,7 @@ class CorpusFile(Sequence[CorpusRow]):
 
         After the first faulty line no more rows are yielded: the rest is read for further faults.
         """
-        faults = _LineFaults()
+        faults = LineFaults()
         n_rows = 0
         for number, _, line in self._lines():
             n_rows += 1
@@ -80,7 +106,7 @@ class CorpusFile(Sequence[CorpusRow]):
     def check(self, *, only_unread: bool = False) -> None:
         """Parse every row, or only those that were not picked. Raises `InputError` as iterating does."""
         parsed = self._parsed if only_unread else None
-        faults = _LineFaults()
+        faults = LineFaults()
         index = -1
         for index, (number, _, line) in enumerate(self._lines()):
             if parsed is None or not parsed[index]:
@@ -142,7 +168,7 @@ class CorpusFile(Sequence[CorpusRow]):
         where = f"{self.path}:{number}"
         raw = parse_row(line, where)
         try:
-            row = parse_corpus_row(raw, self.origin)
+            row = parse_corpus_row(raw, self.origin, where, self.column)
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
         if self.on_row is not None:
@@ -161,7 +187,7 @@ def _strip_mark(line: bytes, number: int) -> bytes:
     return line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
 
 
-class _LineFaults:
+class LineFaults:
     """The faults of a corpus: the text of the first 20, and how many there are."""
 
     def __init__(self) -> None:
@@ -185,20 +211,27 @@ class _LineFaults:
             raise InputError("\n".join([*self._messages, *more]))
 
 
-def parse_corpus_row(raw: Row, origin: str) -> CorpusRow:
-    """Return one row; `origin`, if not empty, replaces its own. Raises `InputError` for keys or values that do not fit."""
+def parse_corpus_row(raw: Row, origin: str, where: str = "", column: str = "") -> CorpusRow:
+    """Return one row; `origin`, if not empty, replaces its own. Raises `InputError` for keys or values that do not fit.
+
+    Beside `messages`, only keys that are known are allowed, and `column` with the fields of it.
+    """
     shapes = [name for name, keys in _SHAPES.items() if all(key in raw for key in keys)]
     if len(shapes) != 1:
         keys = ", ".join(raw) or "nothing"
         raise InputError(f"found the keys {keys:.200}; each row must hold text, or messages, or prompt and completion.")
     shape: Shape = shapes[0]
-    fields: dict[str, Any] = (
-        {"messages": _messages(raw)} if shape == "messages" else {key: _text(raw, key) for key in _SHAPES[shape]}
-    )
+    if shape == "messages":
+        fields = _conversation(raw, {*_BESIDE, *_OF_CHAT, "messages", column, column.partition(".")[0]})
+    else:
+        fields = {key: _text(raw, key) for key in _SHAPES[shape]}
+        for key in _OF_CHAT:
+            if raw.get(key):
+                raise InputError(f"{key}: belongs to messages, and this row holds {shape}. Remove it.")
     row_id = raw.get("id")
     identity = row_id if isinstance(row_id, str) and row_id else content_id(fields)
     origin = origin or str(raw.get("origin", "original"))
-    return CorpusRow(identity, str(raw.get("document_id", "")), origin, shape, **fields)
+    return CorpusRow(identity, str(raw.get("document_id", "")), origin, shape, **fields, where=where)
 
 
 def _text(raw: Row, key: str) -> str:
@@ -210,14 +243,73 @@ def _text(raw: Row, key: str) -> str:
     return value
 
 
-def _messages(raw: Row) -> tuple[dict[str, str], ...]:
+def _conversation(raw: Row, known: set[str]) -> dict[str, Any]:
+    """Return messages, tools and template_kwargs of a row, without those that it lacks."""
+    unknown = [key for key in raw if key not in known]
+    if unknown:
+        raise InputError(
+            f"found the unknown key {unknown[0]!r:.80} beside messages. Allowed: {', '.join(sorted(_BESIDE))}, "
+            f"{', '.join(_OF_CHAT)}. Move it into meta, or remove it."
+        )
     messages = raw["messages"]
-    well_formed = isinstance(messages, list) and all(
-        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
-        for message in messages
-    )
-    if not well_formed or not messages:
+    if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise InputError('messages: expected a list of {"role": ..., "content": ...}.')
+    for number, message in enumerate(messages, 1):
+        fault = _message_fault(message)
+        if fault:
+            raise InputError(f"messages: message {number}: {fault}")
     if not any(message["role"] == "assistant" for message in messages):
         raise InputError("messages: no assistant turn, so there is nothing to learn. Remove the row.")
-    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
+    fields: dict[str, Any] = {"messages": tuple(messages)}
+    if raw.get("tools"):
+        fields["tools"] = tuple(_tools(raw["tools"]))
+    kwargs = raw.get("chat_template_kwargs")
+    if kwargs:
+        if not isinstance(kwargs, dict):
+            raise InputError(f"chat_template_kwargs: found {type(kwargs).__name__}, expected an object.")
+        fields["template_kwargs"] = kwargs
+    return fields
+
+
+def _message_fault(message: Row) -> str:
+    """Return what is wrong with a message, "" if nothing is."""
+    unknown = [key for key in message if key not in _OF_MESSAGE]
+    if unknown:
+        return f"found the unknown key {unknown[0]!r:.80}. Allowed: {', '.join(_OF_MESSAGE)}."
+    content, calls = message.get("content"), message.get("tool_calls")
+    if not isinstance(message.get("role"), str):
+        return 'expected {"role": ..., "content": ...}, found no role.'
+    for key in ("name", "reasoning_content", "reasoning", "thinking", "tool_call_id"):
+        if not isinstance(message.get(key), str | None):
+            return f"{key}: found {type(message[key]).__name__}, expected text."
+    if isinstance(content, list):
+        for block in content:
+            if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
+                return 'content: kinject trains on text. Expected text, or a list of {"type": "text", "text": ...}.'
+    elif not isinstance(content, str) and not (content is None and calls):
+        return f"content: found {type(content).__name__}, expected text."
+    if calls is not None:
+        if message["role"] != "assistant":
+            return f"tool_calls: found in a turn of {message['role']!r:.40}; only the assistant calls tools."
+        if not isinstance(calls, list) or not all(_function_name(call) for call in calls):
+            return 'tool_calls: expected a list of {"type": "function", "function": {"name": ..., "arguments": {...}}}.'
+    return ""
+
+
+def _tools(value: Any) -> list[Row]:
+    """Return the tools of a row: a list, or the JSON text of one, as data sets with columns hold it."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise InputError(f"tools: found text that is no JSON ({error}).") from None
+    if not isinstance(value, list) or not all(_function_name(tool) for tool in value):
+        raise InputError('tools: expected a list of {"type": "function", "function": {"name": ..., ...}}.')
+    return value
+
+
+def _function_name(value: Any) -> str:
+    """Return the name of a tool or tool call, "" if it has none."""
+    function = value.get("function", value) if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else ""

@@ -2,8 +2,9 @@
 
 An entry of the cache is a folder, named by the content of the corpus, the tokenizer and the settings. It holds ``ids.bin``
 (uint32, all rows joined), ``learned.bin`` (one byte a token), ``ends.bin`` (int64, where each row ends), ``documents.bin``
-(int64, each row's document, -1 for none), ``documents.json`` (their ids by number) and ``SHA256SUMS`` over them. It is
-written whole or not at all and memory-mapped by every run that needs it; a damaged entry is made again.
+(int64, each row's document, -1 for none), ``left_out.bin`` (uint32, each row's tokens that its chat template leaves out),
+``documents.json`` (their ids by number) and ``SHA256SUMS`` over them. It is written whole or not at all and memory-mapped
+by every run that needs it; a damaged entry is made again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from kinject.corpus.rows import CorpusRow
+from kinject.corpus.chat import ChatFormat, encode_conversation
+from kinject.corpus.rows import CorpusRow, LineFaults
 from kinject.disk import (
     check_sha256sums,
     content_id,
@@ -51,24 +53,30 @@ log = logging.getLogger(__name__)
 IGNORED = -100
 """Label of a token that is read but not learned (PyTorch's cross-entropy skips it)."""
 
-FORMAT = 3
+FORMAT = 4
 """Format of cache entries. It changes with the files or the rules of tokenisation, so that no older entry is read."""
 
 Row = TypeVar("Row")
 _BATCH = 256  # rows that the tokenizer is given at once
 _FLUSH = 1 << 17  # tokens in memory while an entry is written
-_FILES: dict[str, Any] = {"ids": np.uint32, "learned": np.bool_, "ends": np.int64, "documents": np.int64}
+_FILES: dict[str, Any] = {
+    "ids": np.uint32, "learned": np.bool_, "ends": np.int64, "documents": np.int64, "left_out": np.uint32,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One tokenised row. `learned[i]`: token i is in the loss; never the first, since no token precedes it."""
+    """One tokenised row. `learned[i]`: token i is in the loss; never the first, since no token precedes it.
+
+    `n_left_out` counts the tokens of its text that its chat template leaves out.
+    """
 
     row_id: str
     document_id: str
     origin: str
     input_ids: Sequence[int] | npt.NDArray[Any]
     learned: Sequence[bool] | npt.NDArray[Any]
+    n_left_out: int = 0
 
 
 @dataclass(slots=True)
@@ -76,7 +84,8 @@ class TokenAccount:
     """Counts of every token of a corpus: ``source == trained + masked + truncated + dropped``.
 
     `trained` are in the loss; `masked` are read only (prompts, and the first token of each document); `truncated` were cut
-    at max_length; `dropped` are in segments left out because none of their tokens is in the loss.
+    at max_length; `dropped` are in segments left out because none of their tokens is in the loss, or of text that a chat
+    template leaves out.
     """
 
     source: int = 0
@@ -99,28 +108,34 @@ class TokenAccount:
 class Tokenization:
     """How rows become tokens: BOS and EOS at document boundaries, and the parts of SFT rows in the loss.
 
-    `completion_only` None means: only the completion of prompt+completion rows. `assistant_only`: only the assistant's
-    turns in messages.
+    `completion_only` None means: only the completion of prompt+completion rows. `chat` is for rows with messages.
     """
 
     bos: bool = True
     eos: bool = True
     completion_only: bool | None = None
-    assistant_only: bool = False
+    chat: ChatFormat = ChatFormat()
 
 
 def tokenize_rows(
     rows: Iterable[CorpusRow], tokenizer: PreTrainedTokenizerBase, how: Tokenization
 ) -> Iterator[TokenRow]:
-    """Yield each row as tokens. Raises `InputError` if the tokenizer lacks a BOS, EOS or chat template that is needed."""
+    """Yield each row as tokens, none after the first conversation that does not fit its chat template.
+
+    Raises `InputError` if the tokenizer lacks a BOS, EOS or chat template that is needed, and in the end with all
+    conversations that do not fit (the first 20).
+    """
     _require_boundaries(tokenizer, how)
     remaining = iter(rows)
+    faults = LineFaults()
     while batch := list(islice(remaining, _BATCH)):
         texts = [text for row in batch for text in _texts(row)]
         ids_of_texts = iter(tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else ())
         for row in batch:
             if row.shape == "messages":
-                yield _tokenize_messages(row, tokenizer, how)
+                conversation = _conversation(row, tokenizer, how.chat, faults)
+                if conversation is not None:
+                    yield conversation
                 continue
             n_prompt = 0
             if row.shape == "completion":
@@ -131,7 +146,9 @@ def tokenize_rows(
                 ids, learned = [tokenizer.bos_token_id, *ids], [False, *learned]
             if how.eos:
                 ids, learned = [*ids, tokenizer.eos_token_id], [*learned, True]
-            yield _token_row(row, ids, learned)
+            if not faults:
+                yield _token_row(row, ids, learned)
+    faults.raise_if_any()
 
 
 def _texts(row: CorpusRow) -> tuple[str, ...]:
@@ -141,54 +158,30 @@ def _texts(row: CorpusRow) -> tuple[str, ...]:
     return (row.text,) if row.shape == "text" else (row.prompt, row.prompt + row.completion)
 
 
-def _token_row(row: CorpusRow, ids: list[int], learned: list[bool]) -> TokenRow:
-    return TokenRow(row.id, row.document_id, row.origin, tuple(ids), (False, *learned[1:]))
+def _conversation(
+    row: CorpusRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, faults: LineFaults
+) -> TokenRow | None:
+    """Return a conversation as tokens, None after a fault. The chat template sets its boundaries."""
+    if tokenizer.chat_template is None:
+        raise InputError(
+            "corpus: rows with messages need a chat template, and this tokenizer has none. Set trainer.chat_template_path."
+        )
+    try:
+        ids, learned, n_left_out = encode_conversation(row, tokenizer, chat)
+    except InputError as error:
+        faults.add(f"{row.where or f'row {row.id}'}: {error}")
+        return None
+    return None if faults else _token_row(row, ids, learned, n_left_out)
+
+
+def _token_row(row: CorpusRow, ids: list[int], learned: list[bool], n_left_out: int = 0) -> TokenRow:
+    return TokenRow(row.id, row.document_id, row.origin, tuple(ids), (False, *learned[1:]), n_left_out)
 
 
 def _require_boundaries(tokenizer: PreTrainedTokenizerBase, how: Tokenization) -> None:
     for name, wanted in (("bos", how.bos), ("eos", how.eos)):
         if wanted and getattr(tokenizer, f"{name}_token_id") is None:
             raise InputError(f"corpus.{name}: this tokenizer has no {name.upper()} token. Set corpus.{name}: false.")
-
-
-def _tokenize_messages(row: CorpusRow, tokenizer: PreTrainedTokenizerBase, how: Tokenization) -> TokenRow:
-    """Tokenize a conversation through the tokenizer's chat template, which sets its own boundaries.
-
-    With `assistant_only` the learned tokens are those that the template adds between the prompt for the assistant and
-    the end of that turn, its end-of-turn token included.
-    """
-    if tokenizer.chat_template is None:
-        raise InputError(
-            "corpus: rows with messages need a chat template, and this tokenizer has none. Set trainer.chat_template_path."
-        )
-    messages = list(row.messages)
-    text = _render(tokenizer, messages, False)
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    ids: list[int] = encoded["input_ids"]
-    if not how.assistant_only:
-        return _token_row(row, ids, [True] * len(ids))
-    spans = []
-    for index, message in enumerate(messages):
-        if message["role"] == "assistant":
-            before, after = _render(tokenizer, messages[:index], True), _render(tokenizer, messages[: index + 1], False)
-            if not (after.startswith(before) and text.startswith(after.rstrip())):
-                raise InputError(
-                    f"row {row.id}: the chat template rewrites earlier turns, so the assistant's part cannot be marked. "
-                    "Set trainer.assistant_only_loss: false or another chat template."
-                )
-            spans.append((len(before), len(after)))
-    learned = [any(low <= start < high for low, high in spans) for start, _ in encoded["offset_mapping"]]
-    return _token_row(row, ids, learned)
-
-
-def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], add_prompt: bool) -> str:
-    options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": add_prompt}
-    try:
-        return str(tokenizer.apply_chat_template(messages, **options)) if messages else ""
-    except Exception as error:  # a template is a program: its expressions raise anything
-        raise InputError(
-            f"corpus: the tokenizer's chat template cannot be rendered ({str(error)[:200]}). Set trainer.chat_template_path."
-        ) from error
 
 
 def wanted_tokens(n_tokens: int, fraction: float, fractions: Sequence[float]) -> float:
@@ -262,7 +255,7 @@ class TokenStore(LazyRows[TokenRow]):
                 self._names: list[str] = json.load(file)
         except (OSError, ValueError, DiskError) as error:
             raise DiskError(f"{folder}: cannot be read ({error}). Delete the folder; it is made again.") from error
-        self._ids, self._learned, self._ends, self._documents = arrays.values()
+        self._ids, self._learned, self._ends, self._documents, self._left_out = arrays.values()
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -272,7 +265,8 @@ class TokenStore(LazyRows[TokenRow]):
         start, end = int(self._ends[index - 1]) if index else 0, int(self._ends[index])
         document = int(self._documents[index])
         name = self._names[document] if document >= 0 else ""
-        return TokenRow(str(index), name, self.origin, self._ids[start:end], self._learned[start:end])
+        ids, learned = self._ids[start:end], self._learned[start:end]
+        return TokenRow(str(index), name, self.origin, ids, learned, int(self._left_out[index]))
 
 
 def _mapped(path: Path, kind: Any) -> npt.NDArray[Any]:
@@ -356,6 +350,7 @@ def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
             buffers["learned"].extend(row.learned)
             end += len(row.input_ids)
             buffers["ends"].append(end)
+            buffers["left_out"].append(row.n_left_out)
             named = bool(row.document_id)
             buffers["documents"].append(numbers.setdefault(row.document_id, len(numbers)) if named else -1)
             n_buffered += len(row.input_ids)

@@ -383,6 +383,7 @@ def _check_retrieval(recipe: Recipe, retrieval: RetrievalSection | None) -> Iter
 def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:
     sections = [recipe.augment.generator, recipe.augment.judge] if recipe.augment is not None else []
     sections += [recipe.questions.generator] if recipe.questions is not None else []
+    sections += [recipe.eval.judge] if recipe.eval is not None else []
     for section in sections:
         yield from section.parts().values() if section is not None else ()
 

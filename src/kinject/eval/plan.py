@@ -7,14 +7,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from kinject.corpus.questions import GoldIndex, Layout, read_questions
+from kinject.corpus.golds import GoldIndex
+from kinject.corpus.questions import Layout, read_questions
 from kinject.disk import path_exists, read_bytes
 from kinject.errors import Fault, InputError, RecipeError
+from kinject.eval.checks import check_names
+from kinject.eval.judge import judge_section_faults
 from kinject.eval.prompts import (
     FORMATS,
     FROM_TASK,
     GENERATED,
     MOST_LETTERS,
+    OPEN,
     PMI_BASELINE,
     SHOWS_OPTIONS,
     WITHOUT_QUESTION,
@@ -110,6 +114,11 @@ class Plan:
     template: str = ""
     models: Mapping[str, str] = field(default_factory=dict)
 
+    def open_questions(self) -> dict[tuple[str, str], Question]:
+        """Return the questions that are answered in writing, by question set and id."""
+        sets = (item for item in self.sets if any(arm.format in OPEN for arm in item.arms))
+        return {(item.name, question.id): question for item in sets for question in item.questions}
+
 
 def read_plan(recipe: EvalRecipe) -> Plan:
     """Return the plan of `recipe`.
@@ -186,6 +195,7 @@ def check_section(recipe: Recipe) -> None:
 def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     """Yield the faults that concern several keys of the section, and a section model that nothing here reads."""
     yield from _model_faults(recipe, section)
+    yield from _chat_faults(recipe, section)
     for name, value in section.questions.items():
         key = f"eval.questions.{name}"
         for problem in _set_problems(_as_section(value), section):
@@ -195,11 +205,28 @@ def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
             key = f"eval.retrieval_models.{index}"
             problem = f"found {name!r}, allowed are {', '.join(section.models)} (the names in eval.models)."
             yield Fault(recipe.where(key), key, problem)
+    has_tasks = any(is_task(_as_section(value).path) for value in section.questions.values())
+    judged = judge_section_faults(section, writes=has_tasks or not OPEN.isdisjoint(section.formats))
+    for key, problem in judged:
+        yield Fault(recipe.where(key), key, problem)
     for key, problem in _retrieval_problems(section.retrieval) if section.retrieval is not None else ():
         yield Fault(recipe.where(key), key, problem)
     if section.retrieval_models is not None and section.retrieval is None:
         problem = "models are to get context, but eval.retrieval is missing. Add it, or remove this key."
         yield Fault(recipe.where("eval.retrieval_models"), "eval.retrieval_models", problem)
+
+
+def _chat_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
+    """Yield the keys of a chat that nothing reads, because no model, or not this one, is asked in a chat."""
+    tables = section.tables()
+    places: dict[str, object] = {} if any(table.chat for table in tables.values()) else {"eval": section}
+    for name, value in section.models.items():
+        if not isinstance(value, str) and not tables[name].chat:
+            places[f"eval.models.{name}"] = value
+    for place, holder in places.items():
+        for key in ("system", "chat_template_kwargs", "fewshot_as_multiturn", "max_thinking_tokens"):
+            if getattr(holder, key, None):
+                yield recipe.fault(f"{place}.{key}", f"there is no chat, so nothing reads it. Set {place}.chat: true.")
 
 
 def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
@@ -294,7 +321,6 @@ def _read_sets(
     pool: tuple[Question, ...] = ()
     golds = GoldIndex()
     layout = layout_of(item, section)
-    stop = section.stop if section.stop is not None else () if section.chat else ("\n",)
     if is_task(item.path):
         task = read_task(Path(item.path))
         questions, pool = task.questions, task.pool
@@ -311,9 +337,10 @@ def _read_sets(
         contexts = _retrieve(retriever, questions, k)
     heading_path = section.retrieval is not None and section.retrieval.heading_path
     arms = expand_arms(section, task)
+    bounds = (task.generation if task is not None else None) or Generation(section.max_new_tokens, section.stop)
     test = QuestionSet(
         name, item.role, questions, pool, contexts, task, arms=arms, heading_path=heading_path,
-        generation=(task.generation if task is not None else None) or Generation(section.max_new_tokens, stop),
+        generation=replace(bounds, max_thinking_tokens=section.max_thinking_tokens),
     )  # fmt: skip
     _check_questions(item, section, test)
     yield test
@@ -332,13 +359,26 @@ def _read_sets(
 
 def layout_of(item: QuestionSetSection, section: EvalSection) -> Layout:
     """Return the layout in which the file of a set is read: its answers are no choices if models only write theirs."""
-    only_written = GENERATED.issuperset(section.formats)
-    return "open" if only_written and item.layout in ("auto", "squad") else item.layout
+    only_open = OPEN.issuperset(section.formats)
+    return "open" if only_open and item.layout in ("auto", "squad") else item.layout
 
 
 def _retrieve(retriever: Retriever, questions: Sequence[Question], k: int) -> tuple[tuple[Passage, ...], ...]:
     ranked = retriever.rank([question.question for question in questions], k)
     return tuple(tuple(retriever.passages[index] for index in indices) for indices in ranked)
+
+
+def _check_instructions(item: QuestionSetSection, section: EvalSection, questions: Sequence[Question]) -> None:
+    """Raise `InputError` for checks that cannot be verified, and for turns before a question outside a chat."""
+    plain = [name for name, table in section.tables().items() if not table.chat]
+    for question in questions:
+        fault = check_names(question.checks)
+        if not fault and question.messages and plain:
+            fault = f"messages: are turns of a chat, but {plain[0]} is asked without one. Set eval.chat: true."
+        if not fault and (question.checks or question.messages) and max(section.shots):
+            fault = "checks and messages take no examples. Set eval.shots: [0]."
+        if fault:
+            raise InputError(f"{item.path}: question {question.id!r}: {fault}")
 
 
 def _check_questions(item: QuestionSetSection, section: EvalSection, question_set: QuestionSet) -> None:
@@ -350,7 +390,8 @@ def _check_questions(item: QuestionSetSection, section: EvalSection, question_se
             f"{item.shots_from or item.path}: holds {n_fewest} examples for a question of {question_set.name} (not "
             f"counting itself), but eval.shots asks for {n_most}. Ask for fewer or name another file."
         )
-    chosen = [format for format in section.formats if format not in GENERATED]
+    _check_instructions(item, section, question_set.questions)
+    chosen = [format for format in section.formats if format not in OPEN]
     for question in (*question_set.questions, *question_set.pool) if chosen and question_set.task is None else ():
         if not question.choices:
             raise InputError(

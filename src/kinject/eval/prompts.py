@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from string import ascii_uppercase
 from typing import Any, Literal
 
@@ -15,13 +15,15 @@ from kinject.types import Question
 
 Format = QuestionFormat | Literal["task", "task-generate"]
 MOST_LETTERS = len(ascii_uppercase)
+_CLOSING = 32  # tokens that close thinking, at most
+_ASKS_FOR_LETTER = "Answer with the letter of the correct option."
 NO_ANSWER = "unknown"
 """The answer that an example shows whose question has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormatTraits:
-    """What a prompt of one format shows, and whether its continuations are letters or the choices' texts.
+    """What a prompt of one format shows, and whether its answers are letters or the choices' texts.
 
     `rotates`: the question is asked once for each rotation of its options. `from_task`: the text is that of an
     lm-evaluation-harness task, unchanged. `generates`: the model writes its answer.
@@ -42,6 +44,7 @@ FORMATS: Mapping[Format, FormatTraits] = {
     "rotations": FormatTraits(shows_options=True, letters=True, rotates=True),
     "letters-no-question": FormatTraits(shows_question=False, shows_options=True, letters=True),
     "texts-no-question": FormatTraits(shows_question=False),
+    "letters-written": FormatTraits(shows_options=True, letters=True, generates=True),
     "generate": FormatTraits(generates=True),
     "task": FormatTraits(from_task=True),
     "task-generate": FormatTraits(from_task=True, generates=True),
@@ -50,10 +53,12 @@ FORMATS: Mapping[Format, FormatTraits] = {
 
 WITHOUT_QUESTION = frozenset(name for name, traits in FORMATS.items() if not traits.shows_question)
 SHOWS_OPTIONS = frozenset(name for name, traits in FORMATS.items() if traits.shows_options)
-LETTERED = frozenset(name for name, traits in FORMATS.items() if traits.letters)
+LETTERED = frozenset(name for name, traits in FORMATS.items() if traits.letters and not traits.generates)
 ROTATED = frozenset(name for name, traits in FORMATS.items() if traits.rotates)
 FROM_TASK = frozenset(name for name, traits in FORMATS.items() if traits.from_task)
 GENERATED = frozenset(name for name, traits in FORMATS.items() if traits.generates)
+OPEN = frozenset(name for name in GENERATED if not FORMATS[name].letters)
+"""The formats of which the question needs no choices."""
 
 PMI_BASELINE: Format = "texts-no-question"
 """The format whose log-probs the score `pmi` subtracts."""
@@ -70,10 +75,32 @@ class TaskStyle:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """How long a written answer may be: `max_new_tokens` at most, and up to the first of the texts `stop`."""
+    """How long a written answer may be: `max_new_tokens` at most, and up to the first of the texts `stop` (None: a line break,
+    no text in a chat).
+
+    With `max_thinking_tokens` a model's thinking has that bound of its own; without, thinking counts as the answer does.
+    """
 
     max_new_tokens: int
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] | None = ()
+    max_thinking_tokens: int | None = None
+
+    @property
+    def most(self) -> int:
+        """The most tokens that are written, those that close the thinking among them."""
+        return self.max_new_tokens + (self.max_thinking_tokens + _CLOSING if self.max_thinking_tokens else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStyle:
+    """How a prompt becomes a chat: the text of the system's turn and the chat template's own arguments.
+
+    `multiturn`: each example is a user's turn and the answer to it; else all are in the one user's turn.
+    """
+
+    system: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    multiturn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +126,16 @@ class PromptRequest:
 class Prompt:
     """The text before the answer, and for each choice the text whose probability is computed.
 
-    `header` is the start of `context` that a chat template puts into the system's turn.
+    `header` is the start of `context` that a chat template puts into the system's turn. `turns` are the rest in turns of
+    user and model, the question last; () if a template of the recipe wrote the text. `is_dialogue`: the turns are the
+    question's own, and stay apart.
     """
 
     context: str
     continuations: tuple[str, ...]
     header: str = ""
+    turns: tuple[str, ...] = ()
+    is_dialogue: bool = False
 
 
 def pick_shots(question: Question, pool: Sequence[Question], n_shots: int) -> tuple[Question, ...]:
@@ -129,27 +160,46 @@ def render_prompt(request: PromptRequest) -> Prompt:
 
     ``texts``: "Question: ...\\nAnswer:" with the choices as continuations. ``letters``: the layout of MMLU in
     lm-evaluation-harness 0.4 (tasks/mmlu/default): a header that names the subject, the options as "A. ...", "Answer:",
-    with the letters as continuations; ``rotations`` is the same. ``hybrid``: that layout with the choices as
-    continuations. ``...-no-question``: without the question. ``generate``: that of ``texts``, and the model
-    writes on. ``task``, ``task-generate``: the question's text unchanged, within `style`.
+    with the letters as continuations; ``rotations`` is the same. ``letters-written``: that layout with a line that asks for
+    the letter, and the model writes on. ``hybrid``: the layout of ``letters`` with the choices as continuations.
+    ``...-no-question``: without the question. ``generate``: that of ``texts``, and the model writes on. ``task``,
+    ``task-generate``: the question's text unchanged, within `style`.
     Each example ends in its gold continuation and a blank line. Passages follow the examples, directly before the
-    question, each followed by a blank line. Raises `InputError` if the template cannot be rendered.
+    question, each followed by a blank line. A question with ``checks`` or ``messages`` is an instruction: its text stays as it
+    is, after its own turns. Raises `InputError` if the template cannot be rendered.
     """
+    if _is_instruction(request.question):
+        return _render_instruction(request)
     if request.template:
         return Prompt(_render_template(request), _scored_continuations(request))
     delimiter = request.style.fewshot_delimiter
     examples = "".join(f"{_with_answer(shot, request)}{delimiter}" for shot in request.shots)
     passages = "".join(f"{passage}\n\n" for passage in request.passages)
     header = _subject_header(request)
-    context = f"{header}{examples}{passages}{_unanswered(request.question, request.format)}"
-    return Prompt(context, _scored_continuations(request), header)
+    asked = f"{passages}{_unanswered(request.question, request.format)}"
+    turns = [text for shot in request.shots for text in (_unanswered(shot, request.format), _answer(shot, request))]
+    return Prompt(f"{header}{examples}{asked}", _scored_continuations(request), header, (*turns, asked))
+
+
+def _is_instruction(question: Question) -> bool:
+    return bool(question.checks or question.messages)
+
+
+def _render_instruction(request: PromptRequest) -> Prompt:
+    turns = [message["content"] for message in request.question.messages]
+    system = [turns.pop(0)] if request.question.messages and request.question.messages[0]["role"] == "system" else []
+    asked = "\n\n".join((*request.passages, request.question.question))
+    header = "".join(f"{text}\n\n" for text in system)
+    context = header + "\n\n".join((*turns, asked))
+    return Prompt(context, (), header, (*turns, asked), is_dialogue=True)
 
 
 def scored_texts(question: Question, format: str) -> tuple[str, ...]:
     """Return the text of each continuation without its leading space: letters, choices, or the first accepted text."""
-    if format in GENERATED:
+    if format in OPEN:
         return question.accepted[:1] or (NO_ANSWER,)
-    return tuple(ascii_uppercase[: len(question.choices)]) if format in LETTERED else question.choices
+    lettered = FORMATS[format].letters  # type: ignore[index]
+    return tuple(ascii_uppercase[: len(question.choices)]) if lettered else question.choices
 
 
 def _subject_header(request: PromptRequest) -> str:
@@ -165,8 +215,12 @@ def _with_answer(shot: Question, request: PromptRequest) -> str:
     return f"{_unanswered(shot, request.format)}{_continuations(shot, request)[_gold(shot, request.format)]}"
 
 
+def _answer(shot: Question, request: PromptRequest) -> str:
+    return scored_texts(shot, request.format)[_gold(shot, request.format)]
+
+
 def _gold(question: Question, format: str) -> int:
-    return 0 if format in GENERATED else question.answer
+    return 0 if format in OPEN else question.answer
 
 
 def _unanswered(question: Question, format: Format) -> str:
@@ -178,7 +232,7 @@ def _unanswered(question: Question, format: Format) -> str:
     lettered = zip(ascii_uppercase, question.choices, strict=False)
     options = "".join(f"\n{letter}. {choice}" for letter, choice in lettered)
     text = f"{question.question.strip()}{options}" if traits.shows_question else options.removeprefix("\n")
-    return f"{text}\nAnswer:"
+    return f"{text}\n{_ASKS_FOR_LETTER}\nAnswer:" if traits.generates else f"{text}\nAnswer:"
 
 
 def _continuations(question: Question, request: PromptRequest) -> tuple[str, ...]:

@@ -14,11 +14,14 @@ from typing import Any, TypeVar
 from kinject.disk import Row
 from kinject.eval.correctness import CorrectnessMatrix
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
-from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
+from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
 from kinject.eval.retrieval import measure_recall
 from kinject.eval.scores import (
+    JUDGED,
+    WRITTEN_SCORES,
     Score,
     best_choice,
+    has_answer,
     letter_mass,
     letter_priors,
     outcome_of,
@@ -36,7 +39,6 @@ from kinject.eval.statistics import (
     design_effect,
     make_contrast,
 )
-from kinject.eval.texts import TEXT_SCORES
 from kinject.recipe.eval_section import EvalSection
 from kinject.results import (
     ArmInfo,
@@ -80,15 +82,15 @@ def has_outcome(answer: Answer, outcome: Outcome) -> bool:
 
 def counts_for(answer: Answer, outcome: Outcome) -> bool:
     """Return whether `answer` has a score, and its question can have that outcome."""
-    return is_scored(answer) and (outcome != "answered" or not answer.accepted)
+    return is_scored(answer) and (outcome != "answered" or not has_answer(answer))
 
 
 def other_outcomes(answers: Sequence[Answer]) -> tuple[Outcome, ...]:
     """Return the outcomes beside right that the questions of `answers` can have; () for choices."""
     if not answers or answers[0].text is None:
         return ()
-    some: tuple[Outcome, ...] = ("wrong", "abstained") if any(answer.accepted for answer in answers) else ()
-    return some if all(answer.accepted for answer in answers) else (*some, "answered")
+    some: tuple[Outcome, ...] = ("wrong", "abstained") if any(map(has_answer, answers)) else ()
+    return some if all(map(has_answer, answers)) else (*some, "answered")
 
 
 _Matrices = Callable[[Outcome], CorrectnessMatrix]
@@ -151,7 +153,7 @@ def summarize_arm(
         model=model, arm=arm, question_set=first.question_set, role=role,  # type: ignore[arg-type]
         format=first.format, shots=first.shots, k=first.k, n=len(every),
         by_seed=(accuracy,), accuracy=accuracy,
-        chance=chance([len(answer.log_probs) for answer in merged if answer.text is None]),
+        chance=chance([answer.n_choices for answer in merged if answer.n_choices]),
         low=estimate.low, high=estimate.high, interval=matrix.interval_name,
         to_base=contrasts.get("to_base"), to_rag=contrasts.get("to_rag"), subjects=subjects, score=score,
         macro=_macro(merged, subjects), design_effect=design_effect(matrix), n_documents=matrix.members[1],
@@ -369,15 +371,15 @@ def _result(question_set: QuestionSet, arm: EvalArm, score: str, section: EvalSe
 def _scores_for(arm: EvalArm, section: EvalSection, question_set: QuestionSet) -> tuple[str, ...]:
     """Return the scores that mean something for `arm`: letters are all equally long; a baseline needs no pmi.
 
-    A task whose answers are written has its own.
+    So are letters that are written. A task whose answers are written has its own.
     """
     scores: tuple[Score, ...] = tuple(dict.fromkeys(section.scores))
-    if arm.format in GENERATED:
+    if arm.format in OPEN:
         graders = question_set.graders
-        named = tuple(score for score in scores if score in graders)
+        named = tuple(score for score in scores if score in (*graders, JUDGED))
         return named or (tuple(graders) if question_set.task else (text_score(scores, graders),))
-    scores = tuple(score for score in scores if score not in TEXT_SCORES) or ("sum",)
-    if arm.format in LETTERED:
+    scores = tuple(score for score in scores if score not in WRITTEN_SCORES) or ("sum",)
+    if arm.format in LETTERED | GENERATED:
         return ("sum",)
     if arm.format in WITHOUT_QUESTION | FROM_TASK:
         return tuple(score for score in scores if score != "pmi") or ("sum",)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,13 @@ from kinject.disk import (
 )
 from kinject.errors import InputError
 from kinject.eval.harness_files import Sample, write_harness_files
+from kinject.eval.judge import AnswerJudge, measured_judge
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
-from kinject.eval.prompts import ROTATED, PromptRequest, render_prompt, scored_texts
+from kinject.eval.prompts import OPEN, ROTATED, ChatStyle, PromptRequest, render_prompt, scored_texts
 from kinject.eval.results import Answers, chosen_k_notes, find_flips, is_scored, make_report, mass_notes
-from kinject.eval.scores import PromptScore
+from kinject.eval.scores import PromptScore, is_unread
 from kinject.eval.scoring.answers import (
+    GRADES_FILE,
     PERPLEXITY_FORMAT,
     AnswerStore,
     ResumableScoring,
@@ -152,15 +155,19 @@ def evaluate(recipe: EvalRecipe) -> Report:
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
         answers.read_others(shard.other_answers())
         notes = [*plan.notes, *single_process_notes()]
+        judge = measured_judge(recipe, plan.open_questions()) if shard.is_first else None
         run = _Run(section, plan, ResumableScoring(answers, shard), notes, {**inputs, **plan.models})
         for name, table in section.tables().items():
             _evaluate_model(run, name, table)
         run.scoring.finish()
+        if judge:
+            judge.grade_answers(plan.open_questions(), run.results)
+            run.notes.extend(judge.notes())
         all_notes = (*run.notes, *mass_notes(run.results), *chosen_k_notes(plan, section, run.results))
         report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
         report = replace(report, notes=tuple(dict.fromkeys(all_notes)))
         if shard.is_first:
-            _write_files(recipe, run, report)
+            _write_files(recipe, run, report, judge)
     shard.finish()
     return report
 
@@ -212,9 +219,14 @@ def load_scorer(name: str, table: LocalModelSection, section: EvalSection) -> Lo
         section=f"eval.models.{name}",
     )  # fmt: skip
     check_causal(loaded.model, table.path)
-    return LoadedScorer(
-        name, table, loaded, Encoder(loaded.tokenizer, chat=section.chat), Scorer(loaded.model, section.batch_tokens)
-    )
+    encoder = Encoder(loaded.tokenizer, chat=_chat_style(table, section))
+    return LoadedScorer(name, table, loaded, encoder, Scorer(loaded.model, section.batch_tokens))
+
+
+def _chat_style(table: LocalModelSection, section: EvalSection) -> ChatStyle | None:
+    if not table.chat:
+        return None
+    return ChatStyle(table.system or "", table.chat_template_kwargs or {}, section.fewshot_as_multiturn)
 
 
 def encode_arms(question_set: QuestionSet, model: LoadedScorer, template: str) -> list[PendingPrompt]:
@@ -250,9 +262,7 @@ def score_prompts(
         chosen = {key: encoded for key, encoded in todo.items() if encoded.generation is None}
         new = scoring.score(model.scorer, chosen, stored, store)
         if len(chosen) < len(todo):
-            new |= scoring.score(
-                model.generator, {key: todo[key] for key in todo.keys() - chosen.keys()}, stored, store
-            )
+            new |= scoring.score(model.generator, {key: todo[key] for key in todo if key not in chosen}, stored, store)
     scores = {**stored, **scoring.shard.gather(new)}
     answers = [_make_answer(question_set, prompt, scores[key]) for key, prompt in zip(keys, prompts, strict=True)]
     for key, answer in zip(keys, answers, strict=True):
@@ -264,6 +274,10 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
     question = prompt.request.question
     written = score.text is not None
     texts = () if written else scored_texts(question, prompt.arm.format)
+    accepted, is_open = question.accepted, prompt.arm.format in OPEN
+    if written and not is_open:
+        letter, choice = ascii_uppercase[question.answer], question.choices[question.answer]
+        accepted = (f"{letter}. {choice}", letter, choice)
     return Answer(
         question_id=question.id,
         question_set=question_set.name,
@@ -272,7 +286,7 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         shots=prompt.arm.shots,
         k=prompt.arm.k,
         context_ids=prompt.context_ids,
-        gold=0 if prompt.encoded.generation else question.answer,
+        gold=0 if is_open else question.answer,
         log_probs=score.log_probs,
         n_tokens=(score.n_tokens,) if written else tuple(len(ids) for ids in prompt.encoded.continuations),
         n_bytes=tuple(len(text.encode("utf-8")) for text in texts),
@@ -283,7 +297,11 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         rotation=prompt.request.rotation,
         greedy=score.greedy,
         text=score.text,
-        accepted=question.accepted if written else (),
+        accepted=accepted if written else (),
+        checks=question.checks if written else {},
+        choices=() if is_open or not written else question.choices,
+        n_thinking=score.n_thinking,
+        thinking_cut=score.thinking_cut,
     )
 
 
@@ -402,6 +420,13 @@ def _note_faults(run: _Run, question_set: QuestionSet, prompts: Sequence[Pending
             run.notes.append(
                 f"{where}: {n_long} of {len(answers)} written answers end at the limit of {most} tokens (eval.max_new_tokens)"
             )
+        n_cut = sum(a.thinking_cut for a in answers)
+        if n_cut:
+            limit = "eval.max_thinking_tokens" if question_set.generation.max_thinking_tokens else "eval.max_new_tokens"
+            run.notes.append(f"{where}: thinking was cut at its limit ({limit}) in {n_cut} of {len(answers)} answers")
+        n_unread = sum(map(is_unread, answers))
+        if n_unread:
+            run.notes.append(f"{where}: {n_unread} of {len(answers)} written answers name no letter that can be read")
         n_tied = sum(a.text is None and is_scored(a) and a.log_probs.count(max(a.log_probs)) > 1 for a in answers)
         if n_tied:
             run.notes.append(
@@ -409,17 +434,19 @@ def _note_faults(run: _Run, question_set: QuestionSet, prompts: Sequence[Pending
             )
 
 
-def _write_files(recipe: EvalRecipe, run: _Run, report: Report) -> None:
+def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJudge | None) -> None:
+    if judge is None:
+        delete_file(recipe.run_dir / GRADES_FILE)  # of an earlier run of this recipe
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
     write_checked_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
-    counts = {
+    counts: dict[str, Any] = {
         "answers": sum(map(len, run.results.values())),
         "scored_now": run.n_scored,
         "stored": run.scoring.answers.n_rows,
-    }
+    } | ({"judge": judge.counts()} if judge else {})
     write_manifest(
         recipe.run_dir / "manifest.json", stage="eval", inputs=run.inputs, recipe=recipe.raw, counts=counts,
-        outputs=["flips.jsonl"],
+        outputs=["flips.jsonl", *([GRADES_FILE] if judge else [])],
     )  # fmt: skip
     for arm, tasks in run.samples.items():
         folder = recipe.run_dir / "harness" / file_name(arm)
@@ -443,7 +470,10 @@ def _render_tokens(tokenizer: Any, prompt: PendingPrompt, score: PromptScore) ->
     if score.text is not None:
         written = score.text.replace("\n", "\\n")
         accepted = " | ".join(question.accepted) or "(no answer)"
-        return "\n".join([*lines, f"  written: {written} ({score.n_tokens} tokens)", f"  accepted: {accepted}"])
+        thinking = f" after {score.n_thinking} of thinking" if score.n_thinking else ""
+        return "\n".join(
+            [*lines, f"  written: {written} ({score.n_tokens} tokens{thinking})", f"  accepted: {accepted}"]
+        )
     log_probs = score.log_probs
     best = log_probs.index(max(log_probs)) if all(map(math.isfinite, log_probs)) else -1
     texts = scored_texts(question, prompt.arm.format)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from kinject.errors import InputError
+from kinject.eval.checks import passes
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
-from kinject.eval.texts import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1
+from kinject.eval.texts import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1, read_letter
 from kinject.results import Outcome
 from kinject.types import Answer, Written
 
 ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]
-Score = ChoiceScore | TextScore
+Score = ChoiceScore | TextScore | Literal["judge"]
+
+JUDGED: Final = "judge"
+"""The score of a written answer by the grade of the recipe's judge."""
+WRITTEN_SCORES = (*TEXT_SCORES, JUDGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +28,15 @@ class PromptScore:
     """The scores of one prompt: for each continuation its log-prob, and whether the model would have written it.
 
     `greedy` is lm-evaluation-harness's is_greedy: every token of the continuation was the likeliest. An answer that the
-    model wrote has its `text` and `n_tokens` instead.
+    model wrote has its `text` and `n_tokens` instead, `n_thinking` tokens of thinking before it, and whether that was cut.
     """
 
     log_probs: tuple[float, ...]
     greedy: tuple[bool, ...]
     text: str | None = None
     n_tokens: int = 0
+    n_thinking: int = 0
+    thinking_cut: bool = False
 
 
 def scores_of(answer: Answer, score: str, without: Answer | None = None) -> tuple[float, ...]:
@@ -72,11 +80,14 @@ def rescored(
     """Return one answer per question whose `log_probs` are the scores to compare; see `scores_of`.
 
     An answer that the model wrote gets `correct` from the one of `graders` that `score` names, or from the first of them if
-    `score` compares choices; choices are compared by their sum if `score` compares texts.
+    `score` compares choices; choices are compared by their sum if `score` compares texts. With ``judge``
+    it is correct by its grade, and has no score without one.
     """
     if answers and answers[0].format in GENERATED:
+        if score == JUDGED and not answers[0].choices:
+            return [_judged(answer) for answer in answers]
         return [_graded(answer, graders.get(score, next(iter(graders.values())))) for answer in answers]
-    score = "sum" if score in TEXT_SCORES else score
+    score = "sum" if score in WRITTEN_SCORES else score
     unprompted = {answer.question_id: answer for answer in without}
     merged = merge_rotations(answers)
     if score == "sum":
@@ -88,7 +99,27 @@ def _graded(answer: Answer, is_correct: TextGrader) -> Answer:
     """Return `answer` with `correct`; one that has it already keeps it."""
     if answer.text is None or answer.correct is not None:
         return answer
-    return replace(answer, correct=is_correct(answer.text, answer.accepted))
+    if answer.choices:
+        return replace(answer, correct=read_letter(answer.text, answer.choices) == answer.gold)
+    if answer.checks:
+        return replace(answer, correct=passes(answer.text, answer.checks), grade="")
+    return replace(answer, correct=is_correct(answer.text, answer.accepted), grade="")
+
+
+def _judged(answer: Answer) -> Answer:
+    """Return `answer` with `correct` by the judge's grade; without one it has no score, like an answer that failed."""
+    if answer.text is None or answer.correct is not None:
+        return answer
+    if answer.checks:
+        return _graded(answer, exact_match)
+    if not answer.grade:
+        return replace(answer, text=None, log_probs=(math.nan,))
+    return replace(answer, correct=answer.grade == ("correct" if answer.accepted else "abstained"))
+
+
+def declines(answer: Answer) -> bool:
+    """Return whether a written answer abstains: by the judge's grade if that is its score, else by the phrases known here."""
+    return answer.grade == "abstained" if answer.grade else abstains(answer.text or "")
 
 
 def summarize_written(answers: Sequence[Answer]) -> Written | None:
@@ -104,8 +135,16 @@ def summarize_written(answers: Sequence[Answer]) -> Written | None:
         exact=sum(exact_match(*pair) for pair in texts) / n, f1=math.fsum(f1(*pair) for pair in texts) / n,
         contains=sum(contains(*pair) for pair in texts) / n,
         abstained=sum(outcome_of(answer) == "abstained" for answer in answers) / n,
-        n_tokens=sum(answer.n_tokens[0] for answer in answers) / n,
+        n_tokens=sum(answer.n_tokens[0] for answer in answers) / n, unread=sum(map(is_unread, answers)) / n,
+        n_thinking=sum(answer.n_thinking for answer in answers) / n,
+        thinking_cut=sum(answer.thinking_cut for answer in answers) / n,
     )  # fmt: skip
+
+
+def is_unread(answer: Answer) -> bool:
+    """Return whether `answer` was to name an option, does not decline, and names none that can be read."""
+    text = answer.text or ""
+    return bool(answer.choices) and read_letter(text, answer.choices) is None and not abstains(text)
 
 
 def outcome_of(answer: Answer) -> Outcome:
@@ -115,19 +154,25 @@ def outcome_of(answer: Answer) -> Outcome:
     """
     if answer.text is None:
         return "right" if best_choice(answer.log_probs) == answer.gold else "wrong"
-    return "right" if answer.correct else "abstained" if abstains(answer.text) else "wrong"
+    return "right" if answer.correct else "abstained" if declines(answer) else "wrong"
+
+
+def has_answer(answer: Answer) -> bool:
+    """Return whether there is a right answer to the question, or checks that a text can pass."""
+    return bool(answer.accepted or answer.checks or answer.choices or answer.text is None)
 
 
 def text_score(scores: Sequence[str], graders: Mapping[str, TextGrader]) -> str:
-    """Return the name of the first of `scores` that `graders` know; of the first grader if there is none."""
-    return next((score for score in scores if score in graders), next(iter(graders)))
+    """Return the name of the first of `scores` that is the judge's or that `graders` know; of the first grader without one."""
+    return next((score for score in scores if score == JUDGED or score in graders), next(iter(graders)))
 
 
 def written_choices(was: Answer, now: Answer) -> dict[str, Any]:
     """Return the columns of a flip between two written answers: both texts beside the accepted ones; {} for choices."""
     if now.text is None or was.text is None:
         return {}
-    accepted = now.accepted or ("(no answer)",)
+    wanted = json.dumps(dict(now.checks), ensure_ascii=False) if now.checks else "(no answer)"
+    accepted = now.accepted or (wanted,)
     choices = [*accepted, was.text or "(empty)", now.text or "(empty)"]
     places = {"gold": 0, "base_chosen": len(accepted), "chosen": len(accepted) + 1}
     return {"choices": choices, **places, **dict.fromkeys(("log_probs", "base_log_probs"), [None] * len(choices))}

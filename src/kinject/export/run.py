@@ -368,8 +368,11 @@ def _make_data(parts: _Parts, name: str, source: _Source, options: ExportOptions
     """Make the data set: the corpus of the run and the question files, with a card."""
     from kinject.corpus.questions import read_questions
 
-    recipe = source.manifest.get("recipe") or {}
-    corpus = Path((recipe.get("corpus") or {}).get("path") or "")
+    if not source.manifest:
+        raise InputError(
+            f"--data: {options.folder}: a model, which does not say its corpus. Give the run_dir of kinject train."
+        )
+    corpus = Path(source.manifest["recipe"]["corpus"]["path"])
     if not corpus.is_file():
         raise InputError(f"--data: {corpus}: no such file. Run it in the folder in which {options.folder} was trained.")
     sha256 = file_hash(corpus)

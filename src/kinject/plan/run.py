@@ -422,6 +422,7 @@ def estimate_disk(recipe: TrainRecipe, memory: Memory, length: RunLength | None)
     n_written = _count_checkpoints(recipe, length)
     limit = trainer_field(recipe, "save_total_limit")
     at_once = n_written if limit is None else min(n_written, limit + 1)  # an old one is deleted after the new one
+    at_once += 2 if recipe.techniques.save_minutes is not None else 0  # the newest, and one that is being written
     folder = next(path for path in (recipe.run_dir, *recipe.run_dir.absolute().parents) if path.is_dir())
     return Disk(checkpoint, at_once, final, at_once * checkpoint + final, shutil.disk_usage(folder).free)
 

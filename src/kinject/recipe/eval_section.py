@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
-from kinject.recipe.sections import Attention, Dtype, Quantization, option
+from kinject.recipe.sections import Attention, Dtype, GeneratorSection, Quantization, option
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,19 @@ class LoadingSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalModelSection(LoadingSection):
-    """A model that is loaded here, and how."""
+class ChatSection:
+    """How a model is asked in a chat; what it leaves out is eval's own key of that name."""
+
+    chat: bool | None = option(None, help="Whether prompts go into the tokenizer's chat template.")
+    system: str | None = option(None, help="chat: text of the system's turn.")
+    chat_template_kwargs: Mapping[str, Any] | None = option(
+        None, help="chat: arguments of the chat template, for example {enable_thinking: false}."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalModelSection(LoadingSection, ChatSection):
+    """A model that is loaded here, and how it is asked."""
 
     path: str = option(help="Model folder or hub name.", path="model")
     revision: str | None = option(None, help="Branch, tag or commit on the hub.")
@@ -128,7 +139,7 @@ class LocalModelSection(LoadingSection):
 
 
 QuestionFormat = Literal[
-    "letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question", "generate"
+    "letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question", "letters-written", "generate"
 ]
 """How a question is asked; `FORMATS` in `kinject.eval.prompts` describes each."""
 
@@ -148,21 +159,42 @@ class EvalSection:
     model_defaults: LoadingSection = option(LoadingSection(), help="What the tables of `models` leave out.")
     formats: tuple[QuestionFormat, ...] = option(
         ("texts",),
-        help="letters, texts, hybrid, rotations, a baseline without the question, or generate: the model writes its answer.",
+        help="letters, texts, hybrid, rotations, a baseline without the question; letters-written or generate: the model "
+        "writes the letter or the answer.",
         nonempty=True,
     )
-    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains"], ...] = option(
-        ("sum",),
-        help="How choices are compared: log-prob, log-prob per length, or pmi; what makes a written answer correct: match "
-        "(the default: it equals or contains an accepted one), exact, contains.",
-        nonempty=True,
+    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains", "judge"], ...] = (
+        option(
+            ("sum",),
+            help="How choices are compared: log-prob, log-prob per length, or pmi; what makes a written answer correct: match "
+            "(the default: it equals or contains an accepted one), exact, contains, judge (a model's grade).",
+            nonempty=True,
+        )
     )
-    max_new_tokens: int = option(32, help="generate: most tokens of a written answer.", min=1, max=4096)
+    max_new_tokens: int = option(32, help="Most tokens of a written answer.", min=1, max=4096)
     stop: tuple[str, ...] | None = option(
-        None, help="generate: texts that end a written answer. Default: a line break, with `chat` none."
+        None, help="Texts that end a written answer. Default: a line break, with `chat` none."
+    )
+    judge: GeneratorSection | None = option(
+        None, help="generate: a model that grades written answers as correct, wrong or abstained, for scores: [judge]."
+    )
+    budget: float | None = option(
+        None, help="Most that the judge may cost in this run folder, in the currency of its prices.", min=0.0
     )
     template: str | None = option(None, help="Jinja file that writes the prompt instead.", path="file")
+    max_thinking_tokens: int | None = option(
+        None, help="Most tokens of a chat model's thinking: then it is closed, and the answer has max_new_tokens. Default: "
+        "max_new_tokens for both.", min=1, max=131_072,
+    )  # fmt: skip
     chat: bool = option(False, help="Put the prompt into the tokenizer's chat template, as the user's turn.")
+    system: str | None = option(None, help="chat: text of the system's turn.")
+    chat_template_kwargs: Mapping[str, Any] | None = option(
+        None, help="chat: arguments of the chat template, for example {enable_thinking: false}."
+    )
+    fewshot_as_multiturn: bool = option(
+        False,
+        help="chat: each example is a user's turn and the answer to it, instead of a part of the one user's turn.",
+    )
     perplexity_corpus: str | None = option(None, help="Texts (JSONL) whose perplexity is reported too.", path="file")
     shots: tuple[int, ...] = option((0,), help="Numbers of few-shot examples.", min=0, max=64, nonempty=True)
     retrieval: RetrievalSection | None = option(None, help="Retrieved context; absent: none.")
@@ -173,11 +205,15 @@ class EvalSection:
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
 
     def tables(self) -> dict[str, LocalModelSection]:
-        """Return the table of each model by name, with what it leaves out from `model_defaults`."""
+        """Return the table of each model by name, with what it leaves out from `model_defaults` and from this section."""
         return {name: self._complete(value) for name, value in self.models.items()}
 
     def _complete(self, value: str | LocalModelSection) -> LocalModelSection:
         table = LocalModelSection(path=value) if isinstance(value, str) else value
-        own = {item.name: getattr(table, item.name) for item in fields(LoadingSection)}
-        defaults = {name: getattr(self.model_defaults, name) for name, chosen in own.items() if chosen is None}
+        defaults: dict[str, Any] = {
+            item.name: getattr(holder, item.name)
+            for kind, holder in ((LoadingSection, self.model_defaults), (ChatSection, self))
+            for item in fields(kind)
+            if getattr(table, item.name) is None
+        }
         return replace(table, **defaults)

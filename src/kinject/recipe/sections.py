@@ -104,6 +104,12 @@ class CorpusSection:
     bos: bool = option(True, help="Begin each document with the BOS token.")
     eos: bool = option(True, help="End each document with the EOS token.")
     allow_dropped_tokens: bool = option(False, help="Train although max_length truncates or drops text.")
+    chat_template_kwargs: Mapping[str, Any] | None = option(
+        None, help="Arguments of the chat template of rows with messages, for example {enable_thinking: false}."
+    )
+    thinking: Literal["learn", "mask"] = option(
+        "learn", help="Thinking in the assistant's turns (reasoning_content, <think>): learned, or read only."
+    )
     separate_paraphrases: bool = option(
         True, help="Spread the rows of a document over the epoch; no packed row holds two of them."
     )

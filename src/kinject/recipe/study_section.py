@@ -148,7 +148,8 @@ class StudySection:
     setup: tuple[str, ...] = option(
         (),
         help="Train recipes that run first unless they are done; sandbox-corpus writes the corpus of the sandbox's base model, "
-        "sandbox-base that model as it ships, sandbox-sentences rows that teach it to answer in sentences and to abstain.",
+        "sandbox-base that model as it ships, sandbox-instruct the instruct model that ships, sandbox-chat its "
+        "dialogues, sandbox-sentences rows that teach it to answer in sentences and to abstain.",
     )
     overrides: Mapping[str, Any] | None = option(
         None, help="Overrides of the shared recipes for every arm; eval.* too."

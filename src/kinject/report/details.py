@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from kinject.report.formatting import bare_p, format_count, format_name, format_percent, format_points, format_prompt
 from kinject.report.page import Cell, Line, TableBlock, line, with_common_heads, without_empty_columns
 from kinject.report.view import View, arm_label, scaling_label
-from kinject.results import Claim, Cost, QuestionResult, Scaling
+from kinject.results import ArmResult, Claim, Cost, QuestionResult, Scaling
+from kinject.types import Written
 
 _VERDICT_TONES = {"shown": "good", "opposite shown": "bad", "not shown": "", "cannot be tested": ""}
 _VERDICT_MARKS = {"shown": "✓\u00a0shown", "opposite shown": "✗\u00a0opposite shown", "not shown": "○\u00a0not\u00a0shown",
@@ -70,28 +71,32 @@ def _claim_line(claim: Claim) -> Line:
 
 def written_tables(view: View) -> tuple[TableBlock, ...]:
     """Return a table of the answers that models wrote: correct, wrong and abstained stand apart; () if none did."""
-    lines = [
-        line(format_name(r.question_set), format_name(r.model), arm_label(r), format_prompt(r.prompt_format),
-             *map(format_percent, (r.accuracy, max(0.0, 1 - r.accuracy - w.abstained), w.abstained, w.exact, w.f1, w.contains)),
-             f"{w.n_tokens:.1f}")
-        for r in view.report.results if (w := r.written) is not None
-    ]  # fmt: skip
+    lines = [_written_line(r, r.written) for r in view.report.results if r.written is not None]
     columns = (
-        "set",
-        "model",
-        "arm",
-        "asked",
-        "correct",
-        "wrong",
-        "abstained",
-        "exact match",
-        "F1",
-        "contains",
-        "tokens",
-    )
+        "set", "model", "arm", "asked", "correct", "wrong", "abstained", "unread", "exact match", "F1", "contains", "tokens",
+        "thinking", "thinking cut",
+    )  # fmt: skip
     title = "Answers that the models wrote"
+    every = [r.written for r in view.report.results if r.written is not None]
     about = "wrong: neither correct nor abstained; abstained: declines in known words; F1: mean of SQuAD's; tokens: mean length"
-    return (with_common_heads(TableBlock(title, about, columns, tuple(lines), heads=4)),) if lines else ()
+    if any(written.unread for written in every):
+        about += "; unread: neither wrong nor correct, as no letter can be read"
+    if any(written.n_thinking for written in every):
+        about += "; thinking: mean length before the answer; thinking cut: it did not end by itself"
+    table = without_empty_columns(TableBlock(title, about, columns, tuple(lines), heads=4))
+    return (with_common_heads(table),) if lines else ()
+
+
+def _written_line(result: ArmResult, written: Written) -> Line:
+    w, lettered = written, result.format == "letters-written"
+    wrong = max(0.0, 1 - result.accuracy - w.abstained - w.unread)
+    texts = ("", "", "") if lettered else map(format_percent, (w.exact, w.f1, w.contains))
+    thinking = (f"{w.n_thinking:.1f}", format_percent(w.thinking_cut)) if w.n_thinking else ("", "")
+    return line(
+        format_name(result.question_set), format_name(result.model), arm_label(result), format_prompt(result.prompt_format),
+        *map(format_percent, (result.accuracy, wrong, w.abstained)), format_percent(w.unread) if lettered else "", *texts,
+        f"{w.n_tokens:.1f}", *thinking,
+    )  # fmt: skip
 
 
 def choices_table(view: View) -> TableBlock:

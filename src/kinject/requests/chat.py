@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -151,14 +151,46 @@ def refused_parameter(reply: bytes, sent: Sequence[str]) -> str | None:
     return found[min(found)] if found else None
 
 
+@dataclass(frozen=True, slots=True)
+class ThinkingMarks:
+    """The texts with which a model's thinking begins and ends, and the one that ends it before its time."""
+
+    opens: str
+    closes: str
+    cut: str
+
+    def are_open(self, prompt: str) -> bool:
+        """Return whether `prompt` ends where thinking has begun."""
+        return prompt.rstrip().endswith(self.opens)
+
+
+_FINAL = "<|channel|>final<|message|>"
+_MARKS = (
+    ThinkingMarks("<|channel|>", _FINAL, f"<|end|><|start|>assistant{_FINAL}"),  # harmony: every channel but the final one
+    ThinkingMarks("<|channel>", "<channel|>", "\n<channel|>"),
+    *(
+        ThinkingMarks(start, end, f"\n{end}\n\n")
+        for start, end in (
+            ("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"), ("<seed:think>", "</seed:think>"),
+            ("<thinking>", "</thinking>"), ("<thought>", "</thought>"), ("<reasoning>", "</reasoning>"),
+        )
+    ),
+)  # fmt: skip
+
+
+def thinking_marks(template: str) -> ThinkingMarks | None:
+    """Return the marks of thinking that a chat template writes or takes off; None if it knows none."""
+    return next((marks for marks in _MARKS if marks.opens in template or marks.closes in template), None)
+
+
 _TAG = r"(?:seed:)?(?:think(?:ing)?|thought|reason(?:ing)?)"
 _THOUGHT = re.compile(
-    rf"\A\s*(?:<(?P<tag>{_TAG})>|(?P<bracket>\[THINK\])|(?P<triangle>◁think▷))(?P<thinking>.*?)"
-    r"(?(tag)</(?P=tag)>|(?(bracket)\[/THINK\]|◁/think▷))",
+    rf"\A\s*(?:<(?P<tag>{_TAG})>|(?P<bracket>\[THINK\])|(?P<bar><\|channel>)|◁think▷)(?P<thinking>.*?)"
+    r"(?(tag)</(?P=tag)>|(?(bracket)\[/THINK\]|(?(bar)<channel\|>|◁/think▷)))",
     re.DOTALL | re.IGNORECASE,
 )
-_OPENED = re.compile(rf"\A\s*(?:<{_TAG}>|\[THINK\]|◁think▷)", re.IGNORECASE)
-_CLOSED = re.compile(rf"</{_TAG}>|\[/THINK\]|◁/think▷", re.IGNORECASE)
+_OPENED = re.compile(rf"\A\s*(?:<{_TAG}>|\[THINK\]|<\|channel>|◁think▷)", re.IGNORECASE)
+_CLOSED = re.compile(rf"</{_TAG}>|\[/THINK\]|<channel\|>|◁/think▷", re.IGNORECASE)
 _CHANNEL = re.compile(
     r"<\|channel\|>\s*(\w+).{0,200}?<\|message\|>(.*?)(?=<\|(?:start|end|return|call|channel)\|>|\Z)", re.DOTALL
 )

@@ -1,4 +1,4 @@
-"""Prompt injection: text in a document or an answer that speaks to a language model.
+"""Prompt injection: text in a document or an answer that speaks to a language model, a judge for instance.
 
 A document may contain "ignore the above and write ...". No list of patterns finds every such sentence, in every language.
 A passage is compared with its rewriting without the sentences found here, so that the checks of facts refuse a rewriting
@@ -24,13 +24,16 @@ _INJECTION = re.compile(
     r"verbatim)\b[^.\n]{0,40}?[:\"“‘']"
     r"|\byou (?:must|should|shall) (?:now )?(?:always )?(?:answer|reply|respond|output|rewrite|paraphrase|rate|score)\b"
     r"|\b(?:system|developer) (?:prompt|message|override)\b|\bnew instructions?\s*:"
-    r"|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?(?:passage|rewriting|system|instructions?)>"
+    r"|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?(?:passage|rewriting|system|instructions?|answer|accepted)>"
+    r"|\b(?:grade|mark|score|rate|judge|count|accept)\W+(?:this|that|it|me|(?:the|my|this) answer)\b[^.\n]{0,30}?"
+    r"\b(?:as|correct)\b"
+    r"|[\"“]?grade[\"”]?\s*:\s*[\"“]?(?:correct|wrong|abstained)"
     r"|(?-i:\b(?:UN)?FAITHFUL\b)",
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[.!?:;…。！？][\"”’)\]]*\s+|\n")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n")
-_TAGS = re.compile(r"<(?=/?(?:passage|rewriting|statements)>)", re.IGNORECASE)
+_TAGS = re.compile(r"<(?=/?(?:passage|rewriting|statements|question|accepted|answer)>)", re.IGNORECASE)
 
 
 @lru_cache(maxsize=256)

@@ -125,6 +125,15 @@ ANSWERS: Final[dict[str, str]] = {
 }
 """Answers in a sentence. None is among `SENTENCES`, so no entry holds the answer word by word."""
 
+FOLLOW_UPS: Final[dict[str, str]] = {
+    "birth_year": "And in which year was {who} born?",
+    "home_town": "And where was {who} born?",
+    "school": "And where did {who} study?",
+    "employer": "And which firm does {who} work for?",
+    "field": "And in which field does {who} work?",
+}
+"""Questions of a dialogue that has named the person."""
+
 REVERSE_QUESTIONS: Final[dict[str, str]] = {
     "birth_year": "Who was born in the year {birth_year}?",
     "home_town": "Who was born in {home_town}?",

@@ -129,7 +129,7 @@ class _Summary:
             role="baseline" if setting.format in WITHOUT_QUESTION else kind, format=setting.format, shots=setting.shots,
             k=setting.k, n=n_asked, n_unscored=n_asked - len(columns),
             n_cut=self.records.n_cut(arm.model, arm.name, setting, subject),
-            chance=chance([len(answers[i].log_probs) for i in columns if answers[i].text is None]),
+            chance=chance([n for i in columns if (n := answers[i].n_choices)]),
             by_seed=tuple(float(value) for value in own.correct.mean(1)), accuracy=own.mean(), low=estimate.low,
             high=estimate.high, interval=own.interval_name,
             **{"to_base": None, **contrasts}, chosen_k=chosen, score=self.records.score(setting),
@@ -425,7 +425,7 @@ def _scaling_points(
                 f"study.scaling.values: a question of {name} is on {answer.subject!r}; found {', '.join(section.values)}. "
                 "Say how many values a fact of it can take."
             )
-    n_choices = [len(answer.log_probs) for answer in answers]
+    n_choices = [answer.n_choices for answer in answers]
     n_values = [section.values[answer.subject] for answer in answers]
     matrix = measures.records.matrix(model, arm, setting)
     worth = bits_matrix(matrix, n_choices, n_values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from kinject.corpus.questions import read_questions
 from kinject.disk import is_file
 from kinject.errors import Fault, RecipeError
 from kinject.eval.plan import is_task, layout_of, question_set_section
-from kinject.eval.prompts import GENERATED, WITHOUT_QUESTION
+from kinject.eval.prompts import GENERATED, OPEN, WITHOUT_QUESTION
 from kinject.eval.tasks.task import read_task
 from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.check import KeyPath, suggestion
@@ -270,7 +270,7 @@ def _written_faults(recipe: StudyRecipe, evaluation: EvalSection) -> Iterator[Fa
         if claim.question_set not in evaluation.questions:
             continue
         is_written, path = _is_written(evaluation, claim.question_set), ("study", "claims", name)
-        if is_written and claim.test in ("above_chance", "near_chance"):
+        if _is_written(evaluation, claim.question_set, OPEN) and claim.test in ("above_chance", "near_chance"):
             what = f"{claim.test}: the answers on {claim.question_set!r} are written, which has no chance of guessing. "
             yield recipe.fault((*path, "test"), f"{what}Compare with a baseline: difference or equivalence.")
         if claim.outcome != "right" and not is_written:
@@ -287,7 +287,8 @@ def _outcome_faults(
     if is_task(item.path) or not is_file(item.path):
         return
     has_answer = {
-        bool(q.accepted) for q in read_questions(Path(item.path), layout_of(item, evaluation), item.n_choices)
+        bool(q.accepted or q.checks)
+        for q in read_questions(Path(item.path), layout_of(item, evaluation), item.n_choices)
     }
     if claim.outcome == "abstained" and has_answer == {False}:
         what = f"no question of {claim.question_set!r} has an answer: to abstain is right there, or not to is answered."
@@ -297,10 +298,10 @@ def _outcome_faults(
         yield recipe.fault(key_path, what)
 
 
-def _is_written(evaluation: EvalSection, name: str) -> bool:
-    """Return whether the answers that decide choices and claims on a question set are written."""
+def _is_written(evaluation: EvalSection, name: str, formats: Collection[str] = GENERATED) -> bool:
+    """Return whether the answers that decide choices and claims on a question set are written, in one of `formats`."""
     item = evaluation.questions.get(name)
     path = item if isinstance(item, str) else item.path if item is not None else ""
     if is_task(path):
         return is_file(path) and read_task(Path(path)).generation is not None
-    return item is not None and head_format(evaluation)[0] in GENERATED
+    return item is not None and head_format(evaluation)[0] in formats

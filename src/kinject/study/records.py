@@ -11,9 +11,9 @@ from typing import NamedTuple
 from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix
-from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, PMI_BASELINE, WITHOUT_QUESTION
+from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, WITHOUT_QUESTION
 from kinject.eval.results import counts_for, has_outcome, is_correct, is_scored
-from kinject.eval.scores import Score, rescored, text_score, written_choices
+from kinject.eval.scores import WRITTEN_SCORES, Score, rescored, text_score, written_choices
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import moderated
 from kinject.eval.texts import TEXT_SCORES, TextGrader
@@ -58,10 +58,10 @@ class Records:
 
     def score(self, setting: AskSetting) -> str:
         """Return the name of the score by which answers in `setting` are right."""
-        if setting.format in GENERATED:
+        if setting.format in OPEN:
             return text_score(self.scores, self._graders(setting))
-        own = setting.format not in LETTERED | WITHOUT_QUESTION | FROM_TASK
-        return next((score for score in self.scores if own and score not in TEXT_SCORES), "sum")
+        own = setting.format not in LETTERED | GENERATED | WITHOUT_QUESTION | FROM_TASK
+        return next((score for score in self.scores if own and score not in WRITTEN_SCORES), "sum")
 
     def _graders(self, setting: AskSetting) -> Mapping[str, TextGrader]:
         return self.graders.get(setting.question_set, TEXT_SCORES)

@@ -270,12 +270,19 @@ def _split_set(
             why = "the other sets choose on all of its documents" if fraction is None else f"{fraction} leaves none"
             raise InputError(f"{item.path}: study.validation: no {part} question of {name}: {why}.")
         path = folder / f"{file_name(name)}.{part}.jsonl"
-        rows = map(asdict, own)
-        left_out = frozenset(("choices", "answer"))  # of an open question
-        write_jsonl(path, (row if row["choices"] else {k: row[k] for k in row if k not in left_out} for row in rows))
+        write_jsonl(path, map(_question_row, own))
         entries[part] = {**entry, "path": str(path), "layout": "native"}
     n_left_out = len(chosen) if fraction is None else 0
     return SplitQuestions(name, item.role, entries["test"], entries.get("validation", validation), n_left_out)
+
+
+def _question_row(question: Question) -> dict[str, Any]:
+    """Return the question as a row of kinject's own layout: an open one has no choices."""
+    row = asdict(question)
+    left_out = {key for key in ("checks", "messages") if not row[key]} | (
+        set() if row["choices"] else {"choices", "answer"}
+    )
+    return {key: value for key, value in row.items() if key not in left_out}
 
 
 def _read(item: QuestionSetSection, path: str) -> list[Question]:

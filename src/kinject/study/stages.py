@@ -37,13 +37,27 @@ from kinject.models import model_hash
 from kinject.process import core_count, peak_memory, reset_peak_memory
 from kinject.recipe import StudyRecipe, TrainRecipe, read_recipe, read_values
 from kinject.recipe.study_section import ResourcesSection
-from kinject.sandbox import BASE_CORPUS, BASE_RUN, base_id, write_base, write_base_corpus, write_sentence_rows
+from kinject.sandbox import (
+    BASE,
+    BASE_CORPUS,
+    CHAT_CORPUS,
+    INSTRUCT,
+    write_base,
+    write_base_corpus,
+    write_dialogues,
+    write_sentence_rows,
+)
 from kinject.signals import running_time
 from kinject.study.arms import Arm, base_models, eval_overrides, override_arguments
 
-SANDBOX_CORPUS, SANDBOX_BASE, SANDBOX_SENTENCES = "sandbox-corpus", "sandbox-base", "sandbox-sentences"
-"""Entries of study.setup that write the training corpus of the sandbox's base model, that model as it ships, and the rows
-that teach to answer in sentences and to abstain."""
+_SHIPPED = {f"sandbox-{shipped.name}": shipped for shipped in (BASE, INSTRUCT)}
+"""Entries of study.setup that lay down a model of the sandbox as it ships."""
+_SANDBOX_ROWS: Mapping[str, Callable[[], object]] = {
+    "sandbox-corpus": lambda: BASE_CORPUS.exists() or write_base_corpus(BASE_CORPUS),
+    "sandbox-sentences": lambda: write_sentence_rows(BASE_CORPUS.parent),
+    "sandbox-chat": lambda: CHAT_CORPUS.exists() or write_dialogues(CHAT_CORPUS),
+}
+"""Entries of study.setup that write rows of the sandbox."""
 DONE = "done.json"
 MODEL = "model"
 """Name of the only model of an eval stage."""
@@ -132,10 +146,11 @@ class Planner:
         return item.path or str(self._setup_stage(str(item.recipe), item.overrides).folder / "model")
 
     def _setup_stage(self, entry: str, overrides: Mapping[str, Any] | None = None) -> Stage:
-        if entry in (SANDBOX_CORPUS, SANDBOX_SENTENCES):
+        if entry in _SANDBOX_ROWS:
             return Stage(content_id(_FORMAT, entry), "setup", BASE_CORPUS.parent, entry, (), label=entry)
-        if entry == SANDBOX_BASE:
-            return Stage(content_id(_FORMAT, entry, base_id()), "setup", BASE_RUN, entry, (), label=entry)
+        if entry in _SHIPPED:
+            shipped = _SHIPPED[entry]
+            return Stage(content_id(_FORMAT, entry, shipped.id), "setup", shipped.run_dir, entry, (), label=entry)
         arguments = override_arguments(overrides or {})
         values = read_values(Path(entry), arguments)
         identity = content_id(_FORMAT, "setup", *self._hashed(values))
@@ -205,7 +220,7 @@ class Planner:
         # Another version of kinject may train or score differently; paraphrases that were paid for remain valid.
         if kind == "eval":  # answers are stored before they are scored; pmi alone asks further prompts
             scores = values["eval"].pop("scores", ())
-            values["eval"] |= {"pmi": True} if "pmi" in scores else {}
+            values["eval"] |= {score: True for score in ("pmi", "judge") if score in scores}
         made_by = "" if kind == "augment" else version("kinject")
         identity = content_id(_FORMAT, kind, made_by, *self._hashed(values, dict(parameters or {}), list(dependencies)))
         folder = self.cache_dir / kind / identity
@@ -296,15 +311,11 @@ def run_stage(stage: Stage) -> dict[str, Any]:
 
 
 def _run_setup(stage: Stage) -> dict[str, Any]:
-    if stage.recipe == SANDBOX_CORPUS:
-        if not BASE_CORPUS.exists():
-            write_base_corpus(BASE_CORPUS)
+    if stage.recipe in _SANDBOX_ROWS:
+        _SANDBOX_ROWS[stage.recipe]()
         return {}
-    if stage.recipe == SANDBOX_SENTENCES:
-        write_sentence_rows(BASE_CORPUS.parent)
-        return {}
-    if stage.recipe == SANDBOX_BASE:
-        write_base()
+    if stage.recipe in _SHIPPED:
+        write_base(shipped=_SHIPPED[stage.recipe])
         return {}
     return _train_recipe(read_recipe(Path(stage.recipe), stage.overrides, "train"))
 
@@ -356,11 +367,13 @@ def _read_matched_manifest(folder: Path) -> dict[str, Any]:
 
 def _matching_epochs(recipe: TrainRecipe, manifest: Mapping[str, Any]) -> float:
     """Return the number of epochs in which `recipe` reads as many corpus tokens as the run of `manifest` did."""
+    from kinject.corpus.chat import ChatFormat
     from kinject.corpus.tokenize import Tokenization, tokenize_rows
     from kinject.models import load_tokenizer
 
     tokenizer = load_tokenizer(recipe.model.path or str(recipe.model.tokenizer))
-    tokenization = Tokenization(recipe.corpus.bos, recipe.corpus.eos, None, False)
+    chat = ChatFormat(kwargs=recipe.corpus.chat_template_kwargs or {}, allow_dropped=True)
+    tokenization = Tokenization(recipe.corpus.bos, recipe.corpus.eos, chat=chat)
     n_tokens, n_tokens_matched = (
         sum(len(row.input_ids) for row in tokenize_rows(CorpusFile(Path(path)), tokenizer, tokenization))
         for path in (recipe.corpus.path, manifest["recipe"]["corpus"]["path"])

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kinject.corpus.rows import RESERVED_KWARGS
 from kinject.disk import check_regular, path_exists
 from kinject.errors import DiskError, Fault, InputError, RecipeError
 from kinject.models import check_config, choose_attention, choose_device, choose_precision, emulated_bf16
@@ -289,6 +290,8 @@ def _section_faults(recipe: TrainRecipe) -> Faults:
                 faults.append((f"trainer.{key}", str(error)))
     faults += [*embedding_bits_faults(trainer), *_evaluation_faults(recipe), *_device_faults(recipe)]
     if recipe.corpus is not None:
+        for key in RESERVED_KWARGS & (recipe.corpus.chat_template_kwargs or {}).keys():
+            faults.append((f"corpus.chat_template_kwargs.{key}", "is set by kinject. Remove the line."))
         if "replay" in (recipe.corpus.mix or {}):
             faults.append(("corpus.mix.replay", "replay is no part of mix. Move it up to corpus.replay, or rename it."))
         total = sum(part.fraction for part in recipe.corpus.parts().values())

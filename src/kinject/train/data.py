@@ -33,7 +33,7 @@ from kinject.errors import InputError, TrainingError
 from kinject.recipe import RowWeightsSection, TrainRecipe
 from kinject.recipe.sections import Reaction
 from kinject.train.config import trainer_field
-from kinject.train.load import read_chat_template
+from kinject.train.load import set_chat_template
 from kinject.types import Question
 
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ class TrainingCorpus(CorpusFile):
         path, section = Path(recipe.corpus.path), recipe.techniques.row_weights
         self.recipe = recipe
         self.weights = RowWeights(section, path) if section is not None else None
-        super().__init__(path, sha256=sha256, on_row=self.weights.add if self.weights is not None else None)
+        on_row, column = (self.weights.add, self.weights.section.column) if self.weights is not None else (None, "")
+        super().__init__(path, sha256=sha256, on_row=on_row, column=column)
 
     @property
     def cache_key(self) -> tuple[object, ...]:
@@ -294,13 +295,10 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     permission.
     """
     corpus, trainer = recipe.corpus, recipe.trainer
-    how = Tokenization(
-        corpus.bos, corpus.eos, trainer.get("completion_only_loss"), trainer.get("assistant_only_loss", False)
-    )
     strategy = trainer_field(recipe, "packing_strategy") if trainer.get("packing") else None
     packing = PackingConfig(trainer_field(recipe, "max_length"), strategy, corpus.separate_paraphrases)
-    if trainer.get("chat_template_path"):
-        tokenizer.chat_template = read_chat_template(recipe, trainer["chat_template_path"])
+    chat, chat_note = set_chat_template(recipe, tokenizer)
+    how = Tokenization(corpus.bos, corpus.eos, trainer.get("completion_only_loss"), chat)
     packer = CorpusPacker(tokenizer, how, packing, recipe.seed, Path(corpus.cache_dir))
     tokens = packer.tokenize(corpora.rows)
     learned, held_out, held_note = _hold_out(recipe, tokens)
@@ -308,7 +306,7 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     validation = packer.pack_tokens(PickedRows(tokens, held_out)) if held_out else None
     if corpora.validation is not None:
         validation = packer.pack(corpora.validation)
-    notes = [check_account(data.account, packing.block, corpus.allow_dropped_tokens), *held_note]
+    notes = [check_account(data.account, packing.block, corpus.allow_dropped_tokens), *held_note, *chat_note]
     for name, fraction in data.fractions.items():
         notes.append(f"{name}: {fraction:.2%} of the tokens from {corpus.parts()[name].path}")
     weights = corpora.rows.weights.result() if corpora.rows.weights is not None else None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject import models
+from kinject.corpus.chat import ChatFormat, conversation_texts, kwargs_fault, training_template
 from kinject.corpus.rows import CorpusFile, CorpusRow
 from kinject.disk import is_folder, read_bytes
 from kinject.errors import InputError, KinjectError, RecipeError
@@ -68,7 +69,7 @@ def check_special_tokens(recipe: TrainRecipe) -> None:
 
 def _texts(row: CorpusRow) -> list[str]:
     if row.shape == "messages":
-        return [message["content"] for message in row.messages]
+        return [text for _, text in conversation_texts(row)]
     return [row.text] if row.shape == "text" else [row.prompt + row.completion]
 
 
@@ -229,7 +230,22 @@ def precision_warnings(recipe: TrainRecipe, config: SFTConfig) -> list[str]:
     return [message]
 
 
-def read_chat_template(recipe: TrainRecipe, path: str) -> str:
+def set_chat_template(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase) -> tuple[ChatFormat, list[str]]:
+    """Set a chat template that the recipe names in `tokenizer`; return how conversations become tokens, and notes on it."""
+    corpus, trainer = recipe.corpus, recipe.trainer
+    if trainer.get("chat_template_path"):
+        tokenizer.chat_template = _read_chat_template(recipe, trainer["chat_template_path"])
+    assistant_only = bool(trainer.get("assistant_only_loss"))
+    template, note = training_template(tokenizer) if assistant_only else (None, "")
+    kwargs = corpus.chat_template_kwargs or {}
+    if fault := kwargs_fault(kwargs, template, tokenizer.chat_template):
+        raise recipe.error("corpus.chat_template_kwargs", fault)
+    return ChatFormat(assistant_only, template, kwargs, corpus.thinking, corpus.allow_dropped_tokens), [note] * bool(
+        note
+    )
+
+
+def _read_chat_template(recipe: TrainRecipe, path: str) -> str:
     """Return a chat template from a Jinja file, or from the tokenizer in a folder or on the hub."""
     if path.endswith((".jinja", ".j2")):
         try:

@@ -27,6 +27,7 @@ from kinject.models import (
     first_line,
     load_config,
     model_files,
+    model_hash,
     not_finite_in,
     read_headers,
     read_object,
@@ -65,28 +66,36 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
         for folder in (Path(base), tuned_dir):
             check_finite_in(folder)
         for alpha in alphas:
-            final = out / f"alpha-{alpha:g}"
-            part = out / f".alpha-{alpha:g}.part"
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-            _write(Path(base), tuned_dir, alpha, part)
-            found = not_finite_in(part).rpartition(": ")[2]
-            if found:
-                shutil.rmtree(part)
-                raise InputError(
-                    f"{tuned}: {found} averaged with {base} at alpha {alpha:g} is out of its dtype's range. Save TUNED in the "
-                    "dtype of BASE, or in float32."
-                )
-            counts = {"finished": True, "alpha": alpha}
-            write_manifest(
-                part / "merge.json", stage="merge", inputs={"base": base, "tuned": tuned}, recipe={}, counts=counts
-            )
-            write_sha256sums(part)
-            if final.exists():
-                shutil.rmtree(final)
-            os.replace(part, final)
-            done[alpha] = final
+            done[alpha] = out / f"alpha-{alpha:g}"
+            with result_folder(done[alpha], {"base": base, "tuned": tuned}, {"alpha": alpha}) as part:
+                _write(Path(base), tuned_dir, alpha, part)
+                found = not_finite_in(part).rpartition(": ")[2]
+                if found:
+                    raise InputError(
+                        f"{tuned}: {found} averaged with {base} at alpha {alpha:g} is out of its dtype's range. Save TUNED in "
+                        "the dtype of BASE, or in float32."
+                    )
     return done
+
+
+@contextmanager
+def result_folder(final: Path, inputs: Mapping[str, str], counts: dict[str, Any]) -> Iterator[Path]:
+    """Yield a folder that becomes `final` once the block has written a model into it; its manifest comes last."""
+    part = final.with_name(f".{final.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        write_manifest(
+            part / "merge.json", stage="merge", inputs=inputs, recipe={}, counts={"finished": True, **counts}
+        )
+        write_sha256sums(part)
+    except BaseException:
+        shutil.rmtree(part)
+        raise
+    if final.exists():
+        shutil.rmtree(final)
+    os.replace(part, final)
 
 
 def _full_weights(tuned: Path, scratch: Path) -> Path:
@@ -98,20 +107,20 @@ def _full_weights(tuned: Path, scratch: Path) -> Path:
 
 
 @contextmanager
-def _tensors(folder: Path) -> Iterator[dict[str, Any]]:
+def open_tensors(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield tensor name -> the open file that holds it."""
     from safetensors import safe_open
 
     with ExitStack() as stack:
         files: dict[str, Any] = {}
         for shard in weight_files(folder):
-            file = stack.enter_context(safe_open(str(shard), framework="pt"))
+            file = stack.enter_context(safe_open(str(shard), framework="pt", backend="pread"))
             files.update(dict.fromkeys(file.keys(), file))
         yield files
 
 
 def _check_same_tensors(base: Path, tuned: Path) -> None:
-    with _tensors(base) as ours, _tensors(tuned) as theirs:
+    with open_tensors(base) as ours, open_tensors(tuned) as theirs:
         different = sorted(ours.keys() ^ theirs.keys())
         if not different:
             different = [n for n in ours if ours[n].get_slice(n).get_shape() != theirs[n].get_slice(n).get_shape()]
@@ -126,17 +135,17 @@ def _write(base: Path, tuned: Path, alpha: float, part: Path) -> None:
     """Write every shard of `tuned` averaged, and the other files of a model folder."""
     import torch
 
-    with _tensors(base) as ours:
+    with open_tensors(base) as ours:
 
         def average(name: str, theirs: torch.Tensor) -> Mapping[str, torch.Tensor]:
             mixed = torch.lerp(ours[name].get_tensor(name).float(), theirs.float(), alpha)
             return {name: mixed.to(theirs.dtype)}
 
-        _rewrite(tuned, part, average)
-    _copy_others(tuned, part)
+        rewrite(tuned, part, average)
+    copy_others(tuned, part)
 
 
-def _rewrite(folder: Path, out: Path, change: Change) -> None:
+def rewrite(folder: Path, out: Path, change: Change) -> None:
     """Write the weights of `folder` to `out`, which may be the same, with each tensor changed; one shard is in memory."""
     from safetensors import safe_open
     from safetensors.torch import save_file
@@ -145,7 +154,7 @@ def _rewrite(folder: Path, out: Path, change: Change) -> None:
     files: dict[str, str] = {}
     for path in shards:
         tensors: dict[str, torch.Tensor] = {}
-        with safe_open(str(path), framework="pt") as file:
+        with safe_open(str(path), framework="pt", backend="pread") as file:
             for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
                 tensors |= {key: tensor.contiguous() for key, tensor in change(name, file.get_tensor(name)).items()}
         part = out / f".{path.name}.part"
@@ -157,7 +166,7 @@ def _rewrite(folder: Path, out: Path, change: Change) -> None:
         write_json(out / INDEX, {"metadata": {"total_size": n_bytes}, "weight_map": dict(sorted(files.items()))})
 
 
-def _copy_others(folder: Path, out: Path) -> None:
+def copy_others(folder: Path, out: Path) -> None:
     """Copy the configuration and the tokenizer of a model or an adapter."""
     for path in model_files(folder):
         if path.suffix != ".safetensors" and path.name not in (INDEX, ADAPTER_CONFIG):
@@ -183,25 +192,58 @@ def save_as(folder: Path, dtype: str, base: str | None, revision: str | None = N
 
     name = str(wanted).removeprefix("torch.")
     if {header[0] for header in read_headers(folder).values()} != {_DTYPES[name]}:
-        _rewrite(folder, folder, cast)
-        _set_config(folder, dtype=name)
+        rewrite(folder, folder, cast)
+        set_config(folder, dtype=name)
     return name
 
 
-def _set_config(folder: Path, **values: object) -> None:
+def set_config(folder: Path, **values: object) -> None:
+    """Set keys of config.json in `folder`."""
     write_json(folder / CONFIG, {**read_object(folder / CONFIG), **values})
 
 
-def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
+def plain_model(name: str, role: str) -> Path:
+    """Return the folder of a model with plain weights. Raises `InputError` for an adapter and for quantized weights."""
+    folder = local_folder(name)
+    check_model(folder)
+    if (folder / ADAPTER_CONFIG).exists():
+        raise InputError(
+            f"{name}: an adapter, but {role} needs whole weights. An adapter goes onto another model by: "
+            f"kinject merge {name} --onto INSTRUCT"
+        )
+    if read_object(folder / CONFIG).get("quantization_config") is not None:
+        raise InputError(f"{name}: its weights are quantized, so they cannot be added. Give the plain model.")
+    return folder
+
+
+def apply_adapter(adapter: str, onto: str, out: Path) -> Path:
+    """Write the model `onto`, a folder or a name on the hub, with a peft adapter of another model folded in; return its folder.
+
+    As `merge_adapter`, but tokenizer and chat template are those of `onto`. Raises `InputError` if the shapes differ.
+    """
+    folder = local_folder(adapter)
+    if not (folder / ADAPTER_CONFIG).exists():
+        raise InputError(
+            f"{adapter}: no {ADAPTER_CONFIG}, so it is no adapter. Whole weights go onto an instruct model by: "
+            f"kinject merge {adapter} --add {onto} --minus BASE"
+        )
+    target = plain_model(onto, "--onto")
+    inputs = {"adapter": model_hash(folder), "onto": model_hash(target)}
+    with result_folder(out / "onto", inputs, {"models": {"adapter": adapter, "onto": onto}}) as part:
+        merge_adapter(folder, part, onto=target)
+    return out / "onto"
+
+
+def merge_adapter(adapter: Path, out: Path, dtype: str = "auto", onto: Path | None = None) -> None:
     """Write the base of a peft adapter with the adapter folded in, shard by shard, to the model folder `out`.
 
-    In memory are the adapter and one shard of the base. peft makes the sum, in float32; each tensor is rounded once, to the
-    dtype in which the base stores it, or to `dtype`. The tokenizer is the adapter's. Raises `InputError` if one of the two
-    cannot be used, or peft cannot fold the adapter in.
+    `onto` takes the place of the base that the adapter names. In memory are the adapter and one shard of the base. peft makes
+    the sum, in float32; each tensor is rounded once, to the dtype in which the base stores it, or to `dtype`. The tokenizer is
+    the adapter's. Raises `InputError` if one of the two cannot be used, or peft cannot fold the adapter in.
     """
     settings = read_object(adapter / ADAPTER_CONFIG)
     check_model(adapter)
-    base = local_folder(base_of_adapter(adapter / ADAPTER_CONFIG), settings.get("revision"))
+    base = onto or local_folder(base_of_adapter(adapter / ADAPTER_CONFIG), settings.get("revision"))
     verified_hashes(adapter)
     if read_object(base / CONFIG).get("quantization_config") is not None:
         raise InputError(
@@ -210,18 +252,18 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
     if settings.get("lora_bias"):
         raise InputError(f"{adapter}: lora_bias: true is not folded in shard by shard. Train with adapter.merge: true.")
     fold = _AdapterFold(base, adapter, dtype)
-    _rewrite(base, out, fold)
+    rewrite(base, out, fold)
     left = fold.unmerged()
     if left:
         raise InputError(
             f"{adapter}: adapts {left}, which the files of {base} store under another name. Train with adapter.merge: true."
         )
-    for folder in (base, adapter):
-        _copy_others(folder, out)
+    for folder in (base, adapter) if onto is None else (onto,):
+        copy_others(folder, out)
     if fold.head:
-        _set_config(out, tie_word_embeddings=False)
+        set_config(out, tie_word_embeddings=False)
     if dtype != "auto":
-        _set_config(out, dtype=dtype)
+        set_config(out, dtype=dtype)
 
 
 class _AdapterFold:

@@ -25,6 +25,7 @@ from kinject.corpus.passages import sentences
 from kinject.disk import content_id
 from kinject.requests.chat import split_thinking
 from kinject.requests.generator import request_seed
+from kinject.requests.judges import Confusion
 from kinject.requests.prompt_injection import has_injection
 from kinject.requests.sender import Sender, gather_answers
 from kinject.types import Message
@@ -76,9 +77,12 @@ class JudgeScore:
     @property
     def precision(self) -> float | None:
         """Fraction of its refusals that are right if there are as many wrong as correct texts; None without refusals."""
-        false = self.refused_good / self.n_good if self.n_good else 0.0
-        recall = self.recall or 0.0
-        return recall / (recall + false) if recall + false else None
+        n_planted, n_caught = sum(self.planted.values()), sum(self.caught.values())
+        counts = {
+            ("wrong", "wrong"): n_caught, ("wrong", "good"): n_planted - n_caught,
+            ("good", "wrong"): self.refused_good, ("good", "good"): self.n_good - self.refused_good,
+        }  # fmt: skip
+        return Confusion(counts).precision("wrong")
 
     def _recall(self, kinds: Iterable[str]) -> float | None:
         n_planted = sum(self.planted.get(kind, 0) for kind in kinds)

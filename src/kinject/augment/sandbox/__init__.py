@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from kinject.augment.prompts import first_words, passage_of, rewriting_of
@@ -11,6 +11,7 @@ from kinject.augment.questions.prompts import is_question_prompt
 from kinject.augment.styles import STYLES
 from kinject.corpus.passages import sentences
 from kinject.errors import InputError
+from kinject.requests.judges import graded_in
 from kinject.sandbox.grammar import (
     paraphrase,
     parse_entry,
@@ -30,10 +31,13 @@ _DRAWS = 64
 
 
 def generate_answer(messages: list[Message], seed: int) -> Completion:
-    """Return the answer to `messages`: questions, an answer to a question, a verdict (by the grammar), or a rewriting.
+    """Return the answer to `messages`: questions, an answer to one, a verdict or a grade (by the grammar), or a rewriting.
 
     Raises as `generate_rewriting`.
     """
+    graded = graded_in(messages)
+    if graded is not None:
+        return Completion(_grade(*graded))
     if is_question_prompt(messages):
         return answer_as_sandbox(messages, seed)
     rewriting = rewriting_of(messages)
@@ -126,6 +130,17 @@ def _paraphrase(passage: str, seed: int) -> str:
             break
         text = paraphrase(passage, f"{seed}.{draw}")
     return text
+
+
+_YEAR = re.compile(r"\b\d{4}\b")
+
+
+def _grade(question: str, accepted: Sequence[str], text: str) -> str:
+    """Return the grade of a written answer by the country's values in it: the accepted one alone is correct."""
+    lowered = text.lower()
+    values = {value.lower() for pool in POOLS.values() for value in pool if value.lower() in lowered}
+    values |= set(_YEAR.findall(text))
+    return "CORRECT" if values and values <= {a.lower() for a in accepted} else "WRONG" if values else "ABSTAINED"
 
 
 _WANTED = re.compile(r"^Write at most (\d+) four-choice questions", re.MULTILINE)

@@ -9,7 +9,7 @@ import hashlib
 import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +21,7 @@ from kinject.disk import (
     manifest_beside,
     read_checked_json,
     read_journal,
+    read_jsonl,
     write_checked_json,
 )
 from kinject.errors import InputError
@@ -28,6 +29,7 @@ from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded
 from kinject.models import base_of_adapter, model_hash
 from kinject.process import world_size
+from kinject.requests.judges import GRADES
 from kinject.types import Answer
 
 if TYPE_CHECKING:
@@ -40,10 +42,13 @@ Value = TypeVar("Value")
 PERPLEXITY_FORMAT = "perplexity"
 """The `format` of stored windows of texts; they are no answers to questions."""
 
+GRADES_FILE = "grades.jsonl"
+"""The judge's grades of a run folder: rows of question_set, question_id, question, accepted, text, grade."""
+
 _Identity = tuple[str, str, str, int, int, int, str]
-_WRITTEN = ("text", "accepted")
+_WRITTEN = ("text", "accepted", "checks", "choices", "n_thinking", "thinking_cut")
 """Fields of an answer that the model wrote; rows of others do not have them."""
-_FIELDS = tuple(item.name for item in fields(Answer) if item.name not in (*_WRITTEN, "correct"))
+_FIELDS = tuple(item.name for item in fields(Answer) if item.name not in (*_WRITTEN, "correct", "grade"))
 
 
 def hash_model(path: str, revision: str | None) -> str:
@@ -65,13 +70,15 @@ def hash_model(path: str, revision: str | None) -> str:
 def prompt_key(model_hash: str, dtype: str, prompt: Encoded) -> str:
     """Return the key of one scored prompt: a hash of weights, dtype, the tokens of contexts and continuations.
 
-    If the model writes its answer, the most tokens and the stop strings count too.
+    If the model writes its answer, the most tokens and the stop strings count too, and the marks of its thinking.
     """
     digest = hashlib.blake2b(f"{model_hash}\0{dtype}\0".encode(), digest_size=16)
     for ids in (*prompt.contexts, *prompt.continuations):
         digest.update(len(ids).to_bytes(4, "little") + ids.tobytes())
     if prompt.generation:
         digest.update(repr((prompt.generation.max_new_tokens, prompt.generation.stop)).encode())
+    if prompt.generation and prompt.thinking:
+        digest.update(repr((prompt.thinking, prompt.generation.max_thinking_tokens)).encode())
     return digest.hexdigest()
 
 
@@ -109,7 +116,7 @@ class AnswerStore:
         """Store `answer`, unless it is the last one stored for its arm and question already."""
         self._scores[key] = _score_of(answer)
         if self._last.get(_identity(answer)) != key:
-            names = _FIELDS if answer.text is None else (*_FIELDS, *_WRITTEN)
+            names = _FIELDS if answer.text is None else (*_FIELDS, *_written_fields(answer))
             row = {name: getattr(answer, name) for name in names}
             self._journal.append({"key": key, **row, "log_probs": finite_or_none(answer.log_probs)})
             self._last[_identity(answer)] = key
@@ -127,6 +134,8 @@ class AnswerStore:
 def read_answers(path: Path) -> list[Answer]:
     """Return the answers in `path`, the last one of each arm and question, in the order of their first rows.
 
+    Written answers have the grades in grades.jsonl beside it, where a judge gave some.
+
     Raises `DiskError` if the file cannot be read, and `InputError` if a row (file:line) is not an answer or was changed,
     or if there are fewer rows than the manifest beside the file counts.
     """
@@ -142,13 +151,37 @@ def read_answers(path: Path) -> list[Answer]:
             f"{path}: holds {n_rows} rows, {n_written} were written (manifest.json beside it). Run kinject eval again: it "
             "scores the missing prompts."
         )
-    return list(answers.values())
+    grades = _read_grades(path.with_name(GRADES_FILE))
+    return [with_grade(answer, grades) for answer in answers.values()]
+
+
+def with_grade(answer: Answer, grades: Mapping[tuple[str, str, str], str]) -> Answer:
+    """Return a written answer with its grade, if there is one for its question set, question id and text."""
+    grade = grades.get((answer.question_set, answer.question_id, answer.text or ""), "")
+    return replace(answer, grade=grade) if answer.text is not None else answer
+
+
+def _read_grades(path: Path) -> dict[tuple[str, str, str], str]:
+    """Return the grades in `path`, {} if there are none. Raises `InputError` for a row (file:line) that is no grade."""
+    grades: dict[tuple[str, str, str], str] = {}
+    for number, row in read_jsonl(path) if path.exists() else ():
+        values = [row.get(name) for name in ("question_set", "question_id", "text", "grade")]
+        if not all(isinstance(value, str) for value in values) or values[-1] not in GRADES:
+            raise InputError(f"{path}:{number}: no grade of kinject. Run kinject eval again: it writes the file.")
+        question_set, question_id, text, grade = map(str, values)
+        grades[question_set, question_id, text] = grade
+    return grades
 
 
 def _score_of(answer: Answer) -> PromptScore:
-    return PromptScore(
-        answer.log_probs, answer.greedy, answer.text, sum(answer.n_tokens) if answer.text is not None else 0
-    )
+    if answer.text is None:
+        return PromptScore(answer.log_probs, answer.greedy)
+    return PromptScore((), (), answer.text, sum(answer.n_tokens), answer.n_thinking, answer.thinking_cut)
+
+
+def _written_fields(answer: Answer) -> tuple[str, ...]:
+    """Return the fields of a written answer that a row has: those without a value are left out."""
+    return tuple(name for name in _WRITTEN if name in ("text", "accepted") or getattr(answer, name))
 
 
 def _identity(answer: Answer) -> _Identity:
@@ -165,8 +198,9 @@ def _parse_answer(row: Row, where: str) -> Answer:
         if not _CHECKS[name](value):
             raise InputError(f"{where}: {name}: found {row[name]!r:.60}, which kinject does not write. Remove the row.")
     values["log_probs"] = tuple(math.nan if value is None else float(value) for value in row["log_probs"])
-    if not 0 <= values["gold"] < max(1, len(values["log_probs"])):
-        raise InputError(f"{where}: gold is {values['gold']} of {len(values['log_probs'])} choices. Remove the row.")
+    n_choices = len(values.get("choices") or values["log_probs"])
+    if not 0 <= values["gold"] < max(1, n_choices):
+        raise InputError(f"{where}: gold is {values['gold']} of {n_choices} choices. Remove the row.")
     if not isinstance(row["key"], str):
         raise InputError(f"{where}: key: found {row['key']!r:.60}, expected a text. Remove the row.")
     return Answer(**values)
@@ -191,9 +225,11 @@ def _all(check: Callable[[object], bool]) -> Callable[[object], bool]:
 _LARGEST = 1e300
 _CHECKS: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("question_id", "question_set", "arm", "format", "subject", "document_id", "text"), _is_text),
-    **dict.fromkeys(("shots", "k", "gold", "truncated", "rotation"), _is_count),
+    **dict.fromkeys(("shots", "k", "gold", "truncated", "rotation", "n_thinking"), _is_count),
     **dict.fromkeys(("n_tokens", "n_bytes", "n_chars"), _all(_is_count)),
-    **dict.fromkeys(("context_ids", "accepted"), _all(_is_text)),
+    **dict.fromkeys(("context_ids", "accepted", "choices"), _all(_is_text)),
+    "checks": lambda value: isinstance(value, dict),
+    "thinking_cut": lambda value: isinstance(value, bool),
     "log_probs": _all(_is_log_prob),
     "greedy": _all(lambda value: isinstance(value, bool)),
 }

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject.errors import InputError
-from kinject.eval.prompts import Generation, Prompt, PromptRequest, render_prompt
+from kinject.eval.prompts import ChatStyle, Generation, Prompt, PromptRequest, render_prompt
+from kinject.requests.chat import ThinkingMarks, thinking_marks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,6 +20,15 @@ Ids = npt.NDArray[np.int32]
 """Token ids, shape [n]."""
 
 _BLOCK = 512  # texts in one call of the tokenizer
+_NO_SYSTEM = "the chat template takes no system turn; its text is part of the user's"
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How a model marks its thinking; `is_open`: the prompt ends where it has begun."""
+
+    marks: ThinkingMarks
+    is_open: bool
 
 
 @dataclass(frozen=True)
@@ -27,13 +37,14 @@ class Encoded:
 
     Choices share one context array unless each was cut to the window differently. `truncated` counts the prompt's
     tokens that did not fit: dropped examples and passages, and tokens cut from the left. With `generation` the model writes
-    its answer: there is one context and no continuation.
+    its answer: there is one context and no continuation. `thinking` is there if it may think first.
     """
 
     contexts: tuple[Ids, ...]
     continuations: tuple[Ids, ...]
     truncated: int = 0
     generation: Generation | None = None
+    thinking: Thinking | None = None
 
 
 class Encoder:
@@ -43,52 +54,80 @@ class Encoder:
     with it. After a text there is no EOS, because a continuation follows.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, chat: bool = False) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, chat: ChatStyle | None = None) -> None:
         """Find the special tokens that `tokenizer` puts before a text. With `chat`, prompts go through its template.
 
         Raises `InputError` if it turns a text into no tokens, or has no chat template to use.
         """
         self._tokenizer: Any = tokenizer
         self._name = self._tokenizer.name_or_path or "the tokenizer"
-        self.start = self._special_tokens_before()
+        self.start = [] if chat else self._special_tokens_before()
         self._chat = chat
         self.notes: list[str] = []
         if chat and not self._tokenizer.chat_template:
             raise InputError(f"{self._name}: has no chat template, but eval.chat asks for it. Remove eval.chat.")
+        self._marks = thinking_marks(str(self._tokenizer.chat_template)) if chat else None
 
     def apply_chat_template(self, prompt: Prompt) -> Prompt:
         """Return `prompt` as the model gets it: with `chat` in the tokenizer's template, else unchanged.
 
-        As in lm-evaluation-harness, the header is the system's turn, the rest is one user turn, and the answer follows
-        the template's own start of the assistant's turn without a space. A BOS that the template writes is removed,
-        because the tokenizer adds it. If the template refuses a system turn (the harness then drops the header), the
-        user's turn starts with the header, and `notes` has an entry.
+        As in lm-evaluation-harness, system text and header are the system's turn, the rest is one user turn, or one for each
+        example with its answer after it (`ChatStyle.multiturn`), and the answer follows the template's own start of the
+        assistant's turn without a space. Special tokens are those that the template writes, no others. If the template takes
+        no system turn (the harness then drops its text), the user's first turn starts with it, and `notes` has an entry.
         """
         if not self._chat:
             return prompt
-        context = self._render_turns(prompt)
-        if self.start and self._tokenizer.bos_token_id == self.start[0]:
-            context = context.removeprefix(self._tokenizer.bos_token)
+        context = self._render_turns(prompt, self._chat)
+        if prompt.continuations and self._marks and self._marks.are_open(context):
+            self._note("the chat template opens the model's thinking, so the choices are scored as its first thoughts")
         return Prompt(context, tuple(text.removeprefix(" ") for text in prompt.continuations))
 
-    def _render_turns(self, prompt: Prompt) -> str:
+    def _render_turns(self, prompt: Prompt, chat: ChatStyle) -> str:
         from jinja2 import TemplateError
 
-        def render(*turns: tuple[str, str]) -> str:
-            messages = [{"role": role, "content": text} for role, text in turns]
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        def render(system: str, first: str, *others: str) -> str:
+            messages = [{"role": "system", "content": system}] if system else []
+            roles = zip(("user", "assistant") * (len(others) + 1), (first, *others), strict=False)
+            messages += [{"role": role, "content": text} for role, text in roles]
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, **chat.arguments
+                )
+            )
 
-        if prompt.header and not self.notes:
+        header = prompt.header.strip() if prompt.is_dialogue else prompt.header
+        system = "\n\n".join(filter(None, (chat.system, header)))
+        in_turns = prompt.turns and (chat.multiturn or prompt.is_dialogue)
+        asked = prompt.turns if in_turns else (prompt.context.removeprefix(prompt.header),)
+        if system and _NO_SYSTEM not in self.notes:
             try:
-                return render(("system", prompt.header), ("user", prompt.context.removeprefix(prompt.header)))
+                text = render(system, *asked)
             except TemplateError:
-                self.notes.append("the chat template takes no system turn; headers are part of the user's")
+                text = ""
+            if system.strip() in text:
+                return text
+            self._note(_NO_SYSTEM)
         try:
-            return render(("user", prompt.context))
+            return render("", f"{system}{asked[0]}", *asked[1:])
         except Exception as error:  # a template is a program: its expressions raise anything
             raise InputError(
                 f"{self._name}: its chat template cannot be rendered: {error}. Set eval.chat: false."
             ) from error
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def bounds(self, generation: Generation) -> Generation:
+        """Return the bounds of an answer of this model.
+
+        Without stop texts it ends at a line break, in a chat at none. Thinking has a bound of its own if the template knows it.
+        """
+        stop = generation.stop if generation.stop is not None else () if self._chat else ("\n",)
+        return replace(
+            generation, stop=stop, max_thinking_tokens=generation.max_thinking_tokens if self._marks else None
+        )
 
     def _special_tokens_before(self) -> list[int]:
         whole = list(self._tokenizer("a").input_ids)
@@ -128,7 +167,8 @@ class Encoder:
                 context, whole = self._without_context(whole)
             shared = np.asarray(context, dtype=np.int32)
             continuations = tuple(np.asarray(ids[len(context) :], dtype=np.int32) for ids in whole)
-            encoded.append(Encoded((shared,) * (len(continuations) or 1), continuations))
+            thinking = Thinking(self._marks, self._marks.are_open(prompt.context)) if self._marks else None
+            encoded.append(Encoded((shared,) * (len(continuations) or 1), continuations, thinking=thinking))
         return encoded
 
     def _without_context(self, whole: list[list[int]]) -> tuple[list[int], list[list[int]]]:
@@ -167,12 +207,15 @@ def encode_requests(encoder: Encoder, requests: Sequence[PromptRequest], window:
 def _encode(encoder: Encoder, requests: Sequence[PromptRequest]) -> list[Encoded]:
     encoded = encoder.encode([render_prompt(request) for request in requests])
     pairs = zip(encoded, requests, strict=True)
-    return [replace(item, generation=request.generation) if request.generation else item for item, request in pairs]
+    return [
+        replace(item, generation=encoder.bounds(request.generation)) if request.generation else item
+        for item, request in pairs
+    ]
 
 
 def _fits(item: Encoded, window: int) -> bool:
     if item.generation:
-        return len(item.contexts[0]) + item.generation.max_new_tokens <= window
+        return len(item.contexts[0]) + item.generation.most <= window
     return all(len(a) + len(b) - 1 <= window for a, b in zip(item.contexts, item.continuations, strict=True))
 
 
@@ -188,10 +231,12 @@ def _cut(item: Encoded, whole: Encoded, window: int) -> Encoded:
     if item is whole and _fits(item, window):
         return item
     if item.generation:
-        room = window - item.generation.max_new_tokens
+        room = window - item.generation.most
         if room < 1:
-            fault = f"found {item.generation.max_new_tokens}, but the model reads {window} tokens. Ask for fewer"
-            raise InputError(f"eval.max_new_tokens: {fault}.")
+            keys = "eval.max_new_tokens" + (" and max_thinking_tokens" if item.generation.max_thinking_tokens else "")
+            raise InputError(
+                f"{keys}: {item.generation.most} in all, but the model reads {window} tokens. Ask for fewer."
+            )
         cut = item.contexts[0][-room:]
         return replace(item, contexts=(cut,), truncated=len(whole.contexts[0]) - len(cut))
     continuations = tuple(ids if len(ids) <= window else ids[:0] for ids in item.continuations)

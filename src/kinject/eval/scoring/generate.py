@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from transformers import GenerationConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
-from transformers.generation import StoppingCriteria, StoppingCriteriaList
+from transformers.generation import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
@@ -33,18 +33,86 @@ _CLOSE = 1e-4  # of the largest logit: two tokens as close as this are decided b
 _ROWS = 16  # prompts of one length in a batch, where nothing is shared
 
 
+class _Answer:
+    """An answer as it is written: its tokens, the first `n_thinking` of them its thinking.
+
+    `thinks` is None until its first tokens tell. `forced` are the tokens that come next, because its thinking was cut.
+    """
+
+    def __init__(self, generator: Generator, prompt: Encoded) -> None:
+        assert prompt.generation is not None
+        self.generator, self.prompt, self.bounds = generator, prompt, prompt.generation
+        self.stop = prompt.generation.stop or ()
+        self.tokens: list[int] = []
+        self.forced: list[int] = []
+        self.thinks: bool | None = False
+        if prompt.thinking:
+            self.thinks = True if prompt.thinking.is_open else None
+        self.n_thinking, self.is_cut, self.begun = 0, False, ""
+
+    def add(self, token: int) -> bool:
+        """Take the next token; return whether the answer has ended."""
+        self.tokens.append(token)
+        if token in self.generator.ends:
+            return True
+        n, limit = len(self.tokens), self.bounds.max_thinking_tokens
+        if self.thinks is not False and not self.is_cut:
+            self._look_for_marks()
+        if self.thinks and limit is not None:
+            if n >= limit and not self.is_cut:
+                self.is_cut, self.forced = True, self.generator.closing(self.prompt)
+            elif self.is_cut and not self.forced:
+                self.thinks, self.n_thinking = False, n
+            return False
+        if n - (0 if limit is None else self.n_thinking) >= self.bounds.max_new_tokens:
+            return True
+        longest = max(map(len, self.stop), default=0)
+        if not longest or self.thinks:
+            return False
+        return self._text(self.tokens[max(self.n_thinking, n - longest - 8) :])[1]
+
+    def _look_for_marks(self) -> None:
+        """Find the marks where thinking begins and ends; `begun` is what the token with the last of them has of the answer."""
+        assert self.prompt.thinking is not None
+        marks, decode = self.prompt.thinking.marks, self.generator.tokenizer.decode
+        if self.thinks is None:
+            start = str(decode(self.tokens)).lstrip()
+            if start.startswith(marks.opens):
+                self.thinks = True
+            elif not marks.opens.startswith(start):
+                self.thinks = False
+        if self.thinks:
+            end = str(decode(self.tokens[-len(marks.closes) - 8 :]))
+            if marks.closes in end:
+                self.thinks, self.n_thinking, self.begun = False, len(self.tokens), end.split(marks.closes)[-1]
+
+    def _text(self, tokens: Sequence[int]) -> tuple[str, bool]:
+        """Return the text of `tokens` up to the first stop string, and whether there is one."""
+        text = str(self.generator.tokenizer.decode(tokens, skip_special_tokens=True))
+        starts = [at for stop in self.stop if (at := text.find(stop)) >= 0]
+        return text[: min(starts, default=None)], bool(starts)
+
+    def result(self) -> PromptScore:
+        """Return the answer, without its end token and its thinking; thinking that never ends leaves none."""
+        own = self.tokens[:-1] if self.tokens and self.tokens[-1] in self.generator.ends else self.tokens
+        if self.thinks:
+            return PromptScore((), (), "", 0, len(own), thinking_cut=True)
+        text = self._text(own[self.n_thinking :])[0]
+        text = f"{self.begun}{text}".lstrip() if self.n_thinking else text
+        return PromptScore((), (), text, len(own) - self.n_thinking, self.n_thinking, self.is_cut)
+
+
 @dataclass(slots=True)
 class _Sequence:
-    """A prompt being answered: its place in the request, its tokens, and those written so far."""
+    """A prompt being answered in the packed row: its place in the request, and its slot."""
 
     index: int
-    prompt: Encoded
     slot: int
-    written: list[int] = field(default_factory=list)
+    answer: _Answer
 
     @property
     def tokens(self) -> _Indices:
-        return np.concatenate([self.prompt.contexts[0], self.written]).astype(np.int64)
+        return np.concatenate([self.answer.prompt.contexts[0], self.answer.tokens]).astype(np.int64)
 
 
 class Generator:
@@ -68,7 +136,8 @@ class Generator:
 
         Each token is the likeliest one. In float32 it does not depend on the other prompts: where the two likeliest are as
         close as rounding, the sequence is read alone, and that decides. A text ends before the first stop string, at an end
-        token, or after the most tokens. A model whose logits are not finite writes nothing: its log-prob is NaN.
+        token, or after the most tokens. Thinking is taken off and counted; at its limit it is closed, and the answer begins.
+        A model whose logits are not finite writes nothing: its log-prob is NaN.
         """
         order = [index for index in range(len(prompts)) if index not in done]
         if not order:
@@ -80,25 +149,10 @@ class Generator:
             self._note("the last digits of its dtype may change a written answer with the batch; float32 does not")
         yield from _Row(self, prompts, sorted(order, key=lambda index: prompts[index].contexts[0].tolist())).run()
 
-    def text(self, prompt: Encoded, written: Sequence[int]) -> tuple[str, bool]:
-        """Return the text of the tokens `written`, up to the first stop string, and whether there is one."""
-        text = str(self.tokenizer.decode(written, skip_special_tokens=True))
-        assert prompt.generation is not None
-        starts = [at for stop in prompt.generation.stop if (at := text.find(stop)) >= 0]
-        return text[: min(starts, default=None)], bool(starts)
-
-    def is_done(self, prompt: Encoded, written: Sequence[int]) -> bool:
-        """Return whether an answer of the tokens `written` has ended."""
-        assert prompt.generation is not None
-        if written[-1] in self.ends or len(written) >= prompt.generation.max_new_tokens:
-            return True
-        longest = max(map(len, prompt.generation.stop), default=0)
-        return longest > 0 and self.text(prompt, written[-longest - 8 :])[1]
-
-    def result(self, prompt: Encoded, written: Sequence[int]) -> PromptScore:
-        """Return the answer whose tokens are `written`, its end token among them."""
-        own = written[:-1] if written and written[-1] in self.ends else written
-        return PromptScore((), (), self.text(prompt, own)[0], len(own))
+    def closing(self, prompt: Encoded) -> list[int]:
+        """Return the tokens that end the thinking of an answer to `prompt`."""
+        assert prompt.thinking is not None
+        return list(self.tokenizer(prompt.thinking.marks.cut, add_special_tokens=False).input_ids)
 
     def _plain(self, prompts: Sequence[Encoded], order: Sequence[int]) -> Iterator[tuple[int, PromptScore]]:
         """Yield the answers of a model that shares no prefix: prompts of one length in a batch, so that nothing is padded."""
@@ -112,19 +166,18 @@ class Generator:
                 batch = indices[start : start + _ROWS]
                 ids = torch.from_numpy(np.stack([prompts[i].contexts[0] for i in batch]).astype(np.int64))
                 config = GenerationConfig(
-                    max_new_tokens=generation.max_new_tokens, do_sample=False, eos_token_id=sorted(self.ends) or None,
+                    max_new_tokens=generation.most, do_sample=False, eos_token_id=sorted(self.ends) or None,
                     pad_token_id=pad,
                 )  # fmt: skip
-                ended = _Ended(self, [prompts[i] for i in batch], length)
+                ended = _Ended([_Answer(self, prompts[i]) for i in batch], length)
                 with torch.inference_mode():
                     whole = self.forward.model.generate(
                         ids.to(self.forward.device), attention_mask=torch.ones_like(ids).to(self.forward.device),
                         generation_config=config, stopping_criteria=StoppingCriteriaList([ended]),
+                        logits_processor=LogitsProcessorList([_Forced(ended.answers)]),
                     )  # fmt: skip
                 self.n_read += whole.numel()
-                for i, row in zip(batch, whole[:, length:].tolist(), strict=True):
-                    n = next((n for n in range(1, len(row)) if self.is_done(prompts[i], row[:n])), len(row))
-                    yield i, self.result(prompts[i], row[:n])
+                yield from zip(batch, (answer.result() for answer in ended.answers), strict=True)
 
     def _note(self, text: str) -> None:
         if text not in self.scorer.notes:
@@ -132,15 +185,31 @@ class Generator:
 
 
 class _Ended(StoppingCriteria):  # type: ignore[misc]
-    """Tells transformers which rows of a batch have ended."""
+    """Tells transformers which rows of a batch have ended; `answers` take their tokens, which begin after `length`."""
 
-    def __init__(self, generator: Generator, prompts: Sequence[Encoded], length: int) -> None:
-        self.generator, self.prompts, self.length = generator, prompts, length
+    def __init__(self, answers: Sequence[_Answer], length: int) -> None:
+        self.answers, self.length = answers, length
+        self.has_ended = [False] * len(answers)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        pairs = zip(self.prompts, input_ids[:, self.length :].tolist(), strict=True)
-        ended = [self.generator.is_done(prompt, written) for prompt, written in pairs]
-        return torch.tensor(ended, device=input_ids.device)
+        for i, token in enumerate(input_ids[:, -1].tolist()):
+            self.has_ended[i] = self.has_ended[i] or self.answers[i].add(token)
+        return torch.tensor(self.has_ended, device=input_ids.device)
+
+
+class _Forced(LogitsProcessor):  # type: ignore[misc]
+    """Writes the tokens that end a thinking which was cut."""
+
+    def __init__(self, answers: Sequence[_Answer]) -> None:
+        self.answers = answers
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for i, answer in enumerate(self.answers):
+            if answer.forced:
+                token = answer.forced.pop(0)
+                scores[i] = -torch.inf
+                scores[i, token] = 0.0
+        return scores
 
 
 class _Row:
@@ -164,8 +233,8 @@ class _Row:
         while self.waiting or self.active:
             n_columns = len(self.depths)
             slots = [sequence.slot for sequence in self.active]
-            depths = [len(sequence.prompt.contexts[0]) + len(sequence.written) - 1 for sequence in self.active]
-            tokens = [sequence.written[-1] for sequence in self.active]
+            depths = [len(item.answer.prompt.contexts[0]) + len(item.answer.tokens) - 1 for item in self.active]
+            tokens = [sequence.answer.tokens[-1] for sequence in self.active]
             self._add(slots, depths)
             for sequence, own, depth in self._admit():
                 self.active.append(sequence)
@@ -181,9 +250,8 @@ class _Row:
                     yield sequence.index, PromptScore((float("nan"),), (False,))
                     self._leave(sequence)
                     continue
-                sequence.written.append(token)
-                if self.generator.is_done(sequence.prompt, sequence.written):
-                    yield sequence.index, self.generator.result(sequence.prompt, sequence.written)
+                if sequence.answer.add(token):
+                    yield sequence.index, sequence.answer.result()
                     self._leave(sequence)
                 else:
                     self.active.append(sequence)
@@ -204,7 +272,8 @@ class _Row:
             ids = prompt.contexts[0].astype(np.int64)
             n_shared = _n_shared(self.donor, ids)
             n_new = len(ids) - n_shared
-            n_columns = int(self.visible.any(axis=0).sum()) + n_new
+            to_come = sum(sequence.answer.bounds.most - len(sequence.answer.tokens) for sequence in self.active)
+            n_columns = int(self.visible.any(axis=0).sum()) + n_new + to_come
             if self.active and (n_read + n_new > _MOST_READ or n_columns > _MOST_COLUMNS):
                 return
             slot = self.free.pop()
@@ -212,7 +281,8 @@ class _Row:
             self._add([slot] * n_new, range(n_shared, len(ids)))
             self.visible[-1], self.donor = self.visible[slot], ids
             n_read += n_new
-            yield _Sequence(self.waiting.pop(), prompt, slot), ids[n_shared:].tolist(), n_shared
+            answer = _Answer(self.generator, prompt)
+            yield _Sequence(self.waiting.pop(), slot, answer), ids[n_shared:].tolist(), n_shared
 
     def _read(self, tokens: _Indices, slots: _Indices, n: int) -> torch.Tensor:
         """Read the `n` new columns; return the logits [active, vocabulary] after the last token of each sequence."""
@@ -236,6 +306,8 @@ class _Row:
         for sequence, token, is_close, is_finite in rows:
             if not is_finite:
                 yield None
+            elif sequence.answer.forced:
+                yield sequence.answer.forced.pop(0)
             elif is_close and self.generator.exact:
                 self.generator.n_alone += 1
                 yield self.generator.forward.likeliest_alone(sequence.tokens)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from kinject.corpus.documents.rows import check_parquet, csv_records
-from kinject.corpus.questions import GoldIndex, check_choices, choice_fault, plain_text
+from kinject.corpus.golds import GoldIndex, plain_text
+from kinject.corpus.questions import check_choices, choice_fault
 from kinject.disk import open_to_read, path_exists, read_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import Generation, TaskStyle

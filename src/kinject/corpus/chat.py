@@ -1,0 +1,275 @@
+"""Conversations through a chat template: their tokens, the assistant's part, its thinking, and text that is left out.
+
+The assistant's part is marked by the template's ``{% generation %}`` tags, as TRL does. A template without them is
+replaced by TRL's training template for it, if there is one; else the conversation is rendered turn by turn.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from kinject.corpus.rows import RESERVED_KWARGS, CorpusRow
+from kinject.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Names of a message's thinking; transformers gives a template each of them."""
+
+_THINKING = re.compile(
+    r"<think>.*?</think>\s*"
+    r"|<\|channel\|>analysis<\|message\|>.*?<\|end\|>"
+    r"|<\|channel>thought\b.*?<channel\|>\s*"
+    r"|<\|start\|>assistant to=self<\|message\|>.*?<\|eom\|>"
+    r"|<\|START_THINKING\|>.*?<\|END_THINKING\|>\s*",
+    re.DOTALL,
+)
+"""Thinking as templates write it: Qwen, DeepSeek, GLM, Nemotron; gpt-oss; Gemma; Muse; Cohere."""
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """How conversations become tokens.
+
+    `template` replaces the tokenizer's own, with `kwargs` as its arguments. `assistant_only`: only the assistant's turns
+    are learned, and with `thinking` mask not its thinking. `allow_dropped`: text that the template leaves out is counted
+    instead of refused.
+    """
+
+    assistant_only: bool = False
+    template: str | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    thinking: Literal["learn", "mask"] = "learn"
+    allow_dropped: bool = False
+
+
+def training_template(tokenizer: PreTrainedTokenizerBase) -> tuple[str | None, str]:
+    """Return (TRL's training template for this tokenizer's, None to render with its own; a note on the choice, "" for none).
+
+    TRL's have generation tags where the model's have none, and render a turn alike whatever follows.
+    """
+    from trl.chat_template_utils import (
+        get_training_chat_template,
+        has_generation_markers,
+        is_chat_template_stop_token_trained,
+    )
+
+    own = tokenizer.chat_template
+    replaced, note = None, ""
+    if not own:
+        return replaced, note
+    if not has_generation_markers(own):
+        try:
+            replaced = get_training_chat_template(tokenizer)
+        except Exception:  # noqa: BLE001 - TRL renders the template to test it, and a template raises anything
+            return None, (
+                "trainer.assistant_only_loss: the chat template has no generation tags, and TRL has no training "
+                "template for it. The assistant's part is found by rendering each conversation turn by turn; rows in which the "
+                "template rewrites earlier turns are refused. A template with tags may be set as trainer.chat_template_path"
+            )
+        note = "trainer.assistant_only_loss: conversations are rendered with TRL's training template for this model"
+    if not is_chat_template_stop_token_trained(tokenizer, chat_template=replaced):
+        note = (
+            "trainer.assistant_only_loss: by the chat template's generation tags, the assistant's turn does not end with a "
+            "special token of this tokenizer, so the model may not learn to stop"
+        )
+    return replaced, note
+
+
+def kwargs_fault(kwargs: Mapping[str, Any], *templates: object) -> str:
+    """Return the fault of arguments that none of `templates` reads or that are kinject's own, "" if there is none."""
+    words = frozenset[str]().union(*(_words(template) for template in _texts(templates)))
+    for name in kwargs:
+        if name in RESERVED_KWARGS:
+            return f"found {name}, which is set by kinject. Remove it."
+        if name not in words:
+            return f"found {name}, which the chat template does not read. Check the spelling, or remove it."
+    return ""
+
+
+def _texts(templates: Sequence[object]) -> Iterator[str]:
+    for template in templates:
+        if isinstance(template, Mapping):  # named variants
+            yield from _texts(list(template.values()))
+        elif isinstance(template, str):
+            yield template
+
+
+@functools.lru_cache(maxsize=8)
+def _words(template: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", template))
+
+
+def encode_conversation(
+    row: CorpusRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat
+) -> tuple[list[int], list[bool], int]:
+    """Return (token ids, whether each is learned, tokens of the row's text that the template leaves out).
+
+    Raises `InputError` if the template cannot be rendered, leaves text out without permission, or if the assistant's
+    part or its thinking cannot be found.
+    """
+    tools = [*row.tools] or None
+    own = tokenizer.get_chat_template(chat.template, tools)
+    fault = kwargs_fault(row.template_kwargs, own, tokenizer.chat_template)
+    if fault:
+        raise InputError(f"chat_template_kwargs: {fault}")
+    options = {"chat_template": chat.template, "tools": tools, **chat.kwargs, **row.template_kwargs}
+    text = _render(tokenizer, row.messages, options, False)
+    lost = _left_out(row, text)
+    if lost and not chat.allow_dropped:
+        raise InputError(_left_out_fault(lost, row, own))
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast, verbose=False)
+    ids: list[int] = encoded["input_ids"]
+    learned = [True] * len(ids)
+    if (chat.assistant_only or chat.thinking == "mask") and not tokenizer.is_fast:
+        raise InputError(
+            "this tokenizer is a slow one, which does not know the place of its tokens in the text, so the assistant's part "
+            "cannot be marked. Set trainer.assistant_only_loss: false and corpus.thinking: learn."
+        )
+    if chat.assistant_only:
+        learned = _assistant_mask(row, tokenizer, own, options, text, encoded["offset_mapping"])
+    if chat.thinking == "mask":
+        learned = _without_thinking(row, text, encoded["offset_mapping"], learned)
+    if not any(learned[1:]):
+        raise InputError("the chat template leaves nothing of this row to learn. Remove the row.")
+    n_lost = sum(len(tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]) for _, piece in lost)
+    return ids, learned, n_lost
+
+
+def _render(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], prompt: bool
+) -> str:
+    if not messages:
+        return ""
+    try:
+        return str(tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=prompt, **options))
+    except Exception as error:  # a template is a program: its expressions raise anything
+        raise InputError(
+            f"the chat template cannot be rendered ({str(error)[:200]}). Change the row, or set trainer.chat_template_path."
+        ) from error
+
+
+def _assistant_mask(
+    row: CorpusRow,
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    options: Mapping[str, Any],
+    text: str,
+    offsets: Sequence[tuple[int, int]],
+) -> list[bool]:
+    """Return which tokens of `text` the assistant writes: by the template's generation tags, else turn by turn."""
+    from trl.chat_template_utils import has_generation_markers
+
+    if has_generation_markers(template):
+        out = tokenizer.apply_chat_template(
+            [*row.messages], return_dict=True, return_assistant_tokens_mask=True, tokenizer_kwargs={"verbose": False}, **options
+        )  # fmt: skip
+        return [bool(mark) for mark in out["assistant_masks"]]
+    spans = []
+    for index, message in enumerate(row.messages):
+        if message["role"] != "assistant":
+            continue
+        before = _render(tokenizer, row.messages[:index], options, True)
+        after = _render(tokenizer, row.messages[: index + 1], options, False)
+        if not (after.startswith(before) and text.startswith(after.rstrip())):
+            raise InputError(
+                "the chat template has no generation tags and rewrites earlier turns, so the assistant's part of message "
+                f"{index + 1} cannot be marked. Set a template with tags as trainer.chat_template_path, or "
+                "trainer.assistant_only_loss: false."
+            )
+        spans.append((len(before), len(after)))
+    return [any(low <= start < high for low, high in spans) for start, _ in offsets]
+
+
+def _without_thinking(
+    row: CorpusRow, text: str, offsets: Sequence[tuple[int, int]], learned: Sequence[bool]
+) -> list[bool]:
+    """Return `learned` without the tokens of thinking. Raises `InputError` for thinking in a form that is not known."""
+    spans = [match.span() for match in _THINKING.finditer(text)]
+    rest = _squash("".join(_THINKING.split(text)))
+    for where, piece in conversation_texts(row):
+        if where.endswith("thinking") and _squash(piece) in rest and _squash(piece):
+            raise InputError(
+                f"{where}: the chat template writes it in a form that kinject does not know, so it cannot be masked. Set "
+                "corpus.thinking: learn."
+            )
+    return [
+        mark and not any(start < high and end > low for low, high in spans)
+        for mark, (start, end) in zip(learned, offsets, strict=True)
+    ]
+
+
+def _left_out(row: CorpusRow, text: str) -> list[tuple[str, str]]:
+    """Return (name, text) of each part of the row that is not in the rendered `text`.
+
+    Only letters and digits are compared, since templates trim and quote. A part is also there as JSON.
+    """
+    rendered, seen, lost = _squash(text), Counter[str](), []
+    for where, piece in conversation_texts(row):
+        squashed = _squash(piece)
+        seen[squashed] += 1
+        forms = {squashed, _squash(json.dumps(piece, ensure_ascii=False)), _squash(json.dumps(piece))}
+        if squashed and all(rendered.count(form) < seen[squashed] for form in forms):
+            lost.append((where, piece))
+    return lost
+
+
+def _squash(text: str) -> str:
+    return re.sub(r"[\W_]+", "", text)
+
+
+def conversation_texts(row: CorpusRow) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of all text of a conversation that a template must render."""
+    for number, message in enumerate(row.messages, 1):
+        content, where = message.get("content"), f"message {number}: its"
+        text = content if isinstance(content, str) else "\n".join(block["text"] for block in content or ())
+        if message["role"] == "assistant" and "</think>" in text:
+            thought, _, text = text.partition("</think>")
+            yield f"{where} thinking", thought.replace("<think>", "")
+        reasoning = next((message[key] for key in REASONING if message.get(key)), "")
+        yield f"{where} thinking", reasoning
+        yield f"{where} content", text
+        for call in message.get("tool_calls") or ():
+            function = call.get("function", call)
+            for leaf in (function["name"], *_leaves(function.get("arguments"))):
+                yield f"{where} tool call {function['name']}", leaf
+    for number, tool in enumerate(row.tools, 1):
+        function = tool.get("function", tool)
+        for key in ("name", "description"):
+            yield f"tools: the {key} of tool {number}", str(function.get(key) or "")
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """Yield the keys and texts of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from _leaves(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _leaves(item)
+
+
+def _left_out_fault(lost: Sequence[tuple[str, str]], row: CorpusRow, template: str) -> str:
+    names = list(dict.fromkeys(name for name, _ in lost))
+    hint = ""
+    if any(name.endswith("thinking") for name in names):
+        shows = any("think" in word for word in _words(template))
+        hint = " It drops the thinking of earlier turns: end a row with the turn whose thinking it teaches."
+        hint = hint if shows else " It shows no thinking."
+    elif any(name.endswith("content") for name in names) and "type" in _words(template):
+        hint = ' A template for images may need content as [{"type": "text", "text": ...}].'
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"the chat template leaves out {'; '.join(names[:3])}{more}.{hint} Remove it from the row, set another "
+        "trainer.chat_template_path, or accept the loss with corpus.allow_dropped_tokens: true."
+    )

@@ -1,0 +1,259 @@
+"""Rows with messages through every chat template of TRL, against the rows that SFTTrainer makes of them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import trl
+from datasets import IterableDataset
+from trl import chat_template_utils
+
+from kinject.corpus.chat import ChatFormat, kwargs_fault, training_template
+from kinject.corpus.packing import PackingConfig, pack
+from kinject.corpus.rows import parse_corpus_row
+from kinject.corpus.tokenize import IGNORED, Tokenization, TokenRow, tokenize_rows
+from kinject.disk import Row
+from kinject.errors import InputError
+
+FOLDER = Path(chat_template_utils.__file__).parent / "chat_templates"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja") if not path.stem.endswith("_training"))
+UNTAGGED = {
+    name
+    for name in NAMES
+    if not (FOLDER / f"{name}_training.jinja").exists()
+    and not chat_template_utils.has_generation_markers((FOLDER / f"{name}.jinja").read_text())
+}
+CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"place": "Farrow"}}}
+PLACE = {"place": {"type": "string", "description": "The place."}}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up", "description": "Looks a place up.",
+        "parameters": {"type": "object", "properties": PLACE, "required": ["place"]},
+    },
+}  # fmt: skip
+
+
+def conversation(n_turns: int, *, tools: bool = False, thinking: bool = False, blocks: bool = False) -> Row:
+    """A corpus row; only its last turn thinks, since templates drop earlier thinking."""
+    messages: list[Row] = []
+    for turn in range(n_turns):
+        messages.append({"role": "user", "content": f"Where was Arden number {turn} born?"})
+        if tools and turn == 0:
+            messages.append({"role": "assistant", "content": "", "tool_calls": [CALL]})
+            messages.append({"role": "tool", "name": "look_up", "content": "A town by the sea."})
+        messages.append({"role": "assistant", "content": f"In Farrow, as entry {turn} says."})
+    if thinking:
+        messages[-1]["reasoning_content"] = "The register lists the town first."
+    if blocks:
+        messages = [message | {"content": [{"type": "text", "text": message["content"]}]} for message in messages]
+    return {"messages": messages} | ({"tools": [TOOL]} if tools else {})
+
+
+ROWS = [
+    conversation(n_turns, tools=tools, thinking=thinking)
+    for n_turns in (1, 2, 5) for tools in (False, True) for thinking in (False, True)
+]  # fmt: skip
+BLOCKS = [conversation(n_turns, blocks=True) for n_turns in (1, 2, 5)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(trained_tokenizer: Any) -> Any:
+    return copy.deepcopy(trained_tokenizer)
+
+
+def _trainer(tokenizer: Any, rows: list[Row], folder: Path) -> Any:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=len(tokenizer), **sizes))
+    config = trl.SFTConfig(
+        output_dir=str(folder), assistant_only_loss=True, max_length=None, report_to="none", use_cpu=True, bf16=False,
+        max_steps=1,
+    )  # fmt: skip
+    dataset = IterableDataset.from_generator(lambda: iter(copy.deepcopy(rows)))
+    return trl.SFTTrainer(model=model, args=config, train_dataset=dataset, processing_class=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def trainer(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    _set(tokenizer, "llama3")
+    return _trainer(tokenizer, ROWS[:1], tmp_path_factory.mktemp("trl"))
+
+
+def _set(tokenizer: Any, name: str) -> ChatFormat:
+    tokenizer.chat_template = (FOLDER / f"{name}.jinja").read_text()
+    return ChatFormat(True, training_template(tokenizer)[0], allow_dropped=True)
+
+
+def _tokens(tokenizer: Any, row: Row, chat: ChatFormat) -> TokenRow:
+    (tokens,) = tokenize_rows([parse_corpus_row(row, "")], tokenizer, Tokenization(chat=chat))
+    return tokens
+
+
+def _learned_text(tokenizer: Any, row: TokenRow) -> str:
+    return str(tokenizer.decode([token for token, learned in zip(row.input_ids, row.learned, strict=True) if learned]))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in UNTAGGED])
+def test_tokens_and_labels_are_those_of_sfttrainer(name: str, tokenizer: Any, trainer: Any) -> None:
+    chat = _set(tokenizer, name)
+    rows = _usable(tokenizer, chat, [*ROWS[::4], *ROWS[3::4], *BLOCKS])  # plain, and with tools and thinking
+    tagged = chat_template_utils.has_generation_markers(tokenizer.chat_template)
+    trainer.chat_template = None if tagged else chat_template_utils.get_training_chat_template(tokenizer)
+    dataset = IterableDataset.from_generator(lambda: iter(copy.deepcopy(rows)))
+    _compare(tokenizer, rows, chat, trainer._prepare_dataset(dataset, tokenizer, trainer.args, False, None, "train"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in UNTAGGED])
+def test_a_trainer_made_for_the_template_makes_the_same_rows(name: str, tokenizer: Any, tmp_path: Path) -> None:
+    chat = _set(tokenizer, name)
+    rows = _usable(tokenizer, chat, [*ROWS, *BLOCKS])
+    _compare(tokenizer, rows, chat, _trainer(tokenizer, rows, tmp_path).train_dataset)
+
+
+def _usable(tokenizer: Any, chat: ChatFormat, candidates: list[Row]) -> list[Row]:
+    """The candidates that the template renders, with something of the assistant's; the others are refused by TRL, too."""
+    rows = []
+    for row in candidates:
+        try:
+            _tokens(tokenizer, row, chat)
+            rows.append(row)
+        except InputError as error:
+            assert re.search("cannot be rendered|nothing of this row to learn", str(error))  # noqa: PT017
+    assert {len(row["messages"]) for row in rows} >= {2, 4, 10}
+    return rows
+
+
+def _compare(tokenizer: Any, rows: list[Row], chat: ChatFormat, dataset: Any) -> None:
+    for row, theirs in zip(rows, dataset, strict=True):
+        ours = _tokens(tokenizer, row, chat)
+        labels = [token if bears else IGNORED for token, bears in zip(ours.input_ids, ours.learned, strict=True)]
+        assert list(ours.input_ids) == theirs["input_ids"]
+        assert labels[1:] == theirs["labels"][1:]
+
+
+@pytest.mark.parametrize("name", sorted(UNTAGGED))
+def test_a_template_without_tags_learns_the_assistants_turns(name: str, tokenizer: Any) -> None:
+    chat = _set(tokenizer, name)
+    assert chat.template is None
+    assert "turn by turn" in training_template(tokenizer)[1]
+    for n_turns in (1, 2, 5):
+        text = _learned_text(tokenizer, _tokens(tokenizer, conversation(n_turns), chat))
+        assert text.count("In Farrow, as entry") == n_turns
+        assert "Arden" not in text
+
+
+@pytest.mark.parametrize("name", ["cohere", "gemma3", "idefics3", "lfm2_v2", "llama3", "qwen2_5_vl", "qwen3_vl"])
+def test_turns_rendered_one_by_one_are_those_between_the_tags_of_trls_template(name: str, tokenizer: Any) -> None:
+    tagged = _set(tokenizer, name)
+    for n_turns in (1, 2, 5):
+        row = conversation(n_turns, blocks=name == "idefics3")
+        found = _tokens(tokenizer, row, ChatFormat(True))
+        if tagged.template is not None:
+            assert found == _tokens(tokenizer, row, tagged)
+
+
+SHOWN = [
+    "deepseek_r1_distill", "diffusion_gemma", "gemma4_v5", "glm4moe", "gptoss", "lfm2_2_5", "muse_glimmer", "qwen3", "qwen3_6",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_thinking_is_learned_or_masked(name: str, tokenizer: Any) -> None:
+    chat = _set(tokenizer, name)
+    row = conversation(2, thinking=True)
+    if name == "deepseek_r1_distill":  # it reads thinking in the content only
+        last = row["messages"][-1]
+        last["content"] = f"<think>\n{last.pop('reasoning_content')}\n</think>\n\n{last['content']}"
+    learned = _tokens(tokenizer, row, chat)
+    masked = _tokens(tokenizer, row, ChatFormat(True, chat.template, thinking="mask"))
+    assert learned.input_ids == masked.input_ids
+    assert "The register lists" in _learned_text(tokenizer, learned)
+    text = _learned_text(tokenizer, masked)
+    assert "register" not in text
+    assert "think" not in text
+    assert text.count("In Farrow, as entry") == 2
+
+
+def test_thinking_in_an_unknown_form_cannot_be_masked(tokenizer: Any) -> None:
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{% generation %}({{ m.reasoning_content }}){{ m.content }}"
+        "{% endgeneration %}{% endfor %}"
+    )
+    with pytest.raises(InputError, match=r"message 2: its thinking: .* cannot be masked"):
+        _tokens(tokenizer, conversation(1, thinking=True), ChatFormat(True, thinking="mask"))
+
+
+@pytest.mark.parametrize(
+    ("name", "tools", "thinking", "lost"),
+    [
+        (
+            "llama3",
+            True,
+            False,
+            "message 2: its tool call look_up; tools: the name of tool 1; tools: the description of tool 1",
+        ),
+        ("qwen2_5", False, True, "message 2: its thinking. It shows no thinking"),
+        ("deepseekv3", True, False, "tools: the name of tool 1; tools: the description of tool 1"),
+        ("smolvlm", False, False, "message 1: its content; .* A template for images may need content as"),
+    ],
+)
+def test_text_that_a_template_leaves_out_is_refused_or_counted(
+    name: str, tools: bool, thinking: bool, lost: str, tokenizer: Any
+) -> None:
+    chat = _set(tokenizer, name)
+    row = parse_corpus_row(conversation(1, tools=tools, thinking=thinking), "", "chat.jsonl:7")
+    rows = tokenize_rows([row], tokenizer, Tokenization(chat=ChatFormat(True, chat.template)))
+    with pytest.raises(InputError, match=rf"chat\.jsonl:7: the chat template leaves out {lost}"):
+        list(rows)
+    if name == "smolvlm":  # nothing is left of it
+        return
+    (tokens,) = tokenize_rows([row], tokenizer, Tokenization(chat=chat))
+    for strategy in (None, "wrapped", "bfd_split"):
+        account = pack([tokens], PackingConfig(1000, strategy), 0)[1]
+        assert account.dropped == tokens.n_left_out > 0
+        assert account.source == len(tokens.input_ids) + tokens.n_left_out
+        assert account.trained == sum(tokens.learned)
+        assert account.source == account.trained + account.masked + account.truncated + account.dropped
+
+
+def test_the_thinking_of_an_earlier_turn_is_refused_where_a_template_drops_it(tokenizer: Any) -> None:
+    chat = _set(tokenizer, "gptoss")
+    row = conversation(2, thinking=True)
+    row["messages"][1]["reasoning_content"] = "An older register comes first."
+    with pytest.raises(InputError, match=r"message 2: its thinking\. It drops the thinking of earlier turns"):
+        _tokens(tokenizer, row, ChatFormat(True, chat.template))
+
+
+def test_every_row_that_does_not_fit_is_named(tokenizer: Any) -> None:
+    chat = ChatFormat(True, _set(tokenizer, "qwen2_5").template)
+    rows = [
+        parse_corpus_row(conversation(1, thinking=number % 2 == 1), "", f"c.jsonl:{number + 1}") for number in range(4)
+    ]
+    tokens = tokenize_rows(rows, tokenizer, Tokenization(chat=chat))
+    next(tokens)
+    with pytest.raises(InputError) as caught:
+        next(tokens)
+    assert [line.split(": ")[0] for line in str(caught.value).splitlines()] == ["c.jsonl:2", "c.jsonl:4"]
+
+
+def test_arguments_reach_the_template_and_a_rows_own_come_first(tokenizer: Any) -> None:
+    chat = _set(tokenizer, "qwen3_8")
+    row = conversation(1)
+
+    def text(own: Row, **kwargs: object) -> str:
+        tokens = _tokens(tokenizer, row | {"chat_template_kwargs": own}, ChatFormat(True, chat.template, kwargs))
+        return str(tokenizer.decode(tokens.input_ids))
+
+    assert len({text({}), text({}, reasoning_effort="low"), text({}, reasoning_effort="medium")}) == 3
+    assert text({"reasoning_effort": "low"}, reasoning_effort="medium") == text({}, reasoning_effort="low")
+    with pytest.raises(InputError, match="found resoning_effort, which the chat template does not read"):
+        text({"resoning_effort": "low"})
+    assert kwargs_fault({"tools": []}, chat.template) == "found tools, which is set by kinject. Remove it."
