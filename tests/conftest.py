@@ -27,6 +27,7 @@ for room in (
     ".",
     "cli",
     "disk",
+    "eval",
     "hostile",
     "report",
     "study",

@@ -292,8 +292,8 @@ def test_grades_are_a_score_and_are_asked_once(
         ({"formats": ["texts"]}, r"eval\.judge: grades written answers, but no format writes any"),
         ({"judge": {"kind": "sandbox"}}, r"eval\.judge\.kind: found sandbox"),
         ({"judge": {"kind": "openai"}}, r"eval\.judge: model is missing"),
-        ({"budget": 1.0}, r"eval\.budget: needs eval\.judge\.price_in"),
-        ({"judge": None, "scores": ["match"], "budget": 1.0}, r"eval\.budget: is there, but nothing costs"),
+        ({"budget": 1.0}, r"eval\.budget: needs price_in"),
+        ({"judge": None, "scores": ["match"], "budget": 1.0}, r"eval\.budget: is there, but no endpoint and no judge"),
     ],
 )
 def test_a_judge_that_nothing_could_use_is_refused(

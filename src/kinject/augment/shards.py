@@ -26,8 +26,8 @@ from kinject.errors import EndpointError, InputError
 from kinject.executors import Executor, LocalExecutor, RayExecutor
 from kinject.recipe import AugmentRecipe, AugmentSection, GeneratorSection, read_recipe
 from kinject.recipe.study_section import ResourcesSection
-from kinject.requests.limits import limits_of
-from kinject.requests.sender import open_sender, run_event_loop, spent_so_far
+from kinject.requests.limits import limits_of, spent_so_far
+from kinject.requests.sender import open_sender, run_event_loop
 from kinject.terminal import Progress
 
 MOST_JOBS = 256

@@ -286,7 +286,7 @@ def _check_recipe(recipe: Recipe, surroundings: _Surroundings) -> RecipeCheck:
         parts.append(text)
         problems += more
     names = [recipe.model.path] if recipe.model is not None and recipe.model.path else []
-    for table in recipe.eval.tables().values() if recipe.eval is not None else ():
+    for table in recipe.eval.local().values() if recipe.eval is not None else ():
         names += [name for name in (table.path, table.adapter) if name is not None]
     if not surroundings.hub_reachable:
         problems += [problem for name in dict.fromkeys(names) for problem in _check_cached(recipe, name)]
@@ -383,7 +383,8 @@ def _check_retrieval(recipe: Recipe, retrieval: RetrievalSection | None) -> Iter
 def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:
     sections = [recipe.augment.generator, recipe.augment.judge] if recipe.augment is not None else []
     sections += [recipe.questions.generator] if recipe.questions is not None else []
-    sections += [recipe.eval.judge] if recipe.eval is not None else []
+    if recipe.eval is not None:
+        sections += [recipe.eval.judge, *(table.generator(1) for table in recipe.eval.endpoints().values())]
     for section in sections:
         yield from section.parts().values() if section is not None else ()
 

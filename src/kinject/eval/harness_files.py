@@ -7,11 +7,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import stdev
 from typing import Any
 
-from kinject.disk import Row, content_id, file_name, read_jsonl, write_json, write_jsonl
+from kinject.disk import Row, content_id, delete_file, file_name, read_jsonl, write_json, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import Prompt
 from kinject.eval.scores import Score, best_choice, scores_of
@@ -89,6 +90,17 @@ def _continuations(arguments: object, n: int) -> list[str]:
     found = [arguments.get(f"gen_args_{index}") for index in range(n)]
     texts = [item.get("arg_1") for item in found if isinstance(item, Mapping)]
     return [text.removeprefix(" ") for text in texts if isinstance(text, str)] if len(texts) == n else []
+
+
+def write_samples(folder: Path, samples: Mapping[str, Mapping[str, Sequence[Sample]]]) -> None:
+    """Write the samples of each arm, by task, into a folder of its own, in place of those of an earlier run."""
+    for arm, tasks in samples.items():
+        own = folder / file_name(arm)
+        for old in (*own.glob("samples_*.jsonl"), *own.glob("results_*.json")):
+            delete_file(old)  # two dates would be read as two results
+        shots = {task: rows[0].answer.shots for task, rows in tasks.items()}
+        date = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
+        write_harness_files(own, tasks, {"model_name": arm, "date": date, "n_shot": shots})
 
 
 def write_harness_files(folder: Path, samples: Mapping[str, Sequence[Sample]], about: Mapping[str, Any]) -> list[Path]:

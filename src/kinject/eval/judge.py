@@ -17,11 +17,12 @@ from typing import Any, Final
 from kinject.corpus.language import detect_language
 from kinject.disk import write_jsonl
 from kinject.errors import EndpointError, InputError
+from kinject.eval.endpoint import JUDGE_CACHE, budget_left
 from kinject.eval.scoring.answers import GRADES_FILE, with_grade
 from kinject.eval.texts import abstains, contains, exact_match, matches, normalize_answer
 from kinject.recipe import EvalRecipe
 from kinject.recipe.eval_section import EvalSection
-from kinject.requests.chat import has_prices, judge_faults
+from kinject.requests.chat import judge_faults
 from kinject.requests.generator import request_seed
 from kinject.requests.judges import GRADES, Confusion, Grade, grading_request, read_grade
 from kinject.requests.limits import limits_of
@@ -337,10 +338,10 @@ class AnswerJudge:
         judge = self.section.judge
         assert judge is not None
         found: dict[Written, Grade | None] = {}
-        limits = limits_of(judge, self.section.budget)
+        limits = limits_of(judge, budget_left(self.section, self.run_dir, JUDGE_CACHE))
         unique = dict.fromkeys(items)
         with Progress(f"judge: {label}", len(unique), "answers") as progress:
-            async with open_sender(judge, self.run_dir, limits, cache="judge.sqlite") as sender:
+            async with open_sender(judge, self.run_dir, limits, cache=JUDGE_CACHE) as sender:
 
                 async def process(item: Written) -> None:
                     found[item] = await self._ask_one(sender, item)
@@ -401,14 +402,10 @@ def judge_section_faults(section: EvalSection, *, writes: bool) -> Iterator[tupl
     if judge is None:
         if "judge" in section.scores:
             yield "eval.scores", "judge is there, but eval.judge, the model that grades, is missing. Add it."
-        if section.budget is not None:
-            yield "eval.budget", "is there, but nothing costs: eval.judge is missing. Remove it, or add the judge."
         return
     yield from judge_faults("eval.judge", judge)
     if judge.kind == "sandbox":
         yield "eval.judge.kind", "found sandbox, which grades nothing. Allowed: openai (an endpoint) or transformers."
-    if section.budget is not None and not has_prices(judge):
-        yield "eval.budget", "needs eval.judge.price_in and price_out: without prices all is free."
     if "judge" not in section.scores:
         yield "eval.judge", "is there, but nothing reads its grades. Put judge into eval.scores, or remove it."
     elif not writes:

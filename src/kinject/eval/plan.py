@@ -12,6 +12,7 @@ from kinject.corpus.questions import Layout, read_questions
 from kinject.disk import path_exists, read_bytes
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.eval.checks import check_names
+from kinject.eval.endpoint import endpoint_faults
 from kinject.eval.judge import judge_section_faults
 from kinject.eval.prompts import (
     FORMATS,
@@ -195,6 +196,7 @@ def check_section(recipe: Recipe) -> None:
 def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
     """Yield the faults that concern several keys of the section, and a section model that nothing here reads."""
     yield from _model_faults(recipe, section)
+    yield from endpoint_faults(recipe, section)
     yield from _chat_faults(recipe, section)
     for name, value in section.questions.items():
         key = f"eval.questions.{name}"
@@ -241,7 +243,7 @@ def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
             "an evaluation does not read this section. Put a model into eval.models, as NAME: {path: ..., quantization: "
             "4bit}, and what holds for all of them (dtype, quantization, device_map, attention) into eval.model_defaults.",
         )  # fmt: skip
-    for name, table in section.tables().items():
+    for name, table in section.local().items():
         if table.revision is not None and path_exists(Path(table.path)):
             yield recipe.fault(
                 f"eval.models.{name}.revision", "is for a name on the hub, but path is a folder. Take it out."

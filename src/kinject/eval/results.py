@@ -22,6 +22,7 @@ from kinject.eval.scores import (
     Score,
     best_choice,
     has_answer,
+    is_unread,
     letter_mass,
     letter_priors,
     outcome_of,
@@ -283,7 +284,7 @@ def make_report(
     base = next(iter(section.models))
     logs: dict[Path, str] = {}
     tables = section.tables()
-    for name, table in tables.items():  # two checkpoints of one run share a log
+    for name, table in section.local().items():  # two checkpoints of one run share a log
         logs.setdefault(Path(table.adapter or table.path).parent / "log.jsonl", name)
     return Report(
         kind="evaluation",
@@ -384,6 +385,40 @@ def _scores_for(arm: EvalArm, section: EvalSection, question_set: QuestionSet) -
     if arm.format in WITHOUT_QUESTION | FROM_TASK:
         return tuple(score for score in scores if score != "pmi") or ("sum",)
     return scores
+
+
+def fault_notes(question_set: QuestionSet, model: str, results: Answers) -> Iterator[str]:
+    """Yield notes on the model's prompts that were cut to the window, and on those that could not be scored or read."""
+    for arm in (arm for arm in question_set.arms if arm.model == model):
+        answers = results[question_set.name, arm]
+        where = f"{arm.name} on {question_set.name} ({arm.format}, {arm.shots} shots, K {arm.k})"
+        n_cut = sum(answer.truncated > 0 for answer in answers)
+        if n_cut:
+            yield f"{where}: {n_cut} of {len(answers)} prompts did not fit the model's window and were cut"
+        n_unscored = sum(not is_scored(answer) for answer in answers)
+        if n_unscored:
+            yield (
+                f"{where}: {n_unscored} of {len(answers)} prompts have no score (log-probs that are not finite, or all equal); "
+                "they are left out of every number"
+            )
+        most = question_set.generation.max_new_tokens
+        n_long = sum(a.text is not None and a.n_tokens[0] >= most for a in answers)
+        if n_long:
+            yield (
+                f"{where}: {n_long} of {len(answers)} written answers end at the limit of {most} tokens (eval.max_new_tokens)"
+            )
+        n_cut = sum(a.thinking_cut for a in answers)
+        if n_cut:
+            limit = "eval.max_thinking_tokens" if question_set.generation.max_thinking_tokens else "eval.max_new_tokens"
+            yield f"{where}: thinking was cut at its limit ({limit}) in {n_cut} of {len(answers)} answers"
+        n_unread = sum(map(is_unread, answers))
+        if n_unread:
+            yield f"{where}: {n_unread} of {len(answers)} written answers name no letter that can be read"
+        n_tied = sum(a.text is None and is_scored(a) and a.log_probs.count(max(a.log_probs)) > 1 for a in answers)
+        if n_tied:
+            yield (
+                f"{where}: in {n_tied} of {len(answers)} prompts several choices share the highest log-prob; the first counts"
+            )
 
 
 def mass_notes(answers: Answers) -> Iterator[str]:

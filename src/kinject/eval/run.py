@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from string import ascii_uppercase
@@ -21,7 +20,6 @@ from kinject.disk import (
     check_output,
     content_id,
     delete_file,
-    file_name,
     lock_dir,
     read_jsonl,
     write_checked_json,
@@ -29,17 +27,19 @@ from kinject.disk import (
     write_manifest,
 )
 from kinject.errors import InputError
-from kinject.eval.harness_files import Sample, write_harness_files
+from kinject.eval.endpoint import EndpointScorer, render_messages
+from kinject.eval.harness_files import Sample, write_samples
 from kinject.eval.judge import AnswerJudge, measured_judge
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
 from kinject.eval.prompts import OPEN, ROTATED, ChatStyle, PromptRequest, render_prompt, scored_texts
-from kinject.eval.results import Answers, chosen_k_notes, find_flips, is_scored, make_report, mass_notes
-from kinject.eval.scores import PromptScore, is_unread
+from kinject.eval.results import Answers, chosen_k_notes, fault_notes, find_flips, make_report, mass_notes
+from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import (
     GRADES_FILE,
     PERPLEXITY_FORMAT,
     AnswerStore,
     ResumableScoring,
+    Store,
     hash_model,
     join_processes,
     prompt_key,
@@ -49,9 +49,9 @@ from kinject.eval.scoring.generate import Generator
 from kinject.eval.scoring.scorer import Scorer
 from kinject.hub import local_folder
 from kinject.models import LoadedModel, check_causal, check_model, load_model, model_hash
-from kinject.process import single_process_notes
+from kinject.process import single_process_notes, world_size
 from kinject.recipe import EvalRecipe
-from kinject.recipe.eval_section import EvalSection, LocalModelSection
+from kinject.recipe.eval_section import EndpointModelSection, EvalSection, LocalModelSection
 from kinject.results import Perplexity, Report, to_json
 from kinject.signals import running_time
 from kinject.terminal import Progress, show
@@ -100,6 +100,19 @@ class LoadedScorer:
             found |= {indices[i]: score for i, score in scorer.score([prompts[index] for index in indices])}
         return found
 
+    def encode(self, requests: Sequence[PromptRequest]) -> Sequence[Encoded]:
+        """Return the tokens of each request, cut to the model's window."""
+        return encode_requests(self.encoder, requests, self.scorer.forward.window())
+
+    def score_missing(
+        self, scoring: ResumableScoring, prompts: Mapping[str, Encoded], stored: Collection[str], store: Store
+    ) -> dict[str, PromptScore]:
+        """Return the score of each of `prompts` (by key) that is not `stored`; `store` gets each as soon as it is done."""
+        chosen = {key: encoded for key, encoded in prompts.items() if encoded.generation is None}
+        written = {key: encoded for key, encoded in prompts.items() if encoded.generation is not None}
+        new = scoring.score(self.scorer, chosen, stored, store)
+        return new | scoring.score(self.generator, written, stored, store) if written else new
+
     def key(self, prompt: Encoded) -> str:
         """Return the key under which the score of `prompt` is stored."""
         weights = " ".join(self.hashes.values())
@@ -124,6 +137,7 @@ class PendingPrompt:
 class _Run:
     """A running evaluation and its results so far."""
 
+    recipe: EvalRecipe
     section: EvalSection
     plan: Plan
     scoring: ResumableScoring
@@ -133,6 +147,7 @@ class _Run:
     perplexities: list[Perplexity] = field(default_factory=list)
     samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)  # by arm, then by task name
     n_scored: int = 0
+    endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)  # usage and cost, by model
 
 
 def evaluate(recipe: EvalRecipe) -> Report:
@@ -144,10 +159,14 @@ def evaluate(recipe: EvalRecipe) -> Report:
     `accelerate launch` the processes divide the questions, and the first one writes. Raises `RecipeError`,
     `InputError` or `DiskError` if an input cannot be used.
     """
-    for table in recipe.eval.tables().values():
-        check_model(table.path)
-    plan = read_plan(recipe)
     section = recipe.eval
+    for model in section.local().values():
+        check_model(model.path)
+    if section.endpoints() and world_size() > 1:
+        raise InputError(
+            f"{world_size()} processes would ask eval.models.{next(iter(section.endpoints()))}. Start one."
+        )
+    plan = read_plan(recipe)
     inputs = {str(path): check_output(path, _INPUT_FIX) for path in plan.inputs if path.is_file()}
     for source in map(Path, section.retrieval.documents if section.retrieval else ()):
         inputs |= {} if source.is_file() else document_hashes(source, recipe.documents)
@@ -156,7 +175,7 @@ def evaluate(recipe: EvalRecipe) -> Report:
         answers.read_others(shard.other_answers())
         notes = [*plan.notes, *single_process_notes()]
         judge = measured_judge(recipe, plan.open_questions()) if shard.is_first else None
-        run = _Run(section, plan, ResumableScoring(answers, shard), notes, {**inputs, **plan.models})
+        run = _Run(recipe, section, plan, ResumableScoring(answers, shard), notes, {**inputs, **plan.models})
         for name, table in section.tables().items():
             _evaluate_model(run, name, table)
         run.scoring.finish()
@@ -180,22 +199,35 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
     section = replace(recipe.eval, limit=n)
     plan = read_plan(replace(recipe, eval=section))
     for name, table in section.tables().items():
-        model = load_scorer(name, table, section)
+        model = _open_model(name, table, recipe)
         for question_set in plan.sets:
             if question_set.chooses_k_for:
                 continue
             prompts = encode_arms(question_set, model, plan.template)
-            scores = model.score([prompt.encoded for prompt in prompts])
+            encoded = [prompt.encoded for prompt in prompts]
+            scores = model.score(encoded) if isinstance(model, LoadedScorer) else {}
             for index, prompt in enumerate(prompts):
                 arm = prompt.arm
                 title = f"{arm.name} on {question_set.name}: {arm.format}, {arm.shots} shots, K {arm.k}"
-                text = _render_tokens(model.loaded.tokenizer, prompt, scores[index])
+                if isinstance(model, LoadedScorer):
+                    text = _render_tokens(model.loaded.tokenizer, prompt, scores[index])
+                else:  # it may cost
+                    text = render_messages(prompt.encoded)
                 yield f"{title}, question {prompt.request.question.id}\n{text}"
 
 
-def _evaluate_model(run: _Run, name: str, table: LocalModelSection) -> None:
-    """Load one model and score every question of its arms."""
-    model = load_scorer(name, table, run.section)
+def _open_model(
+    name: str, table: LocalModelSection | EndpointModelSection, recipe: EvalRecipe
+) -> LoadedScorer | EndpointScorer:
+    """Load one model, or prepare for its endpoint."""
+    if isinstance(table, EndpointModelSection):
+        return EndpointScorer(name, table, recipe.eval, recipe.run_dir, recipe.seed)
+    return load_scorer(name, table, recipe.eval)
+
+
+def _evaluate_model(run: _Run, name: str, table: LocalModelSection | EndpointModelSection) -> None:
+    """Score every question of one model's arms."""
+    model = _open_model(name, table, run.recipe)
     run.inputs.update(model.hashes)
     for question_set in run.plan.sets:
         prompts = encode_arms(question_set, model, run.plan.template)
@@ -203,10 +235,13 @@ def _evaluate_model(run: _Run, name: str, table: LocalModelSection) -> None:
         run.n_scored += n_new
         for prompt, answer in zip(prompts, answers, strict=True):
             run.results.setdefault((question_set.name, prompt.arm), []).append(answer)
-        _note_faults(run, question_set, prompts)
+        run.notes.extend(fault_notes(question_set, model.name, run.results))
         if not question_set.chooses_k_for:
             _keep_samples(run, question_set, model, prompts, answers)
-    if run.section.perplexity_corpus:
+    if isinstance(model, EndpointScorer):
+        run.endpoints[name] = model.counts()
+        run.notes += [f"{name}: no perplexity, which needs a local model"] if run.section.perplexity_corpus else []
+    elif run.section.perplexity_corpus:
         run.perplexities.append(measure_perplexity(run.scoring, model, Path(run.section.perplexity_corpus)))
     run.notes.extend(model.notes())
 
@@ -229,18 +264,21 @@ def _chat_style(table: LocalModelSection, section: EvalSection) -> ChatStyle | N
     return ChatStyle(table.system or "", table.chat_template_kwargs or {}, section.fewshot_as_multiturn)
 
 
-def encode_arms(question_set: QuestionSet, model: LoadedScorer, template: str) -> list[PendingPrompt]:
+def encode_arms(question_set: QuestionSet, model: LoadedScorer | EndpointScorer, template: str) -> list[PendingPrompt]:
     """Return the prompts of every arm of `model` on `question_set`, in the order of arms and questions."""
     arms = [arm for arm in question_set.arms if arm.model == model.name]
     rows = [(arm, *item) for arm in arms for item in question_set.requests(arm, template)]
-    encoded = encode_requests(model.encoder, [request for _, request, _ in rows], model.scorer.forward.window())
+    encoded = model.encode([request for _, request, _ in rows])
     return [
         PendingPrompt(arm, request, item, ids) for (arm, request, ids), item in zip(rows, encoded, strict=True)
     ]  # fmt: skip
 
 
 def score_prompts(
-    scoring: ResumableScoring, question_set: QuestionSet, model: LoadedScorer, prompts: Sequence[PendingPrompt]
+    scoring: ResumableScoring,
+    question_set: QuestionSet,
+    model: LoadedScorer | EndpointScorer,
+    prompts: Sequence[PendingPrompt],
 ) -> tuple[list[Answer], int]:
     """Return the answer of each of `prompts` and the number of those that were not stored before; all are stored now."""
     keys = [model.key(prompt.encoded) for prompt in prompts]
@@ -259,10 +297,12 @@ def score_prompts(
                 progress.advance()
 
         todo = {key: by_key[key][0].encoded for key in mine}
-        chosen = {key: encoded for key, encoded in todo.items() if encoded.generation is None}
-        new = scoring.score(model.scorer, chosen, stored, store)
-        if len(chosen) < len(todo):
-            new |= scoring.score(model.generator, {key: todo[key] for key in todo if key not in chosen}, stored, store)
+        if isinstance(model, EndpointScorer):
+            new = model.score_missing(
+                {key: encoded for key, encoded in todo.items() if key not in stored}, store, progress.set_status
+            )
+        else:
+            new = model.score_missing(scoring, todo, stored, store)
     scores = {**stored, **scoring.shard.gather(new)}
     answers = [_make_answer(question_set, prompt, scores[key]) for key, prompt in zip(keys, prompts, strict=True)]
     for key, answer in zip(keys, answers, strict=True):
@@ -288,7 +328,7 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         context_ids=prompt.context_ids,
         gold=0 if is_open else question.answer,
         log_probs=score.log_probs,
-        n_tokens=(score.n_tokens,) if written else tuple(len(ids) for ids in prompt.encoded.continuations),
+        n_tokens=(score.n_tokens,) if written else score.lengths or tuple(map(len, prompt.encoded.continuations)),
         n_bytes=tuple(len(text.encode("utf-8")) for text in texts),
         truncated=prompt.encoded.truncated,
         n_chars=tuple(map(len, texts)),
@@ -385,7 +425,7 @@ def _score_windows(
 def _keep_samples(
     run: _Run,
     question_set: QuestionSet,
-    model: LoadedScorer,
+    model: LoadedScorer | EndpointScorer,
     prompts: Sequence[PendingPrompt],
     answers: Sequence[Answer],
 ) -> None:
@@ -395,43 +435,11 @@ def _keep_samples(
         rotation = f"r{prompt.request.rotation}" if arm.format in ROTATED else ""
         parts = (question_set.name, arm.format, f"{arm.shots}shot", f"k{arm.k}" if arm.k else "", rotation)
         task = "_".join(part for part in parts if part).replace("/", "_").replace(" ", "_")
-        text = model.encoder.apply_chat_template(render_prompt(prompt.request))
+        text = render_prompt(prompt.request)
+        if model.encoder is not None:
+            text = model.encoder.apply_chat_template(text)
         sample = Sample(prompt.request.question, text, answer)
         run.samples.setdefault(arm.name, {}).setdefault(task, []).append(sample)
-
-
-def _note_faults(run: _Run, question_set: QuestionSet, prompts: Sequence[PendingPrompt]) -> None:
-    """Add notes on prompts that were cut to the window and on those that could not be scored."""
-    for arm in dict.fromkeys(prompt.arm for prompt in prompts):
-        answers = run.results[question_set.name, arm]
-        where = f"{arm.name} on {question_set.name} ({arm.format}, {arm.shots} shots, K {arm.k})"
-        n_cut = sum(answer.truncated > 0 for answer in answers)
-        if n_cut:
-            run.notes.append(f"{where}: {n_cut} of {len(answers)} prompts did not fit the model's window and were cut")
-        n_unscored = sum(not is_scored(answer) for answer in answers)
-        if n_unscored:
-            run.notes.append(
-                f"{where}: {n_unscored} of {len(answers)} prompts have no score (log-probs that are not finite, or all equal); "
-                "they are left out of every number"
-            )
-        most = question_set.generation.max_new_tokens
-        n_long = sum(a.text is not None and a.n_tokens[0] >= most for a in answers)
-        if n_long:
-            run.notes.append(
-                f"{where}: {n_long} of {len(answers)} written answers end at the limit of {most} tokens (eval.max_new_tokens)"
-            )
-        n_cut = sum(a.thinking_cut for a in answers)
-        if n_cut:
-            limit = "eval.max_thinking_tokens" if question_set.generation.max_thinking_tokens else "eval.max_new_tokens"
-            run.notes.append(f"{where}: thinking was cut at its limit ({limit}) in {n_cut} of {len(answers)} answers")
-        n_unread = sum(map(is_unread, answers))
-        if n_unread:
-            run.notes.append(f"{where}: {n_unread} of {len(answers)} written answers name no letter that can be read")
-        n_tied = sum(a.text is None and is_scored(a) and a.log_probs.count(max(a.log_probs)) > 1 for a in answers)
-        if n_tied:
-            run.notes.append(
-                f"{where}: in {n_tied} of {len(answers)} prompts several choices share the highest log-prob; the first counts"
-            )
 
 
 def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJudge | None) -> None:
@@ -443,18 +451,14 @@ def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJud
         "answers": sum(map(len, run.results.values())),
         "scored_now": run.n_scored,
         "stored": run.scoring.answers.n_rows,
-    } | ({"judge": judge.counts()} if judge else {})
+        **({"endpoints": run.endpoints} if run.endpoints else {}),
+        **({"judge": judge.counts()} if judge else {}),
+    }
     write_manifest(
         recipe.run_dir / "manifest.json", stage="eval", inputs=run.inputs, recipe=recipe.raw, counts=counts,
         outputs=["flips.jsonl", *([GRADES_FILE] if judge else [])],
     )  # fmt: skip
-    for arm, tasks in run.samples.items():
-        folder = recipe.run_dir / "harness" / file_name(arm)
-        for old in (*folder.glob("samples_*.jsonl"), *folder.glob("results_*.json")):
-            delete_file(old)  # of an earlier run of this recipe: two dates would be read as two results
-        shots = {task: samples[0].answer.shots for task, samples in tasks.items()}
-        date = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
-        write_harness_files(folder, tasks, {"model_name": arm, "date": date, "n_shot": shots})
+    write_samples(recipe.run_dir / "harness", run.samples)
 
 
 def _render_tokens(tokenizer: Any, prompt: PendingPrompt, score: PromptScore) -> str:

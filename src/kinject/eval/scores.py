@@ -29,6 +29,7 @@ class PromptScore:
 
     `greedy` is lm-evaluation-harness's is_greedy: every token of the continuation was the likeliest. An answer that the
     model wrote has its `text` and `n_tokens` instead, `n_thinking` tokens of thinking before it, and whether that was cut.
+    `lengths` are the tokens of the continuations, where only the endpoint knows them.
     """
 
     log_probs: tuple[float, ...]
@@ -37,6 +38,7 @@ class PromptScore:
     n_tokens: int = 0
     n_thinking: int = 0
     thinking_cut: bool = False
+    lengths: tuple[int, ...] = ()
 
 
 def scores_of(answer: Answer, score: str, without: Answer | None = None) -> tuple[float, ...]:

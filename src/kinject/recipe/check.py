@@ -125,6 +125,8 @@ class Checker:
                 return self.value(option, value, key)
         # None fits: report the fault of the option that has the value's own shape, at its own line.
         shaped = [option for option in options if _shape(option) is _shape(value)]
+        if isinstance(value, Mapping) and len(shaped) > 1:  # of several sections, the one whose keys the value has
+            shaped = [max(shaped, key=lambda option: len(_field_names(option) & value.keys()))]
         if len(shaped) == 1 and _shape(value) is not str:
             return self.value(shaped[0], value, key)
         if len(options) == 1:
@@ -224,6 +226,10 @@ def _shape(value_or_hint: object) -> type:
     if isinstance(value_or_hint, list) or get_origin(value_or_hint) is tuple:
         return list
     return dict if isinstance(value_or_hint, type) and dataclasses.is_dataclass(value_or_hint) else str
+
+
+def _field_names(hint: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(hint)} if dataclasses.is_dataclass(hint) else set()
 
 
 def _describe(value: object) -> str:

@@ -138,6 +138,52 @@ class LocalModelSection(LoadingSection, ChatSection):
         return ", ".join(parts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EndpointModelSection(ChatSection):
+    """A model behind an OpenAI-compatible endpoint. Its weights cannot be hashed: answers are stored by its name."""
+
+    endpoint: str = option(help="Address, for example http://127.0.0.1:8000/v1.", holds="url")
+    model: str = option(help="Name of the model at the endpoint.", nonempty=True)
+    api: Literal["completions", "chat"] = option(
+        help="completions (log-probs of choices, where the endpoint returns those of the prompt, and written answers) or "
+        "chat (written answers)."
+    )
+    revision: str | None = option(
+        None, help="Any text that stands for the model's weights, as a date; change it when the server's model changes."
+    )
+    tokenizer: str | None = option(
+        None, help="completions: send prompts as token ids of this tokenizer (folder or hub name); default: as text.",
+        path="model",
+    )  # fmt: skip
+    window: int | None = option(
+        None, help="completions: most tokens that the model reads; longer prompts are cut as those of local models are.",
+        min=16,
+    )  # fmt: skip
+    api_key_env: str = option("OPENAI_API_KEY", help="Environment variable that holds the key.", holds="variable")
+    temperature: float = option(0.0, help="Sampling temperature of written answers.", min=0.0, max=2.0)
+    reasoning_effort: str | None = option(None, help="chat: how much a reasoning model thinks, for example low.")
+    extra_body: Mapping[str, Any] | None = option(None, help="Further parameters, as the endpoint names them.")
+    send_seed: bool = option(True, help="Send the recipe's seed; false where the endpoint takes none.")
+    timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)
+    concurrency: int = option(8, help="Requests in flight.", min=1, max=1024)
+    requests_per_minute: int | None = option(None, help="Most requests in any minute, retries included.", min=1)
+    tokens_per_minute: int | None = option(None, help="Most tokens in any minute, prompts and answers together.", min=1)
+    price_in: float = option(0.0, help="Price of a million prompt tokens, in any currency.", min=0.0)
+    price_out: float = option(0.0, help="Price of a million answer tokens, in the same currency.", min=0.0)
+
+    def __str__(self) -> str:
+        """Return the model in words, as reports show it."""
+        return f"{self.model}{f'@{self.revision}' if self.revision else ''} ({self.api}) at {self.endpoint}"
+
+    def generator(self, max_tokens: int, stop: tuple[str, ...] = ()) -> GeneratorSection:
+        """Return the generator that asks it for answers of at most `max_tokens` tokens."""
+        shared = {item.name for item in fields(GeneratorSection)} & {item.name for item in fields(self)}
+        values = {name: getattr(self, name) for name in shared}
+        if self.api == "completions":
+            values["chat_template_kwargs"] = None  # the tokenizer's template is rendered here
+        return GeneratorSection(kind="openai", base_url=self.endpoint, max_tokens=max_tokens, stop=stop, **values)
+
+
 QuestionFormat = Literal[
     "letters", "texts", "hybrid", "rotations", "letters-no-question", "texts-no-question", "letters-written", "generate"
 ]
@@ -148,8 +194,9 @@ QuestionFormat = Literal[
 class EvalSection:
     """Several models against several question sets; the first model is the base of every comparison."""
 
-    models: Mapping[str, str | LocalModelSection] = option(
-        help="name: folder or hub name, or a table with path and how it is loaded. The first is the base.",
+    models: Mapping[str, str | LocalModelSection | EndpointModelSection] = option(
+        help="name: folder or hub name, or a table with path and how it is loaded, or with endpoint, model and api. The first "
+        "is the base.",
         nonempty=True,
         path="model",
     )
@@ -179,8 +226,9 @@ class EvalSection:
         None, help="generate: a model that grades written answers as correct, wrong or abstained, for scores: [judge]."
     )
     budget: float | None = option(
-        None, help="Most that the judge may cost in this run folder, in the currency of its prices.", min=0.0
-    )
+        None, help="Most that endpoints and the judge may cost in this run folder, in the currency of their prices.",
+        min=0.0,
+    )  # fmt: skip
     template: str | None = option(None, help="Jinja file that writes the prompt instead.", path="file")
     max_thinking_tokens: int | None = option(
         None, help="Most tokens of a chat model's thinking: then it is closed, and the answer has max_new_tokens. Default: "
@@ -204,16 +252,28 @@ class EvalSection:
     batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
 
-    def tables(self) -> dict[str, LocalModelSection]:
+    def tables(self) -> dict[str, LocalModelSection | EndpointModelSection]:
         """Return the table of each model by name, with what it leaves out from `model_defaults` and from this section."""
         return {name: self._complete(value) for name, value in self.models.items()}
 
-    def _complete(self, value: str | LocalModelSection) -> LocalModelSection:
+    def local(self) -> dict[str, LocalModelSection]:
+        """Return the tables of the models that are loaded here."""
+        return {name: table for name, table in self.tables().items() if isinstance(table, LocalModelSection)}
+
+    def endpoints(self) -> dict[str, EndpointModelSection]:
+        """Return the tables of the models behind endpoints."""
+        return {name: table for name, table in self.tables().items() if isinstance(table, EndpointModelSection)}
+
+    def _complete(
+        self, value: str | LocalModelSection | EndpointModelSection
+    ) -> LocalModelSection | EndpointModelSection:
         table = LocalModelSection(path=value) if isinstance(value, str) else value
         defaults: dict[str, Any] = {
             item.name: getattr(holder, item.name)
             for kind, holder in ((LoadingSection, self.model_defaults), (ChatSection, self))
             for item in fields(kind)
-            if getattr(table, item.name) is None
+            if isinstance(table, kind) and getattr(table, item.name) is None
         }
+        if isinstance(table, EndpointModelSection) and table.api == "chat":
+            defaults["chat"] = True
         return replace(table, **defaults)

@@ -95,7 +95,7 @@ class Parameters:
 
         Raises `EndpointError` (fatal) if the endpoint refuses a parameter that the recipe asks for, or any limit of length.
         """
-        name = refused_parameter(reply, [key for key in sent if key not in ("model", "messages")])
+        name = refused_parameter(reply, [key for key in sent if key not in ("model", "messages", "prompt")])
         if name in (None, "response_format") and "response_format" in sent:
             return self._learn_structure(sent["response_format"]["type"], reply)
         if name is None:
@@ -225,6 +225,27 @@ def with_thinking(usage: Usage, n_thinking: int, n_answer: int) -> Usage:
     if usage.tokens_thinking or not usage.tokens_out or not n_thinking:
         return usage
     return replace(usage, tokens_thinking=round(usage.tokens_out * n_thinking / (n_thinking + n_answer)))
+
+
+_MOST_TOKENS = 10_000_000
+"""Beyond any model's window: a higher token count is as impossible as a negative one."""
+
+
+def read_usage(value: object) -> Usage:
+    """Return the tokens of an answer's `usage`; 0 for each that is missing or impossible."""
+    if not isinstance(value, Mapping):
+        return Usage()
+    details = value.get("completion_tokens_details")
+    thinking = _n_tokens(details.get("reasoning_tokens")) if isinstance(details, Mapping) else 0
+    n_out = _n_tokens(value.get("completion_tokens"))
+    return Usage(_n_tokens(value.get("prompt_tokens")), n_out, min(thinking, n_out))
+
+
+def _n_tokens(value: object) -> int:
+    """Return a number of tokens, 0 for an impossible one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_TOKENS:
+        return 0
+    return int(value)
 
 
 _OF_MODELS = ("top_p", "top_k", "min_p", "chat_template_kwargs")

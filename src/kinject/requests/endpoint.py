@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
-from kinject.requests.chat import Parameters, split_thinking, with_thinking
+from kinject.requests.chat import Parameters, read_usage, split_thinking, with_thinking
 from kinject.requests.generator import Structure, Transient
 from kinject.requests.wire import (
     NoReply,
@@ -57,9 +57,11 @@ _FILE_TIMEOUTS = 20
 class Endpoint:
     """One endpoint and model, open inside ``async with``."""
 
+    route = "chat/completions"
+
     def __init__(self, section: GeneratorSection) -> None:
         """Read the key. Raises `EndpointError` (fatal), which names the environment variable, where it is missing."""
-        self._section = section
+        self.section = section
         self.url = section.base_url or DEFAULT_URL
         self._key = _api_key(section.api_key_env, self.url)
         others = known_secrets([section.api_key_env]).values()
@@ -72,9 +74,9 @@ class Endpoint:
 
     async def __aenter__(self) -> Endpoint:
         local, headers = is_loopback(self.url), request_headers(self._key)
-        url = f"{self.url.rstrip('/')}/chat/completions"
+        url = f"{self.url.rstrip('/')}/{self.route}"
         if has_aiohttp() and (local or not has_proxy(url)):
-            poster = aiohttp_poster(url, headers, self._section.timeout, local=local)
+            poster = aiohttp_poster(url, headers, self.section.timeout, local=local)
             self._post = await self._open.enter_async_context(poster)
         else:
             await self._api()
@@ -87,7 +89,7 @@ class Endpoint:
             import openai
 
             local = is_loopback(self.url)
-            self._http = open_client(self._section.timeout, self._section.concurrency, local=local)
+            self._http = open_client(self.section.timeout, self.section.concurrency, local=local)
             # The sender retries: its retries keep the rate limits, are counted, and stop with the run.
             self._client = openai.AsyncOpenAI(
                 api_key=self._key or "none", base_url=self.url, max_retries=0, http_client=self._http
@@ -105,30 +107,45 @@ class Endpoint:
 
         Raises `Transient` if a retry may help, `EndpointError` if it will not (fatal: nor for any other request).
         """
+        bodies: list[dict[str, Any]] = []
+
+        def make_body() -> dict[str, Any]:
+            bodies.append(self._parameters.body(messages, seed, structure))
+            return bodies[-1]
+
+        completion = await self.exchange(make_body, self.parse)
+        if structure and completion.finish_reason in ("stop", ""):
+            self._parameters.check_structure(bodies[-1], completion.text)
+        return completion
+
+    async def exchange(
+        self, make_body: Callable[[], dict[str, Any]], read: Callable[[bytes], Completion], *, learns: bool = True
+    ) -> Completion:
+        """Return what `read` makes of the reply to a body; if it `learns`, one with a refused parameter is made again.
+
+        Raises as `ask`.
+        """
         while True:
-            body = self._parameters.body(messages, seed, structure)
+            body = make_body()
             reply = await self._post_body(json.dumps(body).encode())
-            if reply.status not in _BAD_REQUEST or not self._parameters.learn(body, reply.body):
+            if not learns or reply.status not in _BAD_REQUEST or not self._parameters.learn(body, reply.body):
                 break
         if not 200 <= reply.status < 300:
             if error_of(reply.body)[1] == "content_filter":  # some endpoints refuse the prompt, not the answer
                 return Completion("", "content_filter")
-            raise await self._status_error(reply)
+            raise await self.status_error(reply)
         try:
-            completion = self.parse(reply.body)
+            return read(reply.body)
         except Transient:
             status = status_inside(reply.body)
             if status is None:
                 raise
-            raise await self._status_error(replace(reply, status=status)) from None
-        if structure and completion.finish_reason in ("stop", ""):
-            self._parameters.check_structure(body, completion.text)
-        return completion
+            raise await self.status_error(replace(reply, status=status)) from None
 
     async def _post_body(self, body: bytes) -> Reply:
         """Return the whole reply to `body` within the timeout of a request. Raises as `ask`."""
         try:
-            async with asyncio.timeout(self._section.timeout):
+            async with asyncio.timeout(self.section.timeout):
                 return await self._post(body)
         except NoReply as error:
             raise self._connection_error(error) from error
@@ -136,13 +153,12 @@ class Endpoint:
             raise self._connection_error(NoReply("", "timeout")) from error
 
     def parse(self, body: bytes) -> Completion:
-        """Return the completion in a body, without secrets: one that held a part of one has finish_reason ``secret``.
+        """Return the completion in a body, without secrets (`clean`). Raises `Transient` as `parse_completion`."""
+        answer = parse_completion(body, self.url, self.section.max_tokens, shown=self.shown, on_model=self.check_model)
+        return self.clean(answer)
 
-        Raises `Transient` as `parse_completion`.
-        """
-        answer = parse_completion(
-            body, self.url, self._section.max_tokens, shown=self.shown, on_model=self._check_model
-        )
+    def clean(self, answer: Completion) -> Completion:
+        """Return an answer without secrets: one that held a part of one has finish_reason ``secret``."""
         text, thinking = self._secrets.redact(answer.text), self._secrets.redact(answer.thinking)
         if text is not answer.text:
             return replace(answer, text=text, thinking=thinking, finish_reason="secret")
@@ -150,14 +166,14 @@ class Endpoint:
             answer = replace(answer, thinking=thinking)
         return replace(answer, finish_reason=self.shown(answer.finish_reason)) if answer.finish_reason else answer
 
-    def _check_model(self, name: str) -> None:
+    def check_model(self, name: str) -> None:
         """Log a warning, once, if another model answers than the recipe's. Longer names, such as with a date, are the same."""
-        requested = (self._section.model or "").rpartition("/")[2].lower()
+        requested = (self.section.model or "").rpartition("/")[2].lower()
         if name in self._models or len(self._models) >= _MOST_MODELS:
             return
         self._models.add(name)
         if requested not in name.lower():
-            log.warning(f"{self.url}: requested the model {self._section.model!r}, {self.shown(name)!r} answers.")
+            log.warning(f"{self.url}: requested the model {self.section.model!r}, {self.shown(name)!r} answers.")
 
     def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
         """Return the body of a request."""
@@ -169,12 +185,12 @@ class Endpoint:
         import openai
 
         try:
-            async with asyncio.timeout(_FILE_TIMEOUTS * self._section.timeout):
+            async with asyncio.timeout(_FILE_TIMEOUTS * self.section.timeout):
                 yield await self._api()
         except openai.APIStatusError as error:
             answer = error.response
             reply = Reply(answer.status_code, answer.headers, answer.content)
-            raise await self._status_error(reply, model=False) from error
+            raise await self.status_error(reply, model=False) from error
         except NoReply as error:
             raise self._connection_error(error) from error
         except openai.APIConnectionError as error:
@@ -199,7 +215,7 @@ class Endpoint:
         """Return the error of a request without a whole answer."""
         lost = Usage() if error.begun else None
         if error.kind == "timeout":
-            message = f"{self.url}: no whole answer within {self._section.timeout:g} s."
+            message = f"{self.url}: no whole answer within {self.section.timeout:g} s."
             return Transient(message, kind="timeout", lost=Usage())
         reason = self.shown(error)
         if error.kind == "too long":
@@ -216,7 +232,7 @@ class Endpoint:
             )
         return Transient(f"{self.url}: no connection ({reason}). Is the endpoint running?", kind="connection")
 
-    async def _status_error(self, reply: Reply, *, model: bool = True) -> EndpointError:
+    async def status_error(self, reply: Reply, *, model: bool = True) -> EndpointError:
         """Return the error of a reply other than 200; `model`: the request named a model."""
         status, (text, code) = reply.status, error_of(reply.body)
         reason = self.shown(text)
@@ -237,7 +253,7 @@ class Endpoint:
         """Return the message about a reply after which every request would fail, None for another reply."""
         status = reply.status
         if status in (401, 403):
-            variable = self._section.api_key_env
+            variable = self.section.api_key_env
             if not self._key:
                 return f"it wants a key ({status}: {reason}). Put one in the environment variable {variable}."
             return f"the key is refused ({status}: {reason}). Put a valid one in the environment variable {variable}."
@@ -259,13 +275,13 @@ class Endpoint:
         import openai
 
         try:
-            async with asyncio.timeout(self._section.timeout):
+            async with asyncio.timeout(self.section.timeout):
                 raw = await (await self._api()).models.with_raw_response.list()
             offered = [self.shown(model["id"]) for model in json.loads(raw.http_response.content)["data"]]
         except (NoReply, openai.OpenAIError, ValueError, KeyError, TypeError, RecursionError, TimeoutError):
             hint = "" if urlsplit(self.url).path.rstrip("/").endswith("/v1") else " Most base_urls end in /v1."
             return f"answered 404 ({reason}). Check base_url and model.{hint}"
-        model = self._section.model or ""
+        model = self.section.model or ""
         near = difflib.get_close_matches(model, offered, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         more = f" and {len(offered) - 10} more" if len(offered) > 10 else ""
@@ -297,7 +313,7 @@ def _api_key(variable: str, url: str) -> str:
         return ""
     raise EndpointError(
         f"{url}: the environment variable {variable} is not set. Put the endpoint's key in it "
-        "(or name another variable with augment.generator.api_key_env).",
+        "(or name another variable with api_key_env).",
         fatal=True,
     )
 
@@ -308,8 +324,6 @@ _LONGEST_MESSAGE = 10_000
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\u2027\u202f-\ud7ff\ue000-\ufffd]+")
 _CHARACTERS_OF_A_TOKEN = 128
 """Maximum length of a token: no vocabulary in use has longer ones."""
-_MOST_TOKENS = 10_000_000
-"""Beyond any model's window: a higher token count is as impossible as a negative one."""
 _LONGEST_REASON = 64
 
 
@@ -328,7 +342,7 @@ def parse_completion(
     value, used = None, Usage()
     try:
         value = json.loads(body)
-        used = _usage(value.get("usage"))
+        used = read_usage(value.get("usage"))
         choices = value.get("choices") if value.get("error") else value["choices"]
         first = choices[0] if choices else {}
         message, reason = first.get("message") or {}, first.get("finish_reason")
@@ -387,22 +401,6 @@ def _finish_reason(value: object) -> str:
     """Return a finish_reason as a short text, "" without one."""
     text = value if isinstance(value, str) else "" if value is None else json.dumps(value)
     return printable(text)[:_LONGEST_REASON]
-
-
-def _usage(value: object) -> Usage:
-    if not isinstance(value, Mapping):
-        return Usage()
-    details = value.get("completion_tokens_details")
-    thinking = _n_tokens(details.get("reasoning_tokens")) if isinstance(details, Mapping) else 0
-    n_out = _n_tokens(value.get("completion_tokens"))
-    return Usage(_n_tokens(value.get("prompt_tokens")), n_out, min(thinking, n_out))
-
-
-def _n_tokens(value: object) -> int:
-    """Return a number of tokens, 0 for an impossible one."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_TOKENS:
-        return 0
-    return int(value)
 
 
 def _utf8(text: str) -> str:

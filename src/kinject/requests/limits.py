@@ -8,9 +8,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from kinject.errors import EndpointError
 from kinject.recipe import GeneratorSection
+from kinject.requests.cache import AnswerCache
 from kinject.types import Usage
 
 log = logging.getLogger(__name__)
@@ -82,6 +84,14 @@ def earlier_cost(spent: Mapping[str, Usage], prices: Mapping[str, Limits]) -> tu
         cost += max(one.cost(usage.tokens_in, usage.tokens_out) for one in limits)
         thinking += max(one.cost(0, usage.tokens_thinking) for one in limits)
     return cost, thinking
+
+
+def spent_so_far(section: GeneratorSection, limits: Limits, path: Path) -> float:
+    """Return the cost of all answers in the cache at `path`, 0 without one."""
+    if not path.exists():
+        return 0.0
+    with AnswerCache(path) as cache:
+        return earlier_cost(cache.usage_by_endpoint(), endpoint_limits(section, limits))[0]
 
 
 class AdaptiveConcurrency:

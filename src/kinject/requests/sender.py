@@ -355,29 +355,25 @@ async def open_sender(
     partner: Sender | None = None,
     base: Path | None = None,
     sandbox: SandboxWriter | None = None,
+    completions: bool = False,
+    label: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Sender]:
     """Yield a sender to the generator of `section`, with a cache in `run_dir` where answers cost money or time.
 
-    The answers in the cache of the run folder `base` count as stored. `sandbox` answers for kind sandbox.
-    Raises as `open_generator` and `AnswerCache`.
+    The answers in the cache of the run folder `base` count as stored. `sandbox` answers for kind sandbox; `completions` as
+    in `open_generator`. `label` tells answers apart that the section does not (a revision). Raises as that and `AnswerCache`.
     """
     async with contextlib.AsyncExitStack() as stack:
         opened = []
         for name, part in section.parts().items():
-            generator = await stack.enter_async_context(open_generator(part, run_dir, sandbox))
-            opened.append((replace(generator, endpoint=name), endpoint_limits(section, limits)[name]))
+            opening = open_generator(part, run_dir, sandbox, completions=completions)
+            generator = await stack.enter_async_context(opening)
+            named = replace(generator, endpoint=name, identity={**generator.identity, **(label or {})})
+            opened.append((named, endpoint_limits(section, limits)[name]))
         (first, its), *others = opened
         path = base / cache if base else None
         answers = stack.enter_context(AnswerCache(run_dir / cache, path)) if first.remote else None
         yield Sender(first, answers, its, partner, others)
-
-
-def spent_so_far(section: GeneratorSection, limits: Limits, path: Path) -> float:
-    """Return the cost of all answers in the cache at `path`, 0 without one."""
-    if not path.exists():
-        return 0.0
-    with AnswerCache(path) as cache:
-        return earlier_cost(cache.usage_by_endpoint(), endpoint_limits(section, limits))[0]
 
 
 Item = TypeVar("Item")

@@ -175,7 +175,7 @@ def _read_grades(path: Path) -> dict[tuple[str, str, str], str]:
 
 def _score_of(answer: Answer) -> PromptScore:
     if answer.text is None:
-        return PromptScore(answer.log_probs, answer.greedy)
+        return PromptScore(answer.log_probs, answer.greedy, lengths=answer.n_tokens)
     return PromptScore((), (), answer.text, sum(answer.n_tokens), answer.n_thinking, answer.thinking_cut)
 
 
@@ -239,6 +239,10 @@ _CHECKS: Mapping[str, Callable[[object], bool]] = {
 def finite_or_none(values: Sequence[float]) -> list[float | None]:
     """Return `values` with None for NaN and infinities, which JSON cannot hold."""
     return [value if math.isfinite(value) else None for value in values]
+
+
+Store = Callable[[str, PromptScore], None]
+"""Stores the score of a prompt under its key."""
 
 
 @dataclass(frozen=True)
@@ -331,7 +335,7 @@ class ResumableScoring:
         scorer: Scorer | Generator,
         prompts: Mapping[str, Encoded],
         stored: Collection[str],
-        store: Callable[[str, PromptScore], None],
+        store: Store,
     ) -> dict[str, PromptScore]:
         """Return the score of each of `prompts` (by key) that is not `stored`; `store` gets each as soon as it is done.
 

@@ -96,10 +96,7 @@ class Encoder:
                 )
             )
 
-        header = prompt.header.strip() if prompt.is_dialogue else prompt.header
-        system = "\n\n".join(filter(None, (chat.system, header)))
-        in_turns = prompt.turns and (chat.multiturn or prompt.is_dialogue)
-        asked = prompt.turns if in_turns else (prompt.context.removeprefix(prompt.header),)
+        system, asked = chat_turns(prompt, chat)
         if system and _NO_SYSTEM not in self.notes:
             try:
                 text = render(system, *asked)
@@ -179,6 +176,14 @@ class Encoder:
             raise InputError(f"{self._name}: has neither BOS nor EOS, so an empty prompt cannot be read.")
         bare = [ids[len(self.start) :] for ids in whole]
         return [token], [[token, *ids] for ids in bare]
+
+
+def chat_turns(prompt: Prompt, chat: ChatStyle) -> tuple[str, tuple[str, ...]]:
+    """Return the text of the system's turn, "" for none, and the turns of user and model in order."""
+    header = prompt.header.strip() if prompt.is_dialogue else prompt.header
+    system = "\n\n".join(filter(None, (chat.system, header)))
+    in_turns = prompt.turns and (chat.multiturn or prompt.is_dialogue)
+    return system, prompt.turns if in_turns else (prompt.context.removeprefix(prompt.header),)
 
 
 def encode_requests(encoder: Encoder, requests: Sequence[PromptRequest], window: int | None) -> list[Encoded]:

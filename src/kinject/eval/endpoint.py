@@ -1,0 +1,333 @@
+"""Models behind endpoints: log-probs of choices from completions, written answers from completions or chats.
+
+Requests go through `kinject.requests`, whose cache, limits, retries and budget hold for them. The weights of an endpoint
+cannot be hashed: scores are stored under its model's name, its revision and its parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kinject.disk import content_id, file_name
+from kinject.errors import EndpointError, Fault, InputError
+from kinject.eval.prompts import GENERATED, ChatStyle, Generation, Prompt, PromptRequest, render_prompt
+from kinject.eval.scores import PromptScore
+from kinject.eval.scoring.answers import Store
+from kinject.eval.scoring.encode import Encoded, Encoder, chat_turns, encode_requests
+from kinject.recipe import GeneratorSection, Recipe
+from kinject.recipe.eval_section import EndpointModelSection, EvalSection
+from kinject.requests import generator_identity
+from kinject.requests.cache import CACHES, stored_usage
+from kinject.requests.chat import generator_faults, has_prices
+from kinject.requests.completions import CHOICE, CONTEXT, COUNT, N_CONTEXT, PROMPT, read_choice
+from kinject.requests.limits import limits_of, spent_so_far
+from kinject.requests.sender import Sender, gather_answers, open_sender, run_event_loop, run_workers
+from kinject.types import Message, Usage
+
+Messages = tuple[Message, ...]
+JUDGE_CACHE = CACHES[1]
+_LOG_PROBS = Generation(1)
+"""The bounds of a request for log-probs."""
+
+
+@dataclass(frozen=True)
+class EndpointPrompt(Encoded):
+    """One prompt as its endpoint gets it: one request for a written answer, else one for each choice.
+
+    `contexts` and `continuations` are there if prompts go as token ids, and empty if they go as text. `prompt` is the text.
+    """
+
+    requests: tuple[Messages, ...] = ()
+    prompt: Prompt = field(default_factory=lambda: Prompt("", ()))
+
+
+class EndpointScorer:
+    """The model `name` of an evaluation, which an endpoint has. `notes` holds what the user should know of it."""
+
+    def __init__(self, name: str, table: EndpointModelSection, section: EvalSection, run_dir: Path, seed: int) -> None:
+        """Load the tokenizer, if the table names one. Raises `InputError` if that fails."""
+        self.name, self.table, self.section, self.run_dir, self.seed = name, table, section, run_dir, seed
+        self.style = ChatStyle(table.system or "", table.chat_template_kwargs or {}, section.fewshot_as_multiturn)
+        self.encoder: Encoder | None = None
+        if table.tokenizer is not None:
+            from kinject.models import load_tokenizer
+
+            self.encoder = Encoder(load_tokenizer(table.tokenizer), chat=self.style if table.chat else None)
+        self.hashes: dict[str, str] = {}
+        self._ends = Counter[str]()
+
+    def encode(self, requests: Sequence[PromptRequest]) -> list[EndpointPrompt]:
+        """Return the prompt of each request: in tokens by the rules of local models, as text, or as a chat."""
+        if self.encoder is not None and self.table.api == "completions":
+            encoded = encode_requests(self.encoder, requests, self.table.window)
+            pairs = zip(encoded, requests, strict=True)
+            return [self._in_tokens(item, self.encoder.apply_chat_template(render_prompt(r))) for item, r in pairs]
+        return [self._as_text(render_prompt(request), request.generation) for request in requests]
+
+    def _in_tokens(self, item: Encoded, prompt: Prompt) -> EndpointPrompt:
+        context = [json.dumps(ids.tolist()) for ids in item.contexts]
+        if item.generation is not None:
+            requests: tuple[Messages, ...] = ((_message(PROMPT, context[0]),),)
+        else:
+            choices = [json.dumps(ids.tolist()) for ids in item.continuations]
+            requests = tuple((_message(CONTEXT, a), _message(CHOICE, b)) for a, b in zip(context, choices, strict=True))
+        return EndpointPrompt(
+            item.contexts, item.continuations, item.truncated, item.generation, requests=requests, prompt=prompt
+        )
+
+    def _as_text(self, prompt: Prompt, generation: Generation | None) -> EndpointPrompt:
+        if generation is None:
+            pairs = [(_message(CONTEXT, prompt.context), _message(CHOICE, text)) for text in prompt.continuations]
+            return EndpointPrompt((), (), requests=tuple(pairs), prompt=prompt)
+        if self.table.api == "chat":
+            system, turns = chat_turns(prompt, self.style)
+            roles = ("user", "assistant") * len(turns)
+            messages = [_message(role, text) for role, text in zip(roles, turns, strict=False)]
+            requests = ((*([_message("system", system.strip())] if system.strip() else []), *messages),)
+            stop = generation.stop or ()
+        else:
+            requests = ((_message(PROMPT, prompt.context),),)
+            stop = ("\n",) if generation.stop is None else generation.stop
+        bounds = replace(generation, stop=stop)
+        return EndpointPrompt((), (), 0, bounds, requests=requests, prompt=prompt)
+
+    def key(self, prompt: Encoded) -> str:
+        """Return the key of an answer: a hash of the model's name, its revision, its parameters and the prompt."""
+        prompt = _of_endpoint(prompt)
+        return content_id("endpoint", self._identity(prompt.generation or _LOG_PROBS), prompt.requests, self.seed)
+
+    def _generator(self, generation: Generation) -> GeneratorSection:
+        return self.table.generator(generation.most, generation.stop or ())
+
+    def _identity(self, generation: Generation) -> dict[str, Any]:
+        return {**generator_identity(self._generator(generation)), **self._label}
+
+    @property
+    def _label(self) -> dict[str, str]:
+        return {"api": self.table.api, "revision": self.table.revision or ""}
+
+    def score_missing(
+        self,
+        prompts: Mapping[str, Encoded],
+        store: Store,
+        show_status: Callable[[str], None],
+    ) -> dict[str, PromptScore]:
+        """Return the score of each of `prompts` (by key); `store` gets each as soon as it is there.
+
+        Raises `EndpointError` if some got no answer, after all others were stored, and `InputError` if the budget ended.
+        """
+        scores: dict[str, PromptScore] = {}
+
+        def keep(key: str, score: PromptScore) -> None:
+            scores[key] = score
+            store(key, score)
+
+        bounds = dict.fromkeys(prompt.generation or _LOG_PROBS for prompt in prompts.values())
+        for generation in bounds:
+            part = {k: _of_endpoint(p) for k, p in prompts.items() if (p.generation or _LOG_PROBS) == generation}
+            run_event_loop(self._ask_all(part, generation, keep, show_status))
+        return scores
+
+    async def _ask_all(
+        self,
+        prompts: Mapping[str, EndpointPrompt],
+        generation: Generation,
+        keep: Store,
+        show_status: Callable[[str], None],
+    ) -> None:
+        """Ask all `prompts` of one length of answers, as many at a time as the endpoint takes."""
+        generator = self._generator(generation)
+        limits = limits_of(generator, budget_left(self.section, self.run_dir, cache_of(self.name)))
+        failed = Counter[str]()
+        async with open_sender(
+            generator,
+            self.run_dir,
+            limits,
+            cache=cache_of(self.name),
+            label=self._label,
+            completions=self.table.api == "completions",
+        ) as sender:
+
+            async def work(item: tuple[str, EndpointPrompt]) -> None:
+                key, prompt = item
+                try:
+                    score = await self._ask(sender, prompt)
+                except EndpointError as error:
+                    if error.fatal:
+                        raise
+                    failed[str(error)] += 1
+                else:
+                    keep(key, score)
+                show_status(sender.status())
+
+            try:
+                if generation is _LOG_PROBS and prompts:
+                    await self._check_log_probs(sender)
+                await run_workers(iter(prompts.items()), work, sender, limits.concurrency)
+            except EndpointError as error:
+                kept = " Every answer is stored; the same command resumes." if sender.traffic.n_answered else ""
+                raise EndpointError(f"eval.models.{self.name}: {error}{kept}", fatal=True) from error
+        if sender.out_of_budget:
+            raise InputError(
+                f"eval.budget: {self.section.budget} are spent (eval.models.{self.name}). Raise it and run again: every answer "
+                "is stored, and none is paid twice."
+            )
+        if failed:
+            most_common, n = failed.most_common(1)[0][0], failed.total()
+            raise EndpointError(
+                f"eval.models.{self.name}: {n} of {len(prompts)} prompts got no answer. The most common error: {most_common} All "
+                "other answers are stored; the same command asks these again."
+            )
+
+    async def _check_log_probs(self, sender: Sender) -> None:
+        """Ask for the log-prob of one token. Raises `EndpointError` (fatal) if the endpoint returns none."""
+        try:
+            if self.encoder is None:
+                await self._choose(sender, "One, two,", " three")
+            else:
+                *context, last = self.encoder.ids(["One, two, three"])[0]
+                await self._choose(sender, json.dumps(context), json.dumps([last]))
+        except EndpointError as error:
+            if error.fatal:
+                raise
+            fix = (
+                "." if self.encoder is None else ". If it takes no token ids, leave tokenizer out of the model's table."
+            )
+            raise EndpointError(f"the first request for log-probs failed: {error}{fix}", fatal=True) from error
+
+    async def _ask(self, sender: Sender, prompt: EndpointPrompt) -> PromptScore:
+        """Return the answer to one prompt, or the log-probs of its choices; these share the request that counts tokens."""
+        if prompt.generation is not None:
+            completion = await sender.send(list(prompt.requests[0]), self.seed)
+            text = completion.text
+            starts = [at for stop in prompt.generation.stop or () if (at := text.find(stop)) >= 0]
+            usage, is_cut = completion.usage, completion.finish_reason == "length" and not text
+            if completion.finish_reason not in ("stop", "length", ""):
+                self._ends[completion.finish_reason] += 1
+            n_own = max(0, usage.tokens_out - usage.tokens_thinking)
+            return PromptScore((), (), text[: min(starts, default=None)], n_own, usage.tokens_thinking, is_cut)
+        answers = await gather_answers(
+            self._choose(sender, context["content"], choice["content"]) for context, choice in prompt.requests
+        )
+        found: list[tuple[float, int, bool]] = []
+        for answer in answers:
+            if isinstance(answer, EndpointError):
+                raise answer
+            found.append(answer)
+        log_probs, lengths, greedy = zip(*found, strict=True)
+        return PromptScore(log_probs, greedy, lengths=lengths)
+
+    async def _choose(self, sender: Sender, context: str, choice: str) -> tuple[float, int, bool]:
+        """Return the log-prob of a choice after its context, its number of tokens, and whether each was the likeliest.
+
+        Of texts, the context's tokens are counted first; white space at its end belongs to the choice.
+        """
+        messages = [_message(CONTEXT, context), _message(CHOICE, choice)]
+        if self.encoder is None:
+            count = await sender.send([_message(COUNT, context.rstrip())], self.seed)
+            messages.append(_message(N_CONTEXT, count.text))
+        elif choice == "[]":  # longer than the window
+            return float("nan"), 0, False
+        return read_choice(await sender.send(messages, self.seed))
+
+    def counts(self) -> dict[str, Any]:
+        """Return the manifest's entry."""
+        usage, cost = used(self.name, self.table, self.run_dir)
+        return {
+            "endpoint": self.table.endpoint, "model": self.table.model, "revision": self.table.revision,
+            "tokens_in": usage.tokens_in, "tokens_out": usage.tokens_out, "tokens_thinking": usage.tokens_thinking,
+            "cost": round(cost, 6),
+        }  # fmt: skip
+
+    def notes(self) -> list[str]:
+        """Return what the user should know of its answers."""
+        usage, cost = used(self.name, self.table, self.run_dir)
+        price = f", cost {cost:.4f}" if cost else ""
+        lines = [
+            f"{self.name}: {self.table}; {usage.tokens_in:,} tokens in, {usage.tokens_out:,} out{price} in this run folder. Its "
+            f"weights cannot be hashed: {'scores count for this revision' if self.table.revision else 'set a revision'}, and "
+            "change it when the server's model changes."
+        ]
+        lines += [f"{self.name}: {n} answers ended with {reason!r}" for reason, n in self._ends.items()]
+        return lines + [f"{self.name}: {note}" for note in (self.encoder.notes if self.encoder else ())]
+
+
+def render_messages(prompt: Encoded) -> str:
+    """Return a prompt as it would be sent, for a terminal."""
+    messages = [message for request in _of_endpoint(prompt).requests for message in request]
+    return "\n".join(f"  {message['role']}: {message['content']!r}" for message in messages)
+
+
+def _of_endpoint(prompt: Encoded) -> EndpointPrompt:
+    assert isinstance(prompt, EndpointPrompt)
+    return prompt
+
+
+def cache_of(name: str) -> str:
+    """Return the name of the file, in the run folder, of the paid answers of the model `name`."""
+    return f"cache-{file_name(name)}.sqlite"
+
+
+def used(name: str, table: EndpointModelSection, run_dir: Path) -> tuple[Usage, float]:
+    """Return the tokens of all answers of the model `name` in the run folder, and their cost at the table's prices."""
+    usage = stored_usage(run_dir / cache_of(name))
+    return usage, (usage.tokens_in * table.price_in + usage.tokens_out * table.price_out) / 1e6
+
+
+def budget_left(section: EvalSection, run_dir: Path, cache: str) -> float | None:
+    """Return eval.budget without what the other endpoints, the judge among them, have cost; `cache` is one's own file."""
+    if section.budget is None:
+        return None
+    paid = _paid_by_cache(section)
+    costs = [spent_so_far(one, limits_of(one, None), run_dir / path) for path, one in paid.items() if path != cache]
+    return max(0.0, section.budget - sum(costs))
+
+
+def _paid_by_cache(section: EvalSection) -> dict[str, GeneratorSection]:
+    """Return all that may cost in an evaluation, by the file of its answers."""
+    found = {cache_of(name): table.generator(1) for name, table in section.endpoints().items()}
+    return found | ({JUDGE_CACHE: section.judge} if section.judge is not None else {})
+
+
+def endpoint_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
+    """Yield the faults of the endpoints among `eval.models`, so that none shows after the first paid request."""
+    scored = [format for format in section.formats if format not in GENERATED]
+    seen: dict[str, tuple[str, str]] = {}
+    paid = _paid_by_cache(section).values()
+    if section.budget is not None and not any(map(has_prices, paid)):
+        needs = "needs price_in and price_out: without prices all is free."
+        yield recipe.fault("eval.budget", needs if paid else "is there, but no endpoint and no judge. Remove it.")
+    for name, table in section.endpoints().items():
+        key = f"eval.models.{name}"
+        for where, problem in generator_faults(key, table.generator(1)):
+            yield recipe.fault(where.replace("base_url", "endpoint"), problem)
+        if table.api == "chat":
+            if scored:
+                yield recipe.fault(
+                    f"{key}.api", f"a chat returns no log-probs of given choices, which {scored[0]} {_NEEDS}"
+                )
+            for unused in ("tokenizer", "window"):
+                if getattr(table, unused) is not None:
+                    yield recipe.fault(f"{key}.{unused}", "is for api: completions. Remove it.")
+        elif table.tokenizer is None and (table.window is not None or table.chat):
+            unused = "window" if table.window is not None else "chat"
+            yield recipe.fault(f"{key}.{unused}", "needs the model's tokenizer. Give it: tokenizer: FOLDER.")
+        identity = content_id(generator_identity(table.generator(1)), table.api, table.revision)
+        other, address = seen.setdefault(identity, (name, table.endpoint))
+        if address != table.endpoint:
+            yield recipe.fault(
+                key, f"has the model name, revision and parameters of {other} at another address, so that their answers would "
+                "be taken for one another's. Give each a revision (any text).",
+            )  # fmt: skip
+
+
+_NEEDS = "needs. Set eval.formats: [generate], or ask its completions (api: completions)."
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}

@@ -1,0 +1,167 @@
+"""Requests to the completions route of an endpoint: texts that a model continues, and log-probs of given choices.
+
+A request is a list of messages whose roles are those of `PROMPT`, `CONTEXT` and `CHOICE`, so that the sender's cache,
+limits and retries hold for it as for a chat. Log-probs come from ``echo``: the endpoint repeats the prompt, each token
+with its log-prob, as vLLM, SGLang and llama-cpp-python do. Their answers differ: vLLM's offsets count special tokens,
+SGLang has none (-1), llama-cpp-python takes no token ids. So only ``token_logprobs`` and the numbers of tokens are read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kinject.errors import EndpointError
+from kinject.requests.chat import read_usage
+from kinject.requests.endpoint import Endpoint, error_of
+from kinject.requests.generator import Structure, Transient
+from kinject.requests.wire import Reply
+from kinject.types import Completion, Message, Usage
+
+PROMPT: Final = "prompt"
+"""Role of a text that the model continues; its answer is the text that it writes."""
+COUNT: Final = "count"
+"""Role of a text of which only the tokens are counted: the number is the answer."""
+CONTEXT, CHOICE = "context", "choice"
+"""Roles of the two parts of a text: the answer is the log-prob of the second (`read_choice`)."""
+N_CONTEXT: Final = "n_context"
+"""Role of the number of tokens of the context, where the parts are texts; else they are token ids as JSON."""
+
+_ABOUT_LOG_PROBS = re.compile(r"echo|log_?prob", re.IGNORECASE)
+
+
+class CompletionsEndpoint(Endpoint):
+    """The completions route of one endpoint, open inside ``async with``."""
+
+    route = "completions"
+
+    async def ask(self, messages: list[Message], seed: int, structure: Structure | None = None) -> Completion:
+        """Return the text that the model writes, a number of tokens, or a choice's log-prob as JSON, by the roles.
+
+        Raises as `Endpoint.ask`; an endpoint that returns no log-probs of the prompt is a fatal error.
+        """
+        parts = {message["role"]: message["content"] for message in messages}
+        if PROMPT in parts:
+            return await self.exchange(lambda: self._writing_body(parts[PROMPT], seed), self._read_written)
+        if COUNT in parts:
+            return await self.exchange(
+                lambda: self._scoring_body(parts[COUNT], echo=False), self._read_count, learns=False
+            )
+        n_context = int(parts[N_CONTEXT]) if N_CONTEXT in parts else None
+        prompt: str | list[int]
+        if n_context is None:
+            context, choice = json.loads(parts[CONTEXT]), json.loads(parts[CHOICE])
+            prompt, n_context = [*context, *choice], len(context)
+        else:
+            prompt = parts[CONTEXT] + parts[CHOICE]
+        n_tokens = None if isinstance(prompt, str) else len(prompt)
+        return await self.exchange(
+            lambda: self._scoring_body(prompt, echo=True), lambda body: self._read_scored(body, n_context, n_tokens),
+            learns=False,
+        )  # fmt: skip
+
+    def _writing_body(self, prompt: str, seed: int) -> dict[str, Any]:
+        """Return the body of a request for a text; prompts that are JSON lists are token ids."""
+        body = self.body([], seed)
+        del body["messages"]
+        return {**body, "prompt": json.loads(prompt) if prompt.startswith("[") and _is_ids(prompt) else prompt}
+
+    def _scoring_body(self, prompt: str | list[int], *, echo: bool) -> dict[str, Any]:
+        asks = {"echo": True, "logprobs": 1} if echo else {}
+        extra = dict(self.section.extra_body or {})
+        return {"model": self.section.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **asks, **extra}
+
+    async def status_error(self, reply: Reply, *, model: bool = True) -> EndpointError:
+        """Return the error of a reply other than 200. One about log-probs is fatal: no request would get any."""
+        text = error_of(reply.body)[0]
+        if _ABOUT_LOG_PROBS.search(text) and reply.status not in (401, 403, 404, 429):
+            return self._no_log_probs(f"answered {reply.status} ({self.shown(text)})")
+        return await super().status_error(reply, model=model)
+
+    def _no_log_probs(self, found: str) -> EndpointError:
+        return EndpointError(
+            f"{self.url}: it returns no log-probs of the prompt (echo with logprobs): {found}. Set eval.formats: [generate], "
+            "or serve the model with one that does (vLLM, SGLang, llama-cpp-python with logits_all).",
+            fatal=True,
+        )
+
+    def _read(self, body: bytes) -> tuple[dict[str, Any], Usage]:
+        """Return the first choice of a body, and the tokens used. Raises `Transient` for another body."""
+        try:
+            value = json.loads(body)
+            choice, usage = value["choices"][0], read_usage(value.get("usage"))
+            if not isinstance(choice, dict) or not isinstance(choice["text"], str):
+                raise TypeError(type(choice).__name__)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            start = self.shown(body[:1000].decode("utf-8", "replace"))[:60]
+            message = f"{self.url}: the answer is no completion ({type(error).__name__}, it begins {start!r})."
+            raise Transient(message, kind="malformed") from error
+        if isinstance(value.get("model"), str):
+            self.check_model(value["model"])
+        return choice, usage
+
+    def _read_written(self, body: bytes) -> Completion:
+        choice, usage = self._read(body)
+        return self.clean(Completion(choice["text"], str(choice.get("finish_reason") or ""), usage))
+
+    def _read_count(self, body: bytes) -> Completion:
+        _, usage = self._read(body)
+        if not usage.tokens_in:
+            raise self._no_counts()
+        return Completion(str(usage.tokens_in), usage=usage)
+
+    def _no_counts(self) -> EndpointError:
+        return EndpointError(
+            f"{self.url}: it does not report the tokens of a prompt (usage.prompt_tokens), by which the choice's tokens are "
+            "found. Give the model's tokenizer in its table: tokenizer: FOLDER.",
+            fatal=True,
+        )
+
+    def _read_scored(self, body: bytes, n_context: int, n_tokens: int | None) -> Completion:
+        """Return the sum of the log-probs of the tokens after the context; `n_tokens` of the prompt, None if it is a text."""
+        choice, usage = self._read(body)
+        log_probs = choice.get("logprobs")
+        values = log_probs.get("token_logprobs") if isinstance(log_probs, Mapping) else None
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise self._no_log_probs("the answer has no token_logprobs")
+        if n_tokens is not None and usage.tokens_in not in (0, n_tokens):
+            raise EndpointError(
+                f"{self.url}: it counts {usage.tokens_in} tokens in a prompt of {n_tokens} token ids. It adds some, or does not "
+                "take ids: leave tokenizer out of the model's table, so that prompts are sent as text.",
+                fatal=True,
+            )
+        if n_tokens is None and not usage.tokens_in:
+            raise self._no_counts()
+        n_tokens = usage.tokens_in or n_tokens or 0
+        if not n_tokens <= len(values) <= n_tokens + 1:  # the written token may be one that ends the text
+            raise self._no_log_probs(f"{len(values)} log-probs came for {n_tokens} tokens")
+        own = values[n_context:n_tokens]
+        if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in own):
+            raise self._no_log_probs("tokens of the choice have none")
+        tops = log_probs.get("top_logprobs") if isinstance(log_probs, Mapping) else None
+        tops = tops[n_context:n_tokens] if isinstance(tops, list) else []
+        found = {"log_prob": math.fsum(own), "n_tokens": len(own), "greedy": _is_greedy(own, tops)}
+        return Completion(json.dumps(found), usage=usage)
+
+
+def read_choice(completion: Completion) -> tuple[float, int, bool]:
+    """Return the log-prob of a choice, its number of tokens, and whether each was the likeliest."""
+    found = json.loads(completion.text)
+    return float(found["log_prob"]), int(found["n_tokens"]), bool(found["greedy"])
+
+
+def _is_greedy(own: Sequence[float], tops: Sequence[object]) -> bool:
+    """Return whether every token was the likeliest, as lm-evaluation-harness finds it; False if the answer does not show it."""
+    if len(tops) < len(own) or not own:
+        return False
+    return all(
+        isinstance(top, Mapping) and bool(top) and value >= max(top.values())
+        for value, top in zip(own, tops, strict=True)
+    )
+
+
+def _is_ids(text: str) -> bool:
+    return re.fullmatch(r"\[\d+(?:, \d+)*\]", text) is not None

@@ -1,0 +1,239 @@
+"""Models behind endpoints: the log-probs and texts of a server against those of the same weights here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from completions_server import Served, Style, serve
+
+from kinject.disk import write_jsonl
+from kinject.errors import EndpointError, InputError, RecipeError
+from kinject.eval import evaluate
+from kinject.eval.run import show_prompts
+from kinject.eval.scoring.answers import read_answers
+from kinject.recipe import read_recipe
+from kinject.results import Report
+from kinject.types import Answer
+
+QUESTIONS = [
+    {"id": "q1", "question": "Where was Arden born?", "choices": ["Lowmere", "the mill", "Farrow"], "answer": 0},
+    {"id": "q2", "question": "Where was Bryn  born? ", "choices": ["Kelm", "town of Farrow"], "answer": 1},
+    {"id": "q3", "question": "¿Dónde nació Kelm? 在", "choices": ["1987", "school – é", "x"], "answer": 2},
+]
+Run = Callable[..., Report]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Evaluate `models` in the run folder `name`."""
+    write_jsonl(tmp_path / "q.jsonl", QUESTIONS)
+
+    def _run(models: dict[str, Any], name: str = "run", **section: Any) -> Report:
+        section = {"models": models, "questions": {"new": str(tmp_path / "q.jsonl")}, **section}
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / name), "eval": section}, sort_keys=False))
+        return evaluate(read_recipe(path, (), "eval"))
+
+    return _run
+
+
+@pytest.fixture
+def served(tiny_model: Path) -> Iterator[Served]:
+    with serve(tiny_model) as server:
+        yield server
+
+
+def answers(folder: Path, arm: str) -> dict[tuple[str, str, int, int], Answer]:
+    """Return the stored answers of an arm by format, question, rotation and number of shots."""
+    found = read_answers(folder / "run" / "answers.jsonl")
+    return {(a.format, a.question_id, a.rotation, a.shots): a for a in found if a.arm == arm}
+
+
+@pytest.mark.parametrize(
+    ("style", "in_tokens"),
+    [("vllm", True), ("sglang", False), ("llama-cpp-python", False)],
+)
+def test_log_probs_through_an_endpoint_are_those_of_the_same_weights_here(
+    run, tmp_path, tiny_model, style: Style, in_tokens: bool
+):
+    shots = {"questions": {"new": {"path": str(tmp_path / "q.jsonl"), "shots_from": str(tmp_path / "q.jsonl")}}}
+    section = {"formats": ["texts", "rotations"], "shots": [1], **shots}
+    with serve(tiny_model, style) as served:
+        table = {"endpoint": served.url, "model": "tiny", "api": "completions"}
+        table |= {"tokenizer": str(tiny_model)} if in_tokens else {}
+        run({"local": str(tiny_model), "served": table}, **section)
+        assert all(isinstance(body["prompt"], str) != in_tokens for body in served.bodies)
+        n_requests = len(served.bodies)
+        run({"local": str(tiny_model), "served": table}, **section)
+        assert len(served.bodies) == n_requests  # nothing is asked twice
+    mine, other = answers(tmp_path, "local"), answers(tmp_path, "served")
+    assert mine.keys() == other.keys()
+    assert len(mine) == 3 + 8
+    for key, answer in mine.items():
+        assert other[key].log_probs == pytest.approx(answer.log_probs, abs=1e-3)
+        assert other[key].log_probs.index(max(other[key].log_probs)) == answer.log_probs.index(max(answer.log_probs))
+        assert other[key].n_tokens == answer.n_tokens
+        assert other[key].greedy == answer.greedy
+
+
+def test_prompts_beyond_the_window_are_cut_as_those_of_the_same_model_here(run, tmp_path, tiny_model, served):
+    long = [{**row, "question": f"{'Where is the town of Arden? ' * 40}{row['question']}"} for row in QUESTIONS]
+    write_jsonl(tmp_path / "q.jsonl", long)
+    table = {"endpoint": served.url, "model": "tiny", "api": "completions", "tokenizer": str(tiny_model), "window": 256}
+    report = run({"local": str(tiny_model), "served": table})
+    mine, other = answers(tmp_path, "local"), answers(tmp_path, "served")
+    assert all(answer.truncated and other[key].truncated == answer.truncated for key, answer in mine.items())
+    for key, answer in mine.items():
+        assert other[key].log_probs == pytest.approx(answer.log_probs, abs=1e-3)
+    assert sum("did not fit the model's window" in note for note in report.notes) == 2
+
+
+@pytest.mark.parametrize("in_tokens", [True, False])
+def test_completions_write_the_texts_that_the_same_weights_write_here(run, tmp_path, tiny_model, served, in_tokens):
+    table = {"endpoint": served.url, "model": "tiny", "api": "completions"}
+    table |= {"tokenizer": str(tiny_model)} if in_tokens else {}
+    run({"local": str(tiny_model), "served": table}, formats=["generate"], max_new_tokens=6, stop=["\n", "z"])
+    mine, other = answers(tmp_path, "local"), answers(tmp_path, "served")
+    assert [other[key].text for key in mine] == [answer.text for answer in mine.values()]
+    assert {body["max_tokens"] for body in served.bodies} == {6}
+    assert all(body["stop"] == ["\n", "z"] and body["temperature"] == 0 for body in served.bodies)
+
+
+def test_chats_write_sentences_in_the_turns_of_the_recipe(run, tmp_path, served):
+    table = {
+        "endpoint": served.url, "model": "tiny", "api": "chat", "system": "Be brief.", "price_in": 1.0, "price_out": 10.0,
+        "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low", "extra_body": {"top_a": 1},
+    }  # fmt: skip
+    served.chat = "<think>Arden is in the north.</think>Lowmere, I think."
+    report = run({"served": table}, formats=["generate"], budget=1.0)
+    assert served.bodies[0]["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Question: Where was Arden born?\nAnswer:"},
+    ]
+    assert {key: served.bodies[0][key] for key in ("chat_template_kwargs", "reasoning_effort", "top_a", "max_tokens")} == {
+        "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low", "top_a": 1, "max_tokens": 32,
+    }  # fmt: skip
+    assert "stop" not in served.bodies[0]
+    stored = answers(tmp_path, "served")["generate", "q1", 0, 0]
+    assert (stored.text, stored.n_thinking > 0, report.results[0].n_correct) == ("Lowmere, I think.", True, 1)
+    counts = json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["endpoints"]["served"]
+    assert (counts["tokens_in"], counts["tokens_out"], counts["cost"]) == (33, 15, pytest.approx(183e-6))
+    assert any("33 tokens in, 15 out, cost 0.0002" in note and "cannot be hashed" in note for note in report.notes)
+    assert report.model_sources == {"served": f"tiny (chat) at {served.url}"}
+
+
+def test_a_killed_run_pays_no_answer_twice(run, tmp_path, tiny_model, served):
+    table = {
+        "endpoint": served.url,
+        "model": "tiny",
+        "api": "completions",
+        "tokenizer": str(tiny_model),
+        "concurrency": 1,
+    }
+    served.fails_after = 5
+    with pytest.raises(EndpointError, match=r"eval\.models\.served: .* the same command resumes"):
+        run({"served": table})
+    n_stored = len(read_answers(tmp_path / "run" / "answers.jsonl"))
+    assert n_stored == 1
+    served.fails_after = None
+    n_before = len(served.bodies)
+    run({"served": table})
+    paid = [json.dumps(body) for body in (*served.bodies[:5], *served.bodies[n_before:])]
+    assert len(paid) == len(set(paid)) == 1 + 8  # one asks whether there are log-probs
+
+
+def test_answers_are_kept_apart_by_model_name_revision_and_parameters(run, tmp_path, served):
+    def asked(**changes: Any) -> int:
+        before = len(served.bodies)
+        run({"served": {"endpoint": served.url, "model": "tiny", "api": "chat", **changes}}, formats=["generate"])
+        return len(served.bodies) - before
+
+    assert [asked(), asked(), asked(revision="2026-11"), asked(model="small"), asked(temperature=0.5)] == [
+        3,
+        0,
+        3,
+        3,
+        3,
+    ]
+    assert asked(timeout=30.0, concurrency=2, price_in=1.0) == 0
+
+
+def test_the_budget_ends_a_run_before_it_is_exceeded(run, tmp_path, served):
+    table = {"endpoint": served.url, "model": "tiny", "api": "chat", "price_out": 1e6, "concurrency": 1}
+    with pytest.raises(InputError, match=r"eval\.budget: 40\.0 are spent \(eval\.models\.served\)"):
+        run({"served": table}, formats=["generate"], budget=40.0)
+    assert len(served.bodies) == 2  # 5 each, and 32 that the next may cost
+    run({"served": table}, formats=["generate"], budget=50.0)
+    assert len(served.bodies) == 3
+
+
+@pytest.mark.parametrize("style", ["llama-server", "ignores-echo"])
+@pytest.mark.parametrize("in_tokens", [True, False])
+def test_an_endpoint_without_log_probs_of_the_prompt_is_refused_at_the_first_request(
+    run, tiny_model, style: Style, in_tokens: bool
+):
+    with serve(tiny_model, style) as served:
+        table = {"endpoint": served.url, "model": "tiny", "api": "completions"}
+        table |= {"tokenizer": str(tiny_model)} if in_tokens else {}
+        with pytest.raises(EndpointError, match=r"no log-probs of the prompt \(echo with logprobs\).*\(vLLM, SGLang"):
+            run({"served": table})
+        assert len(served.scored()) == 1
+        run({"served": table}, "other", formats=["generate"])  # it writes answers
+
+
+def test_an_endpoint_that_takes_no_token_ids_is_refused_with_what_to_do(run, tiny_model):
+    with serve(tiny_model, "llama-cpp-python") as served:
+        table = {"endpoint": served.url, "model": "tiny", "api": "completions", "tokenizer": str(tiny_model)}
+        with pytest.raises(EndpointError, match=r"should be a valid string.* leave tokenizer out"):
+            run({"served": table})
+
+
+@pytest.mark.parametrize(
+    ("table", "section", "message"),
+    [
+        ({"api": "chat"}, {}, "api: a chat returns no log-probs of given choices, which texts needs. Set eval.formats"),
+        ({"api": "chat", "tokenizer": "."}, {"formats": ["generate"]}, "tokenizer: is for api: completions"),
+        ({"api": "completions", "window": 99}, {}, "window: needs the model's tokenizer"),
+        ({"api": "completions", "chat": True}, {}, "chat: needs the model's tokenizer"),
+        ({"api": "completion"}, {}, "api: found 'completion' .* Did you mean completions"),
+        ({}, {}, "api: missing. completions"),
+        ({"api": "chat", "endpoint": "127.0.0.1"}, {"formats": ["generate"]}, "endpoint: this is no address of an endpoint"),
+        ({"api": "chat", "modle": "x"}, {}, "modle: unknown key. Did you mean model"),
+        ({"api": "chat", "extra_body": {"n": 2}}, {"formats": ["generate"]}, "extra_body.n: is not read here"),
+        ({"api": "completions"}, {"budget": 1.0}, "eval.budget: needs price_in and price_out"),
+    ],
+)  # fmt: skip
+def test_what_an_endpoint_cannot_do_is_refused_before_the_first_request(run, table, section, message):
+    table = {"endpoint": "http://127.0.0.1:9/v1", "model": "tiny", **table}
+    with pytest.raises(RecipeError, match=message):
+        run({"served": table}, **section)
+
+
+def test_two_addresses_of_one_model_name_need_a_revision(run):
+    first = {"endpoint": "http://127.0.0.1:9/v1", "model": "m", "api": "chat"}
+    with pytest.raises(
+        RecipeError, match=r"eval\.models\.b: has the model name, revision and parameters of a at another"
+    ):
+        run({"a": first, "b": {**first, "endpoint": "http://127.0.0.1:10/v1"}}, formats=["generate"])
+
+
+def test_several_processes_do_not_share_an_endpoint(run, monkeypatch):
+    monkeypatch.setattr("kinject.eval.run.world_size", lambda: 2)
+    with pytest.raises(InputError, match=r"2 processes would ask eval\.models\.served\. Start one"):
+        run({"served": {"endpoint": "http://127.0.0.1:9/v1", "model": "m", "api": "chat"}}, formats=["generate"])
+
+
+def test_prompts_of_an_endpoint_are_shown_and_not_sent(tmp_path, run):
+    path = tmp_path / "recipe.yaml"
+    table = {"endpoint": "http://127.0.0.1:9/v1", "model": "m", "api": "chat"}
+    section = {"models": {"served": table}, "questions": {"new": str(tmp_path / "q.jsonl")}, "formats": ["generate"]}
+    path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": section}))
+    shown = list(show_prompts(read_recipe(path, (), "eval"), 1))
+    assert shown == [
+        "served on new: generate, 0 shots, K 0, question q1\n  user: 'Question: Where was Arden born?\\nAnswer:'"
+    ]
