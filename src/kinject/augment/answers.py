@@ -17,7 +17,7 @@ from kinject.corpus.passages import sentences
 
 _FENCED = re.compile(r"\A```[\w-]*\n(.*?)\n?```\Z", re.DOTALL)
 _BULLET = re.compile(r"\A\s*(?:[-*•]|\(?\d{1,2}[.)])\s+")
-_MARK = re.compile(r"\**(?:(Q)(?:uestion)?|(A)(?:nswer)?)\s{0,3}\d{0,3}\s{0,3}[:.]\**")
+_MARK = re.compile(r"\**(?:(?P<Q>Q)(?:uestion)?|(?P<A>A)(?:nswer)?|(?P<QUOTE>Quote|QUOTE))\s{0,3}\d{0,3}\s{0,3}[:.]\**")
 
 
 def plain_text(answer: str) -> str:
@@ -64,20 +64,42 @@ def line_text(answer: str) -> str:
 
 def pairs_of(text: str) -> list[tuple[str, str]]:
     """Return the (question, answer) pairs in `text`."""
+    pairs = itertools.pairwise(_marked_lines(text))
+    return [(question, reply) for (q, question), (a, reply) in pairs if (q, a) == ("Q", "A") and question and reply]
+
+
+def _marked_lines(text: str) -> list[tuple[str, str]]:
+    """Return (``Q``, ``A``, ``QUOTE`` or "", rest) of each line that is not blank."""
     lines: list[tuple[str, str]] = []
     for line in filter(None, (line.strip() for line in text.split("\n"))):
         mark = _MARK.match(line)
         if mark is None and lines and not lines[-1][1]:  # the mark was alone on its line
             lines[-1] = (lines[-1][0], line)
         else:
-            lines.append((mark[1] or mark[2], line[mark.end() :].strip()) if mark else ("", line))
-    pairs = itertools.pairwise(lines)
-    return [(question, reply) for (q, question), (a, reply) in pairs if (q, a) == ("Q", "A") and question and reply]
+            lines.append((mark.lastgroup or "", line[mark.end() :].strip()) if mark else ("", line))
+    return lines
 
 
 def pair_text(answer: str) -> str:
     """Return `pairs_of` as one text, "" without pairs."""
     return "\n\n".join(f"Q: {question}\nA: {reply}" for question, reply in pairs_of(plain_text(answer)))
+
+
+def quoted_of(text: str) -> list[tuple[str, str, str]]:
+    """Return the (question, quotation, answer) triples in `text`; a quotation is without quotation marks around it."""
+    lines = _marked_lines(text)
+    triples = zip(lines, lines[1:], lines[2:], strict=False)
+    return [
+        (one[1], plain_text(two[1]), three[1])
+        for one, two, three in triples
+        if (one[0], two[0], three[0]) == ("Q", "QUOTE", "A") and one[1] and two[1] and three[1]
+    ]
+
+
+def quoted_text(answer: str) -> str:
+    """Return `quoted_of` as one text, "" without triples."""
+    triples = quoted_of(plain_text(answer))
+    return "\n\n".join(f"Q: {question}\nQUOTE: {quotation}\nA: {reply}" for question, quotation, reply in triples)
 
 
 def says_yes(answer: str) -> bool:
@@ -101,6 +123,7 @@ PARSERS: Mapping[str, Callable[[str], str]] = {
     "text": plain_text,
     "lines": line_text,
     "pairs": pair_text,
+    "quoted": quoted_text,
     "sections": lambda answer: "\n\n".join(sections_of(answer)),
 }
 """Name of a parser in a style file -> text of a variant in an answer, "" if it has another form."""

@@ -118,10 +118,10 @@ class ContaminationCheck:
                 self.check("prompts", style.name, text)
 
     def check_row(self, place: str, path: Path, row: Mapping[str, Any]) -> None:
-        """Search a corpus row: its `text`, or `prompt` and `completion`."""
-        for key in ("text", "prompt", "completion"):
-            if key in row:
-                self.check(place, f"{path}: {row['id']}", row[key])
+        """Search a corpus row: its `text`, `prompt` and `completion`, or `messages`."""
+        texts = [row[key] for key in ("text", "prompt", "completion") if key in row]
+        for text in (*texts, *(message["content"] for message in row.get("messages", ()))):
+            self.check(place, f"{path}: {row['id']}", text)
 
     def check(self, place: str, where: str, text: str) -> None:
         """Search a text, and record the questions that are in it under `place`."""

@@ -6,7 +6,9 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from kinject.augment.checks.facts import compare_facts
@@ -14,8 +16,11 @@ from kinject.augment.contamination import ContaminationCheck
 from kinject.augment.groups import Group, VariantRequest
 from kinject.augment.plan import Plan, PlannedDocument, Schedule
 from kinject.augment.store import Store
+from kinject.corpus.questions import question_prompt
+from kinject.corpus.retrieved import Bm25, best_of, quoting_answer, with_passages
 from kinject.disk import Row, content_id, open_jsonl
-from kinject.types import Variant
+from kinject.recipe import AugmentSection, RaftSection
+from kinject.types import Passage, Variant
 
 _MOST_SHOWN = 5
 
@@ -102,9 +107,17 @@ class CorpusWriter:
     """
 
     def __init__(
-        self, run_dir: Path, plan: Plan, store: Store, failures: Mapping[str, str], contamination: ContaminationCheck
+        self,
+        run_dir: Path,
+        plan: Plan,
+        store: Store,
+        failures: Mapping[str, str],
+        contamination: ContaminationCheck,
+        section: AugmentSection,
     ) -> None:
         """`failures` maps ids of requests without an answer to the error."""
+        self._section = section
+        self._raft: _RaftRows | None = None
         self.corpus_path = run_dir / "corpus.jsonl"
         self.sft_path = run_dir / "sft.jsonl"
         self.failures_path = run_dir / "failures.jsonl"
@@ -119,16 +132,23 @@ class CorpusWriter:
         self.tokens = Counter[str]()
         self.languages = Counter[str]()
 
-    def write(self, documents: Iterable[PlannedDocument], *, include_originals: bool) -> None:
+    def write(self, documents: Iterable[PlannedDocument]) -> None:
         """Write the files: passages and their variants by style and sample, in the order of `documents`.
+
+        Those are read twice for a style whose rows show other passages.
 
         Raises `DiskError`, and `InputError` if a stored row is damaged.
         """
+        section, styles = self._section, [self._plan.catalog[name] for name in self._plan.styles]
+        if any(style.rows == "quoted" for style in styles):
+            shown = (passage for _, passages in documents for passage in passages)
+            self._raft = _RaftRows(shown, section.raft or RaftSection(), self._plan.seed)
+        makes_sft = any(style.makes_instructions or (section.messages and style.writes_chat) for style in styles)
         with contextlib.ExitStack() as stack:
             write_corpus = stack.enter_context(open_jsonl(self.corpus_path))
             write_failure = stack.enter_context(open_jsonl(self.failures_path))
-            makes_sft = any(self._plan.catalog[name].makes_instructions for name in self._plan.styles)
-            write_sft = stack.enter_context(open_jsonl(self.sft_path)) if makes_sft else None
+            apart = makes_sft and not section.one_corpus
+            write_sft = stack.enter_context(open_jsonl(self.sft_path)) if apart else None
             write_fact = stack.enter_context(open_jsonl(self._coverage_path)) if self._quotas else None
             files = (write_corpus, write_sft, write_fact, write_failure)
             for document, passages in documents:
@@ -136,7 +156,7 @@ class CorpusWriter:
                 own = {"source": document.source} if licence or "://" in document.source else {}
                 self._origin = own | ({"licence": licence} if licence else {})
                 for passage in passages:
-                    if include_originals:
+                    if section.include_originals:
                         row = {"id": passage.id, "document_id": document.id, "origin": "original", "text": passage.text}
                         self._write_row(row, write_corpus, write_sft)
                     for group in self._plan.groups_of(document, passage):
@@ -166,7 +186,7 @@ class CorpusWriter:
                 variant = variants.get(request.id)
                 if variant is not None and variant.text:
                     got[str(request.item.get(group.style.keeps or ""))] += 1
-                    for row in _corpus_rows(group, request, variant):
+                    for row in self._variant_rows(group, request, variant):
                         self._write_row(row, write_corpus, write_sft)
                 elif variant is None and request.id in self._failures:
                     write_failure(self._failure_row(group, request))
@@ -178,14 +198,26 @@ class CorpusWriter:
 
     def _write_row(self, row: Row, write_corpus: _Write, write_sft: _Write | None) -> None:
         row |= self._origin
-        if "text" in row:
+        if "text" in row or write_sft is None:
             write_corpus(row)
             self.n_rows += 1
             self._contamination.check_row("corpus", self.corpus_path, row)
-        elif write_sft is not None:
+        else:
             write_sft(row)
             self.n_sft_rows += 1
             self._contamination.check_row("sft", self.sft_path, row)
+
+    def _variant_rows(self, group: Group, request: VariantRequest, variant: Variant) -> Iterator[Row]:
+        """Yield the corpus rows of a variant."""
+        chat = group.source if self._section.messages else None
+        for index, fields in enumerate(group.style.corpus_rows(variant.text, request.item, request.turn, chat)):
+            row_id = content_id(variant.id, index) if index else variant.id
+            if self._raft is not None and "quotation" in fields:
+                fields = self._raft.fields(group.passage, row_id, **fields)
+                if chat is not None:
+                    turns = (("user", fields["prompt"]), ("assistant", fields["completion"].strip()))
+                    fields = {"messages": [{"role": role, "content": content} for role, content in turns]}
+            yield {"id": row_id, "document_id": group.passage.document_id, "origin": "variant", **fields}
 
     def _count(self, group: Group, requests: Sequence[VariantRequest], variants: Mapping[str, Variant]) -> None:
         count = self._counts[group.style.name]
@@ -272,11 +304,39 @@ class CorpusWriter:
 _Write = Callable[[Row], None]
 
 
-def _corpus_rows(group: Group, request: VariantRequest, variant: Variant) -> Iterator[Row]:
-    """Yield the corpus rows of a variant."""
-    for index, fields in enumerate(group.style.corpus_rows(variant.text, request.item, request.turn)):
-        row_id = content_id(variant.id, index) if index else variant.id
-        yield {"id": row_id, "document_id": group.passage.document_id, "origin": "variant", **fields}
+class _RaftRows:
+    """Questions with passages in front of them, as RAFT trains on them (arXiv 2403.10131); all passages are in memory."""
+
+    def __init__(self, passages: Iterable[Passage], section: RaftSection, seed: int) -> None:
+        self._section, self._seed = section, seed
+        self._texts = {passage.id: (passage.document_id, passage.shown) for passage in passages}
+        self._ids = list(self._texts)
+        by_words = section.drawn_by == "bm25" and section.distractors
+        self._index = Bm25([text for _, text in self._texts.values()]) if by_words else None
+
+    def fields(self, gold: Passage, row_id: str, question: str, quotation: str, answer: str) -> dict[str, str]:
+        """Return ``prompt`` and ``completion``: passages in an order of the seed, the question, the answer with its quotation.
+
+        Without the passage that answers it, the answer alone is learned: nothing on show can be quoted.
+        """
+        section = self._section
+        rng = Random(content_id("raft", self._seed, row_id))
+        shows_gold = rng.random() >= section.without_gold
+        others = self._distractors(gold, question, section.distractors + (not shows_gold), rng)
+        texts = [*([gold.shown] if shows_gold else []), *others]
+        rng.shuffle(texts)
+        quotes = shows_gold and section.quote
+        completion = quoting_answer(quotation, answer) if quotes else answer
+        return {"prompt": with_passages(texts, question_prompt(question)), "completion": f" {completion}"}
+
+    def _distractors(self, gold: Passage, question: str, n: int, rng: Random) -> list[str]:
+        """Return the texts of `n` passages of other documents, fewer if there are fewer."""
+        if self._index is None:
+            ranked = rng.sample(range(len(self._ids)), len(self._ids))
+        else:
+            ranked = best_of(self._index.scores(question), len(self._ids))
+        others = (self._texts[self._ids[index]] for index in ranked)
+        return list(islice((text for document, text in others if document != gold.document_id), n))
 
 
 def render_coverage(coverage: Coverage) -> str:

@@ -92,9 +92,9 @@ async def _augment(
         progress = AugmentProgress(counts["variants"])
         with Store(recipe.run_dir, keep_thinking=section.keep_thinking) as store, progress:
             rewriter = await _rewrite(recipe, section, limits, plan, passages, store, progress, part_of)
-            writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination)
+            writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination, section)
             contamination.check_prompts(plan.catalog[name] for name in plan.styles)
-            writer.write(passages, include_originals=section.include_originals)
+            writer.write(passages)
     sender, styles = rewriter.sender, writer.styles
     earlier = [shard["this_run"] for shard in shards]
     result = AugmentResult(

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 
-from kinject.augment.answers import MECHANICAL, PARSERS, Mechanical, pairs_of
+from kinject.augment.answers import MECHANICAL, PARSERS, Mechanical, pairs_of, quoted_of
 from kinject.augment.checks.checker import Rules
 from kinject.augment.prompts import (
     STYLE_FILES,
@@ -84,11 +84,14 @@ class Style:
     combine: tuple[int, ...] = option((), help="Prompts are about all subsets of these sizes of the items.", min=1)
     keeps: str | None = option(None, help="A preparation: each text keeps all facts of its item.")
     none: bool = option(False, help="The answer NONE is accepted: there is nothing to write.")
-    parser: Literal["text", "lines", "pairs", "sections"] = option("text", help="How the answer is read.")
+    parser: Literal["text", "lines", "pairs", "quoted", "sections"] = option("text", help="How the answer is read.")
     rules: Rules = option(Rules(), help="Rules of the checks.")
     verify: str = option("", help="Template of a question about {{ text }}; without a yes the text is refused.")
-    rows: Literal["text", "paragraphs", "pairs"] | tuple[str, ...] = option(
+    rows: Literal["text", "paragraphs", "pairs", "quoted"] | tuple[str, ...] = option(
         "text", help="Corpus rows of a text; or a list of templates of instructions that it answers, for SFT rows."
+    )
+    chat: Literal["none", "turns"] | tuple[str, ...] = option(
+        "none", help="With augment.messages: its questions and answers are turns; or templates of what the user asks."
     )
 
     @property
@@ -129,22 +132,44 @@ class Style:
         fitting = [line if isinstance(line, str) else line.text for line in lines]
         return fitting[sample % len(fitting)] if fitting else ""
 
-    def corpus_rows(self, text: str, item: Item, sample: int) -> list[dict[str, Any]]:
-        """Return the fields of the corpus rows of an accepted text: ``text``, or ``prompt`` and ``completion``."""
+    def corpus_rows(self, text: str, item: Item, sample: int, chat: Source | None = None) -> list[dict[str, Any]]:
+        """Return the fields of the corpus rows of an accepted text: ``text``, or ``prompt`` and ``completion``.
+
+        With `chat`, what the prompt showed, they are ``messages`` for a style that `writes_chat`. A template about the
+        title keeps the text of a passage without one as it is. Rows of ``quoted`` have ``question``, ``quotation`` and
+        ``answer``, for a prompt with passages.
+        """
+        if self.rows == "quoted":
+            names = ("question", "quotation", "answer")
+            return [dict(zip(names, triple, strict=True)) for triple in quoted_of(text)]
         if self.rows == "pairs":
-            return [{"prompt": question, "completion": f" {answer}"} for question, answer in pairs_of(text)]
+            pairs = pairs_of(text)
+            if chat is not None:
+                return [{"messages": _turns([pair])} for pair in pairs]
+            return [{"prompt": question, "completion": f" {answer}"} for question, answer in pairs]
+        if chat is not None and self.chat == "turns":
+            return [{"messages": _turns(pairs)}] if (pairs := pairs_of(text)) else [{"text": text}]
+        templates = self.rows if isinstance(self.rows, tuple) else self.chat if chat is not None else ()
+        if isinstance(templates, tuple) and templates:
+            prompt = render(templates[sample % len(templates)], chat or _EXAMPLE, item)
+            if chat is None:
+                return [{"prompt": prompt, "completion": f" {text}"}]
+            return [{"messages": _turns([(prompt, text)])}] if prompt else [{"text": text}]
         if (
             self.rows == "paragraphs"
         ):  # within one row, a name at the end of the first fact could be copied to the others
             return [{"text": paragraph} for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
-        if self.rows == "text":
-            return [{"text": text}]
-        return [{"prompt": render(self.rows[sample % len(self.rows)], _EXAMPLE, item), "completion": f" {text}"}]
+        return [{"text": text}]
 
     @property
     def makes_instructions(self) -> bool:
         """Whether its rows have a prompt and a completion."""
         return self.rows not in ("text", "paragraphs")
+
+    @property
+    def writes_chat(self) -> bool:
+        """Whether its rows can be conversations."""
+        return self.makes_instructions or self.chat != "none"
 
     def schedule(self, items: Sequence[Item], seed: str) -> Iterator[Item]:
         """Yield what the prompts are about, in order: each item, or all subsets of the sizes in `combine`.
@@ -171,6 +196,11 @@ class Style:
         return _identity(self)
 
 
+def _turns(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    roles = ("user", "assistant")
+    return [{"role": role, "content": content} for pair in pairs for role, content in zip(roles, pair, strict=True)]
+
+
 def _missing(needs: Iterable[str], source: Source) -> str:
     return next((need for need in needs if not describe(source, need)), "")
 
@@ -193,7 +223,7 @@ def _subsets(names: Sequence[str], size: int, rng: Random) -> Iterator[tuple[str
 @lru_cache(maxsize=64)
 def _identity(style: Style) -> str:
     named = asdict(style)
-    return content_id({key: value for key, value in named.items() if key not in ("about", "source")})
+    return content_id({key: value for key, value in named.items() if key not in ("about", "source", "chat")})
 
 
 @lru_cache(maxsize=64)
@@ -241,8 +271,12 @@ def _structure_faults(style: Style) -> Iterator[tuple[tuple[str | int, ...], str
         yield ("keeps",), f"names no preparation.{suggestion(style.keeps, names)}"
     if style.combine and len(names) != 1:
         yield ("combine",), f"found {len(names)} preparations; subsets are made of the items of one."
-    if style.rows == "pairs" and style.parser != "pairs":
-        yield ("rows",), "pairs needs parser: pairs."
+    if style.rows in ("pairs", "quoted") and style.parser != style.rows:
+        yield ("rows",), f"{style.rows} needs parser: {style.rows}."
+    if style.chat != "none" and style.makes_instructions:
+        yield ("chat",), "its rows are prompts with answers already, and become conversations by themselves."
+    if style.rules.quotes and style.parser != "quoted":
+        yield ("rules", "quotes"), "needs parser: quoted."
 
 
 def _template_faults(style: Style, file: YamlFile) -> Iterator[Fault]:
@@ -257,6 +291,8 @@ def _template_faults(style: Style, file: YamlFile) -> Iterator[Fault]:
         templates.append((("verify",), style.verify, {**items, "text": "Text."}, "text"))
     if isinstance(style.rows, tuple):
         templates += [(("rows", index), row, items, "") for index, row in enumerate(style.rows)]
+    if isinstance(style.chat, tuple):
+        templates += [(("chat", index), row, items, "") for index, row in enumerate(style.chat)]
     for key, template, extra, required in templates:
         known = extra if key[0] == "rows" else {**_EXAMPLE_VARIABLES, **extra}
         for line, what in _faults_of(template, known, required):

@@ -150,7 +150,7 @@ def render_summary(result: AugmentResult) -> str:
         lines += [f"{number:>8}  {error}" for error, number in result.failed.items()]
     lines.append("")
     if result.sft_path:
-        lines.append(f"prompts and completions: {result.sft_path}")
+        lines.append(f"prompts with completions, and conversations: {result.sft_path}")
     line = f"{result.n_sent} requests sent in this run, {result.n_cached} answered from the cache"
     if result.tokens_in or result.tokens_out:
         thinking = f", {result.tokens_thinking:,} of them thinking" if result.tokens_thinking else ""

@@ -55,6 +55,15 @@ def _style_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
         elif not isinstance(target, int) and (styles[name].mechanical or section.generator.kind == "file"):
             yield f"augment.styles.{name}", "needs a number: a target of tokens is for styles that a model writes."
 
+    chosen = [styles[name] for name in section.styles if name in styles]
+    if section.messages and not any(style.writes_chat for style in chosen):
+        names = ", ".join(name for name, style in styles.items() if style.writes_chat)
+        yield "augment.messages", f"none of the styles writes conversations. Those that do: {names}."
+    if section.one_corpus and not any(s.makes_instructions or (section.messages and s.writes_chat) for s in chosen):
+        yield "augment.one_corpus", "none of the styles writes other rows than text. Remove the line."
+    if section.raft is not None and all(style.rows != "quoted" for style in chosen):
+        yield "augment.raft", "is for the style raft, which augment.styles lacks. Add it, or remove the section."
+
 
 def _file_faults(section: AugmentSection) -> Iterator[tuple[str, str]]:
     """Yield a fault for each style whose variants a file cannot provide."""

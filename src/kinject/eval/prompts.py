@@ -8,6 +8,7 @@ from string import ascii_uppercase
 from typing import Any, Literal
 
 from kinject.corpus.questions import question_prompt
+from kinject.corpus.retrieved import with_passages
 from kinject.errors import InputError
 from kinject.eval.tasks.templates import compile_template, render
 from kinject.recipe.eval_section import QuestionFormat
@@ -174,9 +175,8 @@ def render_prompt(request: PromptRequest) -> Prompt:
         return Prompt(_render_template(request), _scored_continuations(request))
     delimiter = request.style.fewshot_delimiter
     examples = "".join(f"{_with_answer(shot, request)}{delimiter}" for shot in request.shots)
-    passages = "".join(f"{passage}\n\n" for passage in request.passages)
     header = _subject_header(request)
-    asked = f"{passages}{_unanswered(request.question, request.format)}"
+    asked = with_passages(request.passages, _unanswered(request.question, request.format))
     turns = [text for shot in request.shots for text in (_unanswered(shot, request.format), _answer(shot, request))]
     return Prompt(f"{header}{examples}{asked}", _scored_continuations(request), header, (*turns, asked))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject.corpus.passages import sentences
+from kinject.corpus.retrieved import Bm25, best_of, words_of
 from kinject.disk import atomic_file, content_id, open_to_read, parse_json, read_bytes
 from kinject.errors import DiskError, InputError
 from kinject.eval.scoring.answers import hash_model
@@ -28,7 +28,6 @@ BGE_PREFIX = "Represent this sentence for searching relevant passages: "
 LEXICAL_WEIGHTS = {"words": 1.0, "pieces": 0.53, "pairs": 0.75, "sentence": 0.43}
 """Weights of the scores of `LexicalRetriever`, learned from SQuAD questions by benchmarks/eval/retrieval.py."""
 
-_WORD = re.compile(r"\w+")
 _PIECE = 4  # letters
 _PRODUCTS = 2**24  # dot products in memory at once: 64 MB
 _MARGIN = 1e-3  # exceeds the rounding error of a float32 dot product of unit vectors
@@ -51,27 +50,6 @@ def search_text(passage: Passage, heading_path: bool) -> str:
     return passage.below_path() if heading_path else passage.shown
 
 
-class _Bm25:
-    """BM25 (Lucene's variant, k1 = 1.5, b = 0.75, through bm25s) over texts, each split into terms."""
-
-    def __init__(self, texts: Sequence[str], terms: Callable[[str], list[str]]) -> None:
-        import bm25s
-
-        self._terms, self._n = terms, len(texts)
-        split = [terms(text) for text in texts]
-        self._vocabulary = set[str]().union(*split)
-        self._index = bm25s.BM25() if self._vocabulary else None
-        if self._index is not None:
-            self._index.index(split, show_progress=False)
-
-    def scores(self, query: str) -> npt.NDArray[np.float64]:
-        """Return the score of each text."""
-        known = [term for term in self._terms(query) if term in self._vocabulary]
-        if self._index is None or not known:
-            return np.zeros(self._n)
-        return np.asarray(self._index.get_scores(known), dtype=np.float64)
-
-
 class Bm25Retriever:
     """BM25 over passages; words in lower case, no stop words."""
 
@@ -80,7 +58,7 @@ class Bm25Retriever:
         self.passages = tuple(passages)
         self.notes: tuple[str, ...] = ()
         self.models: Mapping[str, str] = {}
-        self._index = _Bm25([search_text(passage, heading_path) for passage in passages], _words)
+        self._index = Bm25([search_text(passage, heading_path) for passage in passages], words_of)
 
     def best(self, query: str, k: int) -> tuple[Passage, ...]:
         """Return the `k` best passages for `query`, the best first; all if the index holds fewer."""
@@ -88,7 +66,7 @@ class Bm25Retriever:
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
         """Return for each query the indices of the `k` best passages; equal scores in the order of the passages."""
-        return [_best(self._index.scores(query), k) for query in queries]
+        return [best_of(self._index.scores(query), k) for query in queries]
 
 
 class LexicalRetriever:
@@ -104,10 +82,10 @@ class LexicalRetriever:
         self.notes: tuple[str, ...] = ()
         self.models: Mapping[str, str] = {}
         texts = [search_text(passage, heading_path) for passage in passages]
-        self._indices = {name: _Bm25(texts, terms) for name, terms in _TERMS.items()}
+        self._indices = {name: Bm25(texts, terms) for name, terms in _TERMS.items()}
         split = [sentences(text) or [text] for text in texts]
         self._first = np.cumsum([0, *map(len, split)])[:-1]
-        self._sentences = _Bm25([sentence for one in split for sentence in one], _pieces)
+        self._sentences = Bm25([sentence for one in split for sentence in one], _pieces)
 
     def scores(self, query: str) -> dict[str, npt.NDArray[np.float64]]:
         """Return the scores of the passages, by the names of `LEXICAL_WEIGHTS`."""
@@ -117,31 +95,22 @@ class LexicalRetriever:
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
         """Return for each query the indices of the `k` best passages; equal scores in the order of the passages."""
         return [
-            _best(np.sum([LEXICAL_WEIGHTS[name] * scores for name, scores in self.scores(query).items()], axis=0), k)
+            best_of(np.sum([LEXICAL_WEIGHTS[name] * scores for name, scores in self.scores(query).items()], axis=0), k)
             for query in queries
         ]
 
 
-def _best(scores: npt.NDArray[np.float64], k: int) -> list[int]:
-    indices: list[int] = np.argsort(-scores, kind="stable")[:k].tolist()
-    return indices
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
-
-
 def _pairs(text: str) -> list[str]:
-    return [f"{first} {second}" for first, second in pairwise(_words(text))]
+    return [f"{first} {second}" for first, second in pairwise(words_of(text))]
 
 
 def _pieces(text: str) -> list[str]:
     """Return the runs of 4 characters of each word, its borders marked; shorter words whole."""
-    marked = (f" {word} " for word in _words(text))
+    marked = (f" {word} " for word in words_of(text))
     return [word[at : at + _PIECE] for word in marked for at in range(max(1, len(word) - _PIECE + 1))]
 
 
-_TERMS = {"words": _words, "pieces": _pieces, "pairs": _pairs}
+_TERMS = {"words": words_of, "pieces": _pieces, "pairs": _pairs}
 
 
 class DenseRetriever:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, Literal
 
+from kinject.corpus.retrieved import final_answer
+
 if TYPE_CHECKING:
     from kinject.corpus.profiles import Grammar
 
@@ -47,8 +49,11 @@ _BESIDE_DATES = frozenset("of the st nd rd th de le el den der del du il den am 
 
 
 def normalize_answer(text: str) -> str:
-    """Return `text` as SQuAD compares it: lower case, without ASCII punctuation and English articles, single spaces."""
-    bare = "".join(character for character in text.lower() if character not in _PUNCTUATION)
+    """Return `text` as SQuAD compares it: lower case, without ASCII punctuation and English articles, single spaces.
+
+    What the text quotes in front of its answer, in RAFT's marks, is left out.
+    """
+    bare = "".join(character for character in final_answer(text).lower() if character not in _PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 

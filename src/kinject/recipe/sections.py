@@ -295,6 +295,20 @@ class ChecksSection:
 
 
 @dataclass(frozen=True)
+class RaftSection:
+    """Passages in front of the questions of the style raft: the one that answers it among others, its distractors."""
+
+    distractors: int = option(3, help="Distractors of each question.", min=0, max=100)
+    drawn_by: Literal["bm25", "seed"] = option(
+        "bm25", help="The passages nearest to the question by BM25, as a search would return them; or at random."
+    )
+    without_gold: float = option(
+        0.2, help="Fraction of the questions whose own passage is replaced by one more distractor.", min=0.0, max=1.0
+    )
+    quote: bool = option(True, help="Each answer quotes its passage first, if the passage is shown.")
+
+
+@dataclass(frozen=True)
 class AugmentSection:
     """Documents to passages to paraphrases to a corpus."""
 
@@ -306,6 +320,13 @@ class AugmentSection:
     )
     generator: GeneratorSection = option(help="What writes the paraphrases.")
     include_originals: bool = option(True, help="Keep the originals in the corpus.")
+    messages: bool = option(
+        False, help="Write questions, dialogues, facts and instructions as conversations (rows with messages)."
+    )
+    one_corpus: bool = option(
+        False, help="Write prompts with completions, and conversations, into corpus.jsonl instead of sft.jsonl."
+    )
+    raft: RaftSection | None = option(None, help="The passages in front of the questions of the style raft.")
     passage_tokens: int = option(256, help="Longest passage, in tokens of `tokenizer`.", min=8)
     document_tokens: int = option(
         8192, help="Longest document that styles of whole documents see at once; a longer one counts as several.", min=8

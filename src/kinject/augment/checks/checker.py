@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from kinject.augment.answers import quoted_of
 from kinject.augment.checks.facts import compare_with, source_facts
 from kinject.corpus.language import compare_languages
 from kinject.requests.prompt_injection import has_injection, split_injection
@@ -91,7 +92,8 @@ class Rules:
     (nearly) the source. `refuse_near`: it must not be nearly another accepted text (the same words in the same order are
     always refused).
     `shortest` and `longest` bound its words per word of the source; a difference of up to 8 words is always allowed.
-    `explains`: it may add explanations of words; the judge is told so.
+    `explains`: it may add explanations of words; the judge is told so. `quotes`: each of its quotations (``QUOTE:``) stands
+    in the source word for word.
     """
 
     complete: bool = True
@@ -100,6 +102,7 @@ class Rules:
     shortest: float = 0.35
     longest: float = 2.5
     explains: bool = False
+    quotes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +179,11 @@ class Checker:
         verdict = self._check_surroundings(text)
         if verdict is not None:
             return verdict
+        if self._rules.quotes:
+            source = " ".join(self._source.split())
+            for _, quotation, _ in quoted_of(text):
+                if " ".join(quotation.split()) not in source:
+                    return Verdict("quotation", f"{quotation[:60]!r} is not in the passage word for word")
         change = compare_languages(self._source, text)
         if change:
             return Verdict("language", change)

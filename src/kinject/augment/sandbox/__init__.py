@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
+from kinject.augment.answers import pairs_of
 from kinject.augment.prompts import first_words, passage_of, rewriting_of
 from kinject.augment.questions.prompts import is_question_prompt
 from kinject.augment.styles import STYLES
@@ -72,10 +73,21 @@ def _first_lines() -> Mapping[str, tuple[str, str]]:
     return lines
 
 
+def _quoted_questions(passage: str, seed: int) -> str:
+    """Return questions on the entry, each with the sentence that answers it."""
+    stated = sentences(passage)
+    triples = (
+        (question, next(sentence for sentence in stated if answer in sentence), answer)
+        for question, answer in pairs_of(rewrite_as_questions(passage, seed))
+    )
+    return "\n\n".join(f"Q: {question}\nQUOTE: {sentence}\nA: {answer}" for question, sentence, answer in triples)
+
+
 _ANSWERS: Mapping[tuple[str, str], Callable[[str, int], str]] = {
     ("reversed", ""): rewrite_reversed,
     ("dialogue", ""): rewrite_as_dialogue,
     ("questions", ""): rewrite_as_questions,
+    ("raft", ""): _quoted_questions,
 }
 """(style, preparation) -> function of the passage and the seed. Other prompts are about a part of it, or paraphrases."""
 _STRATEGIES = (
