@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator
 
+from kinject.scaling import Scaling
 from kinject.types import Tabular, Written
 
 Kind = Literal["evaluation", "study"]
@@ -419,60 +420,6 @@ class Failure:
     stage: str
     message: str
     log: str
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingPoint:
-    """How many bits of a question set's facts one base model, or one arm on it, knows.
-
-    `exposures` is how often training read the document behind a question, in any paraphrase (mean), None if that was not
-    counted (the base). `bits` are in all `n_facts`, with `low` and `high` its 95% interval over documents and seeds;
-    `per_parameter` is bits over `parameters`. `most_bits` is what all the facts hold.
-    """
-
-    model: str
-    arm: str
-    question_set: str
-    label: str
-    """The value of the sweep, "" for the base."""
-    parameters: int
-    exposures: float | None
-    by_seed: tuple[float, ...]
-    accuracy: float
-    chance: float
-    n_facts: int
-    bits: float
-    low: float
-    high: float
-    most_bits: float
-    per_parameter: float
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingFit:
-    """A least-squares line through accuracies of single seeds over log2 of what is doubled (`along`).
-
-    `slope` is accuracy gained at each doubling, with its 95% interval (Student's t), `intercept` the accuracy at 1.
-    `fixed` names what stays the same: a value of the sweep ("" for the base), or a base model.
-    """
-
-    question_set: str
-    along: Literal["parameters", "exposures"]
-    fixed: str
-    n: int
-    slope: float
-    low: float
-    high: float
-    intercept: float
-    r_squared: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """Knowledge of base models of several sizes, and how it grows."""
-
-    points: tuple[ScalingPoint, ...]
-    fits: tuple[ScalingFit, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from in_process import InProcess
 from scipy.stats import binomtest
 
 from kinject.errors import RecipeError
-from kinject.eval.results import correct_families, outcome_of, summarize_arm
-from kinject.eval.scores import rescored
+from kinject.eval.results import correct_families, summarize_arm
+from kinject.eval.scores import outcome_of, rescored
 from kinject.recipe import read_recipe
 from kinject.recipe.study_section import ClaimSection
 from kinject.study.analysis import Evidence, judge_claims, summarize_arms

@@ -12,8 +12,9 @@ from kinject.disk import check_folder
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix, aligned
 from kinject.eval.harness_files import read_samples
+from kinject.eval.outcomes import is_correct, is_scored
 from kinject.eval.prompts import PMI_BASELINE
-from kinject.eval.results import correct_family, correctness, is_correct, is_scored, summarize_arm
+from kinject.eval.results import correct_family, correctness, summarize_arm
 from kinject.eval.scores import Score, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import format_p, make_contrast

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from kinject.disk import Row
 from kinject.eval.correctness import CorrectnessMatrix
+from kinject.eval.outcomes import counts_for, has_outcome, is_correct, is_scored, other_outcomes, outcome_results
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
 from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
 from kinject.eval.retrieval import measure_recall
@@ -20,12 +21,9 @@ from kinject.eval.scores import (
     JUDGED,
     WRITTEN_SCORES,
     Score,
-    best_choice,
-    has_answer,
     is_unread,
     letter_mass,
     letter_priors,
-    outcome_of,
     rescored,
     summarize_written,
     text_score,
@@ -61,61 +59,6 @@ Answers = dict[tuple[str, EvalArm], list[Answer]]
 
 RAG = "+rag"
 _LOW_MASS = 0.5
-
-
-def is_scored(answer: Answer) -> bool:
-    """Return whether the answer was written, or every choice has a finite log-prob, and they are not all equal."""
-    return answer.text is not None or best_choice(answer.log_probs) is not None
-
-
-def is_correct(answer: Answer) -> bool:
-    """Return whether the gold choice has the highest summed log-prob (the first of equals); False without a score.
-
-    A written answer is as `rescored` found it.
-    """
-    return outcome_of(answer) == "right"
-
-
-def has_outcome(answer: Answer, outcome: Outcome) -> bool:
-    """Return whether `answer` has that outcome; answered: of a question without an answer, wrong (`counts_for`)."""
-    return outcome_of(answer) == ("wrong" if outcome == "answered" else outcome)
-
-
-def counts_for(answer: Answer, outcome: Outcome) -> bool:
-    """Return whether `answer` has a score, and its question can have that outcome."""
-    return is_scored(answer) and (outcome != "answered" or not has_answer(answer))
-
-
-def other_outcomes(answers: Sequence[Answer]) -> tuple[Outcome, ...]:
-    """Return the outcomes beside right that the questions of `answers` can have; () for choices."""
-    if not answers or answers[0].text is None:
-        return ()
-    some: tuple[Outcome, ...] = ("wrong", "abstained") if any(map(has_answer, answers)) else ()
-    return some if all(map(has_answer, answers)) else (*some, "answered")
-
-
-_Matrices = Callable[[Outcome], CorrectnessMatrix]
-
-
-def outcome_results(
-    outcomes: Sequence[Outcome], own: _Matrices, others: Mapping[str, tuple[str, _Matrices]],
-    scope: Scope = "these models",
-) -> tuple[OutcomeResult, ...]:  # fmt: skip
-    """Return the rate of each of `outcomes` with its contrasts: `others` are field -> (name, matrices of another arm)."""
-    found = []
-    for outcome in outcomes:
-        matrix = own(outcome)
-        estimate = bounded_accuracy(matrix)
-        contrasts: dict[str, Any] = {
-            field: make_contrast(matrix, of(outcome), name, scope) for field, (name, of) in others.items()
-        }
-        found.append(
-            OutcomeResult(
-                outcome, len(matrix.question_ids), tuple(float(value) for value in matrix.correct.mean(1)),
-                estimate.value, estimate.low, estimate.high, matrix.interval_name, **contrasts,
-            )
-        )  # fmt: skip
-    return tuple(found)
 
 
 def summarize_arm(

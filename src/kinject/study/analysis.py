@@ -11,8 +11,9 @@ from typing import Any, Literal
 from kinject.disk import read_checked_json
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix, aligned
+from kinject.eval.outcomes import other_outcomes, outcome_results
 from kinject.eval.prompts import WITHOUT_QUESTION
-from kinject.eval.results import correct_families, correct_family, other_outcomes, outcome_results, with_leaders
+from kinject.eval.results import correct_families, correct_family, with_leaders
 from kinject.eval.scores import summarize_written
 from kinject.eval.statistics import (
     bounded_accuracy,
@@ -41,14 +42,12 @@ from kinject.results import (
     Outcome,
     QuestionResult,
     Role,
-    Scaling,
-    ScalingFit,
-    ScalingPoint,
     Scope,
     Sweep,
     Verdict,
     fewest_for,
 )
+from kinject.scaling import Scaling, ScalingFit, ScalingPoint
 from kinject.study.arms import BASE, RAG, Arm
 from kinject.study.records import AskSetting, Records, subjects_of
 from kinject.study.scheduler import StageStatus

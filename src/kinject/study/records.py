@@ -11,8 +11,8 @@ from typing import NamedTuple
 from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix
+from kinject.eval.outcomes import counts_for, has_outcome, is_correct, is_scored
 from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, WITHOUT_QUESTION
-from kinject.eval.results import counts_for, has_outcome, is_correct, is_scored
 from kinject.eval.scores import WRITTEN_SCORES, Score, rescored, text_score, written_choices
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import moderated
