@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from kinject.augment.prompts import Source, judge_messages, statement_messages
-from kinject.augment.questions.prompts import closed_book, propose, verify
+from kinject.augment.questions.prompts import answered_by, closed_book, propose, propose_as_json, verify
 from kinject.augment.styles import STYLES
+from kinject.requests.judges import grading_request
 from kinject.types import Message
 
 FOLDER = Path(__file__).parent / "prompts"
@@ -47,8 +48,18 @@ def _prompts() -> dict[str, str]:
         ("propose", propose(PROSE, 4, ["When was it built?"])),
         ("verify", verify(PROSE, question, choices)),
         ("closed book", closed_book(question, choices)),
+        ("propose, open and unanswerable", propose(PROSE, 4, [], ("open", "unanswerable"))),
+        ("the same, as JSON", propose_as_json(PROSE, 4, [], ("open", "unanswerable")).messages),
+        ("answered by a passage", answered_by(PROSE, question)),
     )
     found["questions-for-tests.txt"] = "\n".join(_show(title, messages) for title, messages in exam)
+    graded, structure = grading_request("Who built it?", ["Mara Lind", "M. Lind"], "ANSWER")
+    grades = (
+        ("grade", graded),
+        ("as JSON", structure.messages),
+        ("none accepted", grading_request("Who?", [], "ANSWER")[0]),
+    )
+    found["grades.txt"] = "\n".join(_show(title, messages) for title, messages in grades)
     found["judge.txt"] = _show("judge", judge_messages(PROSE.title, PROSE.text, "REWRITING"))
     found["judge_statements.txt"] = _show("statements", statement_messages(PROSE.title, PROSE.text))
     found["judge_part.txt"] = _show(

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from kinject.augment.sandbox import generate_answer
+from kinject.corpus.grading import contains, matches
 from kinject.corpus.questions import read_questions
 from kinject.disk import content_id, read_jsonl
 from kinject.errors import InputError, RecipeError
@@ -22,7 +23,6 @@ from kinject.eval.judge import AnswerJudge, plant_answers
 from kinject.eval.plan import check_section
 from kinject.eval.scores import rescored
 from kinject.eval.scoring.answers import read_answers
-from kinject.eval.texts import contains, matches
 from kinject.recipe import read_recipe
 from kinject.requests.judges import GRADES, Confusion, graded_in, grading_request, read_grade
 from kinject.requests.prompt_injection import escape_tags

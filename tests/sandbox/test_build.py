@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from kinject.corpus.grading import abstains
 from kinject.corpus.questions import read_questions
 from kinject.disk import read_jsonl
-from kinject.eval.texts import abstains
 from kinject.sandbox.build import (
     Mixture,
     generate_base_corpus,

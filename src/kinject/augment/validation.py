@@ -82,6 +82,9 @@ def _questions_faults(section: QuestionsSection) -> list[tuple[str, str]]:
     faults = [*generator_faults("questions.generator", section.generator)]
     if section.generator.kind == "file":
         faults.append(("questions.generator.kind", "questions need a model to ask; kind: file has none."))
+    if set(section.kinds) == {"unanswerable"}:
+        what = "found unanswerable alone; such questions are near others on the passage. Add choices or open."
+        faults.append(("questions.kinds", what))
     if section.budget is not None and not has_prices(section.generator):
         fault = "needs questions.generator.price_in and price_out: without prices all is free."
         faults.append(("questions.budget", fault))

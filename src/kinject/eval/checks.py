@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kinject.corpus.grading import abstains, contains, exact_match
 from kinject.errors import InputError
-from kinject.eval.texts import abstains, contains, exact_match
 
 _SENTENCE = re.compile(r"[^.!?。！？\n]*\w[^.!?。！？\n]*(?:[.!?。！？]+(?=\s|$|[\"'”’)])|\n|$)")
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+\S", re.MULTILINE)

@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any
 
+from kinject.corpus.grading import exact_match, f1
 from kinject.disk import Row, content_id, delete_file, file_name, read_jsonl, write_json, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import Prompt
 from kinject.eval.scores import Score, best_choice, scores_of
-from kinject.eval.texts import exact_match, f1
 from kinject.types import Answer, Question
 
 _METRICS: Mapping[str, Score] = {"acc": "sum", "acc_norm": "chars", "acc_bytes": "bytes"}

@@ -14,12 +14,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from kinject.corpus.grading import abstains, contains, exact_match, matches, normalize_answer
 from kinject.corpus.language import detect_language
 from kinject.disk import write_jsonl
 from kinject.errors import EndpointError, InputError
 from kinject.eval.endpoint import JUDGE_CACHE, budget_left
 from kinject.eval.scoring.answers import GRADES_FILE, with_grade
-from kinject.eval.texts import abstains, contains, exact_match, matches, normalize_answer
 from kinject.recipe import EvalRecipe
 from kinject.recipe.eval_section import EvalSection
 from kinject.requests.chat import judge_faults
@@ -92,7 +92,7 @@ def plant_answers(questions: Sequence[Question], seed: int) -> list[PlantedAnswe
     another", and a wrong answer that addresses the judge. Abstentions are in several languages.
     """
     rng = Random(seed)
-    order = list(dict.fromkeys(questions))
+    order = list({(one.question, one.accepted): one for one in questions}.values())
     rng.shuffle(order)
     order = order[: 4 * N_PLANTED]
     answers = [text for question in order for text in question.accepted[:1]]
@@ -101,19 +101,19 @@ def plant_answers(questions: Sequence[Question], seed: int) -> list[PlantedAnswe
         by_subject.setdefault(question.subject, []).extend(question.accepted[:1])
     planted: list[PlantedAnswer] = []
     for grade, kinds in _KINDS.items():
-        made: dict[PlantedAnswer, None] = {}
+        made: dict[tuple[str, Written], PlantedAnswer] = {}
         n_made = Counter(dict.fromkeys(kinds, 0))
         for question in islice(cycle(order), 4 * N_PLANTED):
             other = _other_answer(question, by_subject[question.subject], answers, rng)
             for kind in sorted(kinds, key=n_made.__getitem__):  # the rarest that the question has room for
                 one = PlantedAnswer(kind, grade, question, _plant(kind, question, other, rng))
-                if one.text and one not in made:
-                    made[one] = None
+                if one.text and (kind, _written(one)) not in made:
+                    made[kind, _written(one)] = one
                     n_made[kind] += 1
                     break
             if len(made) == N_PLANTED:
                 break
-        planted += made
+        planted += made.values()
     return planted
 
 

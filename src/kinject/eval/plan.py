@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from kinject.corpus.golds import GoldIndex
+from kinject.corpus.grading import TEXT_SCORES, TextGrader
 from kinject.corpus.questions import Layout, read_questions
 from kinject.disk import path_exists, read_bytes
 from kinject.errors import Fault, InputError, RecipeError
@@ -34,7 +35,6 @@ from kinject.eval.retrieval import make_retriever, read_contexts, read_passages
 from kinject.eval.retrievers import Retriever, search_text
 from kinject.eval.tasks.task import Task, read_task
 from kinject.eval.tasks.templates import compile_template
-from kinject.eval.texts import TEXT_SCORES, TextGrader
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.types import Passage, Question

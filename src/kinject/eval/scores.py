@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from kinject.corpus.grading import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1
 from kinject.errors import InputError
 from kinject.eval.checks import passes
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
-from kinject.eval.texts import TEXT_SCORES, TextGrader, TextScore, abstains, contains, exact_match, f1, read_letter
+from kinject.eval.texts import read_letter
 from kinject.results import Outcome
 from kinject.types import Answer, Written
 
@@ -152,7 +153,7 @@ def is_unread(answer: Answer) -> bool:
 def outcome_of(answer: Answer) -> Outcome:
     """Return the outcome of a graded answer: right, wrong or abstained; a choice is right or wrong.
 
-    A text that declines is right if the question has no answer, by a grader that says so (`kinject.eval.texts.matches`).
+    A text that declines is right if the question has no answer, by a grader that says so (`kinject.corpus.grading.matches`).
     """
     if answer.text is None:
         return "right" if best_choice(answer.log_probs) == answer.gold else "wrong"

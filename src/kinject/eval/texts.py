@@ -1,150 +1,15 @@
-"""Texts that a model wrote, against accepted ones: exact match and F1 as SQuAD defines them, containment, values."""
+"""What is read from a text that a model wrote: the letter of an option, and what lm-evaluation-harness's filters leave."""
 
 from __future__ import annotations
 
 import re
 import string
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from kinject.corpus.retrieved import final_answer
-
-if TYPE_CHECKING:
-    from kinject.corpus.profiles import Grammar
-
-TextScore = Literal["match", "exact", "contains"]
-TextGrader = Callable[[str, Sequence[str]], bool]
-"""(written text, accepted texts) -> whether it is correct."""
-
-_ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
-_PUNCTUATION = frozenset(string.punctuation)
-_WIDE = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
-_SHORT = 3
-"""Letters of an accepted text (yes, no, B) that `matches` wants at the beginning of the answer: elsewhere it is a common word."""
-
-_ABSTAINS = re.compile(
-    r"""\b(?:
-    (?:i|we)\s(?:do\snot|don'?t|cannot|can'?t|could\snot|couldn'?t)\s(?:really\s)?(?:know|tell|say|find|answer|determine)
-    | (?:i'?m|i\sam)\s(?:not\ssure|unsure|unable) | unknown | unanswerable | not\s(?:stated|mentioned|given|known|specified)
-    | no\s(?:answer|information) | (?:cannot|can'?t)\sbe\s(?:determined|answered|known) | n/a
-    | ich\sweiß\s(?:es\s)?nicht | (?:nicht|un)\s?bekannt | keine\s(?:angabe|antwort|information)
-    | je\sne\ssais\spas | inconnue?s? | aucune\s(?:réponse|information)
-    | no\s(?:lo\s)?s[eé] | desconocid[oa]s? | sin\srespuesta | non\s(?:lo\s)?so | sconosciut[oa]
-    | não\ssei | desconhecid[oa]s? | (?:ik\s)?weet\s(?:ik\s|het\s)*niet | onbekend | nie\swiem | nieznan[yae]
-    | (?:я\s)?не\sзнаю | неизвестн[оаы]
-    )(?!\w) | 不知道 | 不清楚 | 无法确定 | 未知 | 分かりません | わかりません | 不明 | 모르겠 | 알\s?수\s?없
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
-"""Phrases by which a text declines to answer. A short list: a text that declines in other words counts as an answer."""
-
-
-_WORDS = re.compile(r"[^\W\d_]+")
-_MAY_BE_VALUE = re.compile(r"\d|^[^\W\d_]+(?:[\s-]+[^\W\d_]+){0,7}$")
-_NO_VALUE = re.compile(r"[^\d\s,.%年月日号號零〇一二三四五六七八九十百千万萬亿億兆两兩個个人名]")
-_BESIDE_DATES = frozenset("of the st nd rd th de le el den der del du il den am au".split())  # noqa: SIM905 - a line of words
-
-
-def normalize_answer(text: str) -> str:
-    """Return `text` as SQuAD compares it: lower case, without ASCII punctuation and English articles, single spaces.
-
-    What the text quotes in front of its answer, in RAFT's marks, is left out.
-    """
-    bare = "".join(character for character in final_answer(text).lower() if character not in _PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", bare).split())
-
-
-def exact_match(text: str, accepted: Sequence[str]) -> bool:
-    """Return whether `text` equals one of the `accepted` texts, as SQuAD 1.1 and 2.0 define it; none accepted: the empty one."""
-    return normalize_answer(text) in _golds(accepted)
-
-
-def _golds(accepted: Sequence[str]) -> list[str]:
-    """Return the accepted texts as they are compared, without those of which nothing is left; the empty one if none is."""
-    return [gold for gold in map(normalize_answer, accepted) if gold] or [""]
-
-
-def f1(text: str, accepted: Sequence[str]) -> float:
-    """Return SQuAD's F1 of the words in common with an accepted text, the largest over `accepted`."""
-    words = normalize_answer(text).split()
-    return max(_f1(words, gold.split()) for gold in _golds(accepted))
-
-
-def _f1(words: list[str], others: list[str]) -> float:
-    if not words or not others:
-        return float(words == others)
-    n_same = sum((Counter(words) & Counter(others)).values())
-    return 2 * n_same / (len(words) + len(others))
-
-
-def contains(text: str, accepted: Sequence[str]) -> bool:
-    """Return whether `text` has one of the `accepted` texts in it, word by word; Chinese, Japanese and Korean by letters."""
-    whole = normalize_answer(text)
-    parts = [part for part in map(normalize_answer, accepted) if part]
-    return any(part in whole if _WIDE.search(part) else f" {part} " in f" {whole} " for part in parts)
-
-
-def abstains(text: str) -> bool:
-    """Return whether `text` is empty, or declines to answer by one of the phrases known here."""
-    return not normalize_answer(text) or _ABSTAINS.search(text) is not None
-
-
-def matches(text: str, accepted: Sequence[str]) -> bool:
-    """Return whether `text` is a correct answer in a sentence.
-
-    It has an accepted text in it, or its value; one of a few letters (yes, B) must be its first word. A text that abstains is
-    correct for a question without an answer, and for no other.
-    """
-    if not accepted:
-        return abstains(text)
-    if exact_match(text, accepted):
-        return True
-    if abstains(text):
-        return False
-    first = normalize_answer(text).split(" ")[0]
-    short = [part for part in accepted if len(normalize_answer(part)) <= _SHORT and not _WIDE.search(part)]
-    if contains(text, [part for part in accepted if part not in short]) or (short and exact_match(first, short)):
-        return True
-    return same_value(text, accepted)
-
-
-def same_value(text: str, accepted: Sequence[str]) -> bool:
-    """Return whether an accepted text that is a number or a date is in `text` by its value, with its unit if it has one.
-
-    12 March 1987 is March 12, 1987 and 1987-03-12; 1,200 is 1200 and twelve hundred. `text` is read in its language and as
-    English, in the languages that the checks of an augmentation read.
-    """
-    if not any(map(_MAY_BE_VALUE.search, accepted)):
-        return False
-    from kinject.corpus.language import detect_language, guess_language
-    from kinject.corpus.profiles import grammar_of
-    from kinject.corpus.quantities import extract_quantities
-
-    for code in dict.fromkeys((detect_language(text) or guess_language(text) or "en", "en")):
-        grammar, written = grammar_of(code), extract_quantities(text, code)
-        for other in accepted:
-            value = extract_quantities(other, code)
-            if not value.numbers or not _is_all_value(other, grammar):
-                continue
-            same_units = all(units <= written.numbers.get(number, set()) for number, units in value.numbers.items())
-            same = value.numbers.keys() <= written.numbers.keys() and same_units
-            if same and value.days <= written.days and value.months <= written.months:
-                return True
-    return False
-
-
-def _is_all_value(text: str, grammar: Grammar) -> bool:
-    """Return whether `text` has nothing but numbers, names of months and units in it."""
-    if grammar.unspaced:
-        return not _NO_VALUE.search(text)
-    profile = grammar.profile
-    known = (profile.months, profile.unit_words, profile.unit_of, _BESIDE_DATES, profile.joins)
-    words = set(_WORDS.findall(text.lower()))
-    return all(any(word in table for table in known) or grammar.number_words_in([word]) for word in words)
-
+from kinject.corpus.grading import TextGrader, normalize_answer
 
 _SAYS = r"""(?:
     \b(?:answer|choice|option|solution|letter|antwort|lösung|réponse|choix|respuesta|opción|risposta|opzione|resposta|opção
@@ -221,12 +86,6 @@ def _index(letter: str, rest: str, choices: list[str]) -> int:
     if index >= len(choices) or (beside in choices and choices[index] != beside):
         return -1
     return index
-
-
-TEXT_SCORES: Mapping[str, TextGrader] = {
-    "match": matches, "exact": exact_match, "contains": contains,
-}  # fmt: skip
-"""Name of a score -> whether a text is correct by it. The first one is the default."""
 
 
 def _first_match(text: str, *, regex_pattern: str = r"#### (\-?[0-9\.\,]+)", group_select: int = 0,

@@ -169,8 +169,10 @@ class ProbeSection:
 
     path: str = option(help="Questions (JSONL, or MMLU's CSV).", path="file")
     role: Literal["learning", "retention"] = option("learning", help="learning or retention.")
-    layout: Literal["auto", "native", "mmlu", "arc", "squad"] = option(
-        "auto", help="Layout of the file; auto detects it from the ending and the keys."
+    layout: Literal["auto", "native", "mmlu", "arc", "squad", "open"] = option(
+        "auto",
+        help="Layout of the file; auto detects it from the ending and the keys. open: the model writes its answers, as it "
+        "does to questions without choices.",
     )
 
 
@@ -178,7 +180,8 @@ class ProbeSection:
 class ProbesSection:
     """Questions scored during training, whenever trainer.eval_strategy evaluates, and once before the first step.
 
-    Each set is logged as eval_NAME_accuracy and their mean as eval_accuracy; trainer.metric_for_best_model takes
+    Each set is logged as eval_NAME_accuracy and their mean as eval_accuracy; one whose answers are written also as
+    eval_NAME_wrong and eval_NAME_abstained; trainer.metric_for_best_model takes
     NAME_accuracy, accuracy, or (with corpus.validation_corpus or validation_fraction) loss.
     """
 
@@ -187,6 +190,7 @@ class ProbesSection:
     )
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
     batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
+    max_new_tokens: int = option(32, help="Most tokens of a written answer; a line break ends it too.", min=1, max=4096)
     patience: int | None = option(
         None, help="Stop after so many evaluations without a better trainer.metric_for_best_model.", min=1
     )
@@ -363,10 +367,16 @@ class AugmentSection:
 
 @dataclass(frozen=True)
 class QuestionsSection:
-    """Documents to passages to four-choice questions, in a validation and a test set."""
+    """Documents to passages to questions, in a validation and a test set."""
 
     documents: str = option(help="Documents, as for augment.", path="documents")
     generator: GeneratorSection = option(help="What writes the questions and checks them.")
+    kinds: tuple[Literal["choices", "open", "unanswerable"], ...] = option(
+        ("choices",),
+        help="choices: four of them; open: a short answer with its other forms (with choices: of the same questions); "
+        "unanswerable: questions near the passage that no document answers, in a file of their own.",
+        nonempty=True,
+    )
     n_questions: int = option(2, help="Questions kept of each passage, the most specific ones.", min=1, max=100)
     n_proposed: int = option(4, help="Questions written at once; those not kept are stored apart.", min=1, max=100)
     closed_book: int = option(

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kinject.augment.summary import refusal_advice
 from kinject.disk import Row, read_jsonl
 from kinject.report.formatting import format_count, format_date, format_name, format_percent, join_words
 from kinject.report.page import (
@@ -184,6 +183,8 @@ def _skipped(counts: Mapping[str, Any]) -> Iterator[Bullets]:
 
 
 def _refusals(counts: Mapping[str, Any], files: _Files) -> Iterator[TableBlock | Bullets | Text]:
+    from kinject.augment.summary import refusal_advice  # here, so that reports of other stages do not import that stage
+
     refused = counts["refused"]
     total = sum(refused.values())
     if not total:

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
+from kinject.corpus.grading import TEXT_SCORES, TextGrader
 from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix
@@ -16,7 +17,6 @@ from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASEL
 from kinject.eval.scores import WRITTEN_SCORES, Score, rescored, text_score, written_choices
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import moderated
-from kinject.eval.texts import TEXT_SCORES, TextGrader
 from kinject.recipe import EvalRecipe
 from kinject.report import read_report
 from kinject.results import Outcome, Perplexity, Recall, Subject

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kinject.corpus.grading import TextGrader
 from kinject.corpus.questions import read_questions
 from kinject.disk import file_name, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import is_task, layout_of, question_set_section
 from kinject.eval.tasks.task import read_task
-from kinject.eval.texts import TextGrader
 from kinject.executors import Executor
 from kinject.recipe import EvalRecipe, EvalSection, QuestionSetSection, StudyRecipe, read_recipe
 from kinject.recipe.shipped import read_shipped

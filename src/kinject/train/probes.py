@@ -1,15 +1,17 @@
-"""Multiple-choice questions scored during training, to see learning and forgetting as they happen."""
+"""Questions asked during training, to see learning and forgetting as they happen: choices, and answers that are written."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kinject.corpus.grading import abstains, matches
 from kinject.corpus.questions import question_prompt
 from kinject.corpus.rows import CorpusRow
 from kinject.corpus.tokenize import Tokenization, TokenRow, tokenize_rows
@@ -23,20 +25,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProbeSet:
-    """One question set in tokens: a row for every option of every question, `learned` at the option's tokens."""
+    """One question set in tokens: a row for every option of every question, `learned` at the option's tokens.
+
+    A set with `accepted` texts has a row for each question instead, after which the model writes its answer.
+    """
 
     name: str
-    role: str
     rows: list[TokenRow]
     n_options: list[int]
     answers: list[int]
+    accepted: list[tuple[str, ...]]
 
 
 class Probes:
     """The question sets of a recipe's `probes` section, tokenised.
 
-    Prompts are those of `kinject eval`'s format ``texts`` (`question_prompt`), the option with the highest summed log-prob
-    wins, the special tokens before the question are the tokenizer's own.
+    Prompts are those of `kinject eval`'s formats ``texts`` and ``generate`` (`question_prompt`), the option with the highest
+    summed log-prob wins, written answers are judged by its score ``match``; the special tokens before the question are the
+    tokenizer's own.
     """
 
     def __init__(
@@ -48,40 +54,135 @@ class Probes:
     ) -> None:
         """Tokenise the `questions` of each set. Raises `InputError` for an option that does not fit into `window`.
 
-        `window` is the most tokens that the model reads; longer prompts are cut from the left, as in evaluation.
+        `window` is the most tokens that the model reads; longer prompts are cut from the left, as in evaluation. A set of
+        which only some questions have choices is refused too.
         """
-        self.batch_tokens = section.batch_tokens
+        self.section, self.tokenizer = section, tokenizer
         start = tokenizer("a").input_ids[:1]
         how = Tokenization(bos=start == [tokenizer.bos_token_id], eos=False)
         self.sets = []
         for name, item in section.sets().items():
             limited = questions[name][: section.limit]
-            rows = [_shorten(row, window) for row in tokenize_rows(_options(limited), tokenizer, how)]
+            n_open = sum(not question.choices for question in limited)
+            if n_open and n_open < len(limited) and item.layout != "open":
+                fault = (
+                    f"{n_open} of {len(limited)} questions have no choices. Set layout: open, so that all are written"
+                )
+                raise InputError(f"probes.questions.{name}: {item.path}: {fault}, or use two files.")
+            writes = n_open > 0 or item.layout == "open"
+            cut = self._cut if writes else _shorten
+            rows = [cut(row, window) for row in tokenize_rows(_options(limited, writes=writes), tokenizer, how)]
+            accepted = [question.accepted for question in limited] if writes else []
             sizes, answers = [len(q.choices) for q in limited], [q.answer for q in limited]
-            self.sets.append(ProbeSet(name, item.role, rows, sizes, answers))
+            self.sets.append(ProbeSet(name, rows, sizes, answers, accepted))
+
+    def _cut(self, row: TokenRow, window: int | None) -> TokenRow:
+        """Return the end of a prompt after which an answer fits into the window."""
+        room = len(row.input_ids) if window is None else window - self.section.max_new_tokens
+        if room < 1:
+            raise InputError(
+                f"probes.max_new_tokens: found {self.section.max_new_tokens}, but the model reads {window}."
+            )
+        return replace(row, input_ids=row.input_ids[-room:], learned=row.learned[-room:])
 
     def score(self, model: Any, pad_token_id: int) -> dict[str, float]:
         """Return the accuracy of each set as ``NAME_accuracy``, and their mean as ``accuracy``.
 
-        `model` (as the trainer wraps it, so that sharded weights are gathered) is left in evaluation mode. Each process
-        scores every question. A question without a score (log-probs that are not finite, or all equal) is left out; of a set
-        without any the accuracy is NaN, which is never logged.
+        A set whose answers are written has the fractions ``NAME_wrong`` and ``NAME_abstained`` too. `model` (as the trainer
+        wraps it, so that sharded weights are gathered) is left in evaluation mode. Each process scores every question. A
+        question without a score (log-probs that are not finite, or all equal) is left out; of a set without any the accuracy
+        is NaN, which is never logged.
         """
         model.eval()
-        accuracies: dict[str, float] = {}
+        found: dict[str, float] = {}
         for probe in self.sets:
-            sums = iter(log_probs(model, probe.rows, pad_token_id, self.batch_tokens))
+            if probe.accepted:
+                pairs = list(zip(self.written(model, probe, pad_token_id), probe.accepted, strict=True))
+                n, n_right = len(pairs), sum(matches(*pair) for pair in pairs)
+                n_abstained = sum(abstains(text) and not matches(text, accepted) for text, accepted in pairs)
+                found[f"{probe.name}_accuracy"] = n_right / n
+                found[f"{probe.name}_wrong"] = (n - n_right - n_abstained) / n
+                found[f"{probe.name}_abstained"] = n_abstained / n
+                continue
+            sums = iter(log_probs(model, probe.rows, pad_token_id, self.section.batch_tokens))
             n_correct = n_scored = 0
             for size, answer in zip(probe.n_options, probe.answers, strict=True):
                 options = [next(sums) for _ in range(size)]
                 is_scored = all(map(math.isfinite, options)) and min(options) < max(options)
                 n_scored += is_scored
                 n_correct += is_scored and options.index(max(options)) == answer
-            accuracies[f"{probe.name}_accuracy"] = n_correct / n_scored if n_scored else math.nan
-        return {**accuracies, "accuracy": math.fsum(accuracies.values()) / len(accuracies)}
+            found[f"{probe.name}_accuracy"] = n_correct / n_scored if n_scored else math.nan
+        accuracies = [found[f"{probe.name}_accuracy"] for probe in self.sets]
+        return {**found, "accuracy": math.fsum(accuracies) / len(accuracies)}
+
+    def written(self, model: Any, probe: ProbeSet, pad_token_id: int) -> list[str]:
+        """Return the text that `model` writes after each prompt of `probe`: its likeliest tokens, up to a line break.
+
+        Rows of similar length go through it together, padded on the left.
+        """
+        inner = _unwrapped(model)
+        texts = [""] * len(probe.rows)
+        order = sorted(range(len(texts)), key=lambda i: -len(probe.rows[i].input_ids))
+        while order:
+            width = len(probe.rows[order[0]].input_ids)
+            n_rows = max(1, self.section.batch_tokens // (width + self.section.max_new_tokens))
+            batch, order = order[:n_rows], order[n_rows:]
+            rows = [list(probe.rows[i].input_ids) for i in batch]
+            for i, tokens in zip(batch, self._write(inner, rows, pad_token_id), strict=True):
+                texts[i] = str(self.tokenizer.decode(tokens, skip_special_tokens=True)).split("\n")[0]
+        return texts
+
+    @torch.no_grad()
+    def _write(self, model: Any, rows: Sequence[list[int]], pad_token_id: int) -> list[list[int]]:
+        """Return the tokens that `model` writes after each of `rows`, the first of which is the longest."""
+        from transformers import GenerationConfig, StoppingCriteriaList
+
+        width, device = len(rows[0]), next(iter(model.parameters())).device
+        ids = torch.tensor([[pad_token_id] * (width - len(row)) + row for row in rows], device=device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+        ends = model.generation_config.eos_token_id
+        ends = {*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id} - {None}
+
+        def has_broken(input_ids: torch.Tensor, _: Any, **__: Any) -> torch.Tensor:
+            tails = self.tokenizer.batch_decode(input_ids[:, max(width, input_ids.shape[1] - 2) :])
+            return torch.tensor(["\n" in tail for tail in tails], device=device)
+
+        config = GenerationConfig(
+            max_new_tokens=self.section.max_new_tokens, do_sample=False, eos_token_id=sorted(ends) or None,
+            pad_token_id=pad_token_id, use_cache=True,
+        )  # fmt: skip
+        with _without_defaults(model):
+            whole = model.generate(
+                ids, attention_mask=mask, generation_config=config, stopping_criteria=StoppingCriteriaList([has_broken])
+            )
+        return [_until(tokens, ends) for tokens in whole[:, width:].tolist()]
 
 
-def _options(questions: Sequence[Question]) -> list[CorpusRow]:
+@contextmanager
+def _without_defaults(model: Any) -> Iterator[None]:
+    """Leave the model's own settings of generation (penalties, say) out of what it writes inside."""
+    from transformers import GenerationConfig
+
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+def _until(tokens: list[int], ends: Collection[int]) -> list[int]:
+    return tokens[: next((n for n, token in enumerate(tokens) if token in ends), None)]
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return the transformers model inside the trainer's and peft's wrappers."""
+    inner = model.module if hasattr(model, "module") else model
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
+def _options(questions: Sequence[Question], *, writes: bool) -> list[CorpusRow]:
+    if writes:
+        return [CorpusRow(q.id, "", "", "text", text=question_prompt(q.question)) for q in questions]
     return [
         CorpusRow(question.id, "", "", "completion", prompt=question_prompt(question.question), completion=f" {text}")
         for question in questions
@@ -107,8 +208,7 @@ def log_probs(model: Any, rows: Sequence[TokenRow], pad_token_id: int, batch_tok
     """
     sums = [-math.inf] * len(rows)
     order = sorted((i for i, row in enumerate(rows) if any(row.learned)), key=lambda i: -len(rows[i].input_ids))
-    inner = model.module if hasattr(model, "module") else model
-    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+    inner = _unwrapped(model)
     narrow = "logits_to_keep" in inspect.signature(type(inner).forward).parameters
     device = next(iter(inner.parameters())).device
     while order:

@@ -295,3 +295,58 @@ def test_questions_as_json_are_those_as_lines(
     assert rows(result.questions_path) == wanted
     assert result.n_sent > 0  # another prompt: no answer is taken from the first run
     assert read.count("json") == read.count("lines") == 12  # the endpoint reads its own lines to write JSON
+
+
+def test_open_questions_have_the_forms_of_their_answer_that_the_model_confirms(
+    make: Make, question_server: Callable[..., Any]
+) -> None:
+    def reply(messages: list[Message], completion: Completion) -> str:
+        return completion.text.replace("\nWrong", "\nAlso: nobody\nWrong", 1)
+
+    url = question_server(reply).url
+    result = make_questions(make(url, kinds=["choices", "open"], n_questions=5, n_proposed=5))
+    found = rows(result.questions_path)
+    assert result.got == 60
+    for row in found:
+        gold = row["choices"][row["answer"]]
+        assert row["answers"] == ([gold, f"the year {gold}"] if gold.isdigit() else [gold])
+    assert [question.answers for question in read_questions(result.questions_path)] == [
+        tuple(r["answers"]) for r in found
+    ]
+    bare = rows(make_questions(make(url, kinds=["open"])).questions_path)
+    assert all("choices" not in row and row["answers"] for row in bare)
+    assert all(question.answers for question in read_questions(result.questions_path, "open"))
+
+
+@pytest.mark.parametrize("structured", [False, True])
+def test_unanswerable_questions_are_near_the_passages_and_answered_by_none(
+    make: Make, question_server: Callable[..., Any], documents: Path, structured: bool
+) -> None:
+    people = [parse_entry(row["text"]) for row in rows(documents)]
+    assert people[0] is not None
+    answered_elsewhere = f"Where was {people[0].name} born?"
+
+    def reply(messages: list[Message], completion: Completion) -> str:
+        text = completion.text
+        return f"{text}\n\n**Unanswerable 7:** {answered_elsewhere}" if "\nUnanswerable:" in text else text
+
+    url = question_server(reply).url
+    recipe = make(url, kinds=["open", "unanswerable"], generator__structured_output=structured, n_proposed=6)
+    result = make_questions(recipe)
+    found = read_questions(result.run_dir / "unanswerable.jsonl", "open")
+    assert len(found) == result.n_unanswerable == 24
+    assert not any(question.accepted for question in found)
+    names = {person.name for person in people if person is not None}
+    assert not [question for question in found if any(name in question.question for name in names)]
+    refused = [row for row in rows(result.rejected_path) if row.get("question") == answered_elsewhere]
+    reasons = Counter(row["reason"] for row in refused)
+    # The first passage answers it, and a search from the others finds it; to the first it is no new question.
+    assert reasons["answered"] >= 11
+    assert reasons.keys() <= {"answered", "duplicate"}
+    assert read_manifest(result.manifest_path)["counts"]["n_unanswerable"] == 24  # type: ignore[index]
+    assert make_questions(recipe).n_sent == 0
+
+
+def test_unanswerable_questions_alone_are_refused(make: Make) -> None:
+    with pytest.raises(RecipeError, match=r"questions\.kinds: found unanswerable alone"):
+        make_questions(make(kinds=["unanswerable"]))

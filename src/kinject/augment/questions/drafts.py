@@ -1,23 +1,28 @@
-"""Drafts of questions: parsed from a model's answer, checked for faults such as a hint at the correct choice, selected."""
+"""Drafts of questions: parsed from a model's answer, checked for faults (a hint at the correct choice), stored, selected."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 
-from kinject.augment.answers import plain_text
+from kinject.augment.answers import plain_text, says_none
 from kinject.augment.checks.checker import new_markup, normal_form
 from kinject.corpus.language import compare_languages
-from kinject.disk import Row, content_id
+from kinject.disk import Journal, OffsetIndex, Row, content_id
+from kinject.errors import InputError
 from kinject.recipe import QuestionsSection
 from kinject.requests.generator import json_in
 from kinject.requests.prompt_injection import has_injection
-from kinject.types import Document
+from kinject.types import Document, Passage
 
 _LINE = re.compile(
-    r"[\s>*#-]*+(?:\d{1,2}[.)]\s*+)?\**(?P<key>question|answer|wrong|sentence)\s{0,3}\d{0,3}\s{0,3}[:.]\**\s*+(?P<value>.+)\Z",
+    r"[\s>*#-]*+(?:\d{1,2}[.)]\s*+)?\**(?P<key>question|answer|also|wrong|sentence|unanswerable)\s{0,3}\d{0,3}\s{0,3}[:.]\**\s*+(?P<value>.+)\Z",
     re.IGNORECASE,
 )
 _CATCH_ALL = re.compile(
@@ -36,6 +41,8 @@ _SHAPES: Mapping[str, re.Pattern[str]] = {
 }
 _MAX_LENGTH_RATIO, _MIN_LENGTH_DIFFERENCE = 1.6, 3
 """A correct choice is too long with more than this ratio to the longest wrong one in words, and this many words more."""
+_MOST_WORDS, _MOST_FORMS = 12, 4
+"""Words of an open question's answer, and its other forms."""
 _MAX_OVERLAP = 0.8
 """Two questions with one answer that share more of their words (Jaccard similarity) are duplicates."""
 
@@ -52,6 +59,8 @@ REASONS: Mapping[str, str] = {
     "markup": "HTML that the passage does not have",
     "language": "another language than the passage",
     "duplicate": "the same question or fact as another on the document",
+    "long answer": "the answer of an open question has more than 12 words",
+    "answered": "a passage answers a question that none should answer",
     "no answer": "the model gave no complete answer",
     "not verified": "asked with the passage, the model gives another answer, or none",
     "closed-book": "asked without the passage, the model is correct every time",
@@ -61,12 +70,16 @@ REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A proposed question. `answer` is the correct choice, `sentence` the sentence of the passage with the answer."""
+    """A proposed question. `answer` is the correct choice, `sentence` the sentence of the passage with the answer.
+
+    `also` are other forms of the answer. A question that no document answers has nothing but its text.
+    """
 
     question: str
     answer: str
     wrong: tuple[str, ...]
     sentence: str
+    also: tuple[str, ...] = ()
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -94,11 +107,29 @@ def read_drafts(answer: str) -> list[Draft]:
         if match is None:
             continue
         key = match["key"].lower()
+        if key == "unanswerable":
+            continue
         if key == "question" and lines:
             drafts.append(_parse_draft(lines))
             lines = []
         lines.append((key, match["value"]))
     return drafts
+
+
+def read_unanswerable(answer: str) -> list[str]:
+    """Return the questions in a model's answer that the passage does not answer: lines, or JSON."""
+    value = json_in(answer)
+    if value is not None:
+        found = _texts(value.get("unanswerable"))
+    else:
+        matches = [_LINE.match(line.strip()) for line in plain_text(answer).splitlines()]
+        found = [match["value"].strip() for match in matches if match and match["key"].lower() == "unanswerable"]
+    return list(dict.fromkeys(found))
+
+
+def _texts(value: object) -> list[str]:
+    """Return the texts of a list, each as one line; what is none is left out."""
+    return [" ".join(one.split()) for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def _read_json(value: Mapping[str, object]) -> list[Draft]:
@@ -107,30 +138,64 @@ def _read_json(value: Mapping[str, object]) -> list[Draft]:
     rows = [row for row in questions if isinstance(row, dict)] if isinstance(questions, list) else []
     drafts = []
     for row in rows:
-        wrong = row.get("wrong")
-        wrong = [one for one in wrong if isinstance(one, str)] if isinstance(wrong, list) else []
         texts = [row.get(name) for name in ("question", "answer", "sentence")]
         question, right, sentence = (" ".join(text.split()) if isinstance(text, str) else "" for text in texts)
-        drafts.append(Draft(question, right, tuple(" ".join(one.split()) for one in wrong), sentence.strip('"“”')))
+        wrong, also = tuple(_texts(row.get("wrong"))), tuple(_texts(row.get("also")))
+        drafts.append(Draft(question, right, wrong, sentence.strip('"“”'), also))
     return drafts
 
 
 def _parse_draft(lines: Sequence[tuple[str, str]]) -> Draft:
     first = dict(reversed(lines))
     wrong = tuple(value for key, value in lines if key == "wrong")
-    return Draft(first.get("question", ""), first.get("answer", ""), wrong, first.get("sentence", "").strip('"“”'))
+    also = tuple(value for key, value in lines if key == "also" and not says_none(value))
+    sentence = first.get("sentence", "").strip('"“”')
+    return Draft(first.get("question", ""), first.get("answer", ""), wrong, sentence, also)
 
 
-def find_fault(draft: Draft, passage: str, others: Iterable[Draft]) -> tuple[str, str]:
+def other_forms(draft: Draft, passage: str) -> tuple[str, ...]:
+    """Return the forms of the answer that may be accepted: different ones, short, in no wrong choice, without a fault."""
+    taken = {normal_form(choice) for choice in (draft.answer, *draft.wrong)}
+    forms: dict[str, str] = {}
+    for text in draft.also:
+        form = normal_form(text)
+        fine = form and form not in taken and not has_injection(text) and not new_markup(text, passage)
+        if fine and len(text.split()) <= _MOST_WORDS:
+            forms.setdefault(form, text)
+    return tuple(forms.values())[:_MOST_FORMS]
+
+
+def find_text_fault(question: str, passage: str, others: Iterable[str]) -> tuple[str, str]:
+    """Return (reason of `REASONS`, evidence) of the first fault of a question that no document should answer."""
+    if has_injection(question):
+        return "injection", question[:80]
+    mention = _MENTIONS_TEXT.search(question)
+    if mention:
+        return "points at the text", mention[0]
+    change = compare_languages(passage, question)
+    if change:
+        return "language", change
+    same = next((other for other in others if normal_form(other) == normal_form(question)), None)
+    return ("duplicate", same) if same is not None else ("", "")
+
+
+def says_unanswered(answer: str) -> bool:
+    """Return whether a model's answer says that a passage does not answer a question."""
+    return re.match(r"\W*X(?:\W|\Z)", answer, re.IGNORECASE) is not None
+
+
+def find_fault(draft: Draft, passage: str, others: Iterable[Draft], *, open_answer: bool = False) -> tuple[str, str]:
     """Return (reason of `REASONS`, evidence) of the first fault, ("", "") without one.
 
-    The draft must differ from `others`.
+    The draft must differ from `others`; the answer of an open question (`open_answer`) is short.
     """
     if not (draft.question and draft.answer and draft.sentence and len(draft.wrong) == 3):
         return (
             "malformed",
             f"{len(draft.wrong)} wrong answers, answer {draft.answer!r}, sentence {draft.sentence[:40]!r}",
         )
+    if open_answer and len(draft.answer.split()) > _MOST_WORDS:
+        return "long answer", draft.answer[:80]
     forms = [normal_form(choice) for choice in (draft.answer, *draft.wrong)]
     if len(set(forms)) < 4 or "" in forms:
         return "options", " / ".join((draft.answer, *draft.wrong))
@@ -196,14 +261,85 @@ def parse_specificity(answer: str) -> int:
     return int(match[1]) if match else 1
 
 
+@dataclass
+class Outcome:
+    """The questions of one passage: candidates, the most specific first, and refused drafts as (draft, reason, detail).
+
+    `unanswerable` are texts of questions that no document answers.
+    """
+
+    candidates: list[Candidate] = field(default_factory=list)
+    refused: list[tuple[Draft | None, str, str]] = field(default_factory=list)
+    unanswerable: list[str] = field(default_factory=list)
+    usage: Counter[str] = field(default_factory=Counter)
+
+
+def outcome_row(outcome_id: str, passage: Passage, outcome: Outcome) -> Row:
+    return {
+        "id": outcome_id,
+        "passage_id": passage.id,
+        "document_id": passage.document_id,
+        "candidates": [{**_draft_row(one.draft), "specificity": one.specificity} for one in outcome.candidates],
+        "unanswerable": outcome.unanswerable,
+        "refused": [
+            {**(_draft_row(draft) if draft else {}), "reason": reason, "detail": detail}
+            for draft, reason, detail in outcome.refused
+        ],
+        "usage": dict(outcome.usage),
+    }
+
+
+def _draft_row(draft: Draft) -> dict[str, Any]:
+    return {
+        "question": draft.question, "answer": draft.answer, "wrong": list(draft.wrong), "sentence": draft.sentence,
+        "also": list(draft.also),
+    }  # fmt: skip
+
+
+class OutcomeFile:
+    """outcomes.jsonl of a run folder: the outcome of each passage by id, read from the file on demand."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Open or create the file. Raises `InputError` for a row that was changed, `DiskError` on I/O."""
+        with contextlib.ExitStack() as stack:
+            self._places = stack.enter_context(OffsetIndex())
+            self._journal = stack.enter_context(Journal(run_dir / "outcomes.jsonl", sync=False, on_row=self._index))
+            self._open = stack.pop_all()
+
+    def _index(self, offset: int, row: Row) -> None:
+        try:
+            self._places.add(str(row.get("id")), offset)
+        except InputError as error:
+            raise InputError(f"outcomes.jsonl: {error}. The file was changed by hand; move it away.") from error
+
+    def get(self, outcome_id: str) -> Row | None:
+        """Return the row of a passage, None if it is not done."""
+        offsets = self._places.offsets_of(outcome_id)
+        return self._journal.row_at(offsets[-1]) if offsets else None
+
+    def add(self, row: Row) -> None:
+        """Store the row of a passage that is done."""
+        self._places.add(row["id"], self._journal.append(row))
+
+    def __enter__(self) -> OutcomeFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+
 class QuestionSelector:
     """Selects the questions of one document after the other, and counts them."""
 
     def __init__(self, section: QuestionsSection) -> None:
         self._n_questions = section.n_questions
         self._validation = section.validation
+        self._kinds = frozenset(section.kinds)
         self._document = ""
         self._selected: list[Draft] = []
+        self._unanswered: set[str] = set()
         self.counts = Counter[str]()
         self.refused = Counter[str]()
 
@@ -217,13 +353,14 @@ class QuestionSelector:
         selected: list[Row] = []
         refused = list(outcome["refused"])
         for row in outcome["candidates"]:
-            draft = Draft(row["question"], row["answer"], tuple(row["wrong"]), row["sentence"])
+            draft = Draft(row["question"], row["answer"], tuple(row["wrong"]), row["sentence"], tuple(row["also"]))
             # The other faults were checked against the passage: with the sentence alone, only a duplicate can appear.
             reason, detail = find_fault(draft, draft.sentence, self._selected)
             if reason:
                 refused.append({**row, "reason": reason, "detail": detail})
             elif len(selected) < self._n_questions:
-                selected.append(_question_row(document, outcome["passage_id"], Candidate(draft, row["specificity"])))
+                candidate = Candidate(draft, row["specificity"])
+                selected.append(_question_row(document, outcome["passage_id"], candidate, self._kinds))
                 self._selected.append(draft)
             else:
                 self.counts["spare"] += 1
@@ -233,20 +370,35 @@ class QuestionSelector:
         source = {"document_id": document.id, "passage_id": outcome["passage_id"]}
         return split, selected, [source | row for row in refused]
 
+    def select_unanswerable(self, document: Document, outcome: Row) -> list[Row]:
+        """Return rows of the questions near a passage that no document answers, each text once in the run."""
+        found: list[Row] = []
+        for question in outcome["unanswerable"][: self._n_questions]:
+            if normal_form(question) in self._unanswered:
+                continue
+            self._unanswered.add(normal_form(question))
+            found.append({
+                "id": content_id("unanswerable question", document.id, question), "document_id": document.id,
+                "subject": document.title, "question": question, "answers": [], "passage_id": outcome["passage_id"],
+            })  # fmt: skip
+        self.counts["unanswerable"] += len(found)
+        return found
 
-def _question_row(document: Document, passage_id: str, candidate: Candidate) -> Row:
+
+def _question_row(document: Document, passage_id: str, candidate: Candidate, kinds: Collection[str]) -> Row:
     """Return a question in the question format, with its passage, sentence and specificity."""
     draft = candidate.draft
     choices = list(draft.choices)
     answer = choices.index(draft.answer)
+    asked: Row = {"choices": choices, "answer": answer} if "choices" in kinds else {}
+    asked |= {"answers": [draft.answer, *draft.also]} if "open" in kinds else {}
     return {
         "id": content_id("question", document.id, draft.question, choices, answer),
         "document_id": document.id,
         "fact_id": content_id("fact", document.id, normal_form(draft.sentence), normal_form(draft.answer)),
         "subject": document.title,
         "question": draft.question,
-        "choices": choices,
-        "answer": answer,
+        **asked,
         "passage_id": passage_id,
         "sentence": draft.sentence,
         "specificity": candidate.specificity,

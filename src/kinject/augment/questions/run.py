@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from kinject.augment import sandbox
@@ -19,16 +18,24 @@ from kinject.augment.questions.drafts import (
     REASONS,
     Candidate,
     Draft,
+    Outcome,
+    OutcomeFile,
     QuestionSelector,
     find_fault,
+    find_text_fault,
+    other_forms,
+    outcome_row,
     parse_letter,
     parse_specificity,
     read_drafts,
+    read_unanswerable,
+    says_unanswered,
 )
 from kinject.augment.validation import questions_section
 from kinject.corpus.documents import document_hashes, read_documents
 from kinject.corpus.passages import cut_note, split_passages, token_spans
-from kinject.disk import Journal, OffsetIndex, Row, content_id, lock_dir, open_jsonl, write_manifest
+from kinject.corpus.retrieved import Bm25, best_of, words_of
+from kinject.disk import content_id, lock_dir, open_jsonl, write_manifest
 from kinject.errors import EndpointError, InputError
 from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.requests import Structure, generator_identity
@@ -41,6 +48,8 @@ from kinject.signals import running_time
 from kinject.terminal import Progress
 from kinject.types import Completion, Document, Message, Passage, Tabular
 
+_N_NEAREST = 3
+"""Passages of all documents that must not answer an unanswerable question."""
 _Request = tuple[list[Message], int, Structure | None]
 
 
@@ -78,6 +87,7 @@ class QuestionsResult(Tabular):
     cost_note: str = ""
     endpoints: Mapping[str, Any] = field(default_factory=dict)
     n_cut: int = 0
+    n_unanswerable: int = 0
 
     @property
     def short(self) -> bool:
@@ -111,7 +121,7 @@ async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection) ->
     with PassageFile(run_dir) as passages:
         # Every document is read before the first request: a fault on the last line must not cost money.
         n_documents, n_passages, n_cut = _read_documents(recipe, passages)
-        with _OutcomeFile(run_dir) as outcomes, Progress("questions", n_passages, "passages") as progress:
+        with OutcomeFile(run_dir) as outcomes, Progress("questions", n_passages, "passages") as progress:
             sender, failed = await _request_questions(recipe, section, passages, outcomes, progress)
             _write_files(recipe, passages, outcomes, selector)
     counts = selector.counts
@@ -124,7 +134,7 @@ async def _make_questions(recipe: QuestionsRecipe, section: QuestionsSection) ->
         tokens_thinking=counts["tokens_thinking"],
         n_sent=sender.traffic.n_sent, n_cached=sender.traffic.n_cached, cost=sender.budget.spent,
         out_of_budget=sender.out_of_budget, cost_note=sender.traffic.cost_note(),
-        endpoints=sender.traffic.endpoints(), n_cut=n_cut,
+        endpoints=sender.traffic.endpoints(), n_cut=n_cut, n_unanswerable=counts["unanswerable"],
     )  # fmt: skip
     _write_manifest(recipe, section, result, sender.traffic)
     return result
@@ -155,14 +165,15 @@ async def _request_questions(
     recipe: QuestionsRecipe,
     section: QuestionsSection,
     passages: PassageFile,
-    outcomes: _OutcomeFile,
+    outcomes: OutcomeFile,
     progress: Progress,
 ) -> tuple[Sender, Counter[str]]:
     """Write the questions of every passage that is not done; return the sender and the failed passages by error."""
     limits = limits_of(section.generator, section.budget)
     failed = Counter[str]()
     async with open_sender(section.generator, recipe.run_dir, limits, sandbox=sandbox.generate_answer) as sender:
-        writer = QuestionWriter(sender, section, recipe.seed)
+        corpus = Corpus(passages) if "unanswerable" in section.kinds else None
+        writer = QuestionWriter(sender, section, recipe.seed, corpus)
 
         async def process(item: tuple[Document, Passage]) -> None:
             document, passage = item
@@ -177,7 +188,7 @@ async def _request_questions(
                         raise
                     failed[str(error)] += 1
                 else:
-                    outcomes.add(_outcome_row(outcome_id, passage, outcome))
+                    outcomes.add(outcome_row(outcome_id, passage, outcome))
             progress.set_status(sender.status())
             progress.advance()
 
@@ -190,33 +201,47 @@ async def _request_questions(
     return sender, failed
 
 
+class Corpus:
+    """The passages of every document of a run, searched by BM25."""
+
+    def __init__(self, passages: PassageFile) -> None:
+        """Index the passages (at least one)."""
+        found = {passage.id: (document, passage) for document, passage in _passages_of(passages)}
+        self._sources = [source_of(document, passage) for document, passage in found.values()]
+        self._index = Bm25([passage.below_path() for _, passage in found.values()], _terms)
+
+    def nearest(self, question: str) -> list[Source]:
+        """Return the passages nearest to a question."""
+        return [self._sources[index] for index in best_of(self._index.scores(question), _N_NEAREST)]
+
+
+def _terms(text: str) -> list[str]:
+    """Return the words of `text`, and the pairs of letters in those that are not ASCII: a word of Chinese is a clause."""
+    words = words_of(text)
+    return words + [word[at : at + 2] for word in words if not word.isascii() for at in range(len(word) - 1)]
+
+
 def _outcome_id(recipe: QuestionsRecipe, document: Document, passage: Passage) -> str:
     """Return an id that depends on everything that shapes the questions on a passage."""
     section, blank = recipe.questions, ("",) * len(prompts.LETTERS)
-    asked = (source_of(document, passage), section.n_proposed, ())
+    asked = (source_of(document, passage), section.n_proposed, (), section.kinds)
     messages = [prompts.propose(*asked), prompts.verify(Source("", ""), "", blank), prompts.closed_book("", blank)]
     if section.generator.kind == "openai" and section.generator.structured_output:
         messages.append(prompts.propose_as_json(*asked).messages)
+    if "unanswerable" in section.kinds:
+        messages.append(prompts.answered_by(Source("", ""), ""))
     numbers = [section.n_questions, section.n_proposed, section.closed_book, section.max_attempts, recipe.seed]
     return content_id("questions", passage.id, messages, numbers, generator_identity(section.generator))
 
 
-@dataclass
-class Outcome:
-    """The questions of one passage: candidates, the most specific first, and refused drafts as (draft, reason, detail)."""
-
-    candidates: list[Candidate] = field(default_factory=list)
-    refused: list[tuple[Draft | None, str, str]] = field(default_factory=list)
-    usage: Counter[str] = field(default_factory=Counter)
-
-
 @dataclass(frozen=True)
 class QuestionWriter:
-    """Writes questions with the model behind `sender`. `seed` is the recipe's."""
+    """Writes questions with the model behind `sender`. `seed` is the recipe's; `corpus` searches every document."""
 
     sender: Sender
     section: QuestionsSection
     seed: int
+    corpus: Corpus | None = None
 
     async def write(self, document: Document, passage: Passage) -> Outcome:
         """Return the questions on a passage. While they are too few, the model is asked again, for other facts.
@@ -225,20 +250,27 @@ class QuestionWriter:
         """
         outcome = Outcome()
         for attempt in range(self.section.max_attempts):
-            if len(outcome.candidates) >= self.section.n_questions:
+            n_fewest = len(outcome.candidates)
+            if "unanswerable" in self.section.kinds:
+                n_fewest = min(n_fewest, len(outcome.unanswerable))
+            if n_fewest >= self.section.n_questions:
                 break
-            drafts = await self._propose(document, passage, attempt, outcome)
+            drafts, unanswered = await self._propose(document, passage, attempt, outcome)
+            outcome.unanswerable += await self._check_unanswered(document, passage, unanswered, outcome)
             verified = await self._verify(document, passage, drafts, outcome)
-            outcome.candidates += await self._ask_without_passage(verified, outcome)
+            kept = await self._ask_without_passage(verified, outcome)
+            outcome.candidates += await self._check_forms(document, passage, kept, outcome)
             outcome.candidates.sort(key=lambda candidate: -candidate.specificity)  # stable: ties in order of proposal
         return outcome
 
-    async def _propose(self, document: Document, passage: Passage, attempt: int, outcome: Outcome) -> list[Draft]:
-        """Return the proposed drafts that `find_fault` accepts."""
+    async def _propose(
+        self, document: Document, passage: Passage, attempt: int, outcome: Outcome
+    ) -> tuple[list[Draft], list[str]]:
+        """Return the proposed drafts and unanswerable questions that have no fault."""
         known = [candidate.draft for candidate in outcome.candidates]
         known += [draft for draft, reason, _ in outcome.refused if draft and reason == "closed-book"]
-        earlier = [draft.question for draft in known]
-        asked = (source_of(document, passage), self.section.n_proposed, earlier)
+        earlier = [*(draft.question for draft in known), *outcome.unanswerable]
+        asked = (source_of(document, passage), self.section.n_proposed, earlier, self.section.kinds)
         messages, structure = prompts.propose(*asked), prompts.propose_as_json(*asked)
         (completion,) = await self._send([(messages, self._seed_of(messages, attempt), structure)], outcome)
         verdict = check_completion(completion)
@@ -246,13 +278,61 @@ class QuestionWriter:
         if not drafts:
             outcome.refused.append((None, "no answer", verdict.detail or completion.text[:80]))
         kept: list[Draft] = []
+        is_open, text = "open" in self.section.kinds, split_injection(passage.shown)[0]
         for draft in drafts[: self.section.n_proposed]:
-            reason, detail = find_fault(draft, split_injection(passage.shown)[0], [*known, *kept])
+            reason, detail = find_fault(draft, text, [*known, *kept], open_answer=is_open)
             if reason:
                 outcome.refused.append((draft, reason, detail))
             else:
-                kept.append(draft)
-        return kept
+                kept.append(replace(draft, also=other_forms(draft, passage.shown) if is_open else ()))
+        unanswered: list[str] = []
+        found = read_unanswerable(completion.text) if verdict.accepted and "unanswerable" in self.section.kinds else []
+        for question in found[: self.section.n_proposed]:
+            others = [*earlier, *(draft.question for draft in drafts), *unanswered]
+            reason, detail = find_text_fault(question, text, others)
+            if reason:
+                outcome.refused.append((Draft(question, "", (), ""), reason, detail))
+            else:
+                unanswered.append(question)
+        return kept, unanswered
+
+    async def _check_unanswered(
+        self, document: Document, passage: Passage, questions: Sequence[str], outcome: Outcome
+    ) -> list[str]:
+        """Return the questions that, says the model, neither this passage nor those nearest to the question answer."""
+        assert self.corpus is not None or not questions
+        requests: list[_Request] = []
+        owners: list[str] = []
+        for question in questions:
+            for source in dict.fromkeys((source_of(document, passage), *self.corpus.nearest(question))):  # type: ignore[union-attr]
+                messages = prompts.answered_by(source, question)
+                requests.append((messages, self._seed_of(messages, 0), None))
+                owners.append(question)
+        answers = await self._send(requests, outcome)
+        answered = {
+            owner: answer.text.strip() or "nothing"
+            for owner, answer in zip(owners, answers, strict=True)
+            if not says_unanswered(answer.text) or not check_completion(answer).accepted
+        }
+        for question, text in answered.items():
+            outcome.refused.append((Draft(question, "", (), ""), "answered", f"the model answers {text[:60]!r}"))
+        return [question for question in questions if question not in answered]
+
+    async def _check_forms(
+        self, document: Document, passage: Passage, candidates: Sequence[Candidate], outcome: Outcome
+    ) -> list[Candidate]:
+        """Return the candidates with those other forms of their answers which the model, given the passage, chooses as well."""
+        tried = [(index, form) for index, one in enumerate(candidates) for form in one.draft.also]
+        forms = [replace(candidates[index].draft, answer=form) for index, form in tried]
+        replies = await self._answers_with_passage(document, passage, forms, 0, outcome)
+        kept: dict[int, list[str]] = {}
+        for (index, form), draft, reply in zip(tried, forms, replies, strict=True):
+            if parse_letter(reply) == prompts.LETTERS[draft.choices.index(draft.answer)]:
+                kept.setdefault(index, []).append(form)
+        return [
+            replace(one, draft=replace(one.draft, also=tuple(kept.get(index, ()))))
+            for index, one in enumerate(candidates)
+        ]
 
     async def _verify(
         self, document: Document, passage: Passage, drafts: Sequence[Draft], outcome: Outcome
@@ -333,65 +413,12 @@ def _rotate(choices: tuple[str, ...], by: int) -> tuple[str, ...]:
     return choices[start:] + choices[:start]
 
 
-class _OutcomeFile:
-    """outcomes.jsonl of a run folder: the outcome of each passage by id, read from the file on demand."""
-
-    def __init__(self, run_dir: Path) -> None:
-        with contextlib.ExitStack() as stack:
-            self._places = stack.enter_context(OffsetIndex())
-            self._journal = stack.enter_context(Journal(run_dir / "outcomes.jsonl", sync=False, on_row=self._index))
-            self._open = stack.pop_all()
-
-    def _index(self, offset: int, row: Row) -> None:
-        try:
-            self._places.add(str(row.get("id")), offset)
-        except InputError as error:
-            raise InputError(f"outcomes.jsonl: {error}. The file was changed by hand; move it away.") from error
-
-    def get(self, outcome_id: str) -> Row | None:
-        """Return the row of a passage, None if it is not done."""
-        offsets = self._places.offsets_of(outcome_id)
-        return self._journal.row_at(offsets[-1]) if offsets else None
-
-    def add(self, row: Row) -> None:
-        """Store the row of a passage that is done."""
-        self._places.add(row["id"], self._journal.append(row))
-
-    def __enter__(self) -> _OutcomeFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
-
-
-def _outcome_row(outcome_id: str, passage: Passage, outcome: Outcome) -> Row:
-    return {
-        "id": outcome_id,
-        "passage_id": passage.id,
-        "document_id": passage.document_id,
-        "candidates": [{**_draft_row(one.draft), "specificity": one.specificity} for one in outcome.candidates],
-        "refused": [
-            {**(_draft_row(draft) if draft else {}), "reason": reason, "detail": detail}
-            for draft, reason, detail in outcome.refused
-        ],
-        "usage": dict(outcome.usage),
-    }
-
-
-def _draft_row(draft: Draft) -> dict[str, Any]:
-    return {
-        "question": draft.question, "answer": draft.answer, "wrong": list(draft.wrong), "sentence": draft.sentence,
-    }  # fmt: skip
-
-
 def _write_files(
-    recipe: QuestionsRecipe, passages: PassageFile, outcomes: _OutcomeFile, selector: QuestionSelector
+    recipe: QuestionsRecipe, passages: PassageFile, outcomes: OutcomeFile, selector: QuestionSelector
 ) -> None:
     """Write questions.jsonl, its two parts validation.jsonl and test.jsonl, and rejected.jsonl, in order of passages."""
     with contextlib.ExitStack() as stack:
-        files = ("questions", "validation", "test", "rejected")
+        files = ("questions", "validation", "test", "rejected", "unanswerable")
         write = {name: stack.enter_context(open_jsonl(recipe.run_dir / f"{name}.jsonl")) for name in files}
         for document, passage in _passages_of(passages):
             outcome = outcomes.get(_outcome_id(recipe, document, passage))
@@ -403,21 +430,23 @@ def _write_files(
                 write[split](row)
             for row in refused:
                 write["rejected"](row)
+            for row in selector.select_unanswerable(document, outcome):
+                write["unanswerable"](row)
 
 
 def _write_manifest(
     recipe: QuestionsRecipe, section: QuestionsSection, result: QuestionsResult, traffic: Traffic
 ) -> None:
     names = (
-        "n_documents", "n_passages", "n_cut", "asked", "got", "n_validation", "n_test", "spare", "refused", "failed", "tokens_in",
-        "tokens_out", "tokens_thinking", "cost", "out_of_budget",
+        "n_documents", "n_passages", "n_cut", "asked", "got", "n_unanswerable", "n_validation", "n_test", "spare",
+        "refused", "failed", "tokens_in", "tokens_out", "tokens_thinking", "cost", "out_of_budget",
     )  # fmt: skip
     counts = {name: getattr(result, name) for name in names}
     counts["this_run"] = traffic.counts()
     inputs = document_hashes(Path(section.documents), recipe.documents)
     write_manifest(
         result.manifest_path, stage="questions", inputs=inputs, recipe=recipe.raw, counts=counts,
-        outputs=["questions.jsonl", "validation.jsonl", "test.jsonl"],
+        outputs=["questions.jsonl", "validation.jsonl", "test.jsonl", "unanswerable.jsonl"],
     )  # fmt: skip
 
 
@@ -428,6 +457,11 @@ def render_questions(result: QuestionsResult) -> str:
         f"in {result.questions_path}",
         f"validation.jsonl {result.n_validation}, test.jsonl {result.n_test} (by document); "
         f"{result.spare} more are valid but less specific",
+        *(
+            [f"unanswerable.jsonl {result.n_unanswerable}: near the passages, answered by none"]
+            if result.n_unanswerable
+            else []
+        ),
         *filter(None, [cut_note(result.n_cut, result.n_passages, "questions.passage_tokens")]),
     ]
     if result.refused:

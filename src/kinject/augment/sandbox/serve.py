@@ -14,9 +14,10 @@ from typing import Any
 
 from kinject.augment.answers import lines_of, says_none
 from kinject.augment.checks.planted_errors import FAULTY_ANSWERS
-from kinject.augment.questions.drafts import read_drafts
+from kinject.augment.questions.drafts import read_drafts, read_unanswerable
 from kinject.augment.sandbox import generate_answer
 from kinject.errors import DiskError, InputError
+from kinject.requests.judges import GRADES
 from kinject.types import Message
 from kinject.web import is_loopback
 
@@ -224,10 +225,15 @@ class SandboxServer:
 
 
 def _as_json(text: str) -> str:
-    """Return questions, or else the lines of an answer, in the form of their schema."""
+    """Return a grade, questions, or else the lines of an answer, in the form of their schema."""
+    if text.lower() in GRADES:
+        return json.dumps({"grade": text})
     drafts = read_drafts(text)
-    items = [] if says_none(text) else lines_of(text)
-    return json.dumps({"questions": [asdict(draft) for draft in drafts]} if drafts else {"items": items})
+    if drafts:
+        questions = [asdict(draft) for draft in drafts]
+        others = {"unanswerable": read_unanswerable(text)} if "\nUnanswerable:" in text else {}
+        return json.dumps({"questions": questions, **others})
+    return json.dumps({"items": [] if says_none(text) else lines_of(text)})
 
 
 def _is_from_here(headers: Mapping[str, str]) -> bool:

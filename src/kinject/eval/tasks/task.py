@@ -13,12 +13,13 @@ from typing import Any
 
 from kinject.corpus.documents.rows import check_parquet, csv_records
 from kinject.corpus.golds import GoldIndex, plain_text
+from kinject.corpus.grading import TextGrader
 from kinject.corpus.questions import check_choices, choice_fault
 from kinject.disk import open_to_read, path_exists, read_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import Generation, TaskStyle
 from kinject.eval.tasks.templates import compile_template, read_config, render
-from kinject.eval.texts import FILTERS, TextGrader, task_grader
+from kinject.eval.texts import FILTERS, task_grader
 from kinject.types import Question
 
 _KEYS = frozenset({
