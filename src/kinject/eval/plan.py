@@ -65,7 +65,7 @@ class QuestionSet:
     """
 
     name: str
-    role: Literal["learning", "retention"]
+    role: Literal["learning", "retention", "unanswerable"]
     questions: tuple[Question, ...]
     pool: tuple[Question, ...]
     contexts: tuple[tuple[Passage, ...], ...]
@@ -335,8 +335,11 @@ def _read_sets(
     heading_path = section.retrieval is not None and section.retrieval.heading_path
     arms = expand_arms(section, task)
     bounds = (task.generation if task is not None else None) or Generation(section.max_new_tokens, section.stop)
+    answered = [question for question in questions if question.accepted or question.checks]
+    if item.role == "unanswerable" and answered:
+        raise InputError(f"{item.path}: question {answered[0].id!r} has an answer, but the set's role is unanswerable.")
     test = QuestionSet(
-        name, item.role, questions, pool, contexts, task, arms=arms, heading_path=heading_path,
+        name, item.role if answered else "unanswerable", questions, pool, contexts, task, arms=arms, heading_path=heading_path,
         generation=replace(bounds, max_thinking_tokens=section.max_thinking_tokens),
     )  # fmt: skip
     _check_questions(item, section, test)
