@@ -215,17 +215,15 @@ class _Judge:
         return self._lead(findings, self.diverged), findings
 
     def _declined(self, result: ArmResult) -> str:
-        """Return how often an arm declined questions that have an answer, before and after training."""
+        """Return how often an arm declined questions that have an answer, and the change to base; "" if none was written."""
         parts = []
         for name in self.view.sets("learning", self.model):
             own = next((r for r in self.view.shown(self.model, name) if (r.arm, r.k) == (result.arm, 0)), None)
-            base = self.view.result(self.model, self.view.base(self.model), name)
-            if own is not None and own.written is not None and base is not None and base.written is not None:
-                before, after = (
-                    format_percent(one.written.abstained) for one in (base, own) if one.written is not None
-                )
-                parts.append(f"{format_name(name)} {before} before, {after} after")
-        return f" Of the questions that have an answer, declined: {join_words(parts)}." if parts else ""
+            declined = own.abstained if own is not None else None
+            if declined is not None and declined.to_base is not None:
+                change = f"{_difference(declined.to_base)}{_unseen(declined.to_base)}"
+                parts.append(f"{format_percent(declined.rate)} of {format_name(name)}, {change}")
+        return f" Of the questions that have an answer, it declined {join_words(parts)}." if parts else ""
 
     def retrieval(self) -> tuple[str, list[Finding]]:
         """Return the lead and the findings on retrieval against training."""
