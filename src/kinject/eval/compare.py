@@ -145,6 +145,8 @@ def render_comparison(pairs: Sequence[Pair], *, seeds: bool = False) -> str:
         own = [pair for pair in pairs if pair.result.question_set == name]
         rows = [_HEAD, *(_row(pair) for pair in own)]
         blocks.append(f"{name}\n{columns(rows, frozenset(range(3, len(_HEAD))))}")
+        if any(pair.result.outcomes for pair in own):
+            blocks.append(_outcome_block(own))
         if seeds:
             blocks.append(_seed_block(own))
     n_left_out = max(pair.n_left_out for pair in pairs)
@@ -167,6 +169,23 @@ _LEGEND = (
     "p: exact,\nsigns flipped by document (McNemar for single questions); Holm over {n} comparisons; detectable: least change "
     "found with 80%\npower at the corrected 5%"
 )
+
+
+def _outcome_block(own: Sequence[Pair]) -> str:
+    """Return the changes of wrong, abstained and answered, Holm-corrected as a family of their own."""
+    rows: list[tuple[str, ...]] = [
+        ("arm", "to", "outcome", "n", "share", "change", "95% interval", "came", "went", "p Holm")
+    ]
+    for pair in own:
+        for item in pair.result.outcomes:
+            found = item.to_base
+            if found is not None:
+                bounds = "" if found.low is None else f"{found.low:+.3f} to {found.high:+.3f}"
+                p = "" if found.p_holm is None else format_p(found.p_holm)
+                counts = (str(found.wrong_to_right), str(found.right_to_wrong))
+                rows.append((pair.name, pair.base_name, item.outcome, str(found.n), f"{item.rate:.3f}",
+                             f"{found.delta:+.3f}", bounds, *counts, p))  # fmt: skip
+    return columns(rows, frozenset(range(3, 10)))
 
 
 def _by_questions(base: Run, way: _Way, arms: dict[str, list[Answer]]) -> dict[str, list[Answer]]:
