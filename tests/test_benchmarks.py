@@ -275,6 +275,17 @@ def test_written_answers(material: Path) -> None:
     assert re.search(r"kinject: [\d.]+ s, [\d.]+ s of processor time, [\d.]+ a second", printed)
 
 
+def test_grades_of_written_answers(run_here: Callable[..., str], material: Path) -> None:
+    printed = run_here("eval/graders.py", "--rows", "20", "--material", material)
+    assert len(re.findall(r"^\w+, exact_match,\w+: mean 0\.\d+ of 20 rows$", printed, re.MULTILINE)) == 4
+
+
+def test_judges(run_here: Callable[..., str], material: Path) -> None:
+    printed = run_here("eval/judges.py", "--material", material)
+    assert re.search(r"^perfect: 1\.00 / 1\.00, 1\.00 / 1\.00, 1\.00 / 1\.00; accepted$", printed, re.MULTILINE)
+    assert len(re.findall("; refused$", printed, re.MULTILINE)) == 4
+
+
 def test_throughput(run_here: Callable[..., str]) -> None:
     printed = run_here("train/throughput.py", "--steps", "3", "--rounds", "1")
     assert len(re.findall(r"[\d,]+ tokens/s   kinject / it = [\d.]+", printed)) == 3

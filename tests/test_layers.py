@@ -14,7 +14,8 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "kinject"
 
 LAYER = {
-    "types": 0, "results": 0, "errors": 0, "terminal": 0, "secrets": 0, "signals": 0, "process": 1, "disk": 1, "hub": 1, "web": 1,
+    "types": 0, "results": 0, "scaling": 0,
+    "errors": 0, "terminal": 0, "secrets": 0, "signals": 0, "process": 1, "disk": 1, "hub": 1, "web": 1,
     "recipe": 1, "executors": 2, "requests": 2, "models": 2, "corpus": 2, "sandbox": 2,
     "augment": 3, "train": 3, "eval": 3, "report": 4, "bench": 5, "plan": 5,
     "tune": 5, "doctor": 5, "export": 5, "study": 5, "api": 6, "demo": 6, "cli": 7,
@@ -25,6 +26,7 @@ SIDEWAYS = {
     ("signals", "errors"),
     ("terminal", "signals"),
     ("results", "types"),  # how a notebook shows a result
+    ("results", "scaling"),  # a part of a report
     ("recipe", "disk"),
     ("corpus", "executors"),  # files are parsed in worker processes
     ("requests", "models"),  # a local model writes
@@ -37,8 +39,8 @@ SIDEWAYS = {
 MOST_LINES = 500
 MOST_LINES_OF_A_FUNCTION = 60
 MOST_FILES = (
-    248  # a file for each family of documents; the demo; public data; slurm, export; big models; written answers;
-    # dialogues of the sandbox, checks of answers, differences of models, a chat in the terminal
+    250  # a file for each family of documents; the demo; public data; slurm, export; big models; written answers;
+    # dialogues of the sandbox, checks of answers, differences of models, a chat in the terminal; outcomes of answers; scaling
 )
 MOST_SERVING_ONE = 15
 

@@ -177,6 +177,11 @@ def is_fsdp_launch() -> bool:
     return is_yes("ACCELERATE_USE_FSDP")
 
 
+def what_shards() -> str:
+    """Return FSDP or DeepSpeed if the launcher asks for weights in parts, "" if each process is to hold all."""
+    return "FSDP" if is_fsdp_launch() else "DeepSpeed" if is_yes("ACCELERATE_USE_DEEPSPEED") else ""
+
+
 def single_process_notes() -> list[str]:
     """Return a note if `accelerate launch` was to start several processes but started only this one.
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator
 
+from kinject.scaling import Scaling
 from kinject.types import Tabular, Written
 
 Kind = Literal["evaluation", "study"]
@@ -20,6 +21,9 @@ Interval = Literal["Wilson", "Wilson over documents and seeds"]
 Test = Literal["McNemar", "sign flips", "t over documents and seeds"]
 """What decides whether a difference is significant: the first where no document has two questions and each arm has one
 seed, the second where documents have several, the third where an arm has several seeds."""
+Outcome = Literal["right", "wrong", "abstained", "answered"]
+"""What became of a written answer. right, wrong and abstained are parts of a whole: to abstain is right where a question
+has no answer, and elsewhere a part of its own. answered: the wrong ones among the questions that have no answer."""
 Scope = Literal["method", "these models"]
 """What a difference speaks of: the way of training with any seed, or (one seed of a trained arm) the models at hand."""
 
@@ -156,6 +160,26 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
+class OutcomeResult:
+    """How often written answers had one outcome: `rate` of `n` questions, with the fields of an `ArmResult`'s accuracy.
+
+    `answered` counts the questions that have no answer alone: how often the model answers what no document says. What is
+    right is the `ArmResult` itself.
+    """
+
+    outcome: Outcome
+    n: Count
+    by_seed: tuple[Fraction, ...]
+    rate: Fraction
+    low: Fraction
+    high: Fraction
+    interval: Interval
+    to_base: Contrast | None = None
+    to_rag: Contrast | None = None
+    to_plain: Contrast | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _AskedArm:
     """One arm asked the `n` questions of one set in one prompt format."""
 
@@ -214,11 +238,32 @@ class ArmResult(_AskedArm):
     """Questions whose prompt did not fit the model's window and lost tokens (of any seed)."""
     mass: float | None = None
     written: Written | None = None
+    outcomes: tuple[OutcomeResult, ...] = ()
+    """Of answers that the model wrote, the outcomes beside right; () for choices, and for one subject alone."""
 
     @property
     def prompt_format(self) -> PromptFormat:
         """How the questions were asked."""
         return PromptFormat(self.format, self.shots, self.score)
+
+    def outcome(self, name: str) -> OutcomeResult | None:
+        """Return the outcome of that name; None if it has none."""
+        return next((item for item in self.outcomes if item.outcome == name), None)
+
+    @property
+    def wrong(self) -> OutcomeResult | None:
+        """How often a written answer was wrong: neither right nor abstained."""
+        return self.outcome("wrong")
+
+    @property
+    def abstained(self) -> OutcomeResult | None:
+        """How often a question that has an answer got none."""
+        return self.outcome("abstained")
+
+    @property
+    def answered(self) -> OutcomeResult | None:
+        """How often a question that has no answer got one."""
+        return self.outcome("answered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +393,8 @@ class QuestionResult:
     choices: tuple[str, ...]
     answer: int
     fraction_correct: dict[str, float]
+    answers: tuple[str, ...] = ()
+    """The accepted texts of an open question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,60 +420,6 @@ class Failure:
     stage: str
     message: str
     log: str
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingPoint:
-    """How many bits of a question set's facts one base model, or one arm on it, knows.
-
-    `exposures` is how often training read the document behind a question, in any paraphrase (mean), None if that was not
-    counted (the base). `bits` are in all `n_facts`, with `low` and `high` its 95% interval over documents and seeds;
-    `per_parameter` is bits over `parameters`. `most_bits` is what all the facts hold.
-    """
-
-    model: str
-    arm: str
-    question_set: str
-    label: str
-    """The value of the sweep, "" for the base."""
-    parameters: int
-    exposures: float | None
-    by_seed: tuple[float, ...]
-    accuracy: float
-    chance: float
-    n_facts: int
-    bits: float
-    low: float
-    high: float
-    most_bits: float
-    per_parameter: float
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingFit:
-    """A least-squares line through accuracies of single seeds over log2 of what is doubled (`along`).
-
-    `slope` is accuracy gained at each doubling, with its 95% interval (Student's t), `intercept` the accuracy at 1.
-    `fixed` names what stays the same: a value of the sweep ("" for the base), or a base model.
-    """
-
-    question_set: str
-    along: Literal["parameters", "exposures"]
-    fixed: str
-    n: int
-    slope: float
-    low: float
-    high: float
-    intercept: float
-    r_squared: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """Knowledge of base models of several sizes, and how it grows."""
-
-    points: tuple[ScalingPoint, ...]
-    fits: tuple[ScalingFit, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +483,9 @@ class Report(Tabular):
     model_sources: dict[str, str] = field(default_factory=dict)
     __pydantic_config__: ClassVar[dict[str, bool]] = {"allow_inf_nan": False}
     ROWS: ClassVar = (
-        "results: model arm question_set role format shots k n accuracy low high to_base.delta to_base.deciding_p"
+        "results: model arm question_set role format shots k n accuracy low high to_base.delta to_base.deciding_p "
+        "wrong.rate wrong.to_base.delta wrong.to_base.deciding_p abstained.rate abstained.to_base.delta "
+        "abstained.to_base.deciding_p answered.rate answered.to_base.delta answered.to_base.deciding_p"
     )
 
 

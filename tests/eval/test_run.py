@@ -19,9 +19,11 @@ from kinject.corpus.documents.collect import collect
 from kinject.disk import lock_dir
 from kinject.errors import DiskError, InputError, RecipeError
 from kinject.eval import evaluate
-from kinject.eval.results import correct_families, is_correct, paired_contrast, summarize_arm
+from kinject.eval.outcomes import is_correct
+from kinject.eval.results import correct_families, correctness, summarize_arm
 from kinject.eval.run import show_progress
 from kinject.eval.scoring.answers import AnswerStore, read_answers
+from kinject.eval.statistics import make_contrast
 from kinject.models import load_model, new_model
 from kinject.recipe import read_recipe
 from kinject.report import render_summary, write_report
@@ -421,7 +423,7 @@ def answers(*right: bool) -> list[Answer]:
 
 def test_differences_are_paired_by_question_whatever_the_order():
     base, tuned = answers(True, False, False, False), answers(False, True, True, False)
-    difference = paired_contrast(tuned[::-1], base)
+    difference = make_contrast(correctness(tuned[::-1]), correctness(base), "base")
     assert (difference.wrong_to_right, difference.right_to_wrong, difference.delta) == (2, 1, 0.25)
     assert difference.p == pytest.approx(1.0)  # 2 * P(X <= 1), X ~ B(3, 1/2)
 

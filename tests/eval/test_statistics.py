@@ -14,7 +14,7 @@ import scipy.stats
 from scipy.stats import bootstrap, sem, t
 
 from kinject.eval.correctness import CorrectnessMatrix, aligned
-from kinject.eval.results import correct_families, paired_contrast, summarize_arm
+from kinject.eval.results import correct_families, correctness, summarize_arm
 from kinject.eval.statistics import (
     _detectable,
     bootstrap_interval,
@@ -460,11 +460,11 @@ def test_questions_without_a_score_are_left_out_of_every_number_and_of_pairs() -
     result = summarize_arm(base, None, model="base", arm="base")
     assert (result.n, result.n_unscored, result.n_correct, result.accuracy) == (4, 2, 1, 0.5)
     assert (result.low, result.high) == wilson(1, 2)
-    contrast = paired_contrast(tuned, base)
+    contrast = make_contrast(correctness(tuned), correctness(base), "base")
     assert contrast is not None
     assert (contrast.delta, contrast.wrong_to_right, contrast.right_to_wrong) == (0.0, 1, 1)
     assert contrast.p == 1.0
-    assert paired_contrast(tuned[2:], base[2:]) is None
+    assert make_contrast(correctness(tuned[2:]), correctness(base[2:]), "base") is None
 
 
 def crossed(

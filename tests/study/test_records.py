@@ -26,7 +26,7 @@ def test_a_seed_that_diverged_is_no_seed_and_a_question_it_has_no_score_for_is_l
                 store.add(f"k{i}", answer)
         records.read("m", "ft", seed, folder)
 
-    records, setting = Records("sum"), AskSetting("set", "texts", 0, 0)
+    records, setting = Records(["sum"]), AskSetting("set", "texts", 0, 0)
     write(0, -0.5, math.nan, -2.0)
     write(1, -0.5, -0.5, -0.5)
     write(2, math.nan, math.nan, math.nan)
@@ -39,7 +39,7 @@ def test_a_seed_that_diverged_is_no_seed_and_a_question_it_has_no_score_for_is_l
 
 
 def test_seeds_of_an_arm_are_informed_by_the_other_arms_of_its_base_model_and_setting(tmp_path):
-    records, setting = Records("sum"), AskSetting("set", "texts", 0, 0)
+    records, setting = Records(["sum"]), AskSetting("set", "texts", 0, 0)
     right = {"a": (12, 13, 11), "b": (10, 16, 4), "alone": (12,)}
     for arm, counts in right.items():
         for seed, n_right in enumerate(counts):
@@ -60,7 +60,7 @@ def test_seeds_of_an_arm_are_informed_by_the_other_arms_of_its_base_model_and_se
 
 def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path):
     """Questions 0 to 4; of three seeds 3, 2, 1, 0, 3 are right, base at 0, 3; the last loses tokens; with context all are."""
-    records = Records("sum")
+    records = Records(["sum"])
     right = {("base", 0, 0): {0, 3}, ("ft", 0, 0): {0, 1, 4}, ("ft", 1, 0): {0, 1, 4}, ("ft", 2, 0): {0, 2, 4},
              ("base", 0, 1): {0, 1, 2, 3, 4}}  # fmt: skip
     for arm, seed in dict.fromkeys((arm, seed) for arm, seed, _ in right):
@@ -100,7 +100,7 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
 
 
 def test_perplexity_of_held_out_texts_is_the_geometric_mean_over_the_seeds(tmp_path):
-    records = Records("sum")
+    records = Records(["sum"])
     for seed, per_token, bits in ((0, 4.0, 1.0), (1, 9.0, 2.0)):
         folder = tmp_path / str(seed)
         folder.mkdir()

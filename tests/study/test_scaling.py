@@ -18,7 +18,7 @@ from kinject.errors import InputError, RecipeError
 from kinject.eval.correctness import CorrectnessMatrix
 from kinject.recipe import Recipe, read_recipe
 from kinject.report import read_report, write_report
-from kinject.results import Scaling, ScalingFit, ScalingPoint
+from kinject.scaling import Scaling, ScalingFit, ScalingPoint
 from kinject.study.analysis import bits_matrix, fit_line
 from kinject.study.arms import expand_arms
 from kinject.study.check import check_names, check_shared_recipes

@@ -14,8 +14,9 @@ from kinject.disk import check_folder, file_hash, read_manifest, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix, aligned
 from kinject.eval.harness_files import read_samples
+from kinject.eval.outcomes import is_correct, is_scored
 from kinject.eval.prompts import GENERATED, OPEN, PMI_BASELINE, WITHOUT_QUESTION
-from kinject.eval.results import correct_family, correctness, is_correct, is_scored, summarize_arm
+from kinject.eval.results import correct_family, correctness, summarize_arm
 from kinject.eval.scores import Score, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import format_p, make_contrast
@@ -241,16 +242,15 @@ def _pair(names: tuple[str, str], answers: Sequence[Answer], base: Sequence[Answ
     ids = shared - unscored
     after = [answer for answer in answers if answer.question_id in ids]
     before = [answer for answer in base if answer.question_id in ids]
-    matrices = correctness(after), correctness(before)
-    contrast = make_contrast(*matrices, before[0].arm) if ids else None
-    if contrast is None:
+    if not ids:
         return None
-    result = summarize_arm(after, None, model=before[0].arm, arm=after[0].arm)
+    matrices = correctness(after), correctness(before)
+    result = summarize_arm(after, before, model=before[0].arm, arm=after[0].arm)
+    contrast = result.to_base
+    assert contrast is not None
     n_left_out = max(len(answers), len(base)) - len(shared)
     accuracy = sum(map(is_correct, before)) / len(before)
-    return Pair(
-        *names, accuracy, replace(result, to_base=contrast), contrast, matrices, n_left_out, len(shared & unscored)
-    )
+    return Pair(*names, accuracy, result, contrast, matrices, n_left_out, len(shared & unscored))
 
 
 def _without(ways: dict[_Way, dict[str, list[Answer]]], way: _Way, arm: str) -> list[Answer]:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from kinject.corpus.golds import GoldIndex
 from kinject.corpus.grading import TEXT_SCORES, TextGrader
-from kinject.corpus.questions import read_questions
+from kinject.corpus.questions import Layout, read_questions
 from kinject.disk import path_exists, read_bytes
 from kinject.errors import Fault, InputError, RecipeError
 from kinject.eval.checks import check_names
@@ -35,6 +35,7 @@ from kinject.eval.retrieval import make_retriever, read_contexts, read_passages
 from kinject.eval.retrievers import Retriever, search_text
 from kinject.eval.tasks.task import Task, read_task
 from kinject.eval.tasks.templates import compile_template
+from kinject.process import world_size
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.types import Passage, Question
@@ -176,7 +177,13 @@ def _as_section(value: str | QuestionSetSection) -> QuestionSetSection:
     return QuestionSetSection(path=value) if isinstance(value, str) else value
 
 
-def _is_task(path: str) -> bool:
+def question_set_section(section: EvalSection, name: str) -> QuestionSetSection:
+    """Return what the recipe says of one question set."""
+    return _as_section(section.questions[name])
+
+
+def is_task(path: str) -> bool:
+    """Return whether the file of a question set is a task of lm-evaluation-harness."""
     return Path(path).suffix in (".yaml", ".yml")
 
 
@@ -201,7 +208,7 @@ def _faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
             key = f"eval.retrieval_models.{index}"
             problem = f"found {name!r}, allowed are {', '.join(section.models)} (the names in eval.models)."
             yield Fault(recipe.where(key), key, problem)
-    has_tasks = any(_is_task(_as_section(value).path) for value in section.questions.values())
+    has_tasks = any(is_task(_as_section(value).path) for value in section.questions.values())
     judged = judge_section_faults(section, writes=has_tasks or not OPEN.isdisjoint(section.formats))
     for key, problem in judged:
         yield Fault(recipe.where(key), key, problem)
@@ -238,6 +245,11 @@ def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
             "4bit}, and what holds for all of them (dtype, quantization, device_map, attention) into eval.model_defaults.",
         )  # fmt: skip
     for name, table in section.local().items():
+        if table.device_map not in (None, "none") and world_size() > 1:
+            yield recipe.fault(
+                f"eval.models.{name}.device_map",
+                f"is for one process: each of {world_size()} would take every GPU. Start one.",
+            )
         if table.revision is not None and path_exists(Path(table.path)):
             yield recipe.fault(
                 f"eval.models.{name}.revision", "is for a name on the hub, but path is a folder. Take it out."
@@ -268,7 +280,7 @@ def _retrieval_problems(section: RetrievalSection) -> Iterator[tuple[str, str]]:
 def _set_problems(item: QuestionSetSection, section: EvalSection) -> Iterator[str]:
     """Yield the problems of one question set of the recipe."""
     most_shots = max(section.shots)
-    if most_shots and item.shots_from is None and not _is_task(item.path):
+    if most_shots and item.shots_from is None and not is_task(item.path):
         yield f"eval.shots asks for {most_shots} examples, but shots_from is missing. Name the file that holds them."
     if section.retrieval is None and (item.validation or item.contexts):
         extra = "validation" if item.validation else "contexts"
@@ -277,9 +289,9 @@ def _set_problems(item: QuestionSetSection, section: EvalSection) -> Iterator[st
         yield "has no contexts, and eval.retrieval names no documents to find them in. Give one or the other."
     if item.validation and item.contexts:
         yield "validation cannot use contexts that were prepared for other questions."
-    if item.validation and _is_task(item.path):
+    if item.validation and is_task(item.path):
         yield "validation is for question files; a task names its own splits."
-    if item.shots_from and _is_task(item.path):
+    if item.shots_from and is_task(item.path):
         yield "shots_from is for question files; a task names its own examples."
 
 
@@ -316,9 +328,8 @@ def _read_sets(
     task: Task | None = None
     pool: tuple[Question, ...] = ()
     golds = GoldIndex()
-    only_open = OPEN.issuperset(section.formats)
-    layout = "open" if only_open and item.layout in ("auto", "squad") else item.layout
-    if _is_task(item.path):
+    layout = layout_of(item, section)
+    if is_task(item.path):
         task = read_task(Path(item.path))
         questions, pool = task.questions, task.pool
     else:
@@ -352,6 +363,12 @@ def _read_sets(
         )
         _check_questions(item, section, split)
         yield split
+
+
+def layout_of(item: QuestionSetSection, section: EvalSection) -> Layout:
+    """Return the layout in which the file of a set is read: its answers are no choices if models only write theirs."""
+    only_open = OPEN.issuperset(section.formats)
+    return "open" if only_open and item.layout in ("auto", "squad") else item.layout
 
 
 def _retrieve(retriever: Retriever, questions: Sequence[Question], k: int) -> tuple[tuple[Passage, ...], ...]:

@@ -6,12 +6,14 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, TypeVar
 
 from kinject.disk import Row
 from kinject.eval.correctness import CorrectnessMatrix
+from kinject.eval.outcomes import counts_for, has_outcome, is_correct, is_scored, other_outcomes, outcome_results
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
 from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, ROTATED, WITHOUT_QUESTION
 from kinject.eval.retrieval import measure_recall
@@ -19,12 +21,12 @@ from kinject.eval.scores import (
     JUDGED,
     WRITTEN_SCORES,
     Score,
-    best_choice,
     is_unread,
     letter_mass,
     letter_priors,
     rescored,
     summarize_written,
+    text_score,
     written_choices,
 )
 from kinject.eval.scoring.answers import finite_or_none
@@ -41,6 +43,8 @@ from kinject.results import (
     ArmInfo,
     ArmResult,
     Contrast,
+    Outcome,
+    OutcomeResult,
     Perplexity,
     Recall,
     Report,
@@ -57,21 +61,6 @@ RAG = "+rag"
 _LOW_MASS = 0.5
 
 
-def is_scored(answer: Answer) -> bool:
-    """Return whether the answer was written, or every choice has a finite log-prob, and they are not all equal."""
-    return answer.text is not None or best_choice(answer.log_probs) is not None
-
-
-def is_correct(answer: Answer) -> bool:
-    """Return whether the gold choice has the highest summed log-prob (the first of equals); False without a score.
-
-    A written answer is as `rescored` found it.
-    """
-    if answer.text is not None:
-        return bool(answer.correct)
-    return best_choice(answer.log_probs) == answer.gold
-
-
 def summarize_arm(
     answers: Sequence[Answer],
     base: Sequence[Answer] | None,
@@ -80,8 +69,11 @@ def summarize_arm(
     arm: str,
     role: str = "learning",
     score: str = "sum",
+    rag: Sequence[Answer] | None = None,
 ) -> ArmResult:
     """Return the result of one arm on one question set; `base` are the base arm's answers, None for the base itself.
+
+    `rag` are those of the base with passages, if the arm is to be compared with them.
 
     Answers hold the numbers to compare in `log_probs` (`kinject.eval.scores.rescored`); `score` names them. At least one
     must have a score (`is_scored`); those that have none are counted, and left out of every other number.
@@ -94,43 +86,50 @@ def summarize_arm(
     estimate = bounded_accuracy(matrix)
     subjects = _subjects(merged)
     accuracy = n_correct / len(merged)
+    others = {"to_base": base, "to_rag": rag}
+    matrices = {
+        field: (of[0].arm, partial(correctness, of)) for field, of in others.items() if of is not None
+    }  # fmt: skip
+    contrasts: dict[str, Any] = {
+        field: make_contrast(matrix, of("right"), name) for field, (name, of) in matrices.items()
+    }
     return ArmResult(
         model=model, arm=arm, question_set=first.question_set, role=role,  # type: ignore[arg-type]
         format=first.format, shots=first.shots, k=first.k, n=len(every),
         by_seed=(accuracy,), accuracy=accuracy,
         chance=chance([answer.n_choices for answer in merged if answer.n_choices]),
         low=estimate.low, high=estimate.high, interval=matrix.interval_name,
-        to_base=None if base is None else make_contrast(matrix, correctness(base), base[0].arm), subjects=subjects,
-        macro=_macro(merged, subjects), score=score, design_effect=design_effect(matrix), n_documents=matrix.members[1],
+        to_base=contrasts.get("to_base"), to_rag=contrasts.get("to_rag"), subjects=subjects, score=score,
+        macro=_macro(merged, subjects), design_effect=design_effect(matrix), n_documents=matrix.members[1],
         n_correct=n_correct, n_unscored=len(every) - len(merged),
         n_cut=len({answer.question_id for answer in answers if answer.truncated}), mass=letter_mass(answers),
         written=summarize_written(merged),
+        outcomes=outcome_results(other_outcomes(merged), partial(correctness, merged), matrices),
     )  # fmt: skip
 
 
-def correctness(answers: Sequence[Answer]) -> CorrectnessMatrix:
-    """Return which questions `answers` answer correctly, sorted by id, as one seed's; those without a score are left out."""
+def correctness(answers: Sequence[Answer], outcome: Outcome = "right") -> CorrectnessMatrix:
+    """Return which questions `answers` answer correctly, sorted by id, as one seed's; those without a score are left out.
+
+    With another `outcome`, which of them have it; guessing has a chance of being right only.
+    """
     import numpy as np
 
-    merged = sorted(filter(is_scored, rescored(answers, "sum")), key=lambda answer: answer.question_id)
-    correct = np.array([[float(is_correct(answer)) for answer in merged]])
+    merged = sorted(rescored(answers, "sum"), key=lambda answer: answer.question_id)
+    merged = [answer for answer in merged if counts_for(answer, outcome)]
+    correct = np.array([[float(has_outcome(answer, outcome)) for answer in merged]])
     ids, documents = ([answer.question_id for answer in merged], [answer.document_id or "" for answer in merged])
-    return CorrectnessMatrix(correct, tuple(ids), tuple(documents), tuple(answer.chance for answer in merged))
-
-
-def paired_contrast(answers: Sequence[Answer], base: Sequence[Answer]) -> Contrast | None:
-    """Return the difference of `answers` to `base`, paired by question.
-
-    A question without a score on either side is left out; None if no question has a score on both.
-    """
-    return make_contrast(correctness(answers), correctness(base), base[0].arm)
+    chances = tuple(answer.chance for answer in merged) if outcome == "right" else ()
+    return CorrectnessMatrix(correct, tuple(ids), tuple(documents), chances)
 
 
 _COMPARISONS = ("to_base", "to_rag", "to_plain")
 
 
-def correct_family(results: Sequence[ArmResult]) -> list[ArmResult]:
-    """Return `results` with all their comparisons corrected as one family."""
+_Compared = TypeVar("_Compared", ArmResult, OutcomeResult)
+
+
+def _correct(results: Sequence[_Compared]) -> list[_Compared]:
     family = [(i, name) for i, result in enumerate(results) for name in _COMPARISONS if getattr(result, name)]
     corrected = list(results)
     contrasts = correct_contrasts([getattr(results[i], name) for i, name in family])
@@ -140,10 +139,17 @@ def correct_family(results: Sequence[ArmResult]) -> list[ArmResult]:
     return corrected
 
 
+def correct_family(results: Sequence[ArmResult]) -> list[ArmResult]:
+    """Return `results` with all their comparisons corrected as one family, and those of their outcomes as another."""
+    outcomes = iter(_correct([item for result in results for item in result.outcomes]))
+    return [replace(result, outcomes=tuple(next(outcomes) for _ in result.outcomes)) for result in _correct(results)]
+
+
 def correct_families(results: Sequence[ArmResult]) -> list[ArmResult]:
     """Return `results` corrected in two families: the headline, and every other prompt format, score and K.
 
-    The headline of a question set is its first prompt format, without context and with the chosen K.
+    The outcomes beside right have families of their own, in the same two parts. The headline of a question set is its first
+    prompt format, without context and with the chosen K.
     """
     heads: dict[str, Any] = {}
     for result in results:
@@ -296,16 +302,14 @@ def _result(question_set: QuestionSet, arm: EvalArm, score: str, section: EvalSe
     def scored(of: EvalArm) -> list[Answer]:
         return _scored(question_set, of, score, answers)
 
+    rag = replace(base, k=ks[0]) if ks else base
+    beside = arm.model != base.model and arm.k in (0, rag.k) and rag.k and (question_set.name, rag) in answers
     result = summarize_arm(
         scored(arm), None if arm == base else scored(base), model=base.model, arm=arm.model, role=question_set.role,
-        score=score,
+        score=score, rag=scored(rag) if beside else None,
     )  # fmt: skip
-    rag = replace(base, k=ks[0]) if ks else base
-    to_rag = None
-    if arm.model != base.model and arm.k in (0, rag.k) and rag.k and (question_set.name, rag) in answers:
-        to_rag = paired_contrast(scored(arm), scored(rag))
     mass = letter_mass(answers[question_set.name, arm])
-    return replace(result, mass=mass, to_rag=to_rag, chosen_k=arm.k > 0 and len(ks) == 1)
+    return replace(result, mass=mass, chosen_k=arm.k > 0 and len(ks) == 1)
 
 
 def _scores_for(arm: EvalArm, section: EvalSection, question_set: QuestionSet) -> tuple[str, ...]:
@@ -316,10 +320,8 @@ def _scores_for(arm: EvalArm, section: EvalSection, question_set: QuestionSet) -
     scores: tuple[Score, ...] = tuple(dict.fromkeys(section.scores))
     if arm.format in OPEN:
         graders = question_set.graders
-        return (
-            tuple(score for score in scores if score in (*graders, JUDGED))
-            or tuple(graders)[: len(graders) if question_set.task else 1]
-        )
+        named = tuple(score for score in scores if score in (*graders, JUDGED))
+        return named or (tuple(graders) if question_set.task else (text_score(scores, graders),))
     scores = tuple(score for score in scores if score not in WRITTEN_SCORES) or ("sum",)
     if arm.format in LETTERED | GENERATED:
         return ("sum",)

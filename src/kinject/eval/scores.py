@@ -13,6 +13,7 @@ from kinject.errors import InputError
 from kinject.eval.checks import passes
 from kinject.eval.prompts import GENERATED, LETTERED, ROTATED
 from kinject.eval.texts import read_letter
+from kinject.results import Outcome
 from kinject.types import Answer, Written
 
 ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]
@@ -136,7 +137,7 @@ def summarize_written(answers: Sequence[Answer]) -> Written | None:
     return Written(
         exact=sum(exact_match(*pair) for pair in texts) / n, f1=math.fsum(f1(*pair) for pair in texts) / n,
         contains=sum(contains(*pair) for pair in texts) / n,
-        abstained=sum(declines(answer) and not answer.correct for answer in answers) / n,
+        abstained=sum(outcome_of(answer) == "abstained" for answer in answers) / n,
         n_tokens=sum(answer.n_tokens[0] for answer in answers) / n, unread=sum(map(is_unread, answers)) / n,
         n_thinking=sum(answer.n_thinking for answer in answers) / n,
         thinking_cut=sum(answer.thinking_cut for answer in answers) / n,
@@ -147,6 +148,26 @@ def is_unread(answer: Answer) -> bool:
     """Return whether `answer` was to name an option, does not decline, and names none that can be read."""
     text = answer.text or ""
     return bool(answer.choices) and read_letter(text, answer.choices) is None and not abstains(text)
+
+
+def outcome_of(answer: Answer) -> Outcome:
+    """Return the outcome of a graded answer: right, wrong or abstained; a choice is right or wrong.
+
+    A text that declines is right if the question has no answer, by a grader that says so (`kinject.corpus.grading.matches`).
+    """
+    if answer.text is None:
+        return "right" if best_choice(answer.log_probs) == answer.gold else "wrong"
+    return "right" if answer.correct else "abstained" if declines(answer) else "wrong"
+
+
+def has_answer(answer: Answer) -> bool:
+    """Return whether there is a right answer to the question, or checks that a text can pass."""
+    return bool(answer.accepted or answer.checks or answer.choices or answer.text is None)
+
+
+def text_score(scores: Sequence[str], graders: Mapping[str, TextGrader]) -> str:
+    """Return the name of the first of `scores` that is the judge's or that `graders` know; of the first grader without one."""
+    return next((score for score in scores if score == JUDGED or score in graders), next(iter(graders)))
 
 
 def written_choices(was: Answer, now: Answer) -> dict[str, Any]:

@@ -89,7 +89,8 @@ class ClaimSection:
     difference: `arm` is higher (or lower) than `baseline` on `question_set`. equivalence: `arm` is within `margin` of
     `baseline` (two one-sided tests). trend: accuracy on `question_set` rises
     (falls) along `sweep` (Page's test). above_chance: `arm` is above guessing. near_chance: `arm` is within `margin` of
-    guessing (two one-sided tests). An arm's name with ``+rag`` is that arm with its chosen number of passages.
+    guessing (two one-sided tests). Of written answers, `outcome` names the part that is compared; guessing is never right,
+    so they have no chance. An arm's name with ``+rag`` is that arm with its chosen number of passages.
     """
 
     statement: str = option(help="The claim in words, for the report.")
@@ -100,6 +101,10 @@ class ClaimSection:
     arm: str | None = option(None, help="Arm of the claim.")
     baseline: str | None = option(None, help="difference, equivalence: the arm it is compared with.")
     sweep: str | None = option(None, help="trend: the sweep.")
+    outcome: Literal["right", "wrong", "abstained", "answered"] = option(
+        "right",
+        help="Written answers: right, wrong, abstained (of a question that has an answer), or answered (of one that has none).",
+    )
     direction: Literal["higher", "lower"] = option("higher", help="Direction of the difference or trend.")
     margin: float = option(
         0.1,

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from kinject.report.formatting import bare_p, format_count, format_name, format_percent, format_points, format_prompt
 from kinject.report.page import Cell, Line, TableBlock, line, with_common_heads, without_empty_columns
 from kinject.report.view import View, arm_label, scaling_label
-from kinject.results import ArmResult, Claim, Cost, QuestionResult, Scaling
+from kinject.results import ArmResult, Claim, Cost, QuestionResult
+from kinject.scaling import Scaling
 from kinject.types import Written
 
 _VERDICT_TONES = {"shown": "good", "opposite shown": "bad", "not shown": "", "cannot be tested": ""}

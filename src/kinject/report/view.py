@@ -13,11 +13,11 @@ from kinject.results import (
     Perplexity,
     PromptFormat,
     Report,
-    Scaling,
     Sweep,
     SweepPoint,
     UnscoredResult,
 )
+from kinject.scaling import Scaling
 
 
 class View:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from kinject.disk import read_checked_json
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix, aligned
+from kinject.eval.outcomes import other_outcomes, outcome_results
 from kinject.eval.prompts import WITHOUT_QUESTION
 from kinject.eval.results import correct_families, correct_family, with_leaders
+from kinject.eval.scores import summarize_written
 from kinject.eval.statistics import (
     bounded_accuracy,
     bounded_mean,
@@ -36,16 +39,15 @@ from kinject.results import (
     Cost,
     ExposureBin,
     Failure,
+    Outcome,
     QuestionResult,
     Role,
-    Scaling,
-    ScalingFit,
-    ScalingPoint,
     Scope,
     Sweep,
     Verdict,
     fewest_for,
 )
+from kinject.scaling import Scaling, ScalingFit, ScalingPoint
 from kinject.study.arms import BASE, RAG, Arm
 from kinject.study.records import AskSetting, Records, subjects_of
 from kinject.study.scheduler import StageStatus
@@ -99,18 +101,26 @@ class _Summary:
         columns = [i for i, answer in enumerate(answers) if not subject or answer.subject == subject]
         n_asked = self.records.n_asked(arm.model, arm.name, setting, subject)
 
-        def matrix(name: str, k: int) -> CorrectnessMatrix | None:
+        def matrices(name: str, k: int) -> Callable[[Outcome], CorrectnessMatrix] | None:
             other = setting._replace(k=k)
             asked = k >= 0 and other in self.records.settings(arm.model, name)
-            return self.records.matrix(arm.model, name, other, subject) if asked else None
+            return partial(self.records.matrix, arm.model, name, other, subject) if asked else None
 
-        own = self.records.matrix(arm.model, arm.name, setting, subject)
+        own_matrices = partial(self.records.matrix, arm.model, arm.name, setting, subject)
+        own = own_matrices("right")
         scope: Scope = "these models" if arm.trained and own.n_seeds == 1 else "method"
         base_k = self.chosen_k.get((arm.model, BASE, setting.question_set), -1)
         chosen = setting.k > 0 and self.chosen_k.get((arm.model, arm.name, setting.question_set)) == setting.k
-        base = matrix(BASE, 0) if arm.trained or setting.k else None
-        rag = matrix(BASE, base_k) if arm.trained and (chosen or not setting.k) else None
-        plain = matrix(arm.name, 0) if chosen and arm.trained else None
+        others = {
+            "to_base": (BASE, matrices(BASE, 0) if arm.trained or setting.k else None),
+            "to_rag": (f"{BASE}{RAG}", matrices(BASE, base_k) if arm.trained and (chosen or not setting.k) else None),
+            "to_plain": (arm.name, matrices(arm.name, 0) if chosen and arm.trained else None),
+        }
+        compared = {key: (name, of) for key, (name, of) in others.items() if of is not None}
+        contrasts: dict[str, Any] = {
+            key: make_contrast(own, of("right"), name, scope) for key, (name, of) in compared.items()
+        }
+        written = [] if subject else self.records.every_answer(arm.model, arm.name, setting)
         estimate = bounded_accuracy(own)
         kind: Role = "retention" if self.roles[setting.question_set] == "retention" else "learning"
         return ArmResult(
@@ -118,12 +128,12 @@ class _Summary:
             role="baseline" if setting.format in WITHOUT_QUESTION else kind, format=setting.format, shots=setting.shots,
             k=setting.k, n=n_asked, n_unscored=n_asked - len(columns),
             n_cut=self.records.n_cut(arm.model, arm.name, setting, subject),
-            chance=chance([len(answers[i].log_probs) for i in columns if answers[i].text is None]),
+            chance=chance([n for i in columns if (n := answers[i].n_choices)]),
             by_seed=tuple(float(value) for value in own.correct.mean(1)), accuracy=own.mean(), low=estimate.low,
             high=estimate.high, interval=own.interval_name,
-            to_base=make_contrast(own, base, BASE, scope) if base else None, chosen_k=chosen,
-            to_rag=make_contrast(own, rag, f"{BASE}{RAG}", scope) if rag else None,
-            to_plain=make_contrast(own, plain, arm.name, scope) if plain else None,
+            **{"to_base": None, **contrasts}, chosen_k=chosen, score=self.records.score(setting),
+            written=summarize_written(written) if written else None,
+            outcomes=outcome_results(other_outcomes(written), own_matrices, compared, scope),
             subjects=() if subject else subjects_of(answers, own), subject=subject,
             design_effect=design_effect(own), n_documents=own.members[1],
         )  # fmt: skip
@@ -141,20 +151,12 @@ class Evidence:
     sweeps: Mapping[str, Sweep]
     choices: Sequence[Choice] = ()
 
-    def setting(self, arm: str, question_set: str) -> tuple[str, AskSetting]:
-        """Return the arm without ``+rag``, and its setting."""
-        bare = arm.removesuffix(RAG)
-        k = self.chosen_k.get((bare, question_set), -1) if arm.endswith(RAG) else 0
-        return bare, AskSetting(question_set, self.format, self.shots, k)
-
-    def matrix(self, arm: str, question_set: str) -> CorrectnessMatrix | None:
-        """Return the arm's matrix, None where it was not asked (it failed, or has no K)."""
-        bare, setting = self.setting(arm, question_set)
-        return (
-            self.records.matrix(self.model, bare, setting)
-            if setting in self.records.settings(self.model, bare)
-            else None
-        )
+    def matrix(self, arm: str, claim: ClaimSection) -> CorrectnessMatrix | None:
+        """Return which of the arm's answers have the claim's outcome; None where it was not asked (it failed, or has no K)."""
+        bare, name = arm.removesuffix(RAG), claim.question_set
+        k = self.chosen_k.get((bare, name), -1) if arm.endswith(RAG) else 0
+        setting = self.records.setting(self.model, bare, name, (self.format, self.shots), k)
+        return None if setting is None else self.records.matrix(self.model, bare, setting, "", claim.outcome)
 
     def scope(self, *arms: str) -> Scope:
         """Return what a claim on `arms` speaks of: where one was trained with a single seed, the models at hand."""
@@ -233,9 +235,14 @@ def _enough(matrix: CorrectnessMatrix) -> str:
     return "" if n >= FEWEST else f"; {n} {unit} are too few to tell, {FEWEST} are needed"
 
 
+def _about(claim: ClaimSection) -> str:
+    """Return ``on new``, or of an outcome other than right ``abstained on new``."""
+    return f"{'' if claim.outcome == 'right' else f'{claim.outcome} '}on {claim.question_set}"
+
+
 def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
     arm, baseline = claim.arm or "", claim.baseline or ""
-    one, other = evidence.matrix(arm, claim.question_set), evidence.matrix(baseline, claim.question_set)
+    one, other = evidence.matrix(arm, claim), evidence.matrix(baseline, claim)
     missing = [label for label, matrix in ((arm, one), (baseline, other)) if matrix is None]
     if one is None or other is None:
         return _Tested(f"no scored answers of {' and '.join(missing)} on {claim.question_set}")
@@ -244,7 +251,7 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
         return _Tested(f"no question of {claim.question_set} has a score from both {arm} and {baseline}")
     estimate, too_few, alike = difference_estimate(one, other), _enough(one), claim.test == "equivalence"
     finding = (
-        f"{arm} {_percent(one.mean())}, {baseline} {_percent(other.mean())} on {claim.question_set}: "
+        f"{arm} {_percent(one.mean())}, {baseline} {_percent(other.mean())} {_about(claim)}: "
         f"{_points(estimate.value)} points{_bounded(estimate.low, estimate.high, _points)}"
         f"{f', margin {_points(claim.margin)}' if alike else ''}{too_few}{evidence.inherited(arm, baseline)}"
     )
@@ -256,7 +263,7 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
 
 def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
     sweep = evidence.sweeps.get(claim.sweep or "")
-    points = [(point.label, evidence.matrix(point.arm, claim.question_set)) for point in sweep.points] if sweep else []
+    points = [(point.label, evidence.matrix(point.arm, claim)) for point in sweep.points] if sweep else []
     there = [(label, matrix) for label, matrix in points if matrix is not None]
     if len(there) < 3 or len(there) < len(points):
         return _Tested(f"{len(there)} of {len(points)} points of {claim.sweep} were answered; three are needed")
@@ -266,7 +273,7 @@ def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
     there = [(label, matrix) for (label, _), matrix in zip(there, matrices, strict=True)]
     estimate, too_few, found = difference_estimate(matrices[-1], matrices[0]), _enough(matrices[0]), trend(matrices)
     finding = (
-        f"{', '.join(f'{label}: {_percent(matrix.mean())}' for label, matrix in there)} on {claim.question_set}; "
+        f"{', '.join(f'{label}: {_percent(matrix.mean())}' for label, matrix in there)} {_about(claim)}; "
         f"last over first {_points(estimate.value)} points{too_few}{evidence.inherited(*arms)}"
     )
     if too_few or found is None:
@@ -279,7 +286,7 @@ def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
 
 def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
     arm, near = claim.arm or "", claim.test == "near_chance"
-    matrix = evidence.matrix(arm, claim.question_set)
+    matrix = evidence.matrix(arm, claim)
     if matrix is None:
         return _Tested(f"no scored answers of {arm} on {claim.question_set}")
     guess, estimate, too_few = sum(matrix.chances) / len(matrix.chances), bounded_accuracy(matrix), _enough(matrix)
@@ -348,6 +355,7 @@ def question_results(
         QuestionResult(
             name, question.id, question.subject, question.question, question.choices, question.answer,
             {label: values[question.id] for label, values in columns.get(name, {}).items() if question.id in values},
+            question.answers,
         )
         for name, own in questions.items() for question in own
     ]  # fmt: skip
@@ -416,7 +424,7 @@ def _scaling_points(
                 f"study.scaling.values: a question of {name} is on {answer.subject!r}; found {', '.join(section.values)}. "
                 "Say how many values a fact of it can take."
             )
-    n_choices = [len(answer.log_probs) for answer in answers]
+    n_choices = [answer.n_choices for answer in answers]
     n_values = [section.values[answer.subject] for answer in answers]
     matrix = measures.records.matrix(model, arm, setting)
     worth = bits_matrix(matrix, n_choices, n_values)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from kinject.corpus.questions import read_questions
 from kinject.disk import is_file
 from kinject.errors import Fault, RecipeError
+from kinject.eval.plan import is_task, layout_of, question_set_section
+from kinject.eval.prompts import GENERATED, OPEN, WITHOUT_QUESTION
+from kinject.eval.tasks.task import read_task
 from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.check import KeyPath, suggestion
+from kinject.recipe.eval_section import EvalSection
+from kinject.recipe.study_section import ClaimSection
 from kinject.study.arms import (
     AUGMENT_SECTIONS,
     BASE,
@@ -241,3 +247,61 @@ def _question_set_faults(recipe: StudyRecipe) -> Iterator[Fault]:
         yield from _unknown(recipe, ("study", "scaling", "question_sets", index), name, questions)
     for name, claim in (section.claims or {}).items():
         yield from _unknown(recipe, ("study", "claims", name, "question_set"), claim.question_set, questions)
+    yield from _written_faults(recipe, evaluation)
+
+
+def head_format(evaluation: EvalSection) -> tuple[str, int]:
+    """Return the format and number of shots that decide choices and claims: the first of each in the eval recipe."""
+    formats = [format for format in evaluation.formats if format not in WITHOUT_QUESTION]
+    return (formats or list(evaluation.formats))[0], evaluation.shots[0]
+
+
+def _written_faults(recipe: StudyRecipe, evaluation: EvalSection) -> Iterator[Fault]:
+    """Yield the faults of what needs choices where answers are written, and of claims on outcomes that cannot come."""
+    scaling = recipe.study.scaling
+    for index, name in enumerate(scaling.question_sets if scaling is not None else ()):
+        if _is_written(evaluation, name):
+            what = (
+                f"the answers on {name!r} are written: bits are counted from choices, by the chance of guessing one. "
+                "Put texts or letters first in eval.formats, or take study.scaling out."
+            )
+            yield recipe.fault(("study", "scaling", "question_sets", index), what)
+    for name, claim in (recipe.study.claims or {}).items():
+        if claim.question_set not in evaluation.questions:
+            continue
+        is_written, path = _is_written(evaluation, claim.question_set), ("study", "claims", name)
+        if _is_written(evaluation, claim.question_set, OPEN) and claim.test in ("above_chance", "near_chance"):
+            what = f"{claim.test}: the answers on {claim.question_set!r} are written, which has no chance of guessing. "
+            yield recipe.fault((*path, "test"), f"{what}Compare with a baseline: difference or equivalence.")
+        if claim.outcome != "right" and not is_written:
+            what = f"found {claim.outcome}, but the answers on {claim.question_set!r} are choices: right or wrong. "
+            yield recipe.fault((*path, "outcome"), f"{what}Put generate first in eval.formats, or take it out.")
+        elif claim.outcome in ("abstained", "answered"):
+            yield from _outcome_faults(recipe, (*path, "outcome"), claim, evaluation)
+
+
+def _outcome_faults(
+    recipe: StudyRecipe, key_path: KeyPath, claim: ClaimSection, evaluation: EvalSection
+) -> Iterator[Fault]:
+    item = question_set_section(evaluation, claim.question_set)
+    if is_task(item.path) or not is_file(item.path):
+        return
+    has_answer = {
+        bool(q.accepted or q.checks)
+        for q in read_questions(Path(item.path), layout_of(item, evaluation), item.n_choices)
+    }
+    if claim.outcome == "abstained" and has_answer == {False}:
+        what = f"no question of {claim.question_set!r} has an answer: to abstain is right there, or not to is answered."
+        yield recipe.fault(key_path, f"{what} Take outcome: answered.")
+    if claim.outcome == "answered" and has_answer == {True}:
+        what = f"every question of {claim.question_set!r} has an answer. Name a set of questions whose answers are []."
+        yield recipe.fault(key_path, what)
+
+
+def _is_written(evaluation: EvalSection, name: str, formats: Collection[str] = GENERATED) -> bool:
+    """Return whether the answers that decide choices and claims on a question set are written, in one of `formats`."""
+    item = evaluation.questions.get(name)
+    path = item if isinstance(item, str) else item.path if item is not None else ""
+    if is_task(path):
+        return is_file(path) and read_task(Path(path)).generation is not None
+    return item is not None and head_format(evaluation)[0] in formats

@@ -8,17 +8,18 @@ from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
+from kinject.corpus.grading import TEXT_SCORES, TextGrader
 from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
 from kinject.eval.correctness import CorrectnessMatrix
-from kinject.eval.prompts import FROM_TASK, LETTERED, PMI_BASELINE, WITHOUT_QUESTION
-from kinject.eval.results import is_correct, is_scored
-from kinject.eval.scores import Score, rescored, written_choices
+from kinject.eval.outcomes import counts_for, has_outcome, is_correct, is_scored
+from kinject.eval.prompts import FROM_TASK, GENERATED, LETTERED, OPEN, PMI_BASELINE, WITHOUT_QUESTION
+from kinject.eval.scores import WRITTEN_SCORES, Score, rescored, text_score, written_choices
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.eval.statistics import moderated
 from kinject.recipe import EvalRecipe
 from kinject.report import read_report
-from kinject.results import Perplexity, Recall, Subject
+from kinject.results import Outcome, Perplexity, Recall, Subject
 from kinject.study.arms import BASE, RAG, Arm
 from kinject.types import Answer, Passage, Question
 
@@ -34,9 +35,14 @@ class AskSetting(NamedTuple):
 
 @dataclass
 class Records:
-    """Answers of finished evaluations: (model, arm, seed) -> setting -> one scored answer a question, sorted by id."""
+    """Answers of finished evaluations: (model, arm, seed) -> setting -> one scored answer a question, sorted by id.
 
-    score: Score
+    `scores` are the recipe's: the first of those that compare choices counts for them, the first of a text's for texts.
+    `graders` has the graders of question sets that are tasks with some of their own.
+    """
+
+    scores: Sequence[Score]
+    graders: Mapping[str, Mapping[str, TextGrader]] = field(default_factory=dict)
     by_run: dict[tuple[str, str, int], dict[AskSetting, list[Answer]]] = field(default_factory=dict)
     unscored: list[tuple[str, str, int, AskSetting, int]] = field(default_factory=list)
     """(model, arm, seed, setting, number of questions) where no question has a score: the model diverged."""
@@ -48,7 +54,17 @@ class Records:
     """When the last of the evaluations was written (ISO 8601)."""
     versions: dict[str, str] = field(default_factory=dict)
     """The versions that it was made with."""
-    _matrices: dict[tuple[str, str, AskSetting, str], CorrectnessMatrix] = field(default_factory=dict)
+    _matrices: dict[tuple[str, str, AskSetting, str, Outcome], CorrectnessMatrix] = field(default_factory=dict)
+
+    def score(self, setting: AskSetting) -> str:
+        """Return the name of the score by which answers in `setting` are right."""
+        if setting.format in OPEN:
+            return text_score(self.scores, self._graders(setting))
+        own = setting.format not in LETTERED | GENERATED | WITHOUT_QUESTION | FROM_TASK
+        return next((score for score in self.scores if own and score not in WRITTEN_SCORES), "sum")
+
+    def _graders(self, setting: AskSetting) -> Mapping[str, TextGrader]:
+        return self.graders.get(setting.question_set, TEXT_SCORES)
 
     def read(self, model: str, arm: str, seed: int, folder: Path) -> None:
         """Add the answers.jsonl of an evaluation. Raises `InputError` or `DiskError` if it is damaged."""
@@ -64,10 +80,12 @@ class Records:
         self._matrices.clear()
         for setting, answers in settings.items():
             without = settings.get(AskSetting(setting.question_set, PMI_BASELINE, 0, 0), ())
-            score = "sum" if setting.format in LETTERED | WITHOUT_QUESTION | FROM_TASK else self.score
+            score = self.score(setting)
             if score == "pmi" and not without:
                 raise InputError(f"{folder}: pmi needs the format {PMI_BASELINE}. Add it to eval.formats.")
-            merged = sorted(rescored(answers, score, without), key=lambda answer: answer.question_id)
+            merged = sorted(
+                rescored(answers, score, without, self._graders(setting)), key=lambda answer: answer.question_id
+            )
             if any(map(is_scored, merged)):
                 of_run[setting] = merged
             else:
@@ -116,6 +134,18 @@ class Records:
             and self.matrix(model, arm, setting).question_ids
         ]  # fmt: skip
 
+    def setting(
+        self, model: str, arm: str, question_set: str, prompt_format: tuple[str, int], k: int
+    ) -> AskSetting | None:
+        """Return the setting of an arm on a set in the study's first format and shots; a task has a format of its own.
+
+        None if the arm was not asked so.
+        """
+        form, shots = prompt_format
+        settings = self.settings(model, arm)
+        named = (AskSetting(question_set, name, shots, k) for name in (form, *sorted(FROM_TASK)))
+        return next((setting for setting in named if setting in settings), None)
+
     def headline_settings(
         self, model: str, arm: str, chosen_k: Mapping[tuple[str, str, str], int]
     ) -> Iterator[AskSetting]:
@@ -133,6 +163,12 @@ class Records:
         """Return the first seed's answers to the questions of the matrix, those that every seed has a score for."""
         scored = set(self.matrix(model, arm, setting).question_ids)
         return [answer for answer in self._first(model, arm, setting) if answer.question_id in scored]
+
+    def every_answer(self, model: str, arm: str, setting: AskSetting) -> list[Answer]:
+        """Return the answers of every seed to the questions of the matrix."""
+        scored = set(self.matrix(model, arm, setting).question_ids)
+        answers = (a for seed in self.seeds(model, arm) for a in self.by_run[model, arm, seed][setting])
+        return [answer for answer in answers if answer.question_id in scored]
 
     def n_asked(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> int:
         """Return the number of questions asked, with a score or without; with `subject`, of that one."""
@@ -170,31 +206,33 @@ class Records:
     def _first(self, model: str, arm: str, setting: AskSetting) -> list[Answer]:
         return self.by_run[model, arm, self.seeds(model, arm)[0]][setting]
 
-    def matrix(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> CorrectnessMatrix:
+    def matrix(
+        self, model: str, arm: str, setting: AskSetting, subject: str = "", outcome: Outcome = "right"
+    ) -> CorrectnessMatrix:
         """Return the correct answers of the arm over all its seeds; with `subject`, on one subject's questions.
 
-        Questions that a seed has no score for are left out. What all arms of the setting say of the variance between
-        seeds is in `pooled`, but for one subject's.
+        With another `outcome`, the answers that have it. Questions that a seed has no score for are left out. What all arms
+        of the setting say of the variance between seeds is in `pooled`, but for one subject's.
         """
-        key = (model, arm, setting, subject)
+        key = (model, arm, setting, subject, outcome)
         if key not in self._matrices and not subject:
             arms = [name for of, name in dict.fromkeys((of, name) for of, name, _ in self.by_run) if of == model]
             asked = [
                 name for name in arms if all(setting in self.by_run[model, name, s] for s in self.seeds(model, name))
             ]
-            matrices = {name: self._make_matrix(model, name, setting) for name in asked}
+            matrices = {name: self._make_matrix(model, name, setting, outcome) for name in asked}
             several = {name: found for name, found in matrices.items() if found.n_seeds > 1 and found.question_ids}
             pooled = moderated([found.seed_variance for found in several.values()])
             for (name, found), variance in zip(several.items(), pooled, strict=True):
                 matrices[name] = replace(found, pooled=variance)
-            self._matrices |= {(model, name, setting, ""): found for name, found in matrices.items()}
+            self._matrices |= {(model, name, setting, "", outcome): found for name, found in matrices.items()}
         elif key not in self._matrices:
-            answers = self.answers(model, arm, setting)
-            columns = [i for i, answer in enumerate(answers) if answer.subject == subject]
-            self._matrices[key] = self.matrix(model, arm, setting).part(columns)
+            whole = self.matrix(model, arm, setting, "", outcome)
+            own = {answer.question_id for answer in self._first(model, arm, setting) if answer.subject == subject}
+            self._matrices[key] = whole.part([i for i, name in enumerate(whole.question_ids) if name in own])
         return self._matrices[key]
 
-    def _make_matrix(self, model: str, arm: str, setting: AskSetting) -> CorrectnessMatrix:
+    def _make_matrix(self, model: str, arm: str, setting: AskSetting, outcome: Outcome) -> CorrectnessMatrix:
         import numpy as np
 
         seeds = self.seeds(model, arm)
@@ -208,10 +246,10 @@ class Records:
                     f"{arm}, seed {seed}: {setting.question_set}: other questions than seed {seeds[0]}. Run the study again."
                 )
             rows.append(answers)
-        kept = [i for i in range(len(first)) if all(is_scored(answers[i]) for answers in rows)]
+        kept = [i for i in range(len(first)) if all(counts_for(answers[i], outcome) for answers in rows)]
         documents = tuple(first[i].document_id or "" for i in kept)
-        correct = np.array([[float(is_correct(answers[i])) for i in kept] for answers in rows])
-        chances = tuple(first[i].chance for i in kept)
+        correct = np.array([[float(has_outcome(answers[i], outcome)) for i in kept] for answers in rows])
+        chances = tuple(first[i].chance for i in kept) if outcome == "right" else ()
         return CorrectnessMatrix(correct, tuple(ids[i] for i in kept), documents, chances)
 
 

@@ -25,6 +25,8 @@ from kinject.disk import (
     write_manifest,
 )
 from kinject.errors import InputError
+from kinject.eval.plan import is_task
+from kinject.eval.prompts import FROM_TASK
 from kinject.executors import LOG
 from kinject.recipe import StudyRecipe, is_model, read_recipe
 from kinject.recipe.study_section import StudySection
@@ -44,7 +46,7 @@ from kinject.study.analysis import (
 )
 from kinject.study.arms import Arm, arm_infos, expand_arms, make_sweeps
 from kinject.study.check import check_inputs, check_shared_recipes
-from kinject.study.records import AskSetting, Records, changed_answers, read_context_passages
+from kinject.study.records import Records, changed_answers, read_context_passages
 from kinject.study.scheduler import SplitQuestions, StartExecutor, Study, family_warnings, find_awaited, open_study
 from kinject.study.stages import DONE, STAGE_KINDS, ArmRun, Stage
 from kinject.terminal import aligned, duration, show
@@ -108,7 +110,7 @@ def _fingerprint(study: Study) -> str:
     """Return a hash of everything that the report depends on: the recipe, and the stages with their outcomes."""
     status = study.status
     outcomes = {stage_id: stage_id in status.done for stage_id in sorted(status.stages)}
-    return content_id("study 1", study.recipe.raw, outcomes)
+    return content_id("study 1", study.recipe.raw, list(study.evaluation.scores), outcomes)
 
 
 def _before_test(study: Study) -> None:
@@ -252,12 +254,12 @@ def _accuracy(study: Study, runs: Sequence[ArmRun], question_set: str, k: int) -
 
     None if there is none, or a seed has none.
     """
-    records = Records(study.evaluation.scores[0])
+    records = Records(study.evaluation.scores, study.graders)
     for run in runs:
         records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[0].folder)
     arm = runs[0].arm
-    setting = AskSetting(question_set, *study.prompt_format, k)
-    if len(records.seeds(arm.model, arm.name)) < len(runs) or setting not in records.settings(arm.model, arm.name):
+    setting = records.setting(arm.model, arm.name, question_set, study.prompt_format, k)
+    if setting is None or len(records.seeds(arm.model, arm.name)) < len(runs):
         return None
     matrix = records.matrix(arm.model, arm.name, setting)
     return round(matrix.mean(), 6), len(matrix.question_ids)
@@ -303,7 +305,7 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
         unscored=tuple(
             UnscoredResult(
                 model, arm, setting.question_set, "retention" if roles[setting.question_set] == "retention" else "learning",
-                setting.format, setting.shots, setting.k, n, records.score, seed,
+                setting.format, setting.shots, setting.k, n, records.score(setting), seed,
             ) for model, arm, seed, setting, n in records.unscored
         ),
         logs=tuple(_training_log_paths(study.runs, recipe.run_dir)), notes=tuple(_notes(study)),
@@ -326,7 +328,7 @@ def _training_log_paths(runs: Sequence[ArmRun], run_dir: Path) -> list[tuple[str
 
 def _read_records(study: Study) -> Records:
     """Return the test answers of every run that finished."""
-    records = Records(study.evaluation.scores[0])
+    records = Records(study.evaluation.scores, study.graders)
     for run in study.runs:
         if study.status.all_done(run.all_stages):
             records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[-1].folder)
@@ -357,7 +359,7 @@ def _model_sources(section: StudySection) -> dict[str, str]:
 
 def _read_questions(entry: Mapping[str, Any]) -> list[Question]:
     path = Path(entry["path"])
-    return [] if path.suffix in (".yaml", ".yml") else read_questions(path, entry["layout"], entry["n_choices"])
+    return [] if is_task(entry["path"]) else read_questions(path, entry["layout"], entry["n_choices"])
 
 
 def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Claim]:
@@ -375,10 +377,10 @@ def _claims(study: Study, records: Records, sweeps: Sequence[Sweep]) -> list[Cla
 
 def _add_best_on_test(choice: Choice, results: Sequence[ArmResult], prompt_format: tuple[str, int]) -> Choice:
     """Return `choice` with the K that is best on the test questions. Other keys are not evaluated on test questions."""
-    key = (choice.model, choice.arm, choice.question_set, *prompt_format)
+    key, (form, shots) = (choice.model, choice.arm, choice.question_set), prompt_format
     candidates = [
-        result for result in results if choice.key == "k" and not result.subject and result.k
-        and (result.model, result.arm, result.question_set, result.format, result.shots) == key
+        result for result in results if choice.key == "k" and not result.subject and result.k and result.shots == shots
+        and (result.model, result.arm, result.question_set) == key and result.format in {form, *FROM_TASK}
     ]  # fmt: skip
     return replace(choice, best_on_test=max(candidates, key=lambda result: result.accuracy).k) if candidates else choice
 

@@ -9,16 +9,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kinject.corpus.grading import TextGrader
 from kinject.corpus.questions import read_questions
 from kinject.disk import file_name, write_jsonl
 from kinject.errors import InputError
-from kinject.eval.prompts import WITHOUT_QUESTION
+from kinject.eval.plan import is_task, layout_of, question_set_section
+from kinject.eval.tasks.task import read_task
 from kinject.executors import Executor
 from kinject.recipe import EvalRecipe, EvalSection, QuestionSetSection, StudyRecipe, read_recipe
 from kinject.recipe.shipped import read_shipped
 from kinject.results import Choice, fewest_for
 from kinject.study.arms import Arm, StudyArms, eval_overrides, expand_arms, find_heirs, override_arguments
-from kinject.study.check import check_names
+from kinject.study.check import check_names, head_format
 from kinject.study.stages import ArmRun, Planner, Stage
 from kinject.terminal import Progress
 from kinject.types import Question
@@ -141,10 +143,16 @@ class Study:
         return tuple(dict.fromkeys(self.evaluation.retrieval.k)) if self.evaluation.retrieval else ()
 
     @property
+    def graders(self) -> dict[str, Mapping[str, TextGrader]]:
+        """The graders of the question sets that are tasks with some of their own."""
+        paths = {item.name: item.test["path"] for item in self.question_sets if is_task(item.test["path"])}
+        found = {name: read_task(Path(path)).graders for name, path in paths.items()}
+        return {name: graders for name, graders in found.items() if graders}
+
+    @property
     def prompt_format(self) -> tuple[str, int]:
         """The format and number of shots that decide choices and claims: the first of each in the eval recipe."""
-        formats = [format for format in self.evaluation.formats if format not in WITHOUT_QUESTION]
-        return (formats or list(self.evaluation.formats))[0], self.evaluation.shots[0]
+        return head_format(self.evaluation)
 
     def plan_run(self, arm: Arm, seed: int) -> ArmRun:
         """Return the stages of `arm` with `seed`."""
@@ -222,13 +230,11 @@ def _split_questions(
     it, or that the validation file of a set asks about. Its questions are validation questions of a set in `fractions`, and
     left out of the test questions of every other. Raises `InputError` if a part is empty.
     """
-    items = {
-        name: QuestionSetSection(path=value) if isinstance(value, str) else value
-        for name, value in section.questions.items()
-    }
+    sections = {name: question_set_section(section, name) for name in section.questions}
+    items = {name: replace(item, layout=layout_of(item, section)) for name, item in sections.items()}
     files = {
         name: item for name, item in items.items()
-        if Path(item.path).suffix not in (".yaml", ".yml") and not {item.path, item.validation} & awaited.keys()
+        if not is_task(item.path) and not {item.path, item.validation} & awaited.keys()
     }  # fmt: skip
     choosing = {
         document
@@ -264,10 +270,19 @@ def _split_set(
             why = "the other sets choose on all of its documents" if fraction is None else f"{fraction} leaves none"
             raise InputError(f"{item.path}: study.validation: no {part} question of {name}: {why}.")
         path = folder / f"{file_name(name)}.{part}.jsonl"
-        write_jsonl(path, (asdict(question) for question in own))
+        write_jsonl(path, map(_question_row, own))
         entries[part] = {**entry, "path": str(path), "layout": "native"}
     n_left_out = len(chosen) if fraction is None else 0
     return SplitQuestions(name, item.role, entries["test"], entries.get("validation", validation), n_left_out)
+
+
+def _question_row(question: Question) -> dict[str, Any]:
+    """Return the question as a row of kinject's own layout: an open one has no choices."""
+    row = asdict(question)
+    left_out = {key for key in ("checks", "messages") if not row[key]} | (
+        set() if row["choices"] else {"choices", "answer"}
+    )
+    return {key: value for key, value in row.items() if key not in left_out}
 
 
 def _read(item: QuestionSetSection, path: str) -> list[Question]:
@@ -295,7 +310,7 @@ def family_warnings(study: Study) -> list[str]:
     documents = {
         item.name: len({_document(question) for question in _read(QuestionSetSection(**item.test), item.test["path"])})
         for item in study.question_sets
-        if Path(item.test["path"]).suffix not in (".yaml", ".yml") and Path(item.test["path"]).is_file()
+        if not is_task(item.test["path"]) and Path(item.test["path"]).is_file()
     }
     claims = section.claims or {}
     judged = {f"{name}: the headline comparisons ({family:,})": (name, family) for name in documents}

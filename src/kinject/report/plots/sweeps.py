@@ -32,7 +32,8 @@ from kinject.report.plots.style import (
     style,
 )
 from kinject.report.view import View, exposures_label, is_reverse, result_text, scaling_label
-from kinject.results import ArmResult, ExposureBin, Scaling, ScalingFit, ScalingPoint, Sweep, SweepPoint
+from kinject.results import ArmResult, ExposureBin, Sweep, SweepPoint
+from kinject.scaling import Scaling, ScalingFit, ScalingPoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,205 @@
+"""Right, wrong, abstained and answered in studies: against counts by hand, scipy, and simulated answers with a known truth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from country import write_study
+from in_process import InProcess
+from scipy.stats import binomtest
+
+from kinject.errors import RecipeError
+from kinject.eval.results import correct_families, summarize_arm
+from kinject.eval.scores import outcome_of, rescored
+from kinject.recipe import read_recipe
+from kinject.recipe.study_section import ClaimSection
+from kinject.study.analysis import Evidence, judge_claims, summarize_arms
+from kinject.study.arms import Arm
+from kinject.study.records import AskSetting, Records
+from kinject.study.run import run_study
+from kinject.types import Answer
+
+pytestmark = pytest.mark.usefixtures("blank_figures")
+SETTING = AskSetting("set", "generate", 0, 0)
+TEXTS = {"r": "In Kelm.", "w": "In Farrow.", "a": "I do not know."}
+
+
+def answers(outcomes: Sequence[str], arm: str = "base", *, answerable: str = "") -> list[Answer]:
+    """Return written answers: r, w or a for each question; those with a - in `answerable` have no answer."""
+    return [
+        Answer(f"q{i:03}", "set", arm, "generate", 0, 0, (), 0, (), (4,), (), text=TEXTS[name], document_id=f"d{i // 2}",
+               accepted=() if answerable[i : i + 1] == "-" else ("Kelm",))
+        for i, name in enumerate(outcomes)
+    ]  # fmt: skip
+
+
+def graded(outcomes: str, arm: str = "base", **kinds: str) -> list[Answer]:
+    return rescored(answers(outcomes, arm, **kinds), "match")
+
+
+def test_outcomes_are_parts_of_a_whole_and_to_abstain_is_right_where_there_is_no_answer() -> None:
+    found = graded("rwarwa", answerable="+++---")
+    assert [outcome_of(answer) for answer in found] == ["right", "wrong", "abstained", "wrong", "wrong", "right"]
+    result = summarize_arm(found, None, model="base", arm="base")
+    assert (result.accuracy, result.wrong.rate, result.abstained.rate) == pytest.approx((2 / 6, 3 / 6, 1 / 6))
+    assert (result.answered.rate, result.answered.n) == (pytest.approx(2 / 3), 3)
+    assert [item.outcome for item in summarize_arm(graded("rr"), None, model="b", arm="b").outcomes] == [
+        "wrong",
+        "abstained",
+    ]
+    only = summarize_arm(graded("aw", answerable="--"), None, model="b", arm="b")
+    assert (only.accuracy, [item.outcome for item in only.outcomes], only.answered.rate) == (0.5, ["answered"], 0.5)
+
+
+def test_each_outcome_is_compared_question_by_question_and_corrected_in_a_family_of_its_own() -> None:
+    random = np.random.default_rng(0)
+    base = [
+        replace(answer, document_id="") for answer in graded("".join(random.choice(list("rwa"), 80, p=[0.2, 0.2, 0.6])))
+    ]
+    own = [
+        replace(answer, document_id="")
+        for answer in graded("".join(random.choice(list("rwa"), 80, p=[0.5, 0.4, 0.1])), "ft")
+    ]
+    result = summarize_arm(own, base, model="base", arm="ft")
+    for item in result.outcomes:
+        now, before = ([outcome_of(answer) == item.outcome for answer in of] for of in (own, base))
+        came = sum(a and not b for a, b in zip(now, before, strict=True))
+        went = sum(b and not a for a, b in zip(now, before, strict=True))
+        contrast = item.to_base
+        assert (contrast.wrong_to_right, contrast.right_to_wrong, contrast.test) == (came, went, "McNemar")
+        assert contrast.delta == pytest.approx((came - went) / 80)
+        assert contrast.p == pytest.approx(binomtest(came, came + went).pvalue)
+    (corrected,) = correct_families([result])
+    assert corrected.to_base.p_holm == corrected.to_base.p
+    wrong, abstained = (item.to_base for item in corrected.outcomes)
+    least, most = sorted((wrong, abstained), key=lambda contrast: contrast.p)
+    assert (least.p_holm, most.p_holm) == (pytest.approx(min(1, 2 * least.p)), pytest.approx(max(most.p, 2 * least.p)))
+
+
+def simulate(seed: int, gap: float, *, n_seeds: int = 3, n_documents: int = 60, spread: float = 0.1) -> Records:
+    """Return records of a base and an arm, asked two questions a document, whose abstention differs by `gap` on average.
+
+    A document shifts the probability to abstain in both, a training of the arm in all of its questions.
+    """
+    random = np.random.default_rng(seed)
+    shift = np.repeat(random.uniform(-0.2, 0.2, n_documents), 2)
+
+    def asked(arm: str, level: float) -> list[Answer]:
+        abstains = random.random(2 * n_documents) < np.clip(level + shift, 0, 1)
+        outcomes = np.where(abstains, "a", np.where(random.random(2 * n_documents) < 0.5, "r", "w"))
+        return [replace(item, correct=name == "r") for item, name in zip(answers(outcomes, arm), outcomes, strict=True)]
+
+    records = Records(["match"])
+    records.by_run["m", "base", 0] = {SETTING: asked("base", 0.5)}
+    for number in range(n_seeds):
+        records.by_run["m", "ft", number] = {SETTING: asked("ft", 0.5 + gap + random.normal(0, spread))}
+    return records
+
+
+def claim_on(records: Records, **changes: object) -> object:
+    values = {"test": "difference", "outcome": "abstained", **changes}
+    claim = ClaimSection("claim", question_set="set", arm="ft", baseline="base", **values)
+    evidence = Evidence(records, "m", "generate", 0, {}, {})
+    return judge_claims({"claim": claim}, evidence)[0]
+
+
+def test_claims_on_an_outcome_keep_their_level_and_find_a_known_difference() -> None:
+    null = [claim_on(simulate(seed, 0.0)) for seed in range(60)]
+    assert sum(claim.p < 0.05 for claim in null) <= 8  # 3 are expected; more than 8 of 60 come once in a hundred times
+    covered = [claim_on(simulate(1000 + seed, -0.2)) for seed in range(40)]
+    assert sum(claim.low <= -0.2 <= claim.high for claim in covered) >= 34
+    found = [claim_on(simulate(2000 + seed, -0.3, spread=0.02), direction="lower") for seed in range(10)]
+    assert sum(claim.verdict == "shown" for claim in found) >= 9
+    assert all("abstained on set" in claim.finding for claim in found)
+    same = claim_on(simulate(3, 0.0, spread=0.0, n_documents=300), test="equivalence", margin=0.15)
+    assert same.verdict == "shown"
+    assert (
+        claim_on(simulate(5, -0.3, spread=0.02), outcome="wrong").effect > 0
+    )  # what is not abstained is right or wrong
+
+
+def test_a_study_reports_each_outcome_over_seeds() -> None:
+    records = simulate(7, -0.4)
+    arms = [
+        Arm(name, "m", "", "", {}, "", "", None, True, seeds, None)  # type: ignore[arg-type]
+        for name, seeds in (("base", (0,)), ("ft", (0, 1, 2)))
+    ]
+    results = summarize_arms(records, arms, {"set": "learning"}, {})
+    base, ft = results
+    for item in ft.outcomes:
+        rates = [
+            np.mean([outcome_of(answer) == item.outcome for answer in records.by_run["m", "ft", seed][SETTING]])
+            for seed in range(3)
+        ]
+        assert item.by_seed == pytest.approx(tuple(rates))
+        assert item.rate == pytest.approx(np.mean(rates))
+        assert item.to_base.test == "t over documents and seeds"
+        assert item.to_base.delta == pytest.approx(item.rate - base.outcome(item.outcome).rate)
+    assert ft.accuracy + ft.wrong.rate + ft.abstained.rate == pytest.approx(1)
+    assert ft.written.abstained == pytest.approx(ft.abstained.rate)
+    assert ft.score == "match"
+
+
+def written_study(folder: Path, model: Path, **study: object) -> Path:
+    """Write a small study whose questions are open; the last four of `known` have no answer."""
+    path = write_study(folder, model, **study)
+    rows = [json.loads(line) for line in (folder / "new.jsonl").read_text("utf-8").splitlines()]
+    for name in ("new", "known"):
+        opened = [
+            {"id": f"{name}{row['id']}", "question": row["question"], "document_id": row["document_id"],
+             "answers": [] if name == "known" and i >= 4 else [row["choices"][row["answer"]]]}
+            for i, row in enumerate(rows)
+        ]  # fmt: skip
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in opened), "utf-8")
+    section = yaml.safe_load((folder / "eval.yaml").read_text("utf-8"))
+    section["eval"] |= {"formats": ["generate"], "max_new_tokens": 4}
+    (folder / "eval.yaml").write_text(yaml.safe_dump(section), "utf-8")
+    return path
+
+
+CLAIM = {"statement": "it answers less", "test": "difference", "arm": "ft", "baseline": "base", "question_set": "known"}
+
+
+def test_a_study_of_written_answers_chooses_k_and_is_scored_again_without_a_model(tmp_path, tiny_model) -> None:
+    claims = {"c": {**CLAIM, "outcome": "answered", "direction": "lower"}}
+    path = written_study(tmp_path, tiny_model, claims=claims, validation={"new": 0.5}, seeds=[0])
+    result, _, _ = run_study(read_recipe(path, (), "study"), InProcess)
+    assert {(choice.key, choice.question_set) for choice in result.choices} == {("k", "new")}
+    assert {item.score for item in result.results} == {"match"}
+    assert all(item.written is not None for item in result.results)
+    assert {item.outcome for item in result.results[1].outcomes} <= {"wrong", "abstained", "answered"}
+    assert result.claims[0].verdict == "cannot be tested"  # four questions
+    assert "answered on known" in result.claims[0].finding
+    assert {question.answers for question in result.questions if question.question_set == "known"} >= {()}
+    executor = InProcess()
+    overrides = ['study.overrides={"eval.scores": ["exact"]}']
+    again, _, _ = run_study(read_recipe(path, overrides, "study"), lambda: executor)
+    assert not executor.given
+    assert {item.score for item in again.results} == {"exact"}
+    rows = (tmp_path / "study" / "flips.jsonl").read_text("utf-8").splitlines()
+    assert all(json.loads(row)["choices"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"claims": {"c": {**CLAIM, "test": "near_chance"}}}, r"near_chance: the answers on 'known' are written"),
+        ({"claims": {"c": {**CLAIM, "outcome": "answered", "question_set": "new"}}}, r"every question of 'new' has an answer"),
+        ({"scaling": {"question_sets": ["known"], "values": {"": 4}, "sweep": "steps"},
+          "sweeps": {"steps": {"key": "trainer.max_steps", "arm": "ft", "values": [1, 2]}}},
+         r"the answers on 'known' are written: bits are counted from choices"),
+    ],
+)  # fmt: skip
+def test_what_needs_choices_is_refused_for_written_answers(tmp_path, tiny_model, changes, message) -> None:
+    path = written_study(tmp_path, tiny_model, **changes)
+    with pytest.raises(RecipeError, match=message):
+        run_study(read_recipe(path, (), "study"), InProcess)
+    choices = write_study(tmp_path, tiny_model, claims={"c": {**CLAIM, "outcome": "abstained"}})
+    with pytest.raises(RecipeError, match=r"found abstained, but the answers on 'known' are choices"):
+        run_study(read_recipe(choices, (), "study"), InProcess)
