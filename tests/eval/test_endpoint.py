@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from completions_server import Served, Style, serve
 from kinject.disk import write_jsonl
 from kinject.errors import EndpointError, InputError, RecipeError
 from kinject.eval import evaluate
-from kinject.eval.run import show_prompts
+from kinject.eval.run import preview, show_prompts
 from kinject.eval.scoring.answers import read_answers
 from kinject.recipe import read_recipe
 from kinject.results import Report
@@ -226,6 +227,39 @@ def test_several_processes_do_not_share_an_endpoint(run, monkeypatch):
     monkeypatch.setattr("kinject.eval.run.world_size", lambda: 2)
     with pytest.raises(InputError, match=r"2 processes would ask eval\.models\.served\. Start one"):
         run({"served": {"endpoint": "http://127.0.0.1:9/v1", "model": "m", "api": "chat"}}, formats=["generate"])
+
+
+@pytest.mark.parametrize("in_tokens", [True, False])
+def test_a_dry_run_counts_the_requests_that_the_run_then_sends(run, tmp_path, tiny_model, served, in_tokens):
+    table = {"endpoint": served.url, "model": "tiny", "api": "completions", "price_in": 1e6, "price_out": 1e6}
+    table |= {"tokenizer": str(tiny_model)} if in_tokens else {}
+
+    def planned() -> dict[str, int]:
+        local, line = preview(read_recipe(tmp_path / "recipe.yaml", (), "eval"))
+        assert local == f"local: {tiny_model}: 6 prompts, scored here"
+        numbers = r"(\d+) without a stored answer; (\d+) requests, about (\d+) .* at most (\d+) out, at most (\S+)"
+        found = re.search(numbers, re.sub(r"(?<=\d),(?=\d)", "", line))
+        assert found is not None
+        names = ("missing", "requests", "tokens_in", "tokens_out", "cost")
+        return dict(zip(names, map(int, map(float, found.groups())), strict=True))
+
+    section = {"formats": ["texts", "generate"], "max_new_tokens": 4}
+    models = {"local": str(tiny_model), "served": table}
+    with pytest.raises(InputError):
+        run(models, budget=0.0, **section)  # writes the recipe
+    before = planned()
+    assert served.bodies == []
+    run(models, **section)
+    usage = json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["endpoints"]["served"]
+    n_probes = 1 if in_tokens else 2
+    assert before["missing"] == 6
+    assert before["requests"] == len(served.bodies) - n_probes
+    if in_tokens:
+        n_probe = len(served.tokenizer("One, two, three").input_ids)
+        assert before["tokens_in"] == usage["tokens_in"] - n_probe
+        assert before["tokens_out"] >= usage["tokens_out"] - 1
+    assert before["cost"] == before["tokens_in"] + before["tokens_out"]
+    assert planned() == dict.fromkeys(before, 0)
 
 
 def test_prompts_of_an_endpoint_are_shown_and_not_sent(tmp_path, run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ import yaml
 from kinject.disk import write_jsonl
 from kinject.errors import InputError, RecipeError
 from kinject.eval import evaluate
+from kinject.eval.run import load_scorer
 from kinject.eval.scoring.answers import read_answers
 from kinject.models import new_model
 from kinject.recipe import read_recipe
+from kinject.recipe.eval_section import EvalSection, LocalModelSection
 from kinject.results import Report
 from small import TINY
 
@@ -188,3 +191,45 @@ def test_a_section_model_that_nothing_reads_is_refused(run, tiny_model):
     run(models, trains)
     with pytest.raises(RecipeError, match="command line: model: an evaluation does not read this section"):
         run(models, trains, ["model.quantization=4bit"])
+
+
+@pytest.mark.parametrize(
+    ("variable", "name"), [("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")]
+)
+def test_a_launch_that_would_shard_the_models_is_refused(run, tiny_model, monkeypatch, variable, name):
+    monkeypatch.setenv(variable, "true")
+    with pytest.raises(
+        InputError, match=f"accelerate launch asks for {name}, but an evaluation does not shard a model"
+    ):
+        run({"m": str(tiny_model)})
+
+
+def test_several_processes_do_not_each_spread_a_model_over_all_gpus(run, tiny_model, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(
+        RecipeError, match=r"eval\.models\.m\.device_map: is for one process: each of 4 would take every GPU"
+    ):
+        run({"m": {"path": str(tiny_model), "device_map": "auto"}})
+
+
+def test_a_t4_scores_in_float16_and_says_so_and_refuses_what_it_lacks(tiny_model, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, device: self)  # there is none here
+    section = EvalSection(models={"m": str(tiny_model)}, questions={"q": "q.jsonl"})
+    loaded = load_scorer("m", section.local()["m"], section).loaded
+    assert loaded.dtype == torch.float16
+    assert re.search(r"float16, sdpa attention, on cuda; Tesla T4 .* only emulates bfloat16", loaded.notes[0])
+    for key, value, message in (
+        ("dtype", "bfloat16", r"eval\.models\.m\.dtype: Tesla T4 .* Set eval\.models\.m\.dtype: float16"),
+        (
+            "attention",
+            "flash_attention_2",
+            r"eval\.models\.m\.attention: .* 8\.0 \(Ampere\) or newer, and Tesla T4 has 7\.5",
+        ),
+    ):
+        table = LocalModelSection(path=str(tiny_model), **{key: value})
+        with pytest.raises(InputError, match=message):
+            load_scorer("m", table, section)

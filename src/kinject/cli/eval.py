@@ -10,8 +10,8 @@ from kinject.process import is_first_process
 from kinject.terminal import show
 
 _DETAIL = """\
-Score models on question sets by the log-probability of each choice, with and without retrieved
-context. In the recipe's run_dir:
+Score models, loaded here or behind endpoints, on question sets: by the log-probability of each
+choice, or by the answers that they write, with and without retrieved context. In the recipe's run_dir:
   answers.jsonl    log-probs of every choice; a rerun scores nothing twice
   harness/ARM/     the same in lm-evaluation-harness's layout
   report.html      verdict, tables, figures, changed answers (also report.md and report.json)
@@ -25,6 +25,7 @@ examples:
   kinject eval recipes/eval.yaml eval.limit=50 run_dir=runs/eval-quick
   kinject eval recipes/eval.yaml 'eval.formats=[letters, texts, hybrid, rotations]'
   kinject eval --show 5
+  kinject eval --dry-run    prompts of each model, and what endpoints may cost; nothing is asked
 
 GPUs, or processes on the CPU, divide the questions among themselves:
   accelerate launch --multi_gpu --num_processes 2 -m kinject.cli eval"""
@@ -37,7 +38,12 @@ def add_parser(verbs: Any) -> None:
         "--show",
         type=int,
         metavar="N",
-        help="print the first N prompts of each set and arm as tokenised, store nothing",
+        help="print the first N prompts of each set and arm as tokenised, store nothing; an endpoint is not asked",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the prompts of each model, and what endpoints may cost; ask nothing",
     )
     parser.set_defaults(run=_run)
 
@@ -52,6 +58,12 @@ def _run(arguments: argparse.Namespace) -> int:
             raise InputError(f"--show: found {arguments.show}, expected 1 or more.")
         for text in show_prompts(recipe, arguments.show):
             show(text, end="\n\n")
+        return 0
+    if arguments.dry_run:
+        from kinject.eval.run import preview
+
+        for line in preview(recipe):
+            show(line)
         return 0
     from kinject.api import evaluate
     from kinject.report import render_summary

@@ -7,8 +7,10 @@ cannot be hashed: scores are stored under its model's name, its revision and its
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,16 @@ from kinject.requests import generator_identity
 from kinject.requests.cache import CACHES, stored_usage
 from kinject.requests.chat import generator_faults, has_prices
 from kinject.requests.completions import CHOICE, CONTEXT, COUNT, N_CONTEXT, PROMPT, read_choice
+from kinject.requests.generator import Stopped
 from kinject.requests.limits import limits_of, spent_so_far
-from kinject.requests.sender import Sender, gather_answers, open_sender, run_event_loop, run_workers
+from kinject.requests.sender import (
+    CHARACTERS_PER_TOKEN,
+    Sender,
+    gather_answers,
+    open_sender,
+    run_event_loop,
+    run_workers,
+)
 from kinject.types import Message, Usage
 
 Messages = tuple[Message, ...]
@@ -167,7 +177,8 @@ class EndpointScorer:
 
             try:
                 if generation is _LOG_PROBS and prompts:
-                    await self._check_log_probs(sender)
+                    with suppress(Stopped):  # the budget is spent already
+                        await self._check_log_probs(sender)
                 await run_workers(iter(prompts.items()), work, sender, limits.concurrency)
             except EndpointError as error:
                 kept = " Every answer is stored; the same command resumes." if sender.traffic.n_answered else ""
@@ -234,6 +245,29 @@ class EndpointScorer:
         elif choice == "[]":  # longer than the window
             return float("nan"), 0, False
         return read_choice(await sender.send(messages, self.seed))
+
+    def preview(self, prompts: Sequence[Encoded], stored: Collection[str]) -> str:
+        """Return the requests for those of `prompts` that are not `stored` (by key), and the most that they can cost."""
+        missing = {key: _of_endpoint(prompt) for prompt in prompts if (key := self.key(prompt)) not in stored}
+        requests = [request for prompt in missing.values() for request in prompt.requests]
+        n_in = sum(self._n_tokens(message["content"]) for request in requests for message in request)
+        n_out = sum(
+            prompt.generation.most if prompt.generation else len(prompt.requests) for prompt in missing.values()
+        )
+        scored = {prompt.prompt.context for prompt in missing.values() if prompt.generation is None}
+        n_requests = len(requests)
+        if scored and self.encoder is None:  # their tokens are counted first
+            n_in, n_requests = n_in + sum(map(self._n_tokens, scored)), n_requests + len(scored)
+        cost = limits_of(self.table.generator(1), None).cost(n_in, n_out)
+        price = f", at most {cost:.4f}" if self.table.price_in or self.table.price_out else ", no prices in its table"
+        return (
+            f"{self.name}: {self.table}: {len(set(map(self.key, prompts))):,} prompts, {len(missing):,} without a stored "
+            f"answer; {n_requests:,} requests, about {n_in:,} tokens in, at most {n_out:,} out{price}"
+        )
+
+    def _n_tokens(self, text: str) -> int:
+        """Return the tokens of a message: exact for token ids, of a text rather too many."""
+        return len(json.loads(text)) if self.encoder is not None else math.ceil(len(text) / CHARACTERS_PER_TOKEN)
 
     def counts(self) -> dict[str, Any]:
         """Return the manifest's entry."""

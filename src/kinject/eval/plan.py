@@ -35,6 +35,7 @@ from kinject.eval.retrieval import make_retriever, read_contexts, read_passages
 from kinject.eval.retrievers import Retriever, search_text
 from kinject.eval.tasks.task import Task, read_task
 from kinject.eval.tasks.templates import compile_template
+from kinject.process import world_size
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.types import Passage, Question
@@ -244,6 +245,11 @@ def _model_faults(recipe: Recipe, section: EvalSection) -> Iterator[Fault]:
             "4bit}, and what holds for all of them (dtype, quantization, device_map, attention) into eval.model_defaults.",
         )  # fmt: skip
     for name, table in section.local().items():
+        if table.device_map not in (None, "none") and world_size() > 1:
+            yield recipe.fault(
+                f"eval.models.{name}.device_map",
+                f"is for one process: each of {world_size()} would take every GPU. Start one.",
+            )
         if table.revision is not None and path_exists(Path(table.path)):
             yield recipe.fault(
                 f"eval.models.{name}.revision", "is for a name on the hub, but path is a folder. Take it out."

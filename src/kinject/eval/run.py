@@ -21,6 +21,7 @@ from kinject.disk import (
     content_id,
     delete_file,
     lock_dir,
+    read_journal,
     read_jsonl,
     write_checked_json,
     write_jsonl,
@@ -79,12 +80,8 @@ class LoadedScorer:
     def hashes(self) -> dict[str, str]:
         """The hash of weights, configuration and tokenizer of the model, and of the adapter on top, by their paths."""
         commit = getattr(self.loaded.model.config, "_commit_hash", None)
-        found = {self.table.path: hash_model(self.table.path, commit)}
-        return (
-            found
-            if self.table.adapter is None
-            else found | {self.table.adapter: model_hash(local_folder(self.table.adapter))}
-        )
+        found, adapter = {self.table.path: hash_model(self.table.path, commit)}, self.table.adapter
+        return found if adapter is None else found | {adapter: model_hash(local_folder(adapter))}
 
     @cached_property
     def generator(self) -> Generator:
@@ -214,6 +211,22 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
                 else:  # it may cost
                     text = render_messages(prompt.encoded)
                 yield f"{title}, question {prompt.request.question.id}\n{text}"
+
+
+def preview(recipe: EvalRecipe) -> Iterator[str]:
+    """Yield a line for each model: its prompts, and for an endpoint what it is still to answer and may cost."""
+    plan = read_plan(recipe)
+    path = recipe.run_dir / "answers.jsonl"
+    stored = {row["key"] for _, row in read_journal(path)} if path.exists() else set()
+    for name, table in recipe.eval.tables().items():
+        if isinstance(table, EndpointModelSection):
+            model = EndpointScorer(name, table, recipe.eval, recipe.run_dir, recipe.seed)
+            prompts = [item.encoded for part in plan.sets for item in encode_arms(part, model, plan.template)]
+            yield model.preview(prompts, stored)
+        else:
+            arms = [(part, arm) for part in plan.sets for arm in part.arms if arm.model == name]
+            n = sum(1 for part, arm in arms for _ in part.requests(arm, plan.template))
+            yield f"{name}: {table}: {n:,} prompts, scored here"
 
 
 def _open_model(

@@ -31,9 +31,8 @@ from kinject.models.folder import (
     read_object,
     saved_tensors,
 )
-from kinject.models.hardware import choose_attention, choose_device, choose_dtype, quantization_config
+from kinject.models.hardware import choose_attention, choose_device, choose_dtype, emulated_bf16, quantization_config
 from kinject.models.sharded import Sharding, reading_parts, release_whole, shape_of, size_of
-from kinject.process import quick_imports
 from kinject.recipe.check import suggestion
 
 if TYPE_CHECKING:
@@ -111,7 +110,6 @@ def load_config(path: str, revision: str | None = None) -> PretrainedConfig:
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
 
 
-@quick_imports()
 def load_model(
     path: str,
     *,
@@ -163,7 +161,8 @@ def load_model(
     if tokenizer is None:
         has_own = on_top is not None and (on_top / "tokenizer_config.json").exists()
         tokenizer = load_tokenizer(str(on_top)) if has_own and adapter else load_tokenizer(path, revision=revision)
-    notes = (note, *_check_vocabulary(path, model, tokenizer))
+    older = emulated_bf16(device) if dtype == "auto" else ""
+    notes = (f"{note}; {older}" if older else note, *_check_vocabulary(path, model, tokenizer))
     return LoadedModel(model, tokenizer, torch_dtype, implementation, device, notes)
 
 

@@ -41,7 +41,7 @@ N_FAILURES_IN_A_ROW = 20
 _ALIVE = 5.0
 """Seconds since the last answer within which an overloaded endpoint counts as answering other requests."""
 _PRESSURE = ("overload", "timeout", "connection")
-_CHARACTERS_PER_TOKEN = 3.0
+CHARACTERS_PER_TOKEN = 3.0
 """A low estimate, so that the cost reserved for a request is rather too high than too low."""
 
 
@@ -194,7 +194,7 @@ class Sender:
 
         Endpoints that are overloaded, or unreachable after they answered, are tried again for `MAX_SILENCE`.
         """
-        tokens_in = sum(len(message["content"]) for message in messages) / _CHARACTERS_PER_TOKEN
+        tokens_in = sum(len(message["content"]) for message in messages) / CHARACTERS_PER_TOKEN
         most_out = int(self.generator.identity.get("max_tokens") or 0)
         tries = n_waits = 0
         n_answered = self.traffic.n_answered
@@ -294,9 +294,7 @@ class Sender:
         self.traffic.n_estimated += 1
         whole = completion.finish_reason != "length"
         n_written = len(completion.thinking) + len(text)
-        n_out = usage.tokens_out or (
-            math.ceil(n_written / _CHARACTERS_PER_TOKEN) if whole or not most_out else most_out
-        )
+        n_out = usage.tokens_out or (math.ceil(n_written / CHARACTERS_PER_TOKEN) if whole or not most_out else most_out)
         used = Usage(usage.tokens_in or math.ceil(tokens_in), n_out, usage.tokens_thinking)
         return replace(completion, usage=with_thinking(used, len(completion.thinking), len(text)))
 

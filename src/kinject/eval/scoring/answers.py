@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import shutil
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -28,8 +29,9 @@ from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded
 from kinject.models import base_of_adapter, model_hash
-from kinject.process import world_size
+from kinject.process import is_first_process, what_shards, world_size
 from kinject.requests.judges import GRADES
+from kinject.terminal import show
 from kinject.types import Answer
 
 if TYPE_CHECKING:
@@ -304,12 +306,23 @@ class Shard:
 
 
 def join_processes(run_dir: Path) -> Shard:
-    """Return this process's shard: of 1, or of the number that `accelerate launch` or torchrun started."""
+    """Return this process's shard: of 1, or of the number that `accelerate launch` or torchrun started.
+
+    Raises `InputError` if the launcher asks for weights in parts: transformers would load none in most processes.
+    """
+    if what_shards():
+        raise InputError(
+            f"accelerate launch asks for {what_shards()}, but an evaluation does not shard a model. Launch it with --multi_gpu, "
+            "each process with the whole model, or start one process and spread a model over its GPUs: device_map: auto in "
+            "its table of eval.models."
+        )
     if world_size() == 1:
         return Shard(0, 1, run_dir)
     import torch
     from accelerate import PartialState
 
+    if is_first_process():
+        show(f"{world_size()} processes share the questions; each loads every model whole", file=sys.stderr)
     state = PartialState(cpu=not torch.cuda.is_available())
     return Shard(state.process_index, state.num_processes, run_dir)
 
