@@ -365,7 +365,7 @@ def make_exposures(records: Records, runs: Sequence[ArmRun]) -> list[ExposureBin
     grouped: dict[tuple[str, str, str, int], list[float]] = {}
     for run in runs:
         arm, train = run.arm, run.train
-        if train is None or arm.alpha is not None or run.seed not in records.seeds(arm.model, arm.name):
+        if train is None or arm.alpha is not None or arm.through or run.seed not in records.seeds(arm.model, arm.name):
             continue
         read: dict[str, float] = read_checked_json(train.folder / "exposures.json", "Delete its folder to train again.")
         for setting in records.headline_settings(arm.model, arm.name, {}):
