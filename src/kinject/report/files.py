@@ -30,7 +30,7 @@ from kinject.report.view import View, slug
 from kinject.results import Report
 
 _FIGURES: dict[str, Callable[..., Any]] = {
-    "accuracy": arms.accuracy_by_arm, "gains": arms.relative_gains, "k": sweeps.accuracy_by_k,
+    "accuracy": arms.accuracy_by_arm, "outcomes": arms.outcomes_by_arm, "gains": arms.relative_gains, "k": sweeps.accuracy_by_k,
     "scaling": sweeps.scaling_figure, "frontier": sweeps.frontier, "flips": arms.flips, "questions": arms.question_strip,
     "directions": arms.directions, "exposures": sweeps.exposures, "choices": arms.grids, "costs": arms.time_by_arm,
 }  # fmt: skip
