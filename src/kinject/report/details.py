@@ -45,7 +45,8 @@ def _set_line(view: View, name: str) -> Line:
     first = view.first(name)
     documents = f"{first.n_documents:,}" if first.n_documents not in (None, first.n) else ""
     asked = "; ".join(dict.fromkeys(map(format_prompt, view.formats(name))))
-    words = {"learning": "the documents of the training answer it", "retention": "known before: what training may lose"}
+    words = {"learning": "the documents of the training answer it", "retention": "known before: what training may lose",
+             "unanswerable": "no document answers it: to decline is correct"}  # fmt: skip
     return line(format_name(name), words.get(first.role, first.role), f"{first.n:,}", documents,
                 format_percent(first.chance) if first.chance else "", asked)  # fmt: skip
 

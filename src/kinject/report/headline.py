@@ -39,6 +39,12 @@ _BESIDE = {
     "not tested": ("it was not tested against retrieval alone on {}", "{set} ({rag})"),
 }
 """Tag of a finding -> words for the question sets that have it, and for each set. A set with too few documents has its own."""
+_DECLINES = "{set} ({before} → {after})"
+_DECLINED = {
+    "declines more": ("it declines more questions that no document answers, of {}", _DECLINES),
+    "declines less": ("it declines fewer questions that no document answers, of {}", _DECLINES),
+    "no change in declining shown": ("no change in declining what no document answers is shown on {}", _DECLINES),
+}
 _TOO_FEW = ("there are too few documents to tell on {}", "{set}")
 _COUNTED = (
     (tuple(_LEARNED), {"learned": "learned", "got worse": "got worse"}),
@@ -85,11 +91,12 @@ def _about(arm: str, view: View, verdict: Sequence[AnsweredQuestion], learned: S
     parts = [_phrases(arm, learned, _LEARNED, view, results)]
     parts += [_phrases(arm, verdict[1].findings, _KEPT, view, results) or _perplexity(view, arm)]
     parts += [_phrases(arm, verdict[2].findings, _BESIDE, view, results) or "retrieval was not tried"]
+    parts += [_phrases(arm, of.findings, _DECLINED, view, results) for of in verdict[3:]]
     both = [f for f in verdict[2].findings if f.tag == "both help" and f.arm.split("+rag")[0] == arm]
     parts += [
         f"both together do better than either ({_percent(results.get((f.arm, f.question_set)))})" for f in both[:1]
     ]
-    return "; ".join(parts)
+    return "; ".join(filter(None, parts))
 
 
 def _perplexity(view: View, arm: str) -> str:

@@ -111,7 +111,7 @@ def _settings(result: ArmResult) -> tuple[str, str, str, str]:
 def _changes(report: Report) -> str:
     """Return the change to base of each arm on learning and on retention sets; "" without both."""
     changed = [result for result in report.results if result.to_base is not None]
-    if {result.role for result in changed} != {"learning", "retention"}:
+    if not {result.role for result in changed} >= {"learning", "retention"}:
         return ""
     sets = sorted(dict.fromkeys((result.role, result.question_set) for result in report.results))
     rows: dict[tuple[str, ...], dict[str, str]] = {}

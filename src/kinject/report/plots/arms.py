@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHADES = ((1.0, 1.0), (0.5, 0.55), (0.0, 0.25))  # (fraction of seeds above this, opacity)
-_ROLE_MARKS = {"learning": ("o", LEARNING), "retention": ("s", RETENTION), "baseline": ("D", MUTED)}
+_ROLE_MARKS = {
+    "learning": ("o", LEARNING), "retention": ("s", RETENTION), "unanswerable": ("^", SERIES[3][0]), "baseline": ("D", MUTED),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
